@@ -1,0 +1,97 @@
+"""One pool of equal blocks: who holds which, which are reusable, which go first.
+
+    free ──take──> leased (refcount ≥ 1) ──last drop──> free            if it has no key
+                      ^                  └─last drop──> cached          if it has one
+                      └───────share─────────────────────┘ │
+    free <────────────────── evicted, least recently used first
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Bookkeeping of blocks `0 .. n_blocks-1`; it holds no bytes."""
+
+    def __init__(self, n_blocks: int) -> None:
+        self.n_blocks = n_blocks
+        self._free = list(range(n_blocks - 1, -1, -1))
+        self._refs = [0] * n_blocks
+        self._key_of: dict[int, bytes] = {}
+        self._index: dict[bytes, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()  # refcount 0 and indexed, oldest first
+
+    @property
+    def n_available(self) -> int:
+        """Blocks that `take` can hand out: free ones and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def n_cached(self) -> int:
+        return len(self._cached)
+
+    def take(self, n: int) -> list[int]:
+        """`n` fresh blocks, evicting cached ones if it must. The caller has checked `n_available`."""
+        assert n <= self.n_available, f"took {n} of {self.n_available} blocks"
+        while len(self._free) < n:
+            block, _ = self._cached.popitem(last=False)
+            del self._index[self._key_of.pop(block)]
+            self._free.append(block)
+        blocks = [self._free.pop() for _ in range(n)]
+        for b in blocks:
+            self._refs[b] = 1
+        return blocks
+
+    def lookup(self, key: bytes) -> int | None:
+        return self._index.get(key)
+
+    def is_cached(self, block: int) -> bool:
+        return block in self._cached
+
+    def share(self, block: int) -> None:
+        """One more holder of a cached or leased block."""
+        if self._refs[block] == 0:
+            del self._cached[block]
+        self._refs[block] += 1
+
+    def drop(self, block: int) -> None:
+        """One holder less. Only the last one frees the block, or caches it if it was published."""
+        assert self._refs[block] > 0, f"block {block} dropped twice"
+        self._refs[block] -= 1
+        if self._refs[block] == 0:
+            if block in self._key_of:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+
+    def publish(self, block: int, key: bytes) -> None:
+        """From now on `key` finds `block`. Called after its bytes are written, so the index never promises what is
+        not there. If another block already has the key, that one stays."""
+        assert self._refs[block] > 0, f"block {block} published while nobody holds it"
+        if key not in self._index and block not in self._key_of:
+            self._index[key] = block
+            self._key_of[block] = key
+
+    def forget(self) -> int:
+        """Drop every cached block; leased ones stay. Returns how many."""
+        n = len(self._cached)
+        for block in self._cached:
+            del self._index[self._key_of.pop(block)]
+            self._free.append(block)
+        self._cached.clear()
+        return n
+
+    def check(self, held: Iterable[int]) -> None:
+        """Every block is in exactly one state and `held` (the blocks of all leases, with repeats) explains every
+        reference. Raises `AssertionError`."""
+        refs = Counter(held)
+        assert all(self._refs[b] == refs.get(b, 0) for b in range(self.n_blocks)), "references not explained by leases"
+        leased = {b for b in range(self.n_blocks) if self._refs[b]}
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert free | cached | leased == set(range(self.n_blocks)), "a block is lost"
+        assert not (free & cached or free & leased or cached & leased), "a block is in two states"
+        assert {self._index[k]: k for k in self._index} == self._key_of, "index and keys disagree"
+        assert not free & self._key_of.keys() and cached <= self._key_of.keys(), "a free block is indexed"

@@ -1,0 +1,139 @@
+"""What a request is once it is validated and tokenised: immutable, torch-free, fit to travel between instances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hydrainfer.core.errors import InvalidRequest
+from hydrainfer.core.stage import Stage
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+
+PixelSource = Callable[[str], Any]
+"""Resolves `MediaSpan.pixels` to the picture's uint8 array, as its model adapter shaped it. Raises `KeyError`."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are chosen and when a choice ends. Field names and defaults are vLLM's.
+
+    `max_tokens=None` means: up to the context length. `seed=None` is replaced by a random seed when the request is
+    made, so that a recomputed request draws the same numbers. `logprobs=k` asks for the chosen token's log-probability
+    and the k most likely ones. Raises `InvalidRequest` naming the field.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):  # as in OpenAI's API, one string is a list of one
+            msgspec.structs.force_setattr(self, "stop", (self.stop,))
+        elif not isinstance(self.stop, tuple):
+            msgspec.structs.force_setattr(self, "stop", tuple(self.stop or ()))
+        if not isinstance(self.stop_token_ids, tuple):
+            msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        _check(1 <= self.n <= MAX_CHOICES, "n", f"must be between 1 and {MAX_CHOICES}", self.n)
+        _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1", self.max_tokens)
+        _check(self.min_tokens >= 0, "min_tokens", "must not be negative", self.min_tokens)
+        _check(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            f"must not exceed max_tokens ({self.max_tokens})",
+            self.min_tokens,
+        )
+        _check(0.0 <= self.temperature <= 2.0, "temperature", "must be between 0 and 2", self.temperature)
+        _check(0.0 < self.top_p <= 1.0, "top_p", "must be in (0, 1]", self.top_p)
+        _check(self.top_k >= -1, "top_k", "must be -1 or 0 (off) or at least 1", self.top_k)
+        _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1", self.min_p)
+        _check(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "must be in [-2, 2]", self.presence_penalty)
+        _check(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "must be in [-2, 2]", self.frequency_penalty)
+        _check(0.0 < self.repetition_penalty <= 10.0, "repetition_penalty", "must be in (0, 10]", self.repetition_penalty)
+        _check(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            "logprobs",
+            f"must be between 0 and {MAX_LOGPROBS}",
+            self.logprobs,
+        )
+        _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "must fit in 64 bits", self.seed)
+        _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"takes at most {MAX_STOP_STRINGS} strings", len(self.stop))
+        _check(all(self.stop), "stop", "must not hold an empty string", list(self.stop))
+        _check(
+            all(-100.0 <= b <= 100.0 for _, b in self.logit_bias), "logit_bias", "values must be in [-100, 100]", "a larger"
+        )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    @property
+    def penalised(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+
+def _check(ok: bool, param: str, rule: str, value: object) -> None:
+    if not ok:
+        raise InvalidRequest(f"{param} {rule}, not {value}", param=param)
+
+
+class MediaSpan(msgspec.Struct, frozen=True):
+    """One picture of a request.
+
+    `start`, `n_tokens`: its placeholder positions in the prompt. `key`: content key of its embedding (DESIGN 4).
+    `pixels`: reference to its array, which travels outside the message. `grid`: (t, h, w) in patches, for the models
+    whose positions need it.
+    """
+
+    start: int
+    n_tokens: int
+    key: bytes
+    pixels: str
+    grid: tuple[int, int, int] | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice of one API request, ready to run on any instance.
+
+    `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are seconds of
+    the engine's clock; `deadline_s` travels to the last copy.
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    seed: int
+    choice: int = 0
+    media: tuple[MediaSpan, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+    arrival_s: float = 0.0
+    deadline_s: float = float("inf")
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.prompt_ids)
+
+    def plan(self) -> tuple[Stage, ...]:
+        """The steps this request visits, in order; decode is one repeating step (DESIGN 2.2)."""
+        steps = (Stage.ENCODE,) if self.media else ()
+        steps += (Stage.PREFILL,)
+        return steps + ((Stage.DECODE,) if self.max_tokens > 1 else ())

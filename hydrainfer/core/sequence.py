@@ -1,0 +1,141 @@
+"""The live state of one request at one instance, and the batches made of it.
+
+    tokens     = prompt_ids + produced so far
+    n_computed = tokens whose KV is written
+
+        |<------------- tokens ------------->|
+        |  n_computed  |   next chunk   |    |     prefill: the chunk ends at or before len(tokens)
+        |         n_computed             | 1 |     decode:  exactly the last token is not computed yet
+
+Chunked prefill, decode and recomputation after preemption are this one arithmetic; only the cursor says which step the
+request is in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hydrainfer.core.errors import HydraError
+from hydrainfer.core.request import Request
+from hydrainfer.core.stage import Lane, Stage
+
+
+class Sequence:
+    """Owner: the scheduler, which alone mutates it. A runner reads it while it packs a batch, never later.
+
+    `order`: arrival rank, smaller is older. `attempt`: times it was placed. `blocks`: per cache spec, the block ids of
+    the present lease. `capacity`: tokens that the reserved KV blocks hold. `pending_media`: indices of pictures whose
+    embeddings are still to be computed. `in_flight`: lanes that are executing it.
+    """
+
+    __slots__ = (
+        "attempt",
+        "blocks",
+        "cancelled",
+        "capacity",
+        "cursor",
+        "in_flight",
+        "n_computed",
+        "order",
+        "pending_media",
+        "plan",
+        "queued_s",
+        "request",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, order: int, now: float) -> None:
+        self.request = request
+        self.plan = request.plan()
+        self.cursor = 0
+        self.order = order
+        self.attempt = 0
+        self.tokens: list[int] = list(request.prompt_ids)
+        self.n_computed = 0
+        self.capacity = 0
+        self.pending_media: list[int] = list(range(len(request.media)))
+        self.blocks: dict[str, list[int]] = {}
+        self.in_flight = 0
+        self.cancelled = False
+        self.queued_s = now
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def stage(self) -> Stage:
+        return self.plan[self.cursor]
+
+    @property
+    def n_produced(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    def rewind(self) -> None:
+        """Back to the first step, nothing computed; produced tokens are kept. Used by preemption and failure."""
+        self.cursor = 0
+        self.attempt += 1
+        self.n_computed = 0
+        self.capacity = 0
+        self.pending_media = list(range(len(self.request.media)))
+        self.blocks = {}
+
+    def finish_reason(self, token: int) -> str | None:
+        """Whether the just appended `token` ends the choice: "stop", "length" or None. Stop strings are the server's."""
+        request, sampling = self.request, self.request.sampling
+        n = self.n_produced
+        if n >= sampling.min_tokens:
+            if token in sampling.stop_token_ids or (not sampling.ignore_eos and token in request.eos_ids):
+                return "stop"
+        return "length" if n >= request.max_tokens else None
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.id}, {self.stage.value}, {self.n_computed}/{len(self.tokens)})"
+
+
+class TokenWork(NamedTuple):
+    """Compute `count` tokens of `seq` from position `start`; sample a token after the last one if `sample`."""
+
+    seq: Sequence
+    start: int
+    count: int
+    sample: bool
+
+
+class EncodeWork(NamedTuple):
+    """Compute the embeddings of picture `index` of `seq`."""
+
+    seq: Sequence
+    index: int
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """What one lane executes next. `work` holds `EncodeWork` on the vision lane, `TokenWork` on the language lane.
+    `n_items` is images or tokens."""
+
+    id: int
+    lane: Lane
+    work: list
+    n_items: int
+
+
+class TokenLogprobs(NamedTuple):
+    """`logprob` of the chosen token and the `top` (token, logprob) pairs, natural log, of the raw distribution."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What came of a batch. `tokens[i]` belongs to the i-th work item with `sample`. `logprobs`: by the same i, only
+    where asked for. `failed`: by request id. `error`: the whole batch failed and nothing in it may be used."""
+
+    batch: StepBatch
+    tokens: list[int] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failed: dict[str, HydraError] = field(default_factory=dict)
+    error: HydraError | None = None

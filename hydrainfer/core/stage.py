@@ -1,0 +1,81 @@
+"""Stages of a multimodal request, the roles made of them, and layouts made of roles (DESIGN 1)."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from hydrainfer.core.errors import ConfigError
+
+
+class Stage(enum.StrEnum):
+    """One kind of work of a request, in the order a request visits them."""
+
+    ENCODE = "encode"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Lane(enum.StrEnum):
+    """One of the two independent execution streams of an instance (paper 3.1)."""
+
+    VISION = "vision"
+    LANGUAGE = "language"
+
+
+LANE_OF = {Stage.ENCODE: Lane.VISION, Stage.PREFILL: Lane.LANGUAGE, Stage.DECODE: Lane.LANGUAGE}
+
+_LETTER = {Stage.ENCODE: "E", Stage.PREFILL: "P", Stage.DECODE: "D"}
+ROLE_NAMES = ("E", "P", "D", "EP", "ED", "PD", "EPD")
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The set of stages an instance runs. Which weights load and which caches exist follow from it."""
+
+    stages: frozenset[Stage]
+
+    @classmethod
+    def parse(cls, text: str) -> Role:
+        """`"EP"` → a role of encode and prefill. Raises `ConfigError` naming the valid roles."""
+        if text not in ROLE_NAMES:
+            raise ConfigError(f"unknown role {text!r}; roles are {', '.join(ROLE_NAMES)}")
+        return cls(frozenset(s for s, letter in _LETTER.items() if letter in text))
+
+    def runs(self, stage: Stage) -> bool:
+        return stage in self.stages
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        used = {LANE_OF[s] for s in self.stages}
+        return tuple(lane for lane in Lane if lane in used)
+
+    def __str__(self) -> str:
+        return "".join(letter for s, letter in _LETTER.items() if s in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A multiset of instances, e.g. `1E3P4D` or `1E2PD+1EPD`."""
+
+    instances: tuple[Role, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Groups of count and role, joined by nothing or `+`. Raises `ConfigError` on anything else, or if a stage is
+        run by no instance."""
+        groups = re.findall(r"(\d+)([EPD]+)", text)
+        if not groups or "".join(n + r for n, r in groups) != text.replace("+", ""):
+            raise ConfigError(
+                f"cannot read layout {text!r}; write counts and roles such as 1EPD, 1E1P1D or 1E2PD+1EPD"
+            )
+        roles = tuple(Role.parse(r) for n, r in groups for _ in range(int(n)))
+        missing = [s.value for s in Stage if not any(r.runs(s) for r in roles)]
+        if missing:
+            raise ConfigError(f"layout {text!r} has no instance that runs {' or '.join(missing)}")
+        return cls(roles)
+
+    def __str__(self) -> str:
+        return "+".join(f"{n}{role}" for role, n in Counter(str(r) for r in self.instances).items())

@@ -1,0 +1,47 @@
+"""What the engine asks of the rooms it does not know: something that executes batches, something that listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from hydrainfer.core import InstanceStats, Output, Request, StepBatch, StepResult
+
+OutputSink = Callable[[list[Output]], None]
+"""Called once per step on the engine's thread with everything that step produced. Must not block."""
+
+
+class Ticket(Protocol):
+    """One batch in flight on one lane."""
+
+    def poll(self, now: float) -> StepResult | None:
+        """The result once it is there, else None. Never blocks, never raises: failure is inside the result."""
+
+    def ready_at(self) -> float | None:
+        """When the result will be there, if that is known (a modelled device); None if only the waker tells."""
+
+
+class Runner(Protocol):
+    """Executes the batches of one lane, one after the other, in the order launched."""
+
+    def launch(self, batch: StepBatch) -> Ticket:
+        """Read what the batch needs of its sequences now, start it and return. May be called again only when the
+        previous ticket has been polled to its end."""
+
+    def close(self) -> None:
+        """Wait for what is running, then free threads and streams."""
+
+
+class EngineHandle(Protocol):
+    """One running instance as servers and routers see it. All methods may be called from any thread."""
+
+    def submit(self, request: Request) -> None:
+        """Run it. Its outputs reach the handle's `OutputSink`; every request ends with exactly one final output."""
+
+    def cancel(self, request_ids: list[str]) -> None:
+        """End these requests with `finish_reason="abort"`; ids that are unknown or done are ignored."""
+
+    def stats(self) -> InstanceStats: ...
+
+    def close(self) -> None:
+        """Abort what is running, stop the thread, free the caches."""
