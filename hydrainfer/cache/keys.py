@@ -19,6 +19,4 @@ def embed_ranges(request: Request, spec: CacheSpec) -> list[range]:
 
 def embed_keys(request: Request, spec: CacheSpec) -> list[bytes]:
     """One key per EMBED block of the request: the picture's content key and the block's number in it."""
-    return [
-        span.key + i.to_bytes(4, "little") for span in request.media for i in range(spec.blocks_for(span.n_tokens))
-    ]
+    return [span.key + i.to_bytes(4, "little") for span in request.media for i in range(spec.blocks_for(span.n_tokens))]

@@ -40,8 +40,6 @@ class CacheSet:
         self.specs = {spec.name: spec for spec in sizes}
         self.pools = {spec.name: BlockPool(n) for spec, n in sizes.items()}
         self._leases: dict[str, Lease] = {}
-        self.n_queries = dict.fromkeys(self.specs, 0)
-        self.n_hits = dict.fromkeys(self.specs, 0)
 
     def match(self, keys: Mapping[str, Sequence[bytes]]) -> Hit:
         """Which of the wanted blocks are already here. Nothing is held until `reserve`."""
@@ -66,9 +64,6 @@ class CacheSet:
         lease = Lease(owner, {})
         for spec, found in sources.items():
             lease.blocks[spec] = self._collect(self.pools[spec], found, hit.keys.get(spec, ()))
-            if found and hit.keys.get(spec):
-                self.n_queries[spec] += len(found)
-                self.n_hits[spec] += sum(b is not None for b in found)
         self._leases[owner] = lease
         return lease
 

@@ -1,9 +1,9 @@
 """One pool of equal blocks: who holds which, which are reusable, which go first.
 
-    free ──take──> leased (refcount ≥ 1) ──last drop──> free            if it has no key
-                      ^                  └─last drop──> cached          if it has one
-                      └───────share─────────────────────┘ │
-    free <────────────────── evicted, least recently used first
+free ──take──> leased (refcount ≥ 1) ──last drop──> free            if it has no key
+                  ^                  └─last drop──> cached          if it has one
+                  └───────share─────────────────────┘ │
+free <────────────────── evicted, least recently used first
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class EventKind(enum.StrEnum):
 
 
 class LifecycleEvent(NamedTuple):
-    """One arrow of a request's life (DESIGN 5). `at_s` is the engine's clock; `detail` is a finish reason or a count."""
+    """One arrow of a request's life (DESIGN 5). `at_s` is the engine's clock; `detail` a finish reason."""
 
     request_id: str
     kind: EventKind

@@ -67,7 +67,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1", self.min_p)
         _check(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "must be in [-2, 2]", self.presence_penalty)
         _check(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "must be in [-2, 2]", self.frequency_penalty)
-        _check(0.0 < self.repetition_penalty <= 10.0, "repetition_penalty", "must be in (0, 10]", self.repetition_penalty)
+        _check(
+            0.0 < self.repetition_penalty <= 10.0, "repetition_penalty", "must be in (0, 10]", self.repetition_penalty
+        )
         _check(
             self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
             "logprobs",
@@ -77,9 +79,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "must fit in 64 bits", self.seed)
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"takes at most {MAX_STOP_STRINGS} strings", len(self.stop))
         _check(all(self.stop), "stop", "must not hold an empty string", list(self.stop))
-        _check(
-            all(-100.0 <= b <= 100.0 for _, b in self.logit_bias), "logit_bias", "values must be in [-100, 100]", "a larger"
-        )
+        for token, bias in self.logit_bias:
+            _check(-100.0 <= bias <= 100.0, "logit_bias", "values must be in [-100, 100]", bias)
+            _check(token >= 0, "logit_bias", "keys must be token ids", token)
 
     @property
     def greedy(self) -> bool:
@@ -134,6 +136,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     def plan(self) -> tuple[Stage, ...]:
         """The steps this request visits, in order; decode is one repeating step (DESIGN 2.2)."""
-        steps = (Stage.ENCODE,) if self.media else ()
-        steps += (Stage.PREFILL,)
-        return steps + ((Stage.DECODE,) if self.max_tokens > 1 else ())
+        encode = (Stage.ENCODE,) if self.media else ()
+        decode = (Stage.DECODE,) if self.max_tokens > 1 else ()
+        return (*encode, Stage.PREFILL, *decode)

@@ -26,7 +26,8 @@ class Sequence:
 
     `order`: arrival rank, smaller is older. `attempt`: times it was placed. `blocks`: per cache spec, the block ids of
     the present lease. `capacity`: tokens that the reserved KV blocks hold. `pending_media`: indices of pictures whose
-    embeddings are still to be computed. `in_flight`: lanes that are executing it.
+    embeddings are still to be computed. `in_flight`: work items of it that lanes are executing. `started`: its present
+    stage has been part of a batch.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Sequence:
         "plan",
         "queued_s",
         "request",
+        "started",
         "tokens",
     )
 
@@ -58,6 +60,7 @@ class Sequence:
         self.blocks: dict[str, list[int]] = {}
         self.in_flight = 0
         self.cancelled = False
+        self.started = False
         self.queued_s = now
 
     @property
@@ -80,14 +83,16 @@ class Sequence:
         self.capacity = 0
         self.pending_media = list(range(len(self.request.media)))
         self.blocks = {}
+        self.started = False
 
     def finish_reason(self, token: int) -> str | None:
-        """Whether the just appended `token` ends the choice: "stop", "length" or None. Stop strings are the server's."""
+        """Whether the just appended `token` ends the choice: "stop", "length" or None. (Stop strings are found where
+        text is made.)"""
         request, sampling = self.request, self.request.sampling
         n = self.n_produced
-        if n >= sampling.min_tokens:
-            if token in sampling.stop_token_ids or (not sampling.ignore_eos and token in request.eos_ids):
-                return "stop"
+        is_stop = token in sampling.stop_token_ids or (not sampling.ignore_eos and token in request.eos_ids)
+        if is_stop and n >= sampling.min_tokens:
+            return "stop"
         return "length" if n >= request.max_tokens else None
 
     def __repr__(self) -> str:
@@ -99,7 +104,7 @@ class TokenWork(NamedTuple):
 
     seq: Sequence
     start: int
-    count: int
+    count: int  # type: ignore[assignment]
     sample: bool
 
 
@@ -107,7 +112,7 @@ class EncodeWork(NamedTuple):
     """Compute the embeddings of picture `index` of `seq`."""
 
     seq: Sequence
-    index: int
+    index: int  # type: ignore[assignment]
 
 
 @dataclass(slots=True)

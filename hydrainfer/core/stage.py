@@ -68,9 +68,7 @@ class Layout:
         run by no instance."""
         groups = re.findall(r"(\d+)([EPD]+)", text)
         if not groups or "".join(n + r for n, r in groups) != text.replace("+", ""):
-            raise ConfigError(
-                f"cannot read layout {text!r}; write counts and roles such as 1EPD, 1E1P1D or 1E2PD+1EPD"
-            )
+            raise ConfigError(f"cannot read layout {text!r}; write counts and roles such as 1EPD, 1E1P1D or 1E2PD+1EPD")
         roles = tuple(Role.parse(r) for n, r in groups for _ in range(int(n)))
         missing = [s.value for s in Stage if not any(r.runs(s) for r in roles)]
         if missing:

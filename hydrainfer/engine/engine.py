@@ -1,0 +1,222 @@
+"""One instance: scheduler and runners turned by a synchronous `step`, which never blocks and never reads a clock.
+
+    step(now):  poll tickets → apply → expire deadlines → launch on free lanes → hand out outputs
+
+A thread drives it in production (`thread.py`), a virtual clock in the simulator and in tests.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+from hydrainfer.core import (
+    DeadlineExceeded,
+    ErrorInfo,
+    EventKind,
+    HydraError,
+    InstanceStats,
+    Lane,
+    LifecycleEvent,
+    Output,
+    Request,
+    Stage,
+)
+from hydrainfer.engine.ports import OutputSink, Runner, Ticket
+from hydrainfer.scheduler import Outcome, Scheduler
+
+Overlap = Literal["free", "step", "off"]
+EventSink = Callable[[LifecycleEvent], None]
+
+
+class Engine:
+    """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
+    `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runners: Mapping[Lane, Runner],
+        sink: OutputSink,
+        record: EventSink = lambda _: None,
+        overlap: Overlap = "free",
+    ) -> None:
+        self.scheduler = scheduler
+        self._runners = runners
+        self._sink = sink
+        self._record = record
+        self._overlap = overlap
+        self._in_flight: dict[Lane, Ticket] = {}
+        self._last_lane = Lane.LANGUAGE
+        self._outputs: list[Output] = []
+        self._deadlines: list[tuple[float, str]] = []
+        self._progress_s = 0.0
+        self._n_steps = 0
+
+    # ---- requests
+
+    def submit(self, request: Request, now: float) -> None:
+        """Queue it; if it can never run here, its final output says why. Outputs leave with the next step."""
+        self._event(request.id, EventKind.ARRIVED, request.arrival_s or now)
+        if not self._busy:
+            self._progress_s = now
+        try:
+            seq = self.scheduler.add(request, now)
+        except HydraError as e:
+            self._end(request.id, now, "error", error=e)
+            return
+        if request.deadline_s != float("inf"):
+            heapq.heappush(self._deadlines, (request.deadline_s, request.id))
+        self._event(request.id, EventKind.QUEUED, now, seq.stage)
+
+    def cancel(self, request_ids: Iterable[str], now: float) -> None:
+        for request_id in request_ids:
+            if self.scheduler.cancel(request_id):
+                self._end(request_id, now, "abort")
+
+    def fail_all(self, error: HydraError, now: float) -> None:
+        """End every live request with `error`. Blocks of a batch in flight come back when it is applied."""
+        for request_id in self.scheduler.live_ids():
+            self.scheduler.cancel(request_id)
+            self._end(request_id, now, "error", error=error)
+        self._flush()
+
+    # ---- the loop
+
+    def step(self, now: float) -> float | None:
+        """One turn. Returns when it wants the next one even if nobody wakes it; None: only when woken."""
+        for lane, ticket in list(self._in_flight.items()):
+            result = ticket.poll(now)
+            if result is not None:
+                del self._in_flight[lane]
+                self._n_steps += 1
+                self._progress_s = now
+                self._commit(self.scheduler.apply(result, now), now)
+        self._expire(now)
+        self._launch(now)
+        self._flush()
+        return self._wake_at(now)
+
+    def _launch(self, now: float) -> None:
+        lanes = [lane for lane in self._runners if lane not in self._in_flight]
+        if self._overlap != "free" and self._in_flight:
+            return
+        if self._overlap == "off":
+            lanes.sort(key=lambda lane: lane is self._last_lane)  # take turns
+        for lane in lanes:
+            batch = self.scheduler.next(now, lane)
+            if batch is None:
+                continue
+            self._in_flight[lane] = self._runners[lane].launch(batch)
+            self._last_lane = lane
+            if self._overlap == "off":
+                break
+        self._report_moves(now)
+
+    def _report_moves(self, now: float) -> None:
+        scheduler = self.scheduler
+        for seq in scheduler.preempted:
+            self._event(seq.id, EventKind.PREEMPTED, now)
+            self._event(seq.id, EventKind.QUEUED, now, seq.stage)
+        for seq, stage in scheduler.started:
+            self._event(seq.id, EventKind.STARTED, now, stage)
+        scheduler.preempted.clear()
+        scheduler.started.clear()
+
+    def _commit(self, outcomes: list[Outcome], now: float) -> None:
+        for seq, token, logprobs, ended, finish, error in outcomes:
+            if token is not None:
+                self._event(seq.id, EventKind.TOKEN, now)
+            if ended is not None:
+                self._event(seq.id, EventKind.ENDED, now, ended)
+            if finish is not None:
+                self._end(seq.id, now, finish, token, logprobs, error)
+            elif token is not None:
+                self._outputs.append(Output(seq.id, (token,), (logprobs,) if logprobs else ()))
+            if ended is not None and finish is None:
+                self._event(seq.id, EventKind.QUEUED, now, seq.stage)
+
+    def _end(
+        self,
+        request_id: str,
+        now: float,
+        finish: str,
+        token: int | None = None,
+        logprobs: object = None,
+        error: HydraError | None = None,
+    ) -> None:
+        """The one place where a request's final output is made."""
+        self._outputs.append(
+            Output(
+                request_id,
+                token_ids=() if token is None else (token,),
+                logprobs=(logprobs,) if logprobs else (),  # type: ignore[arg-type]
+                finish_reason=finish,
+                stop_token=token if finish == "stop" else None,
+                error=ErrorInfo.of(error) if error else None,
+            )
+        )
+        self._event(request_id, EventKind.FINISHED, now, detail=finish)
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id = heapq.heappop(self._deadlines)
+            if self.scheduler.cancel(request_id):
+                error = DeadlineExceeded("the request's deadline passed before it was done; retry or raise the timeout")
+                self._end(request_id, now, "error", error=error)
+
+    def _flush(self) -> None:
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._sink(outputs)
+
+    def _wake_at(self, now: float) -> float | None:
+        times = [t for ticket in self._in_flight.values() if (t := ticket.ready_at()) is not None]
+        while self._deadlines and self.scheduler.get(self._deadlines[0][1]) is None:
+            heapq.heappop(self._deadlines)
+        if self._deadlines:
+            times.append(self._deadlines[0][0])
+        if Lane.VISION in self._runners and Lane.VISION not in self._in_flight:
+            gate = self.scheduler.gate_opens_at()
+            if now < gate < float("inf"):
+                times.append(gate)
+        return min(times, default=None)
+
+    def _event(self, request_id: str, kind: EventKind, at_s: float, stage: Stage | str = "", detail: str = "") -> None:
+        self._record(LifecycleEvent(request_id, kind, at_s, stage, detail))
+
+    # ---- facts
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self.scheduler.n_running or self.scheduler.n_waiting or self._in_flight)
+
+    def in_flight(self, lane: Lane) -> bool:
+        return lane in self._in_flight
+
+    @property
+    def idle(self) -> bool:
+        """Nothing lives here and no lane is executing: every block is back."""
+        return not self._busy
+
+    def stats(self, now: float) -> InstanceStats:
+        s, caches = self.scheduler, self.scheduler.room.caches
+        return InstanceStats(
+            role=str(s.role),
+            n_waiting=s.n_waiting,
+            n_running=s.n_running,
+            n_encoding=len(s.encoding),
+            n_prefilling=len(s.prefilling),
+            n_decoding=len(s.decoding),
+            cache_blocks=caches.usage(),
+            embed_hits=s.room.n_embed_hits,
+            embed_queries=s.room.n_embed_queries,
+            n_preemptions=s.n_preemptions,
+            n_steps=self._n_steps,
+            stalled_s=now - self._progress_s if self._busy else 0.0,
+        )
+
+    def close(self) -> None:
+        for runner in self._runners.values():
+            runner.close()

@@ -1,0 +1,97 @@
+"""Drives one engine on a thread of this process: the `EngineHandle` of an in-process instance."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from hydrainfer.core import HydraError, InstanceStats, InternalError, Request, Unavailable
+from hydrainfer.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+
+class EngineThread:
+    """Every call is queued and carried out by the engine's own thread, so the engine needs no lock.
+
+    `wake` is also what runners call when a ticket is complete. `close` aborts what is running and joins the thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, name: str = "engine") -> None:
+        self._clock = clock
+        self._inbox: deque[Callable[[Engine, float], None]] = deque()
+        self._woken = threading.Event()
+        self._closing = False
+        self._dead: HydraError | None = None
+        self._engine: Engine | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self, engine: Engine) -> None:
+        self._engine = engine
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def submit(self, request: Request) -> None:
+        self._post(lambda engine, now: engine.submit(request, now))
+
+    def cancel(self, request_ids: list[str]) -> None:
+        self._post(lambda engine, now: engine.cancel(request_ids, now))
+
+    def stats(self) -> InstanceStats:
+        """A snapshot; counts may be a step apart from each other."""
+        assert self._engine is not None, "stats before start"
+        stats = self._engine.stats(self._clock())
+        return stats if self._dead is None else msgspec.structs.replace(stats, stalled_s=float("inf"))
+
+    def close(self) -> None:
+        self._closing = True
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _post(self, call: Callable[[Engine, float], None]) -> None:
+        self._inbox.append(call)
+        self.wake()
+
+    def _run(self) -> None:
+        engine = self._engine
+        assert engine is not None
+        try:
+            while not self._closing:
+                self._turn(engine)
+            self._refuse(engine, Unavailable("the server is shutting down", retry_after_s=1.0))
+        except Exception:
+            logger.exception("the engine stopped after an internal error")
+            self._dead = InternalError("the engine stopped after an internal error; see the server's log")
+            while not self._closing:
+                self._refuse(engine, self._dead)
+                self._woken.wait()
+                self._woken.clear()
+        finally:
+            engine.close()
+
+    def _turn(self, engine: Engine) -> None:
+        self._woken.clear()
+        self._drain(engine)
+        wake_at = engine.step(self._clock())
+        if not self._inbox:
+            self._woken.wait(None if wake_at is None else max(wake_at - self._clock(), 0.0))
+
+    def _drain(self, engine: Engine) -> None:
+        now = self._clock()
+        while self._inbox:
+            self._inbox.popleft()(engine, now)
+
+    def _refuse(self, engine: Engine, error: HydraError) -> None:
+        """Everything here and everything that still comes ends with `error`. The batches in flight land first."""
+        self._drain(engine)
+        engine.fail_all(error, self._clock())
+        while self._dead is None and not engine.idle:
+            self._turn(engine)

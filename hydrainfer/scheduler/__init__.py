@@ -1,0 +1,9 @@
+"""Decides what each lane of an instance executes next: admission, budgets, Algorithm 1, preemption.
+
+Called by the engine and, unchanged, by the simulator. Never touches tensors, sockets or the clock.
+"""
+
+from hydrainfer.scheduler.policy import Budgets, Policy
+from hydrainfer.scheduler.scheduler import Outcome, Scheduler
+
+__all__ = ["Budgets", "Outcome", "Policy", "Scheduler"]

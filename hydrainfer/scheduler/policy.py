@@ -1,0 +1,28 @@
+"""How an instance fills its batches: budgets, the encode gate, and what preemption may assume."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+EncodeGate = Literal["paper", "aged"]
+
+
+class Budgets(msgspec.Struct, frozen=True, kw_only=True):
+    """`tokens`: language tokens per batch (τ_t of Algorithm 1). `images`: pictures per vision batch (τ_e).
+    `running`: requests that may hold caches at once."""
+
+    tokens: int = 1024
+    images: int = 4
+    running: int = 256
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """`encode_gate="paper"`: encode only while nothing is in prefill (Algorithm 1, line 20). `"aged"`: the gate also
+    opens for a picture that has waited `encode_wait_s`, so that steady text cannot starve pictures (DESIGN 6).
+    `headroom_tokens`: tokens reserved beyond prompt and produced, before a lease has to grow."""
+
+    encode_gate: EncodeGate = "aged"
+    encode_wait_s: float = 0.5
+    headroom_tokens: int = 32

@@ -1,0 +1,118 @@
+"""Room for sequences in the caches of one instance: how much they need, reserving, growing and giving it back."""
+
+from __future__ import annotations
+
+from hydrainfer.cache import NO_HIT, CacheKind, CacheSet, CacheSpec, Hit, Lease, embed_keys, embed_ranges
+from hydrainfer.core import InvalidRequest, Request, Sequence
+
+
+class SequenceRoom:
+    """Translates sequences (tokens, pictures) to leases (blocks per spec)."""
+
+    def __init__(self, caches: CacheSet, headroom_tokens: int) -> None:
+        self.caches = caches
+        self._headroom = headroom_tokens
+        self._leases: dict[str, Lease] = {}
+        self.n_embed_queries = 0  # pictures wanted, and of them found in the cache
+        self.n_embed_hits = 0
+        self.token_specs = [s for s in caches.specs.values() if s.kind is CacheKind.FULL]
+        self.embed_spec: CacheSpec | None = next((s for s in caches.specs.values() if s.kind is CacheKind.EMBED), None)
+
+    def check_fits_empty(self, request: Request) -> None:
+        """Raises `InvalidRequest` if the request could not finish even if it were alone here."""
+        n = request.n_prompt + request.max_tokens
+        for spec in self.token_specs:
+            if not self.caches.fits_empty({spec.name: spec.blocks_for(n)}):
+                held = self.caches.pools[spec.name].n_blocks * spec.block_tokens
+                raise InvalidRequest(
+                    f"prompt ({request.n_prompt} tokens) plus max_tokens ({request.max_tokens}) needs {n} tokens of KV "
+                    f"cache, but this server's whole cache holds {held}; lower max_tokens or shorten the prompt",
+                    param="max_tokens",
+                    code="context_length_exceeded",
+                )
+        if self.embed_spec and request.media:
+            need = len(set(embed_keys(request, self.embed_spec)))
+            if not self.caches.fits_empty({self.embed_spec.name: need}):
+                held = self.caches.pools[self.embed_spec.name].n_blocks * self.embed_spec.block_tokens
+                wanted = sum(m.n_tokens for m in request.media)
+                raise InvalidRequest(
+                    f"the request's pictures need {wanted} tokens of image cache, but this server's whole cache holds "
+                    f"{held}; send fewer or smaller pictures",
+                    param="messages",
+                )
+
+    def match(self, seq: Sequence) -> Hit:
+        """Which of the embeddings it needs are in the cache now. A picture of which some blocks were evicted counts as
+        absent, so that no shared block is ever written again."""
+        if self.embed_spec is None or not seq.request.media:
+            return NO_HIT
+        name = self.embed_spec.name
+        hit = self.caches.match({name: embed_keys(seq.request, self.embed_spec)})
+        found = list(hit.blocks[name])
+        for blocks in embed_ranges(seq.request, self.embed_spec):
+            if any(found[b] is None for b in blocks):
+                found[blocks.start : blocks.stop] = [None] * len(blocks)
+        return Hit(hit.keys, {name: found})
+
+    def reserve(self, seq: Sequence, hit: Hit) -> bool:
+        """Room for this whole visit: embeddings, prompt, what it has produced, and a headroom. All or nothing."""
+        n_tokens = len(seq.tokens) + min(self._headroom, seq.request.max_tokens - seq.n_produced)
+        need = {spec.name: spec.blocks_for(n_tokens) for spec in self.token_specs}
+        if self.embed_spec and seq.request.media:
+            need[self.embed_spec.name] = len(hit.blocks[self.embed_spec.name])
+        lease = self.caches.reserve(seq.id, need, hit)
+        if lease is None:
+            return False
+        self._leases[seq.id] = lease
+        seq.blocks = lease.blocks
+        self._set_capacity(seq)
+        seq.pending_media = self._missing(seq, hit)
+        if self.embed_spec:
+            self.n_embed_queries += len(seq.request.media)
+            self.n_embed_hits += len(seq.request.media) - len(seq.pending_media)
+        return True
+
+    def _missing(self, seq: Sequence, hit: Hit) -> list[int]:
+        """Pictures to encode: not in the cache, and not the same as an earlier one of this request."""
+        if self.embed_spec is None:
+            return []
+        found, seen, missing = hit.blocks.get(self.embed_spec.name, ()), set(), []
+        for i, blocks in enumerate(embed_ranges(seq.request, self.embed_spec)):
+            key = seq.request.media[i].key
+            if key not in seen and any(found[b] is None for b in blocks):
+                missing.append(i)
+            seen.add(key)
+        return missing
+
+    def grow(self, seq: Sequence) -> bool:
+        """Room for one more block of every token cache, or False and nothing changed."""
+        lease = self._leases[seq.id]
+        if any(self.caches.pools[s.name].n_available < 1 for s in self.token_specs):
+            return False
+        for spec in self.token_specs:
+            self.caches.grow(lease, spec.name, 1)
+        self._set_capacity(seq)
+        return True
+
+    def _set_capacity(self, seq: Sequence) -> None:
+        held = (len(seq.blocks[s.name]) * s.block_tokens for s in self.token_specs)
+        seq.capacity = min(held, default=len(seq.tokens))
+
+    def publish(self, seq: Sequence, index: int) -> None:
+        """The embeddings of picture `index` are written: others may find them."""
+        assert self.embed_spec is not None
+        blocks = embed_ranges(seq.request, self.embed_spec)[index]
+        keys = embed_keys(seq.request, self.embed_spec)[blocks.start : blocks.stop]
+        self.caches.commit(self._leases[seq.id], self.embed_spec.name, blocks.start, keys)
+
+    def release_embeddings(self, seq: Sequence) -> None:
+        """After prefill nothing reads them any more; they stay findable until evicted."""
+        if self.embed_spec is not None and seq.request.media:
+            self.caches.release(self._leases[seq.id], self.embed_spec.name)
+
+    def release(self, seq: Sequence) -> None:
+        """Give everything back. Safe if it holds nothing."""
+        lease = self._leases.pop(seq.id, None)
+        if lease is not None:
+            self.caches.release(lease)
+        seq.blocks = {}

@@ -1,0 +1,347 @@
+"""Stage-level batching (paper, Algorithm 1) for one instance of any role.
+
+    add ─> waiting ──reserve──> encoding ─> prefilling ─> decoding ─> out
+              ^                    │             │            │
+              └──── preempted (youngest first, rewound, keeps its tokens and its age)
+
+Order of a language batch: all decodes, then continuing prefill chunks, then new prefills within the token budget.
+A vision batch is filled within the image budget while the encode gate is open. Each lane asks for itself.
+
+Room is first come, first served over all waiting requests: once the oldest of them finds no room, no younger one is
+admitted before it, so neither a text nor a picture request can be starved by the other kind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hydrainfer.cache import CacheSet
+from hydrainfer.core import (
+    EncodeWork,
+    HydraError,
+    Lane,
+    Request,
+    Role,
+    Sequence,
+    Stage,
+    StepBatch,
+    StepResult,
+    TokenLogprobs,
+    TokenWork,
+)
+from hydrainfer.scheduler.policy import Budgets, Policy
+from hydrainfer.scheduler.room import SequenceRoom
+
+
+class Outcome(NamedTuple):
+    """What a step did to one sequence: a new token, the end of a stage, or its end (`finish` or `error`)."""
+
+    seq: Sequence
+    token: int | None = None
+    logprobs: TokenLogprobs | None = None
+    ended: Stage | None = None
+    finish: str | None = None
+    error: HydraError | None = None
+
+
+class Scheduler:
+    """Owns every live `Sequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop."""
+
+    def __init__(self, role: Role, caches: CacheSet, budgets: Budgets, policy: Policy | None = None) -> None:
+        self.role = role
+        self.budgets = budgets
+        self.policy = policy or Policy()
+        self.room = SequenceRoom(caches, self.policy.headroom_tokens)
+        self.waiting: dict[Stage, deque[Sequence]] = {Stage.ENCODE: deque(), Stage.PREFILL: deque()}
+        self.encoding: dict[str, Sequence] = {}
+        self.prefilling: dict[str, Sequence] = {}
+        self.decoding: dict[str, Sequence] = {}
+        self._running = {Stage.ENCODE: self.encoding, Stage.PREFILL: self.prefilling, Stage.DECODE: self.decoding}
+        self._live: dict[str, Sequence] = {}
+        self._blocked: Sequence | None = None
+        self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
+        self._n_added = 0
+        self._n_batches = 0
+        self.n_preemptions = 0
+        self.started: list[tuple[Sequence, Stage]] = []  # first batch of a stage, since the engine last looked
+        self.preempted: list[Sequence] = []
+
+    # ---- requests come and go
+
+    def add(self, request: Request, now: float) -> Sequence:
+        """Queue it. Raises `InvalidRequest` if it could never fit the caches, even alone."""
+        assert request.id not in self._live, f"request {request.id} is already here"
+        self.room.check_fits_empty(request)
+        seq = Sequence(request, self._n_added, now)
+        self._n_added += 1
+        self._live[seq.id] = seq
+        self.waiting[seq.stage].append(seq)
+        return seq
+
+    def cancel(self, request_id: str) -> bool:
+        """Forget it and free its blocks, at once or, if a lane is executing it, when that batch is applied. False if it
+        is not here."""
+        seq = self._live.pop(request_id, None)
+        if seq is None:
+            return False
+        seq.cancelled = True
+        if self._blocked is seq:
+            self._blocked = None
+        queue = self.waiting.get(seq.stage)
+        if queue and seq in queue:
+            queue.remove(seq)
+        self._running[seq.stage].pop(seq.id, None)
+        if not seq.in_flight:
+            self._free(seq)
+        return True
+
+    @property
+    def n_waiting(self) -> int:
+        return sum(len(q) for q in self.waiting.values())
+
+    @property
+    def n_running(self) -> int:
+        return len(self.encoding) + len(self.prefilling) + len(self.decoding)
+
+    def live_ids(self) -> list[str]:
+        return list(self._live)
+
+    def get(self, request_id: str) -> Sequence | None:
+        return self._live.get(request_id)
+
+    # ---- batches
+
+    def next(self, now: float, lane: Lane) -> StepBatch | None:
+        """The next batch of a lane that is free, or None if it has nothing to do."""
+        if lane is Lane.VISION:
+            work: list = self._fill_vision(now)
+            n = len(work)
+        else:
+            work, n = self._fill_language(now)
+        if not work:
+            return None
+        for item in work:
+            seq = item[0]
+            seq.in_flight += 1
+            if not seq.started:
+                seq.started = True
+                self.started.append((seq, seq.stage))
+        self._n_batches += 1
+        return StepBatch(self._n_batches, lane, work, n)
+
+    def _fill_language(self, now: float) -> tuple[list[TokenWork], int]:
+        budget = self.budgets.tokens
+        if any(len(seq.tokens) > seq.capacity for seq in self.decoding.values()):
+            self._make_room(now)
+        work = [
+            TokenWork(seq, seq.n_computed, 1, True) for seq in self.decoding.values() if len(seq.tokens) <= seq.capacity
+        ]
+        n = len(work)
+        for seq in self.prefilling.values():
+            if n >= budget:
+                break
+            n += self._add_chunk(work, seq, budget - n)
+        if self.role.runs(Stage.PREFILL):
+            while n < budget and (new := self._admit_prefill()) is not None:
+                n += self._add_chunk(work, new, budget - n)
+        return work, n
+
+    @staticmethod
+    def _add_chunk(work: list[TokenWork], seq: Sequence, budget: int) -> int:
+        left = len(seq.tokens) - seq.n_computed
+        count = min(left, budget)
+        work.append(TokenWork(seq, seq.n_computed, count, count == left))
+        return count
+
+    def _fill_vision(self, now: float) -> list[EncodeWork]:
+        if not self._gate_open(now):
+            return []
+        budget = self.budgets.images
+        work: list[EncodeWork] = []
+        for seq in self.encoding.values():
+            work += self._pictures(seq, budget - len(work))
+        for seq in self._admit_encode():
+            work += self._pictures(seq, budget - len(work))
+            if len(work) >= budget:
+                break
+        return work
+
+    @staticmethod
+    def _pictures(seq: Sequence, budget: int) -> list[EncodeWork]:
+        return [EncodeWork(seq, i) for i in seq.pending_media[: max(budget, 0)]]
+
+    def _gate_open(self, now: float) -> bool:
+        if not self.prefilling:
+            return True
+        if self.policy.encode_gate == "paper":
+            return False
+        return now >= self.gate_opens_at()
+
+    def gate_opens_at(self) -> float:
+        """When the oldest picture that waits behind the gate will have waited `encode_wait_s`; inf if none waits."""
+        queued = [s.queued_s for s in self.encoding.values()]
+        queued += [q[0].queued_s for q in (self.waiting[Stage.ENCODE],) if q]
+        return min(queued, default=float("inf")) + self.policy.encode_wait_s
+
+    # ---- admission
+
+    def _admit_prefill(self) -> Sequence | None:
+        """The oldest waiting request that needs no encoding (text, or pictures all in the cache) and finds room."""
+        heads = [q[0] for q in self.waiting.values() if q]
+        for seq in sorted(heads, key=lambda s: s.order):
+            hit = self.room.match(seq)
+            if self.room.embed_spec and not hit.complete(self.room.embed_spec.name):
+                continue
+            return seq if self._admit(seq) else None
+        return None
+
+    def _admit_encode(self) -> Iterator[Sequence]:
+        """Waiting picture requests, oldest first, that find room. A picture that another request is encoding right now
+        is waited for, not encoded twice."""
+        for seq in list(self.waiting[Stage.ENCODE]):
+            if any(m.key in self._being_encoded for m in seq.request.media):
+                continue
+            if not self._admit(seq):
+                return
+            yield seq
+
+    def _admit(self, seq: Sequence) -> bool:
+        if self.n_running >= self.budgets.running:
+            return False
+        if self._blocked is not None and self._blocked.order < seq.order:
+            return False
+        if not self.room.reserve(seq, self.room.match(seq)):
+            self._blocked = seq
+            return False
+        if self._blocked is seq:
+            self._blocked = None
+        self.waiting[seq.stage].remove(seq)
+        for i in seq.pending_media:
+            self._being_encoded[seq.request.media[i].key] = seq.id
+        if seq.stage is Stage.ENCODE and not seq.pending_media:
+            seq.cursor += 1  # every picture was in the cache
+        self._running[seq.stage][seq.id] = seq
+        return True
+
+    def _advance(self, seq: Sequence, now: float) -> None:
+        """To the next step of its plan."""
+        del self._running[seq.stage][seq.id]
+        seq.cursor += 1
+        seq.started = False
+        seq.queued_s = now
+        self._running[seq.stage][seq.id] = seq
+
+    # ---- when blocks run out
+
+    def _make_room(self, now: float) -> None:
+        """Grow every decoding sequence that is full, oldest first; where there is no room, preempt the youngest."""
+        full = [s for s in self.decoding.values() if len(s.tokens) > s.capacity]
+        for seq in sorted(full, key=lambda s: s.order):
+            while seq.id in self.decoding and not self.room.grow(seq):
+                victim = self._youngest_idle(than=seq)
+                if victim is None:
+                    break  # a younger one is executing on the other lane: wait for it to land
+                self._preempt(victim, now)
+
+    def _youngest_idle(self, than: Sequence) -> Sequence | None:
+        """The youngest running sequence that no lane is executing; `than` itself only if nobody younger runs at all."""
+        running = [*self.encoding.values(), *self.prefilling.values(), *self.decoding.values()]
+        younger = [s for s in running if s.order > than.order]
+        if not younger:
+            return than
+        return max((s for s in younger if not s.in_flight), key=lambda s: s.order, default=None)
+
+    def _preempt(self, seq: Sequence, now: float) -> None:
+        """The failure path: release, rewind, wait again at its old age. Its produced tokens stay."""
+        del self._running[seq.stage][seq.id]
+        self._free(seq)
+        seq.rewind()
+        seq.queued_s = now
+        queue = self.waiting[seq.stage]
+        place = next((i for i, other in enumerate(queue) if other.order > seq.order), len(queue))
+        queue.insert(place, seq)
+        self.n_preemptions += 1
+        self.preempted.append(seq)
+
+    def _free(self, seq: Sequence) -> None:
+        self.room.release(seq)
+        for span in seq.request.media:
+            if self._being_encoded.get(span.key) == seq.id:
+                del self._being_encoded[span.key]
+
+    # ---- results
+
+    def apply(self, result: StepResult, now: float) -> list[Outcome]:
+        """Commit what a batch did. Sequences cancelled meanwhile are freed here and yield no outcome."""
+        outcomes: list[Outcome] = []
+        sampled = 0
+        for item in result.batch.work:
+            seq = item.seq
+            seq.in_flight -= 1
+            index = sampled
+            if isinstance(item, TokenWork) and item.sample:
+                sampled += 1
+            error = result.error or (result.failed.get(seq.id) if result.failed else None)
+            if seq.cancelled:
+                if isinstance(item, EncodeWork) and error is None:
+                    self.room.publish(seq, item.index)  # the work is done: let others find it
+                if not seq.in_flight:
+                    self._free(seq)
+                continue
+            if error is not None:
+                outcomes.append(self._fail(seq, error))
+            elif isinstance(item, EncodeWork):
+                outcomes += self._encoded(item, now)
+            else:
+                seq.n_computed += item.count
+                if item.sample:
+                    outcomes.append(self._sampled(seq, result.tokens[index], result.logprobs.get(index), now))
+        return outcomes
+
+    def _fail(self, seq: Sequence, error: HydraError) -> Outcome:
+        self.cancel(seq.id)
+        return Outcome(seq, finish="error", error=error)
+
+    def _encoded(self, item: EncodeWork, now: float) -> list[Outcome]:
+        seq, index = item
+        self.room.publish(seq, index)
+        seq.pending_media.remove(index)
+        self._being_encoded.pop(seq.request.media[index].key, None)
+        if seq.pending_media:
+            return []
+        self._advance(seq, now)
+        return [Outcome(seq, ended=Stage.ENCODE)]
+
+    def _sampled(self, seq: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> Outcome:
+        seq.tokens.append(token)
+        stage, finish = seq.stage, seq.finish_reason(token)
+        if finish is not None:
+            self.cancel(seq.id)
+        elif stage is Stage.PREFILL:
+            self.room.release_embeddings(seq)
+            self._advance(seq, now)
+        ended = stage if finish is not None or stage is Stage.PREFILL else None
+        return Outcome(seq, token, logprobs, ended, finish)
+
+    def check(self) -> None:
+        """Every live sequence is in exactly one place and the caches agree with the leases. For tests; that no lease is left
+        when nothing lives here is for the caller to check, after the last batch was applied."""
+        places = [
+            *(s for q in self.waiting.values() for s in q),
+            *self.encoding.values(),
+            *self.prefilling.values(),
+            *self.decoding.values(),
+        ]
+        assert len(places) == len({s.id for s in places}) == len(self._live), "a sequence is lost or doubled"
+        for stage, group in (
+            (Stage.ENCODE, self.encoding),
+            (Stage.PREFILL, self.prefilling),
+            (Stage.DECODE, self.decoding),
+        ):
+            assert all(s.stage is stage for s in group.values()), f"a sequence is not in {stage.value}"
+        for queue in self.waiting.values():
+            assert sorted(queue, key=lambda s: s.order) == list(queue), "a queue is out of order"
+        assert self._blocked is None or self._blocked.id in self._live, "blocked by a request that is gone"
+        self.room.caches.check()

@@ -1,0 +1,126 @@
+"""Pools and leases under random histories: nothing lost, nothing doubled, "no room" never an exception."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from hydrainfer.cache import CacheSet, CacheSpec
+from hydrainfer.cache.pool import BlockPool
+
+pytestmark = pytest.mark.unit
+
+KV = CacheSpec.full(layers=2, kv_heads=2, head_dim=4, dtype="float32", block_tokens=4)
+EMBED = CacheSpec.embed(width=8, dtype="bfloat16", block_tokens=8)
+
+
+class Leases(RuleBasedStateMachine):
+    """Random reserve / grow / commit / release; each step the pools must explain every reference."""
+
+    @initialize(kv=st.integers(1, 12), embed=st.integers(1, 8))
+    def start(self, kv, embed):
+        self.caches = CacheSet({KV: kv, EMBED: embed})
+        self.leases = {}
+        self.keys = {}
+        self.n = 0
+
+    @rule(kv=st.integers(0, 14), pictures=st.lists(st.integers(0, 5), max_size=5))
+    def reserve(self, kv, pictures):
+        keys = [bytes([p]) for p in pictures]
+        hit = self.caches.match({"embed": keys})
+        before = self.caches.usage()
+        owner = f"r{self.n}"
+        self.n += 1
+        lease = self.caches.reserve(owner, {"kv": kv, "embed": len(keys)}, hit)
+        fresh = len({k for k, b in zip(keys, hit.blocks["embed"]) if b is None})
+        revived = {b for b in hit.blocks["embed"] if b is not None and self.caches.pools["embed"].is_cached(b)}
+        if lease is None:
+            assert self.caches.usage() == before
+            return
+        assert len(lease.blocks["kv"]) == kv == len(set(lease.blocks["kv"]))
+        same_key_same_block = {k: b for k, b in zip(keys, lease.blocks["embed"])}
+        assert [same_key_same_block[k] for k in keys] == lease.blocks["embed"]
+        assert before["embed"][1] + fresh <= self.caches.usage()["embed"][1] + len(revived) + fresh
+        self.leases[owner] = lease
+        self.keys[owner] = keys
+
+    @rule(data=st.data(), n=st.integers(1, 4))
+    def grow(self, data, n):
+        if self.leases:
+            lease = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
+            if "kv" not in lease.blocks:
+                return
+            before, room = len(lease.blocks["kv"]), self.caches.pools["kv"].n_available
+            assert self.caches.grow(lease, "kv", n) == (n <= room)
+            assert len(lease.blocks["kv"]) == before + (n if n <= room else 0)
+
+    @rule(data=st.data())
+    def commit(self, data):
+        if self.leases:
+            owner = data.draw(st.sampled_from(sorted(self.leases)))
+            if "embed" in self.leases[owner].blocks:
+                self.caches.commit(self.leases[owner], "embed", 0, self.keys[owner])
+
+    @rule(data=st.data(), spec=st.sampled_from([None, "embed", "kv"]))
+    def release(self, data, spec):
+        if self.leases:
+            owner = data.draw(st.sampled_from(sorted(self.leases)))
+            self.caches.release(self.leases[owner], spec)
+            if spec is None:
+                del self.leases[owner]
+
+    @invariant()
+    def whole(self):
+        if hasattr(self, "caches"):
+            self.caches.check(idle=not self.leases)
+
+    def teardown(self):
+        if hasattr(self, "caches"):
+            for lease in self.leases.values():
+                self.caches.release(lease)
+            self.caches.check(idle=True)
+
+
+TestLeases = Leases.TestCase
+TestLeases.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_cached_blocks_are_found_until_evicted_least_recently_used_first():
+    pool = BlockPool(3)
+    a, b, c = pool.take(3)
+    for block, key in ((a, b"a"), (b, b"b"), (c, b"c")):
+        pool.publish(block, key)
+        pool.drop(block)
+    pool.share(a)  # a is used again, so b is now the oldest
+    pool.drop(a)
+    (fresh,) = pool.take(1)
+    assert fresh == b
+    assert pool.lookup(b"a") == a and pool.lookup(b"b") is None
+
+
+def test_only_the_last_holder_frees_a_block():
+    pool = BlockPool(1)
+    (block,) = pool.take(1)
+    pool.share(block)
+    pool.drop(block)
+    assert pool.n_available == 0
+    pool.drop(block)
+    assert pool.n_available == 1
+    with pytest.raises(AssertionError):
+        pool.drop(block)
+
+
+def test_forget_drops_what_nobody_holds():
+    pool = BlockPool(2)
+    a, b = pool.take(2)
+    pool.publish(a, b"a")
+    pool.publish(b, b"b")
+    pool.drop(a)
+    assert pool.forget() == 1
+    assert pool.lookup(b"a") is None and pool.lookup(b"b") == b
+
+
+def test_specs_size_their_blocks():
+    assert KV.block_bytes == 2 * 2 * 4 * 2 * 4 * 4
+    assert EMBED.block_bytes == 8 * 8 * 2
+    assert [KV.blocks_for(n) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]

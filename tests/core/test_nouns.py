@@ -1,0 +1,78 @@
+import pytest
+
+from hydrainfer.core import ConfigError, InvalidRequest, Layout, Role, SamplingParams, Stage
+from hydrainfer.core.random import uniform
+
+pytestmark = pytest.mark.unit
+
+
+def test_roles_know_their_stages_and_lanes():
+    assert Role.parse("EP").runs(Stage.ENCODE)
+    assert not Role.parse("EP").runs(Stage.DECODE)
+    assert [len(Role.parse(r).lanes) for r in ("E", "P", "D", "EP", "ED", "PD", "EPD")] == [1, 1, 1, 2, 2, 1, 2]
+    with pytest.raises(ConfigError, match="roles are E, P, D"):
+        Role.parse("PE")
+
+
+@pytest.mark.parametrize(
+    ("text", "roles"),
+    [
+        ("1EPD", ["EPD"]),
+        ("1E2P1D", ["E", "P", "P", "D"]),
+        ("1E2PD+1EPD", ["E", "PD", "PD", "EPD"]),
+        ("3ED5P", ["ED"] * 3 + ["P"] * 5),
+    ],
+)
+def test_layouts_read_back_as_written(text, roles):
+    layout = Layout.parse(text)
+    assert [str(r) for r in layout.instances] == roles
+    assert Layout.parse(str(layout)) == layout
+
+
+@pytest.mark.parametrize("text", ["", "EPD", "1XPD", "2E", "1E1P", "0EPD", "1EPD,", "1DE1P", "1E-1P1D"])
+def test_impossible_layouts_are_refused(text):
+    with pytest.raises(ConfigError):
+        Layout.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("max_tokens", 0),
+        ("min_tokens", 99),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_k", -2),
+        ("min_p", 1.5),
+        ("presence_penalty", 3.0),
+        ("repetition_penalty", 0.0),
+        ("logprobs", 21),
+        ("stop", ("",)),
+        ("stop", tuple("abcdefghijklmnopq")),
+        ("logit_bias", ((1, 200.0),)),
+        ("seed", 2**64),
+    ],
+)
+def test_sampling_values_out_of_range_name_their_field(field, value):
+    with pytest.raises(InvalidRequest) as e:
+        SamplingParams(**{field: value})
+    assert e.value.param == field
+
+
+def test_one_stop_string_is_a_list_of_one():
+    assert SamplingParams(stop="END").stop == ("END",)
+
+
+def test_random_numbers_depend_on_each_argument_and_are_uniform():
+    base = uniform(1, 0, 5)
+    assert base == uniform(1, 0, 5)
+    assert len({base, uniform(2, 0, 5), uniform(1, 1, 5), uniform(1, 0, 6)}) == 4
+    draws = [uniform(7, 3, i) for i in range(20_000)]
+    assert all(0 <= u < 1 for u in draws)
+    counts = [0] * 20
+    for u in draws:
+        counts[int(u * 20)] += 1
+    chi2 = sum((c - 1000) ** 2 / 1000 for c in counts)
+    assert chi2 < 50  # 19 degrees of freedom: p < 1e-4

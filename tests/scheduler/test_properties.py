@@ -1,0 +1,92 @@
+"""Random traffic through a scheduler and a device that knows what every cache slot holds."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydrainfer.core import Lane, Role, Stage
+from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_caches, make_request
+
+pytestmark = pytest.mark.unit
+
+requests = st.lists(
+    st.tuples(
+        st.integers(1, 20),  # text tokens
+        st.lists(st.integers(0, 4), max_size=3),  # pictures
+        st.integers(1, 16),  # max_tokens
+        st.integers(0, 30),  # arrives at step
+        st.one_of(st.none(), st.integers(0, 60)),  # cancelled at step
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    specs=requests,
+    kv_blocks=st.integers(15, 40),
+    embed_blocks=st.integers(6, 12),
+    tokens=st.integers(1, 40),
+    images=st.integers(1, 4),
+    running=st.integers(1, 8),
+    gate=st.sampled_from(["paper", "aged"]),
+    headroom=st.integers(0, 8),
+    seed=st.integers(0, 2**16),
+)
+def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_whole(
+    specs, kv_blocks, embed_blocks, tokens, images, running, gate, headroom, seed
+):
+    rng = random.Random(seed)
+    budgets = Budgets(tokens=tokens, images=images, running=running)
+    policy = Policy(encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom)
+    s = Scheduler(Role.parse("EPD"), make_caches(kv_blocks, embed_blocks), budgets, policy)
+    device, flying, got, ended, cancelled = FakeDevice(), {}, {}, set(), set()
+    todo = []
+    for i, (n_text, pictures, max_tokens, arrives, cancel_at) in enumerate(specs):
+        todo.append((arrives, cancel_at, make_request(f"r{i}", n_text, pictures, max_tokens)))
+
+    def settle(lane):
+        for outcome in s.apply(device.run(flying.pop(lane)), float(step)):
+            assert outcome.seq.id not in ended | cancelled, "an ended request produced something"
+            if outcome.token is not None:
+                got.setdefault(outcome.seq.id, []).append(outcome.token)
+            if outcome.finish:
+                ended.add(outcome.seq.id)
+
+    added = set()
+    for step in range(4000):
+        for arrives, cancel_at, request in todo:
+            if arrives == step:
+                s.add(request, float(step))
+                added.add(request.id)
+            if cancel_at is not None and cancel_at == step and request.id in added and s.cancel(request.id):
+                cancelled.add(request.id)
+        for lane in rng.sample(list(Lane), 2):  # lanes start and land in any order
+            if lane in flying and rng.random() < 0.7:
+                settle(lane)
+            if lane not in flying and (batch := s.next(float(step), lane)) is not None:
+                flying[lane] = batch
+                if lane is Lane.VISION:
+                    assert batch.n_items <= images
+                else:
+                    n_decodes = sum(w.seq.stage is Stage.DECODE for w in batch.work)
+                    assert batch.n_items <= max(tokens, n_decodes)
+                assert s.n_running <= running
+            s.check()
+        if len(added) == len(todo) and not flying and not s.n_running and not s.n_waiting:
+            break
+    else:
+        raise AssertionError("some request never ended")
+
+    for _, _, request in todo:
+        if request.id in cancelled:
+            assert expected_tokens(request)[: len(got.get(request.id, []))] == got.get(request.id, [])
+        else:
+            assert request.id in ended
+            assert got[request.id] == expected_tokens(request)
+    s.room.caches.check(idle=True)
+    assert {KV.name, EMBED.name} == set(s.room.caches.specs)

@@ -1,0 +1,160 @@
+"""Algorithm 1 and its two deviations, on hand-made cases."""
+
+import pytest
+
+from hydrainfer.core import InvalidRequest, Lane, Role, SamplingParams
+from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from tests.scheduler.fakes import FakeDevice, make_caches, make_request
+
+pytestmark = pytest.mark.unit
+
+
+def make(budgets=None, policy=None, role="EPD", **caches):
+    return Scheduler(Role.parse(role), make_caches(**caches), budgets or Budgets(tokens=8, images=2), policy)
+
+
+def turn(scheduler, device, lane, now=0.0):
+    batch = scheduler.next(now, lane)
+    scheduler.check()
+    if batch is None:
+        return None
+    outcomes = scheduler.apply(device.run(batch), now)
+    scheduler.check()
+    return batch, outcomes
+
+
+def ids(batch):
+    return [(w.seq.id, w.count) for w in batch.work]
+
+
+def test_decodes_first_then_running_chunks_then_new_prefill_within_the_budget():
+    s, device = make(Budgets(tokens=8)), FakeDevice()
+    s.add(make_request("a", n_text=6), 0)
+    turn(s, device, Lane.LANGUAGE)  # a decodes from now on
+    s.add(make_request("b", n_text=10), 0)
+    s.add(make_request("c", n_text=4), 0)
+    assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("a", 1), ("b", 7)]
+    assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("a", 1), ("b", 3), ("c", 4)]
+    assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("a", 1), ("b", 1), ("c", 1)]
+
+
+def test_a_text_request_starts_on_an_idle_instance():
+    s = make()
+    s.add(make_request("a"), 0)
+    assert s.next(0.0, Lane.LANGUAGE) is not None  # verbatim Algorithm 1 (line 16) would wait for ever
+
+
+def test_pictures_are_encoded_within_the_image_budget_across_batches():
+    s, device = make(Budgets(tokens=64, images=2)), FakeDevice()
+    s.add(make_request("a", pictures=[1, 2, 3]), 0)
+    assert len(turn(s, device, Lane.VISION)[0].work) == 2
+    assert s.next(0.0, Lane.LANGUAGE) is None  # not before all its pictures are there
+    assert len(turn(s, device, Lane.VISION)[0].work) == 1
+    assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("a", 23)]
+
+
+@pytest.mark.parametrize("gate", ["paper", "aged"])
+def test_the_gate_holds_encode_back_while_something_is_in_prefill(gate):
+    s, device = make(policy=Policy(encode_gate=gate, encode_wait_s=1.0)), FakeDevice()
+    s.add(make_request("text", n_text=30), 0)
+    turn(s, device, Lane.LANGUAGE)
+    s.add(make_request("picture", pictures=[1]), 0)
+    assert s.next(0.9, Lane.VISION) is None
+    late = s.next(1.0, Lane.VISION)
+    assert (late is not None) == (gate == "aged")
+
+
+def test_steady_text_cannot_starve_a_picture():
+    s, device = make(Budgets(tokens=4), Policy(encode_wait_s=1.0)), FakeDevice()
+    s.add(make_request("picture", pictures=[1], max_tokens=1), 0)
+    done = []
+    for step in range(60):
+        s.add(make_request(f"t{step}", n_text=8, max_tokens=1), step * 0.1)
+        for lane in Lane:
+            if (out := turn(s, device, lane, step * 0.1)) is not None:
+                done += [o.seq.id for o in out[1] if o.finish]
+    assert "picture" in done
+
+
+def test_one_picture_in_two_requests_is_encoded_once():
+    s, device = make(Budgets(tokens=64, images=4)), FakeDevice()
+    s.add(make_request("a", pictures=[1]), 0)
+    s.add(make_request("b", pictures=[1, 2]), 0)  # waits while a encodes picture 1
+    assert [w.seq.id for w in turn(s, device, Lane.VISION)[0].work] == ["a"]
+    assert [(w.seq.id, w.index) for w in turn(s, device, Lane.VISION, now=9)[0].work] == [("b", 1)]
+    while turn(s, device, Lane.LANGUAGE):
+        pass
+    s.add(make_request("c", pictures=[2, 1]), 0)  # both still cached: no vision batch at all
+    assert s.next(0.0, Lane.VISION) is None
+    assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("c", 17)]
+    assert device.n_encoded == {b"picture1": 1, b"picture2": 1}
+
+
+def test_one_picture_twice_in_a_request_is_encoded_once():
+    s, device = make(Budgets(tokens=64, images=4)), FakeDevice()
+    s.add(make_request("a", pictures=[1, 1]), 0)
+    assert len(turn(s, device, Lane.VISION)[0].work) == 1
+    assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("a", 17)]
+
+
+def test_embeddings_are_released_after_prefill_but_stay_findable():
+    s, device = make(Budgets(tokens=64)), FakeDevice()
+    s.add(make_request("a", pictures=[1]), 0)
+    turn(s, device, Lane.VISION)
+    assert s.room.caches.usage()["embed"][1] == 2
+    turn(s, device, Lane.LANGUAGE)
+    assert s.room.caches.usage()["embed"][1:] == (0, 2)
+
+
+def test_a_request_too_large_for_the_empty_cache_is_refused():
+    s = make(kv_blocks=4)  # 16 tokens
+    with pytest.raises(InvalidRequest, match="holds 16"):
+        s.add(make_request("a", n_text=9, max_tokens=8), 0)
+    s.add(make_request("b", n_text=8, max_tokens=8), 0)
+    with pytest.raises(InvalidRequest, match="image cache"):
+        make(embed_blocks=1).add(make_request("c", pictures=[1]), 0)
+    s.check()
+
+
+def test_the_youngest_is_preempted_and_its_tokens_are_kept():
+    s, device = make(Budgets(tokens=64), Policy(headroom_tokens=0), kv_blocks=5), FakeDevice()
+    s.add(make_request("old", n_text=8, max_tokens=8), 0)
+    s.add(make_request("young", n_text=8, max_tokens=8), 0)
+    while not s.n_preemptions:
+        turn(s, device, Lane.LANGUAGE)
+    young = s.get("young")
+    assert "old" in s.decoding and young is s.waiting[young.stage][0]
+    assert young.attempt == 1 and young.n_produced > 0 and young.blocks == {}
+
+
+def test_no_younger_request_passes_one_that_finds_no_room():
+    s, device = make(Budgets(tokens=64), kv_blocks=8), FakeDevice()
+    s.add(make_request("running", n_text=10, max_tokens=6), 0)
+    turn(s, device, Lane.LANGUAGE)
+    s.add(make_request("large picture", n_text=14, pictures=[1], max_tokens=4), 0)
+    s.add(make_request("small text", n_text=2, max_tokens=2), 0)
+    assert turn(s, device, Lane.VISION) is None  # no room
+    batch, _ = turn(s, device, Lane.LANGUAGE)
+    assert ids(batch) == [("running", 1)]
+
+
+def test_cancel_in_flight_frees_when_the_batch_lands():
+    s, device = make(), FakeDevice()
+    s.add(make_request("a", pictures=[1]), 0)
+    batch = s.next(0.0, Lane.VISION)
+    assert s.cancel("a") and not s.cancel("a")
+    assert s.room.caches.usage()["embed"][1] == 2
+    assert s.apply(device.run(batch), 0.0) == []
+    assert s.room.caches.usage()["embed"] == (32, 0, 2)  # what was computed stays findable
+    s.check()
+
+
+def test_min_tokens_and_stop_tokens():
+    request = make_request("a", max_tokens=9, sampling=SamplingParams(max_tokens=9, min_tokens=3, stop_token_ids=(5,)))
+    seq = make().add(request, 0)
+    seq.tokens += [5]
+    assert seq.finish_reason(5) is None
+    seq.tokens += [7, 5]
+    assert seq.finish_reason(5) == "stop"
+    seq.tokens += [7] * 6
+    assert seq.finish_reason(7) == "length"
