@@ -36,7 +36,8 @@ class EngineHandle(Protocol):
     """One running instance as servers and routers see it. All methods may be called from any thread."""
 
     def submit(self, request: Request) -> None:
-        """Run it. Its outputs reach the handle's `OutputSink`; every request ends with exactly one final output."""
+        """Run it. Its outputs reach the handle's `OutputSink`; every request ends with exactly one final output.
+        Raises `Unavailable` once `close` was called."""
 
     def cancel(self, request_ids: list[str]) -> None:
         """End these requests with `finish_reason="abort"`; ids that are unknown or done are ignored."""

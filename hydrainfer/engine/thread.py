@@ -39,6 +39,8 @@ class EngineThread:
         self._woken.set()
 
     def submit(self, request: Request) -> None:
+        if self._closing:
+            raise Unavailable("the server is shutting down", retry_after_s=1.0)
         self._post(lambda engine, now: engine.submit(request, now))
 
     def cancel(self, request_ids: list[str]) -> None:

@@ -326,8 +326,8 @@ class Scheduler:
         return Outcome(seq, token, logprobs, ended, finish)
 
     def check(self) -> None:
-        """Every live sequence is in exactly one place and the caches agree with the leases. For tests; that no lease is left
-        when nothing lives here is for the caller to check, after the last batch was applied."""
+        """Every live sequence is in exactly one place and the caches agree with the leases. For tests. (That no lease
+        is left at the end is the caller's to check, after the last batch was applied.)"""
         places = [
             *(s for q in self.waiting.values() for s in q),
             *self.encoding.values(),

@@ -38,7 +38,7 @@ class Leases(RuleBasedStateMachine):
             assert self.caches.usage() == before
             return
         assert len(lease.blocks["kv"]) == kv == len(set(lease.blocks["kv"]))
-        same_key_same_block = {k: b for k, b in zip(keys, lease.blocks["embed"])}
+        same_key_same_block = dict(zip(keys, lease.blocks["embed"]))
         assert [same_key_same_block[k] for k in keys] == lease.blocks["embed"]
         assert before["embed"][1] + fresh <= self.caches.usage()["embed"][1] + len(revived) + fresh
         self.leases[owner] = lease

@@ -1,0 +1,102 @@
+"""One loader: defaults < YAML file < environment < flags, with the provenance of every value."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+import yaml
+
+from hydrainfer.config.schema import ServeConfig
+from hydrainfer.core import ConfigError
+
+ENV_PREFIX = "HYDRAINFER_"
+
+
+class Loaded(NamedTuple):
+    """`provenance[field]` is "default", the YAML file's path, the variable's name or "flag"."""
+
+    config: ServeConfig
+    provenance: dict[str, str]
+
+
+class Option(NamedTuple):
+    """One field of the schema, for `--help` and for the table printed at start."""
+
+    name: str
+    group: str
+    help: str
+    type: Any
+    default: Any
+
+
+def options(schema: type[msgspec.Struct] = ServeConfig) -> Iterator[Option]:
+    for f in msgspec.structs.fields(schema):
+        meta = f.type.__metadata__[0]
+        default = None if f.default is msgspec.NODEFAULT else f.default
+        yield Option(f.name, meta.title, meta.description, f.type.__origin__, default)
+
+
+def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+    """`flags` holds only what was given. Raises `ConfigError` naming the source, the key and what is accepted."""
+    values: dict[str, Any] = {}
+    source: dict[str, str] = {}
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if yaml_path is not None:
+        layers.append((str(yaml_path), _read_yaml(yaml_path)))
+    for key, text in sorted((environ or {}).items()):
+        if key.startswith(ENV_PREFIX):
+            layers.append((key, {key.removeprefix(ENV_PREFIX).lower(): text}))
+    layers.append(("flag", flags))
+    for name, layer in layers:
+        for key, value in layer.items():
+            _check_known(key, name)
+            values[key], source[key] = value, name
+    if "model" not in values:
+        raise ConfigError("no model given; name a checkpoint directory: hydrainfer serve MODEL", param="model")
+    checked = {key: _convert(key, value, source[key]) for key, value in values.items()}
+    provenance = {o.name: source.get(o.name, "default") for o in options()}
+    return Loaded(ServeConfig(**checked), provenance)
+
+
+def _check_known(key: str, source: str) -> None:
+    names = [o.name for o in options()]
+    if key not in names:
+        near = difflib.get_close_matches(str(key), names, 1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known keys are {', '.join(names)}"
+        raise ConfigError(f"unknown option {key!r} ({source}){hint}", param=str(key))
+
+
+def _convert(key: str, value: Any, source: str) -> Any:
+    """Check one value against its field, strings (from the environment) converted."""
+    field = next(f for f in msgspec.structs.fields(ServeConfig) if f.name == key)
+    if value in ("auto", "") and isinstance(value, str) and field.default is None:
+        return None
+    try:
+        return msgspec.convert(value, field.type, strict=False)
+    except msgspec.ValidationError as e:
+        raise ConfigError(
+            f"{key} ({source}): {_rule(field.type) or str(e).lower()}, got {value!r}", param=key
+        ) from None
+
+
+def _rule(annotated: Any) -> str:
+    choices = get_args(annotated.__origin__) if get_origin(annotated.__origin__) is Literal else ()
+    return f"must be one of {', '.join(choices)}" if choices else ""
+
+
+def _read_yaml(path: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}") from None
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{path} is not valid YAML: {str(e).splitlines()[0]}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold keys and values, one option a line")
+    return content

@@ -1,0 +1,65 @@
+"""Every option of a server, once: type, default, help. Flags, environment and YAML are three spellings of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def _help(group: str, text: str, **bounds: Any) -> Meta:
+    return Meta(title=group, description=text, **bounds)
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`None` means `auto`: resolved once, into a new object, when the model and the device are known."""
+
+    model: Annotated[str, _help("Model", "Checkpoint directory (Hugging Face format).")]
+    served_model_name: Annotated[str | None, _help("Model", "Name clients use; default: the directory's name.")] = None
+    device: Annotated[Device, _help("Model", "Where to run: cpu, cuda or auto (cuda if there is one).")] = "auto"
+    dtype: Annotated[
+        DType, _help("Model", "float32, bfloat16, float16 or auto (CPU: float32; CUDA: the checkpoint's, 16 bit).")
+    ] = "auto"
+    layout: Annotated[str, _help("Model", "Instances and their stages, e.g. 1EPD.")] = "1EPD"
+    max_model_len: Annotated[
+        int | None, _help("Model", "Context length in tokens; default: the model's, or what the KV cache holds.", ge=8)
+    ] = None
+
+    host: Annotated[str, _help("Server", "Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, _help("Server", "Port to listen on; 0 picks a free one.", ge=0, le=65535)] = 8000
+    api_key: Annotated[str | None, _help("Server", "Require this key as a bearer token.")] = None
+    request_timeout_s: Annotated[float, _help("Server", "A request ends with 504 after this long.", gt=0)] = 600.0
+    max_waiting: Annotated[int, _help("Server", "Requests in the system before new ones get 429.", ge=1)] = 512
+
+    token_budget: Annotated[int, _help("Scheduler", "Language tokens per batch.", ge=1)] = 1024
+    image_budget: Annotated[int, _help("Scheduler", "Pictures per vision batch.", ge=1)] = 4
+    max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 64
+    encode_gate: Annotated[
+        Literal["paper", "aged"], _help("Scheduler", "When encode may start beside a running prefill.")
+    ] = "aged"
+    encode_wait_s: Annotated[
+        float, _help("Scheduler", "With encode_gate=aged: a picture waits at most this long.", ge=0)
+    ] = 0.5
+    overlap: Annotated[
+        Literal["free", "step", "off"], _help("Scheduler", "How the vision and language lanes run side by side.")
+    ] = "free"
+    threads: Annotated[int | None, _help("Scheduler", "CPU threads for compute; default: all cores.", ge=1)] = None
+
+    kv_cache_gib: Annotated[
+        float | None, _help("Memory", "KV cache size; default: from free memory and max_running.", gt=0)
+    ] = None
+    image_cache_gib: Annotated[
+        float | None, _help("Memory", "Image embedding cache size; default: 64 pictures.", gt=0)
+    ] = None
+    block_tokens: Annotated[int, _help("Memory", "Tokens per KV block.", ge=1, le=256)] = 16
+    gpu_memory_fraction: Annotated[float, _help("Memory", "Share of the GPU for weights and caches.", gt=0, le=1)] = 0.9
+
+    max_images: Annotated[int, _help("Limits", "Pictures per request.", ge=0)] = 16
+    max_image_pixels: Annotated[int, _help("Limits", "Pixels per picture, checked before decoding.", ge=1)] = 89_478_485
+    max_body_mib: Annotated[float, _help("Limits", "Size of a request's body.", gt=0)] = 64.0
+    pixel_memory_mib: Annotated[float, _help("Limits", "Decoded pictures held at once; beyond it 429.", gt=0)] = 512.0
+    preprocess_threads: Annotated[int, _help("Limits", "Threads that decode pictures and tokenise.", ge=1)] = 2

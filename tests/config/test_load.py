@@ -1,0 +1,51 @@
+import pytest
+
+from hydrainfer.config import ENV_PREFIX, load, options
+from hydrainfer.core import ConfigError
+
+pytestmark = pytest.mark.unit
+
+
+def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: from-yaml\nport: 1\ntoken_budget: 7\nimage_budget: 3\n")
+    env = {ENV_PREFIX + "PORT": "2", ENV_PREFIX + "TOKEN_BUDGET": "8", "OTHER": "x"}
+    config, provenance = load({"port": 3}, path, env)
+    assert (config.model, config.port, config.token_budget, config.image_budget) == ("from-yaml", 3, 8, 3)
+    assert provenance["port"] == "flag"
+    assert provenance["token_budget"] == "HYDRAINFER_TOKEN_BUDGET"
+    assert provenance["image_budget"] == str(path)
+    assert provenance["dtype"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"modle": "x"}, "unknown option 'modle'.*did you mean model"),
+        ({"model": "x", "port": 70000}, "port .flag.: expected `int` <= 65535, got 70000"),
+        ({"model": "x", "device": "tpu"}, "must be one of auto, cpu, cuda, got 'tpu'"),
+        ({"model": "x", "token_budget": "many"}, "token_budget .flag.*got 'many'"),
+        ({}, "no model given"),
+    ],
+)
+def test_a_wrong_option_names_source_key_and_rule(flags, message):
+    with pytest.raises(ConfigError, match=message):
+        load(flags)
+
+
+@pytest.mark.parametrize(("content", "message"), [("[1, 2]", "keys and values"), ("a: [", "not valid YAML")])
+def test_a_broken_file_is_named(tmp_path, content, message):
+    path = tmp_path / "serve.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        load({}, path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load({}, tmp_path / "none.yaml")
+
+
+def test_auto_is_the_absence_of_a_value():
+    assert load({"model": "m", "kv_cache_gib": "auto"}).config.kv_cache_gib is None
+
+
+def test_every_option_says_what_it_is_for():
+    assert all(o.help.endswith(".") and o.group for o in options())

@@ -1,0 +1,239 @@
+"""The loop under a virtual clock: every request ends once, lanes overlap as asked, deadlines and failures are typed."""
+
+import pytest
+
+from hydrainfer.core import EventKind, InternalError, Lane, Role, StepResult
+from hydrainfer.engine import Engine, EngineThread
+from hydrainfer.metrics import INTERVALS, Timelines
+from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from tests.scheduler.fakes import FakeDevice, expected_tokens, make_caches, make_request
+
+pytestmark = pytest.mark.unit
+
+
+class TimedRunner:
+    """Executes on a `FakeDevice` and has the result ready `seconds` later, by the clock of `poll`."""
+
+    def __init__(self, device, clock, seconds):
+        self.device, self.clock, self.seconds = device, clock, seconds
+        self.spans = []
+
+    def launch(self, batch):
+        start = self.clock()
+        self.spans.append((start, start + self.seconds))
+        return TimedTicket(self.device.run(batch), start + self.seconds)
+
+    def close(self):
+        pass
+
+
+class TimedTicket:
+    def __init__(self, result, at):
+        self.result, self.at = result, at
+
+    def poll(self, now):
+        return self.result if now >= self.at else None
+
+    def ready_at(self):
+        return self.at
+
+
+class Rig:
+    """An engine on a virtual clock."""
+
+    def __init__(self, overlap="free", encode_s=3.0, step_s=1.0, device=None, headroom=32, **caches):
+        self.now = 0.0
+        self.device = device or FakeDevice()
+        self.runners = {
+            Lane.VISION: TimedRunner(self.device, lambda: self.now, encode_s),
+            Lane.LANGUAGE: TimedRunner(self.device, lambda: self.now, step_s),
+        }
+        self.caches = make_caches(**caches)
+        policy = Policy(encode_wait_s=2.0, headroom_tokens=headroom)
+        s = Scheduler(Role.parse("EPD"), self.caches, Budgets(tokens=16, images=2), policy)
+        self.outputs, self.events = [], []
+        self.engine = Engine(s, self.runners, self.outputs.extend, self.events.append, overlap)
+
+    def run(self, until=1000.0):
+        wake = self.engine.step(self.now)
+        while wake is not None and wake <= until:
+            self.now = wake
+            wake = self.engine.step(self.now)
+
+    def tokens(self, request_id):
+        return [t for o in self.outputs if o.request_id == request_id for t in o.token_ids]
+
+    def end(self, request_id):
+        (last,) = [o for o in self.outputs if o.request_id == request_id and o.finish_reason]
+        assert [o for o in self.outputs if o.request_id == request_id][-1] is last
+        return last
+
+
+@pytest.mark.parametrize("overlap", ["free", "step", "off"])
+def test_every_request_ends_once_with_its_tokens(overlap):
+    rig = Rig(overlap)
+    requests = [make_request(f"r{i}", n_text=3 + i, pictures=[i % 3] * (i % 2), max_tokens=5) for i in range(6)]
+    for r in requests:
+        rig.engine.submit(r, rig.now)
+    rig.run()
+    for r in requests:
+        assert rig.tokens(r.id) == expected_tokens(r)
+        assert rig.end(r.id).finish_reason == "length"
+    assert rig.engine.idle
+    rig.caches.check(idle=True)
+
+
+def overlapping(a, b):
+    return any(x[0] < y[1] and y[0] < x[1] for x in a for y in b)
+
+
+def test_lanes_overlap_as_configured():
+    spans = {}
+    for overlap in ("free", "step", "off"):
+        rig = Rig(overlap)
+        rig.engine.submit(make_request("text", max_tokens=12), 0.0)
+        rig.run(until=1.0)
+        rig.engine.submit(make_request("picture", pictures=[1]), rig.now)
+        rig.run()
+        spans[overlap] = (rig.runners[Lane.VISION].spans, rig.runners[Lane.LANGUAGE].spans)
+    assert overlapping(*spans["free"]) and overlapping(*spans["step"]) and not overlapping(*spans["off"])
+    (encode_start, encode_end) = spans["step"][0][0]
+    assert len([s for s in spans["step"][1] if encode_start <= s[0] < encode_end]) == 1  # joined: one step per encode
+    (encode_start, encode_end) = spans["free"][0][0]
+    assert len([s for s in spans["free"][1] if encode_start <= s[0] < encode_end]) == 3  # decodes go on meanwhile
+
+
+def test_cancel_ends_with_abort_and_frees_everything():
+    rig = Rig()
+    rig.engine.submit(make_request("a", pictures=[1], max_tokens=50), 0.0)
+    rig.run(until=8.0)
+    rig.engine.cancel(["a", "unknown"], rig.now)
+    rig.run()
+    assert rig.end("a").finish_reason == "abort"
+    assert rig.tokens("a") == expected_tokens(make_request("a", pictures=[1], max_tokens=50))[: len(rig.tokens("a"))]
+    rig.caches.check(idle=True)
+
+
+def test_deadline_ends_with_504_even_in_the_queue():
+    rig = Rig(kv_blocks=8)
+    rig.engine.submit(make_request("runs", n_text=8, max_tokens=20, deadline_s=5.5), 0.0)
+    rig.engine.submit(make_request("waits", n_text=16, max_tokens=10, deadline_s=3.0), 0.0)
+    rig.run()
+    assert rig.end("waits").error.status == 504 and rig.tokens("waits") == []
+    assert rig.end("runs").error.status == 504 and len(rig.tokens("runs")) == 5
+    rig.caches.check(idle=True)
+
+
+def test_too_large_a_request_ends_with_400_and_the_rest_goes_on():
+    rig = Rig(kv_blocks=8)
+    rig.engine.submit(make_request("large", n_text=40), 0.0)
+    rig.engine.submit(make_request("small"), 0.0)
+    rig.run()
+    assert rig.end("large").error.status == 400
+    assert rig.end("small").finish_reason == "length"
+
+
+class FailingDevice(FakeDevice):
+    def run(self, batch):
+        if any(w.seq.id == "bad" for w in batch.work):
+            return StepResult(batch, error=InternalError("the step failed"))
+        return super().run(batch)
+
+
+def test_a_failed_batch_ends_its_requests_only():
+    rig = Rig(device=FailingDevice())
+    rig.engine.submit(make_request("bad", pictures=[1, 2]), 0.0)
+    rig.engine.submit(make_request("good", pictures=[3]), 0.0)
+    rig.run()
+    assert rig.end("bad").error.status == 500
+    assert rig.tokens("good") == expected_tokens(make_request("good", pictures=[3]))
+    rig.caches.check(idle=True)
+
+
+def test_intervals_of_a_request_add_up_to_its_life():
+    rig = Rig(kv_blocks=9, headroom=0)
+    done = {}
+    timelines = Timelines(lambda request_id, timeline: done.update({request_id: timeline}))
+    for i in range(4):
+        rig.engine.submit(make_request(f"r{i}", n_text=6, pictures=[i % 2], max_tokens=9), float(0))
+    rig.run()
+    for event in rig.events:
+        timelines.record(event)
+    assert len(done) == 4 and len(timelines) == 0
+    for t in done.values():
+        assert set(t.intervals_s) <= set(INTERVALS)
+        assert sum(t.intervals_s.values()) == pytest.approx(t.e2e_s)
+        assert len(t.token_s) == 9
+    assert any(e.kind is EventKind.PREEMPTED for e in rig.events)
+    assert any(t.n_preemptions for t in done.values())
+
+
+def test_stall_is_measured_only_while_there_is_work():
+    rig = Rig()
+    assert rig.engine.stats(100.0).stalled_s == 0.0
+    rig.now = 100.0
+    rig.engine.submit(make_request("a"), 100.0)
+    rig.engine.step(100.0)
+    assert rig.engine.stats(130.0).stalled_s == 30.0
+    rig.run()
+    assert rig.engine.stats(999.0).stalled_s == 0.0
+
+
+class Immediate(TimedRunner):
+    """Ready at once, and says so by `wake` as a real lane does."""
+
+    def __init__(self, device, wake):
+        super().__init__(device, lambda: 0.0, 0.0)
+        self.wake = wake
+
+    def launch(self, batch):
+        ticket = super().launch(batch)
+        self.wake()
+        return ticket
+
+
+def threaded(device=None):
+    thread, outputs = EngineThread(), []
+    device = device or FakeDevice()
+    runners = {lane: Immediate(device, thread.wake) for lane in Lane}
+    caches = make_caches()
+    scheduler = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=16, images=2))
+    thread.start(Engine(scheduler, runners, outputs.extend))
+    return thread, outputs, caches
+
+
+def wait_for(condition, seconds=5.0):
+    import time
+
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.002)
+
+
+def test_a_thread_drives_the_engine_and_close_ends_what_runs():
+    thread, outputs, caches = threaded()
+    request = make_request("a", pictures=[1])
+    thread.submit(request)
+    wait_for(lambda: any(o.finish_reason for o in outputs))
+    assert [t for o in outputs for t in o.token_ids] == expected_tokens(request)
+    thread.close()
+    caches.check(idle=True)
+    with pytest.raises(Exception, match="shutting down"):
+        thread.submit(make_request("b"))
+
+
+class BrokenDevice(FakeDevice):
+    def run(self, batch):
+        raise RuntimeError("a bug in the runner")
+
+
+def test_a_bug_in_the_loop_ends_every_request_and_shows_in_stats():
+    thread, outputs, _ = threaded(BrokenDevice())
+    thread.submit(make_request("a"))
+    wait_for(lambda: len(outputs) == 1)
+    thread.submit(make_request("b"))
+    wait_for(lambda: len(outputs) == 2)
+    assert [o.error.status for o in outputs] == [500, 500]
+    assert thread.stats().stalled_s == float("inf")
+    thread.close()
