@@ -158,3 +158,32 @@ def test_min_tokens_and_stop_tokens():
     assert seq.finish_reason(5) == "stop"
     seq.tokens += [7] * 6
     assert seq.finish_reason(7) == "length"
+
+
+def test_a_picture_of_a_cancelled_request_is_encoded_by_the_next_that_wants_it():
+    s, device = make(Budgets(tokens=64, images=1)), FakeDevice()
+    s.add(make_request("a", pictures=[1, 2]), 0)
+    batch = s.next(0.0, Lane.VISION)  # picture 1 only
+    s.cancel("a")
+    s.apply(device.run(batch), 0.0)
+    s.add(make_request("b", pictures=[2]), 0)
+    assert [w.seq.id for w in turn(s, device, Lane.VISION)[0].work] == ["b"]
+
+
+def test_a_half_evicted_picture_is_encoded_anew_into_blocks_nobody_shares():
+    s, device = make(Budgets(tokens=64), embed_blocks=5), FakeDevice()
+    s.add(make_request("a", pictures=[1], max_tokens=1), 0)
+    turn(s, device, Lane.VISION)
+    turn(s, device, Lane.LANGUAGE)
+    pool = s.room.caches.pools["embed"]
+    kept = [b for b in range(5) if pool.is_cached(b)]
+    pool.take(4)  # evicts one of the two blocks of picture 1
+    left = [b for b in kept if pool.is_cached(b)]
+    assert len(left) == 1
+    for b in range(5):
+        if b not in left:
+            pool.drop(b)
+    hit = s.room.match(s.add(make_request("b", pictures=[1]), 0))
+    assert hit.blocks["embed"] == [None, None]
+    (work,) = turn(s, device, Lane.VISION)[0].work
+    assert not set(work.seq.blocks["embed"]) & set(left)
