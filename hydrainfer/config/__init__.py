@@ -5,5 +5,6 @@ Called by the CLI and the offline API. Never mutates a configuration, never look
 
 from hydrainfer.config.load import ENV_PREFIX, Loaded, Option, load, options
 from hydrainfer.config.schema import ServeConfig
+from hydrainfer.config.table import config_table
 
-__all__ = ["ENV_PREFIX", "Loaded", "Option", "ServeConfig", "load", "options"]
+__all__ = ["ENV_PREFIX", "Loaded", "Option", "ServeConfig", "config_table", "load", "options"]

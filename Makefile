@@ -1,0 +1,58 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Each sets up .venv itself when needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MODEL ?= .cache/models/demo
+ARGS ?=
+export OMP_WAIT_POLICY ?= PASSIVE
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo serve test test-full check format setup bench-peers gpu-check clean
+
+setup: $(STAMP)
+
+# torch first: without it, other packages would pull gigabytes of CUDA builds
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+$(MODEL)/config.json: | $(STAMP)
+	$(BIN)/python -m tests.checkpoints $(MODEL)
+
+demo: $(STAMP) $(MODEL)/config.json
+	$(BIN)/python -m hydrainfer demo $(MODEL)
+
+serve: $(STAMP) $(MODEL)/config.json
+	$(BIN)/hydrainfer serve $(MODEL) $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+test-full: $(STAMP)
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.house
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-peers: $(STAMP)
+	bash benchmarks/peers/setup_vllmcpu.sh
+	$(BIN)/python -m benchmarks.b01_side_by_side $(ARGS)
+
+# Builds, tests and measures everything CUDA on a machine that has it; writes JSON under $$OUT.
+gpu-check:
+	bash benchmarks/gpu_check.sh
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info

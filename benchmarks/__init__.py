@@ -1,0 +1,4 @@
+"""Numbered experiments: a question, the script that answers it, the JSON it writes and a figure of it.
+
+Run as `python -m benchmarks.bNN_name`. Not part of the package: nothing in `hydrainfer` imports it.
+"""

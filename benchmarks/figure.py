@@ -1,0 +1,74 @@
+"""Figures of results, all alike. Needs matplotlib (the `dev` extra)."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+COLOURS = ("#2f6db3", "#d9822b", "#4a9a5d", "#8a5aa8")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """`series[name][i]`: the repeated measurements of group i."""
+
+    title: str
+    groups: list[str]
+    series: dict[str, list[list[float]]]
+
+
+def save_bars(path: Path, title: str, panels: list[Panel]) -> None:
+    """One bar per series and group at the median, a dot per measurement."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3.4), squeeze=False)
+    for axis, panel in zip(axes[0], panels, strict=True):
+        width = 0.8 / len(panel.series)
+        for rank, (name, groups) in enumerate(panel.series.items()):
+            for i, samples in enumerate(groups):
+                if not samples:
+                    continue
+                x = i + (rank - (len(panel.series) - 1) / 2) * width
+                label = name if i == 0 else None
+                axis.bar(x, statistics.median(samples), width * 0.92, color=COLOURS[rank], alpha=0.75, label=label)
+                axis.plot([x] * len(samples), samples, "o", color="black", markersize=2.5, alpha=0.6)
+        axis.set_xticks(range(len(panel.groups)), panel.groups)
+        axis.set_title(panel.title, fontsize=10)
+        axis.set_ylim(bottom=0)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=11)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def save_lines(
+    path: Path, title: str, x_label: str, y_label: str, x: list[float], series: dict[str, list[float]], log: bool
+) -> None:
+    """One line per series over `x`; `log`: both axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5, 3.4))
+    for colour, (name, y) in zip(COLOURS, series.items(), strict=False):
+        axis.plot(x, y, "o-", color=colour, label=name)
+    if log:
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+    axis.set_xticks(x, [f"{v:g}" for v in x])
+    axis.set_xlabel(x_label)
+    axis.set_ylabel(y_label)
+    axis.set_title(title, fontsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,88 @@
+"""What every experiment keeps with its numbers: command, revision, hardware, versions, date."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("hydrainfer", "torch", "transformers", "numpy", "fastapi", "uvicorn", "msgspec", "orjson", "httptools")
+
+
+def write_result(name: str, question: str, settings: dict[str, Any], results: Any, out: Path | None = None) -> Path:
+    """Write `results/NAME.json`, or `out`. `settings`: what the experiment was run with, defaults included."""
+    path = out or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {
+        "question": question,
+        "command": shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "revision": revision(),
+        "hardware": hardware(),
+        "versions": versions(),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("OMP_", "KMP_", "MKL_"))},
+        "settings": settings,
+        "results": results,
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    return path
+
+
+def revision() -> str:
+    """The commit, marked `+changes` if tracked files differ from it or package files are untracked."""
+    head, status = (
+        subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+        for args in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "hydrainfer", "kernels", "benchmarks/*.py"])
+    )
+    return (head or "unknown") + ("+changes" if status else "")
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores this process may use, memory; the accelerator if torch sees one."""
+    model, flags = platform.processor(), ""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            model = value.strip()
+        elif key.strip() == "flags":
+            flags = value
+            break
+    vectors = [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if f in flags.split()]
+    found = {
+        "cpu": model,
+        "vector_instructions": vectors,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def spread(samples: list[float]) -> dict[str, float] | None:
+    """Median, least and greatest of repeated measurements; None if there are none."""
+    if not samples:
+        return None
+    ordered, n = sorted(samples), len(samples)
+    median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    return {"n": n, "median": median, "min": ordered[0], "max": ordered[-1]}

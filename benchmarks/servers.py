@@ -1,0 +1,157 @@
+"""Server processes under test: start, wait for health, watch processor time and memory, stop. Linux only (/proc)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrainfer.workload import ChatClient, Target
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class ServerFailed(Exception):
+    """It did not start, or died; the message ends with the last lines of its log."""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Server:
+    """One server and the processes it starts, in a session of their own. Stop it in any case: use as a context."""
+
+    def __init__(self, name: str, command: list[str], port: int, log: Path, env: dict[str, str]) -> None:
+        self.name, self.command, self._log = name, command, log
+        self.url = f"http://127.0.0.1:{port}"
+        self.startup_s: float | None = None
+        self._started_s = time.perf_counter()
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+            )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def wait_healthy(self, limit_s: float) -> None:
+        """Until `/health` answers 200; then `startup_s` is set. Raises `ServerFailed`."""
+        async with ChatClient(Target(base_url=self.url), time.perf_counter) as client:
+            while not await client.healthy():
+                self.check_alive()
+                if time.perf_counter() - self._started_s > limit_s:
+                    raise ServerFailed(f"{self.name} is not healthy after {limit_s:.0f} s\n{self.log_tail()}")
+                await asyncio.sleep(0.1)
+            self.startup_s = time.perf_counter() - self._started_s
+
+    async def model(self) -> str:
+        """The first name it serves."""
+        async with ChatClient(Target(base_url=self.url), time.perf_counter) as client:
+            return (await client.models())[0]
+
+    def check_alive(self) -> None:
+        if self._process.poll() is not None:
+            raise ServerFailed(f"{self.name} ended with status {self._process.returncode}\n{self.log_tail()}")
+
+    def log_tail(self, n_lines: int = 15) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-n_lines:])
+
+    def stop(self, limit_s: float = 30.0) -> None:
+        """Ask (SIGINT), wait, and only then kill its session. Nothing of it is left running."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                print(f"{self.name} did not stop within {limit_s:.0f} s and was killed")
+        patience_s = time.perf_counter() + 5.0
+        while (left := self._session()) and time.perf_counter() < patience_s and self._process.poll() is not None:
+            time.sleep(0.1)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _session(self) -> list[int]:
+        """Its processes, zombies excepted."""
+        return [pid for pid, stat in _all_stats() if int(stat[3]) == self._process.pid and stat[0] != "Z"]
+
+    def cpu_s(self) -> float:
+        """Processor time of all its processes so far, reaped children included."""
+        stats = (stat for _, stat in _all_stats() if int(stat[3]) == self._process.pid)
+        return sum(sum(int(t) for t in stat[11:15]) for stat in stats) / TICKS_PER_S
+
+    def memory(self) -> dict[str, int]:
+        """`hwm_sum_bytes`: the processes' peak resident sizes added up (shared pages count in each); `pss_bytes`:
+        their proportional sizes now."""
+        pids = self._session()
+        return {
+            "processes": len(pids),
+            "hwm_sum_bytes": sum(_field(f"/proc/{p}/status", "VmHWM:") for p in pids),
+            "pss_bytes": sum(_field(f"/proc/{p}/smaps_rollup", "Pss:") for p in pids),
+        }
+
+
+def _all_stats() -> list[tuple[int, list[str]]]:
+    """(pid, fields of /proc/pid/stat from the state on)."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                found.append((int(entry), Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()))
+            except OSError:
+                continue  # ended meanwhile
+    return found
+
+
+def _field(path: str, key: str) -> int:
+    """A size of /proc in bytes; 0 if the process has ended."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
+
+
+@dataclass(frozen=True)
+class CpuUse:
+    """Mean cores in use over a stretch of time. `others`: neither the servers nor this process; `steal`: the host."""
+
+    wall_s: float
+    servers: dict[str, float]
+    client: float
+    others: float
+    steal: float
+
+
+class CpuWatch:
+    """Processor use from its creation to `stop`."""
+
+    def __init__(self, servers: list[Server]) -> None:
+        self._servers = servers
+        self._before = self._read()
+
+    def _read(self) -> tuple[float, dict[str, float], float, float, float]:
+        times = [int(t) / TICKS_PER_S for t in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        busy_s = sum(times) - times[3] - times[4] - times[7]  # not: idle, waiting for a disk, stolen
+        return time.perf_counter(), {s.name: s.cpu_s() for s in self._servers}, time.process_time(), busy_s, times[7]
+
+    def stop(self) -> CpuUse:
+        (t0, servers0, client0, busy0, steal0), (t1, servers1, client1, busy1, steal1) = self._before, self._read()
+        wall_s = t1 - t0
+        servers = {name: (servers1[name] - servers0[name]) / wall_s for name in servers1}
+        client = (client1 - client0) / wall_s
+        others = max(0.0, (busy1 - busy0) / wall_s - sum(servers.values()) - client)
+        return CpuUse(wall_s, servers, client, others, (steal1 - steal0) / wall_s)

@@ -1,0 +1,5 @@
+"""`python -m hydrainfer` is the `hydrainfer` command."""
+
+from hydrainfer.cli import main
+
+main()

@@ -1,0 +1,204 @@
+"""The one file that names concrete classes: from a configuration to a running instance."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydrainfer.cache import CacheKind, CacheSet, CacheSpec
+from hydrainfer.config import ServeConfig
+from hydrainfer.core import ConfigError, Lane, Layout, Role
+from hydrainfer.engine import Engine, EngineThread, OutputSink
+from hydrainfer.metrics import PrometheusRecorder
+from hydrainfer.models import Model, load_model, read_config, vision_fingerprint
+from hydrainfer.processor import MediaLimits, ModelDescription, PixelStore, Processor, load_description
+from hydrainfer.runtime import LanguageRunner, VisionRunner
+from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from hydrainfer.server import Intake, Sessions
+from hydrainfer.storage import BlockStore
+
+Progress = Callable[[int, int], None]
+_GIB = 1 << 30
+_CUDA_WORKSPACE_BYTES = 2 * _GIB
+_PICTURES_CACHED = 64
+_TOKENS_PER_RUNNING = 1024  # the automatic KV cache holds this many tokens for each of max_running requests
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One running EPD instance and what the server and the offline API need beside it. `facts`: the resolved values
+    of options that were `auto`."""
+
+    config: ServeConfig
+    name: str
+    intake: Intake
+    sessions: Sessions
+    engine: EngineThread
+    recorder: PrometheusRecorder
+    caches: CacheSet
+    facts: dict[str, Any]
+
+    def close(self) -> None:
+        """End what runs, stop every thread. Safe to repeat."""
+        self.intake.close()
+        self.engine.close()
+        self.sessions.forget()
+
+
+def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> Instance:
+    """Load the model and start the engine. Raises `ConfigError` or `CheckpointError`, one line each."""
+    role = _single_role(config.layout)
+    device, dtype = _device(config), _dtype(config)
+    path = Path(config.model).expanduser()
+    description = load_description(path, max_context=config.max_model_len)
+    model_config = read_config(path)
+    dtype = dtype or _auto_dtype(device, model_config.dtype)
+    model = load_model(path, role, device, dtype, on_progress)
+    sizes = _cache_sizes(config, model, description.n_context)
+    description = _fit_context(config, description, sizes)
+
+    clock = time.monotonic
+    pixels = PixelStore(int(config.pixel_memory_mib * 2**20))
+    limits = MediaLimits(max_images=config.max_images, max_pixels=config.max_image_pixels)
+    processor = Processor(description, pixels, weights=vision_fingerprint(path), dtype=dtype, limits=limits)
+    sessions = Sessions(description.vocabulary, pixels, clock, max_requests=config.max_waiting)
+    name = config.served_model_name or path.resolve().name
+
+    thread = EngineThread(clock)
+    recorder = PrometheusRecorder(name, thread.stats)
+    caches = CacheSet(sizes)
+    policy = Policy(encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s)
+    budgets = Budgets(tokens=config.token_budget, images=config.image_budget, running=config.max_running)
+    scheduler = Scheduler(role, caches, budgets, policy)
+    n_threads = config.threads or len(os.sched_getaffinity(0))
+    thread.start(_engine(model, sizes, scheduler, pixels, thread, sessions.sink, recorder, config, n_threads))
+    sessions.attach(thread)
+    facts = {
+        "served_model_name": name,
+        "device": str(device),
+        "dtype": dtype,
+        "max_model_len": description.n_context,
+        "threads": n_threads,
+        **{_SIZE_OPTION[s.kind]: round(n * s.block_bytes / _GIB, 3) for s, n in sizes.items()},
+        "operators": ", ".join(f"{op}={variant}" for op, variant in model.ops.describe()),
+    }
+    intake = Intake(processor, sessions, n_threads=config.preprocess_threads, timeout_s=config.request_timeout_s)
+    return Instance(config, name, intake, sessions, thread, recorder, caches, facts)
+
+
+def _engine(
+    model: Model,
+    sizes: dict[CacheSpec, int],
+    scheduler: Scheduler,
+    pixels: PixelStore,
+    thread: EngineThread,
+    sink: OutputSink,
+    recorder: PrometheusRecorder,
+    config: ServeConfig,
+    n_threads: int,
+) -> Engine:
+    stores = {spec.name: BlockStore(spec, n, model.device) for spec, n in sizes.items()}
+    engine: Engine
+
+    def threads_beside(other: Lane) -> Callable[[], int]:
+        """All cores while the other lane is idle, half of them while it runs."""
+        return lambda: max(1, n_threads // 2) if engine.in_flight(other) else n_threads
+
+    runners = {
+        Lane.VISION: VisionRunner(
+            model, stores["embed"], pixels.get, wake=thread.wake, threads=threads_beside(Lane.LANGUAGE)
+        ),
+        Lane.LANGUAGE: LanguageRunner(
+            model, stores["kv"], stores["embed"], wake=thread.wake, threads=threads_beside(Lane.VISION)
+        ),
+    }
+    engine = Engine(scheduler, runners, sink, recorder.record, config.overlap)
+    return engine
+
+
+_SIZE_OPTION = {CacheKind.FULL: "kv_cache_gib", CacheKind.EMBED: "image_cache_gib"}
+
+
+def _single_role(layout: str) -> Role:
+    roles = Layout.parse(layout).instances
+    if len(roles) != 1:
+        raise ConfigError(
+            f"layout {layout} has {len(roles)} instances; this version runs one, --layout 1EPD", param="layout"
+        )
+    return roles[0]
+
+
+def _device(config: ServeConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda, but torch sees no CUDA device; use --device cpu", param="device")
+    cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+
+def _dtype(config: ServeConfig) -> str | None:
+    return None if config.dtype == "auto" else config.dtype
+
+
+def _auto_dtype(device: torch.device, checkpoint: str) -> str:
+    """CPU: float32 (few have 16-bit arithmetic). CUDA: the checkpoint's, or bfloat16 if that is float32."""
+    if device.type == "cpu":
+        return "float32"
+    return "bfloat16" if checkpoint == "float32" else checkpoint
+
+
+def _cache_sizes(config: ServeConfig, model: Model, n_context: int) -> dict[CacheSpec, int]:
+    """Blocks per cache, from the options or from the memory that is free."""
+    specs = model.cache_specs(kv_block_tokens=config.block_tokens)
+    kv = next(s for s in specs if s.kind is CacheKind.FULL)
+    embed = next(s for s in specs if s.kind is CacheKind.EMBED)
+    picture_blocks = embed.blocks_for(model.config.vision.tokens)
+    n_embed = _blocks(config.image_cache_gib, embed) or picture_blocks * max(_PICTURES_CACHED, config.max_images)
+    n_kv = _blocks(config.kv_cache_gib, kv)
+    if n_kv is None:
+        wanted = max(kv.blocks_for(config.max_running * _TOKENS_PER_RUNNING), kv.blocks_for(n_context))
+        free = _free_bytes(config, model.device) - n_embed * embed.block_bytes
+        n_kv = min(wanted, free // kv.block_bytes) if model.device.type == "cpu" else free // kv.block_bytes
+    if n_kv < 1 or n_embed < picture_blocks:
+        raise ConfigError(
+            f"no memory for the caches: a KV block takes {kv.block_bytes} bytes and a picture "
+            f"{picture_blocks * embed.block_bytes}; lower --max-running or give --kv-cache-gib and --image-cache-gib"
+        )
+    return {embed: n_embed, kv: n_kv}
+
+
+def _blocks(gib: float | None, spec: CacheSpec) -> int | None:
+    return None if gib is None else max(1, int(gib * _GIB) // spec.block_bytes)
+
+
+def _free_bytes(config: ServeConfig, device: torch.device) -> int:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free - (1 - config.gpu_memory_fraction) * total) - _CUDA_WORKSPACE_BYTES
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 // 2  # half: the rest of the machine lives here, too
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _fit_context(config: ServeConfig, description: ModelDescription, sizes: dict[CacheSpec, int]) -> ModelDescription:
+    """The context length can be no longer than what the whole KV cache holds."""
+    held = next(s.block_tokens * n for s, n in sizes.items() if s.kind is CacheKind.FULL)
+    if held >= description.n_context:
+        return description
+    if config.max_model_len is not None:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but the KV cache holds {held} tokens; "
+            "raise --kv-cache-gib or lower --max-model-len",
+            param="max_model_len",
+        )
+    return dataclasses.replace(description, n_context=held)
+
+
+__all__ = ["Instance", "start_instance"]

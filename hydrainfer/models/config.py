@@ -1,0 +1,156 @@
+"""What a checkpoint says about itself, checked and free of torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrainfer.core import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding. `kind`: "default", "linear" (positions divided by `factor`) or "llama3" (the last three)."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    """A Llama-style decoder. `context` is the longest sequence in tokens."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    context: int
+    rope: Rope
+    attention_bias: bool
+    mlp_bias: bool
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """A CLIP-style vision tower. `features`: outputs taken, 0 = the embeddings, i = after layer i; `keep_class`: does
+    the class token's row stay. Sizes in pixels. `mean`, `std`: of RGB scaled to 0..1."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    norm_eps: float
+    image_size: int
+    patch_size: int
+    activation: str
+    features: tuple[int, ...]
+    keep_class: bool
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    rescale: float
+
+    @property
+    def patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def tokens(self) -> int:
+        """Rows of one encoded picture."""
+        return self.patches + self.keep_class
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A model as this engine sees it. `dtype` is what the checkpoint was saved in; `image_token` the placeholder id."""
+
+    architecture: str
+    text: TextConfig
+    vision: VisionConfig
+    image_token: int
+    projector_activation: str
+    projector_bias: bool
+    dtype: str
+
+
+ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "silu", "relu")
+ROPE_KINDS = ("default", "linear", "llama3")
+
+
+def require(ok: bool, path: Path, problem: str) -> None:
+    """Raise `CheckpointError` naming the checkpoint unless `ok`."""
+    if not ok:
+        raise CheckpointError(f"{path}: {problem}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object of a checkpoint directory. Raises `CheckpointError`."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent}: {path.name} is missing") from None
+    except (OSError, ValueError) as e:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({type(e).__name__})") from None
+    require(isinstance(value, dict), path, "is not a JSON object")
+    return value
+
+
+def text_config(hf: Any, path: Path, *, tied: bool) -> TextConfig:
+    """From a transformers `LlamaConfig`, whose defaults fill what the file leaves out."""
+    require(hf.model_type == "llama", path, f"text model {hf.model_type!r} is not supported; supported: llama")
+    require(hf.hidden_act == "silu", path, f"hidden_act {hf.hidden_act!r} is not supported; supported: silu")
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    kv_heads = hf.num_key_value_heads or hf.num_attention_heads
+    require(hf.num_attention_heads % kv_heads == 0, path, f"{hf.num_attention_heads} heads over {kv_heads} KV heads")
+    require(head_dim % 2 == 0, path, f"head_dim {head_dim} is odd")
+    return TextConfig(
+        vocab=hf.vocab_size,
+        hidden=hf.hidden_size,
+        intermediate=hf.intermediate_size,
+        layers=hf.num_hidden_layers,
+        heads=hf.num_attention_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=hf.rms_norm_eps,
+        context=hf.max_position_embeddings,
+        rope=rope_config(hf, path),
+        attention_bias=bool(hf.attention_bias),
+        mlp_bias=bool(hf.mlp_bias),
+        tied=tied,
+    )
+
+
+def rope_config(hf: Any, path: Path) -> Rope:
+    """From `rope_parameters` (transformers 5), which also holds what older files call `rope_scaling`."""
+    given = dict(getattr(hf, "rope_parameters", None) or {})
+    kind = given.get("rope_type") or given.get("type") or "default"
+    require(kind in ROPE_KINDS, path, f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+    partial = given.get("partial_rotary_factor", 1.0)
+    require(partial == 1.0, path, f"partial_rotary_factor {partial} is not supported; supported: 1.0")
+    try:
+        rope = Rope(theta=float(given.get("rope_theta", 10000.0)), kind=kind)
+        if kind == "default":
+            return rope
+        rope = Rope(theta=rope.theta, kind=kind, factor=float(given["factor"]))
+        if kind == "linear":
+            return rope
+        return Rope(
+            theta=rope.theta,
+            kind=kind,
+            factor=rope.factor,
+            low_freq_factor=float(given["low_freq_factor"]),
+            high_freq_factor=float(given["high_freq_factor"]),
+            original_context=int(given["original_max_position_embeddings"]),
+        )
+    except KeyError as e:
+        raise CheckpointError(f"{path}: rope type {kind!r} lacks {e.args[0]}") from None

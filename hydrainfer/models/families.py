@@ -1,0 +1,59 @@
+"""Which architectures can be served: the name in config.json → how to read it, name its tensors and build it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydrainfer.core import CheckpointError
+from hydrainfer.models import llava
+from hydrainfer.models.config import ModelConfig, read_json, require
+
+
+class Family(NamedTuple):
+    """One architecture. `read(hf_config, path)` checks and describes; `canonical(name)` maps a checkpoint's tensor name
+    to ours; `vision` and `language` build empty towers from `(config, ops, dtype, device)`."""
+
+    read: Callable[[Any, Path], ModelConfig]
+    canonical: Callable[[str], str]
+    vision: Callable[..., Any]
+    language: Callable[..., Any]
+
+
+FAMILIES = {
+    "LlavaForConditionalGeneration": Family(llava.read, llava.canonical, llava.LlavaVision, llava.language),
+}
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """Describe a Hugging Face checkpoint directory. Raises `CheckpointError` in one line."""
+    path = Path(path).expanduser()
+    require(path.exists(), path, "no such directory; pass a Hugging Face checkpoint directory")
+    require(path.is_dir(), path, "is not a directory; pass a Hugging Face checkpoint directory")
+    raw = read_json(path / "config.json")
+    names = raw.get("architectures") or [f"model_type {raw.get('model_type')!r}"]
+    family = FAMILIES.get(str(names[0]))
+    supported = ", ".join(FAMILIES)
+    require(family is not None, path, f"architecture {names[0]} is not supported; supported: {supported}")
+    assert family is not None
+    return family.read(_hf_config(path), path)
+
+
+def family_of(config: ModelConfig) -> Family:
+    return FAMILIES[config.architecture]
+
+
+def _hf_config(path: Path) -> Any:
+    """transformers' view of config.json, for its defaults."""
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as e:
+        first = str(e).strip().splitlines()[0][:200] if str(e).strip() else type(e).__name__
+        raise CheckpointError(f"{path}: config.json is not valid: {first}") from None
+    except Exception as e:  # huggingface_hub's strict dataclasses raise their own kinds
+        first = " ".join(str(e).split())[:200]
+        raise CheckpointError(f"{path}: config.json is not valid: {first}") from None

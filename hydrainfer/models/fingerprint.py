@@ -1,0 +1,34 @@
+"""A cheap identity of the vision weights, part of every embedding's key (DESIGN 4)."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from hydrainfer.models.config import require
+from hydrainfer.models.families import family_of, read_config
+from hydrainfer.models.safetensors_file import read_header, weight_files
+
+_SAMPLE_BYTES = 64
+_SAMPLES = 8
+
+
+def vision_fingerprint(path: str | Path) -> bytes:
+    """16 bytes: a hash of the vision tensors' names, shapes, dtypes and of bytes sampled evenly from each. Reads a few
+    kilobytes; does not depend on sharding or on which spelling of the names the checkpoint uses."""
+    path = Path(path).expanduser()
+    canonical = family_of(read_config(path)).canonical
+    parts: dict[str, bytes] = {}
+    for file in weight_files(path):
+        with file.open("rb") as f:
+            for t in read_header(file):
+                name = canonical(t.name)
+                if not name.startswith(("vision.", "projector.")):
+                    continue
+                digest = hashlib.blake2b(f"{name} {t.dtype} {t.shape}".encode(), digest_size=16)
+                for i in range(_SAMPLES):
+                    f.seek(t.offset + max(0, t.n_bytes - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
+                    digest.update(f.read(min(_SAMPLE_BYTES, t.n_bytes)))
+                parts[name] = digest.digest()
+    require(bool(parts), path, "holds no vision tensors")
+    return hashlib.blake2b(b"".join(parts[name] for name in sorted(parts)), digest_size=16).digest()

@@ -1,0 +1,181 @@
+"""A Llama decoder over a paged cache, for flattened batches of any mix of chunks and decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hydrainfer.models.config import TextConfig
+from hydrainfer.models.rope import angles, inverse_frequencies
+from hydrainfer.models.slots import Slot, empty
+from hydrainfer.ops import AttentionBatch, OpSet
+
+
+class LastRows(NamedTuple):
+    """The rows whose hidden states are wanted: `rows` [n] int64, and `batch`, the same requests as decodes."""
+
+    rows: Tensor
+    batch: AttentionBatch
+
+
+@dataclass(slots=True)
+class LlamaLayer:
+    """One block's weights; query-key-value and gate-up fused."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    out: Tensor
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    qkv_bias: Tensor | None
+    out_bias: Tensor | None
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+
+    @classmethod
+    def make(cls, c: TextConfig, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
+        q, kv, h, m = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.hidden, c.intermediate
+
+        def tensor(*shape: int) -> Tensor:
+            return empty(shape, dtype, device)
+
+        return cls(
+            input_norm=tensor(h),
+            qkv=tensor(q + 2 * kv, h),
+            out=tensor(h, q),
+            post_norm=tensor(h),
+            gate_up=tensor(2 * m, h),
+            down=tensor(h, m),
+            qkv_bias=tensor(q + 2 * kv) if c.attention_bias else None,
+            out_bias=tensor(h) if c.attention_bias else None,
+            gate_up_bias=tensor(2 * m) if c.mlp_bias else None,
+            down_bias=tensor(h) if c.mlp_bias else None,
+        )
+
+    def slots(self, prefix: str, c: TextConfig) -> dict[str, Slot]:
+        q, kv, m = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        found = {
+            f"{prefix}.input_layernorm.weight": Slot(self.input_norm),
+            f"{prefix}.post_attention_layernorm.weight": Slot(self.post_norm),
+        }
+        for leaf, qkv, out, gate_up, down in (
+            ("weight", self.qkv, self.out, self.gate_up, self.down),
+            ("bias", self.qkv_bias, self.out_bias, self.gate_up_bias, self.down_bias),
+        ):
+            if qkv is not None and out is not None:
+                for letter, part in zip("qkv", qkv.split([q, kv, kv])):
+                    found[f"{attention}.{letter}_proj.{leaf}"] = Slot(part)
+                found[f"{attention}.o_proj.{leaf}"] = Slot(out)
+            if gate_up is not None and down is not None:
+                for name, part in zip(("gate", "up"), gate_up.split([m, m])):
+                    found[f"{mlp}.{name}_proj.{leaf}"] = Slot(part)
+                found[f"{mlp}.down_proj.{leaf}"] = Slot(down)
+        return found
+
+
+class Llama:
+    """Embedding table, decoder layers, head. Methods run under `torch.inference_mode` of the caller."""
+
+    def __init__(self, config: TextConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self._ops = ops
+        self._inverse = inverse_frequencies(config.rope, config.head_dim).to(device)
+        self.table = empty((config.vocab, config.hidden), dtype, device)
+        self.layers = [LlamaLayer.make(config, dtype, device) for _ in range(config.layers)]
+        self.norm = empty((config.hidden,), dtype, device)
+        self.head = self.table if config.tied else empty((config.vocab, config.hidden), dtype, device)
+
+    def slots(self) -> dict[str, Slot]:
+        found = {"text.embed_tokens.weight": Slot(self.table), "text.norm.weight": Slot(self.norm)}
+        if not self.config.tied:
+            found["lm_head.weight"] = Slot(self.head)
+        for i, layer in enumerate(self.layers):
+            found |= layer.slots(f"text.layers.{i}", self.config)
+        return found
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """int64 [rows] → [rows, hidden], a fresh tensor."""
+        return F.embedding(ids, self.table)
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        caches: Sequence[Tensor],
+        last: LastRows | None = None,
+    ) -> Tensor:
+        """Run all layers over `x` [rows, hidden] (overwritten), writing keys and values of every row into `caches`, one
+        [blocks, 2, block_tokens, kv_heads, head_dim] per layer.
+
+        Returns normalised hidden states [rows, hidden]; with `last`, of those rows only, and then the last layer
+        computes nothing but keys and values for the others.
+        """
+        cos, sin = angles(self._inverse, positions)
+        n_full = len(self.layers) if last is None else len(self.layers) - 1
+        for i in range(n_full):
+            self._attend(self.layers[i], x, cos, sin, batch, caches[i])
+            self._mlp(self.layers[i], x)
+        if last is not None:
+            x = self._attend_last(self.layers[-1], x, cos, sin, batch, caches[n_full], last)
+            self._mlp(self.layers[-1], x)
+        return self._ops.rms_norm(x, self.norm, self.config.norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] → float32 [rows, vocab]."""
+        return self._ops.linear(hidden, self.head).float()
+
+    def _attend(
+        self, layer: LlamaLayer, x: Tensor, cos: Tensor, sin: Tensor, batch: AttentionBatch, cache: Tensor
+    ) -> None:
+        c, ops = self.config, self._ops
+        normed = ops.rms_norm(x, layer.input_norm, c.norm_eps)
+        qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
+        ops.rope(qkv[:, : c.heads + c.kv_heads], cos, sin)
+        kv = qkv[:, c.heads :].unflatten(1, (2, c.kv_heads))  # [rows, 2, kv_heads, head_dim]
+        ops.write_kv(cache, kv, batch)
+        mixed = ops.attention(qkv[:, : c.heads], kv, cache, batch, c.head_dim**-0.5)
+        ops.linear_add(x, mixed.flatten(1), layer.out, layer.out_bias)
+
+    def _attend_last(
+        self,
+        layer: LlamaLayer,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        batch: AttentionBatch,
+        cache: Tensor,
+        last: LastRows,
+    ) -> Tensor:
+        """As `_attend` for the last layer: keys and values of all rows, queries of the wanted ones. Returns their x."""
+        c, ops = self.config, self._ops
+        q_width = c.heads * c.head_dim
+        q_bias, kv_bias = (
+            (None, None) if layer.qkv_bias is None else layer.qkv_bias.split([q_width, 2 * c.kv_heads * c.head_dim])
+        )
+        normed = ops.rms_norm(x, layer.input_norm, c.norm_eps)
+        kv = ops.linear(normed, layer.qkv[q_width:], kv_bias).view(-1, 2, c.kv_heads, c.head_dim)
+        ops.rope(kv[:, 0], cos, sin)
+        ops.write_kv(cache, kv, batch)
+        x = x[last.rows]
+        if not last.rows.shape[0]:
+            return x
+        q = ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias).view(-1, c.heads, c.head_dim)
+        ops.rope(q, cos[last.rows], sin[last.rows])
+        mixed = ops.attention(q, kv[last.rows], cache, last.batch, c.head_dim**-0.5)
+        ops.linear_add(x, mixed.flatten(1), layer.out, layer.out_bias)
+        return x
+
+    def _mlp(self, layer: LlamaLayer, x: Tensor) -> None:
+        if not x.shape[0]:
+            return
+        ops = self._ops
+        gate_up = ops.linear(ops.rms_norm(x, layer.post_norm, self.config.norm_eps), layer.gate_up, layer.gate_up_bias)
+        ops.linear_add(x, ops.silu_and_mul(gate_up), layer.down, layer.down_bias)

@@ -1,0 +1,86 @@
+"""One loaded model: the towers that a role needs, behind the calls the runners make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hydrainfer.cache import CacheSpec
+from hydrainfer.core import Role, Stage
+from hydrainfer.models.config import ModelConfig
+from hydrainfer.models.families import family_of
+from hydrainfer.models.llama import LastRows
+from hydrainfer.models.slots import Slot
+from hydrainfer.ops import AttentionBatch, OpSet
+
+
+class Model:
+    """Weights on one device. `vision` is None unless the role encodes, `language` unless it prefills or decodes."""
+
+    def __init__(self, config: ModelConfig, role: Role, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
+        family = family_of(config)
+        self.config, self.role, self.ops, self.dtype, self.device = config, role, ops, dtype, device
+        speaks = role.runs(Stage.PREFILL) or role.runs(Stage.DECODE)
+        self.vision = family.vision(config, ops, dtype, device) if role.runs(Stage.ENCODE) else None
+        self.language = family.language(config, ops, dtype, device) if speaks else None
+
+    def slots(self) -> dict[str, Slot]:
+        """Canonical tensor name → where it goes, for every tensor the role needs."""
+        return {name: slot for tower in (self.vision, self.language) if tower for name, slot in tower.slots().items()}
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(slot.into.nbytes for slot in self.slots().values())
+
+    def cache_specs(self, *, kv_block_tokens: int = 16, embed_block_tokens: int = 64) -> tuple[CacheSpec, ...]:
+        """The caches of an instance of this role: "embed" if it encodes or prefills, "kv" if it prefills or decodes."""
+        text, dtype = self.config.text, str(self.dtype).removeprefix("torch.")
+        specs: list[CacheSpec] = []
+        if self.role.runs(Stage.ENCODE) or self.role.runs(Stage.PREFILL):
+            specs.append(CacheSpec.embed(width=text.hidden, dtype=dtype, block_tokens=embed_block_tokens))
+        if self.language is not None:
+            specs.append(
+                CacheSpec.full(
+                    layers=text.layers,
+                    kv_heads=text.kv_heads,
+                    head_dim=text.head_dim,
+                    dtype=dtype,
+                    block_tokens=kv_block_tokens,
+                )
+            )
+        return tuple(specs)
+
+    def encode(self, pictures: list[np.ndarray]) -> list[Tensor]:
+        """uint8 [image_size, image_size, 3] pictures, already resized and cropped → [tokens, hidden] each."""
+        assert self.vision is not None, f"role {self.role} loads no vision tower"
+        with torch.inference_mode():
+            return self.vision.encode(pictures)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """int64 [rows] → a fresh [rows, hidden]."""
+        assert self.language is not None, f"role {self.role} loads no language model"
+        with torch.inference_mode():
+            return self.language.embed(ids)
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        caches: Sequence[Tensor],
+        last: LastRows | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm: of every row, or of `last.rows`. `x` [rows, hidden] is overwritten;
+        `positions` int64 [rows]; `caches` one tensor per layer (`BlockStore.layers`)."""
+        assert self.language is not None, f"role {self.role} loads no language model"
+        with torch.inference_mode():
+            return self.language.forward(x, positions, batch, caches, last)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] → float32 [rows, vocab]."""
+        assert self.language is not None, f"role {self.role} loads no language model"
+        with torch.inference_mode():
+            return self.language.logits(hidden)

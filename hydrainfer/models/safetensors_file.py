@@ -1,0 +1,87 @@
+"""Reading safetensors files straight into preallocated tensors, one sequential pass and no memory map.
+
+A mapped file stays resident next to the weights copied out of it; reading leaves only the page cache. Format:
+8 bytes header length, JSON header {name: {dtype, shape, data_offsets}}, bytes (huggingface/safetensors README).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from hydrainfer.core import CheckpointError
+
+_MAX_HEADER_BYTES = 100_000_000
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+
+class StoredTensor(NamedTuple):
+    """One tensor of a file: `offset` is in bytes from the file's start."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    n_bytes: int
+
+
+def read_header(path: Path) -> list[StoredTensor]:
+    """The tensors of one file in file order. Raises `CheckpointError` if it is missing, truncated or malformed."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as f:
+            n = int.from_bytes(f.read(8), "little")
+            if size < 8 or n > min(size - 8, _MAX_HEADER_BYTES):
+                raise CheckpointError(f"{path}: is truncated or not a safetensors file ({size} bytes)")
+            header = json.loads(f.read(n))
+        found = [_entry(name, e, 8 + n) for name, e in header.items() if name != "__metadata__"]
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent}: weight file {path.name} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise CheckpointError(f"{path}: is not a readable safetensors file ({type(e).__name__})") from None
+    for t in found:
+        if t.dtype in ITEM_BYTES and t.n_bytes != math.prod(t.shape) * ITEM_BYTES[t.dtype]:
+            raise CheckpointError(f"{path}: tensor {t.name} has {t.n_bytes} bytes, which does not match its shape")
+    end = max((t.offset + t.n_bytes for t in found), default=0)
+    if end > size:
+        raise CheckpointError(f"{path}: is truncated: {size} bytes of {end}")
+    return sorted(found, key=lambda t: t.offset)
+
+
+def _entry(name: str, entry: dict, base: int) -> StoredTensor:
+    start, end = (int(v) for v in entry["data_offsets"])
+    if not 0 <= start <= end:
+        raise ValueError(name)
+    return StoredTensor(name, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]), base + start, end - start)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The weight files of a checkpoint directory: one, or the shards its index names. Raises `CheckpointError`."""
+    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise CheckpointError(f"{index}: cannot be read ({type(e).__name__})") from None
+        missing = [n for n in names if not (path / n).exists()]
+        if missing:
+            raise CheckpointError(f"{path}: {len(missing)} of {len(names)} weight files are missing: {missing[0]}")
+        return [path / n for n in names]
+    if single.exists():
+        return [single]
+    other = next((p.name for pattern in ("*.bin", "*.pth", "*.gguf") for p in path.glob(pattern)), None)
+    found = f"found {other}, which is not supported" if other else "no weight file found"
+    raise CheckpointError(f"{path}: {found}; supported: model.safetensors or shards with model.safetensors.index.json")
+
+
+def read_into(file: BinaryIO, offset: int, buffer: memoryview) -> None:
+    """Fill `buffer` from `offset`. Raises `CheckpointError` if the file ends early."""
+    file.seek(offset)
+    filled = 0
+    while filled < len(buffer):
+        n = file.readinto(buffer[filled:])  # type: ignore[attr-defined]
+        if not n:
+            raise CheckpointError(f"{file.name}: ended early while reading weights")
+        filled += n

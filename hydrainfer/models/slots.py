@@ -1,0 +1,23 @@
+"""Where a checkpoint's tensors go: preallocated weights, fused ones filled slice by slice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Slot(NamedTuple):
+    """`into` receives one checkpoint tensor; `shape` is that tensor's shape where it differs from `into`'s."""
+
+    into: Tensor
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def expected(self) -> tuple[int, ...]:
+        return self.shape or tuple(self.into.shape)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)

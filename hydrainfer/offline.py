@@ -1,0 +1,136 @@
+"""Offline use: the same engine, scheduler and processor as the server, driven from Python."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from hydrainfer.assemble import Instance, start_instance
+from hydrainfer.config import load
+from hydrainfer.core import InvalidRequest, SamplingParams, TokenLogprobs
+from hydrainfer.processor import parse_messages
+from hydrainfer.server import TokenStream
+
+_NO_LIMIT = 1 << 30
+Chat = Sequence[Mapping[str, Any]]
+Job = Callable[[SamplingParams], Awaitable[TokenStream]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One choice. `logprobs` has one entry per token if they were asked for, else it is empty."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The answer to one prompt or chat. `prompt_token_ids` has the picture placeholders expanded."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+
+
+class LLM:
+    """A model in this process.
+
+        llm = LLM("path/to/checkpoint", dtype="float32")
+        (answer,) = llm.chat([{"role": "user", "content": [
+            {"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is this?"}]}])
+        print(answer.outputs[0].text)
+
+    `options` are those of `hydrainfer serve` (see `hydrainfer.config.ServeConfig`). Raises `ConfigError` or
+    `CheckpointError`. Use it in a `with` block, or call `close`.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        config = load({"max_waiting": _NO_LIMIT, "request_timeout_s": 1e9, **options, "model": str(model)}).config
+        self._instance: Instance = start_instance(config)
+
+    def chat(
+        self,
+        messages: Chat | Sequence[Chat],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one chat or several, in order. Pictures are `image_url` parts with data: URLs, or
+        `{"type": "image", "image": path | bytes | PIL.Image}`. Raises the first request's `HydraError`."""
+        if not messages:
+            raise InvalidRequest("messages must not be empty: send at least one user message", param="messages")
+        chats: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        intake = self._instance.intake
+
+        def job(chat: Chat) -> Job:
+            return lambda sampling: intake.chat(parse_messages(chat, local=True), sampling)
+
+        return self._run([job(chat) for chat in chats], sampling_params, use_tqdm)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue one text or several (texts or token ids), in order. Raises the first request's `HydraError`."""
+        texts: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+        intake = self._instance.intake
+
+        def job(text: str | Sequence[int]) -> Job:
+            return lambda sampling: intake.complete(text, sampling)
+
+        return self._run([job(text) for text in texts], sampling_params, use_tqdm)
+
+    def _run(
+        self,
+        jobs: Sequence[Job],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        default = sampling if isinstance(sampling, SamplingParams) else SamplingParams()
+        params = list(sampling) if isinstance(sampling, Sequence) else [default] * len(jobs)
+        if len(params) != len(jobs):
+            raise InvalidRequest(
+                f"{len(params)} sampling parameters for {len(jobs)} prompts; give one, or one each",
+                param="sampling_params",
+            )
+        with tqdm(total=len(jobs), desc="requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            return asyncio.run(self._gather(zip(jobs, params), bar))
+
+    async def _gather(self, work: Iterable[tuple[Job, SamplingParams]], bar: tqdm) -> list[RequestOutput]:
+        # pictures are decoded no further ahead than the engine can use them
+        ahead = asyncio.Semaphore(2 * self._instance.config.max_running)
+
+        async def one(job: Job, sampling: SamplingParams) -> RequestOutput:
+            async with ahead:
+                stream = await job(sampling)
+                choices = await stream.result()
+            bar.update()
+            outputs = tuple(
+                CompletionOutput(i, c.text, tuple(c.token_ids), tuple(c.logprobs), c.finish_reason, c.stop_reason)
+                for i, c in enumerate(choices)
+            )
+            return RequestOutput(stream.prepared.id, stream.prepared.prompts[0], outputs)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(*item)) for item in work]
+        return [t.result() for t in tasks]
+
+    def close(self) -> None:
+        """End what runs and free the caches. Safe to repeat."""
+        self._instance.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

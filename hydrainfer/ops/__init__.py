@@ -1,0 +1,9 @@
+"""Operators by name: a plain-torch reference each, and faster variants chosen once at start and reported.
+
+Called by models. Never holds weights, caches or state of requests; never decides what runs when.
+"""
+
+from hydrainfer.ops.batch import AttentionBatch, causal_mask
+from hydrainfer.ops.select import OPERATORS, OpSet, select_ops, variants
+
+__all__ = ["OPERATORS", "AttentionBatch", "OpSet", "causal_mask", "select_ops", "variants"]

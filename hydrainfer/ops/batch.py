@@ -1,0 +1,54 @@
+"""Which rows of a flattened batch attend to which cached tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class AttentionBatch:
+    """A varlen batch over a paged cache. Requests lie one after the other in the flattened rows, those that compute
+    exactly one token ("decodes") first.
+
+        rows      | d0 | d1 | d2 | p0 p0 p0 p0 | p1 p1 |        counts   = 1 1 1 4 2
+        request i sees cached tokens 0 .. contexts[i] + counts[i] - 1, causally; contexts[i] were computed before
+
+    `tables` [requests, max_blocks] int32: block ids in token order; entries past the end are any valid id.
+    `lengths` [requests] int32: contexts + counts. `slots` [rows] int64: where each row's key and value is written,
+    `block * block_tokens + offset`. `starts` [requests + 1] int32: first row of each request.
+    """
+
+    counts: list[int]
+    contexts: list[int]
+    n_decodes: int
+    block_tokens: int
+    tables: Tensor
+    lengths: Tensor
+    slots: Tensor
+    starts: Tensor
+
+    @property
+    def n_rows(self) -> int:
+        return self.slots.shape[0]
+
+    @property
+    def max_length(self) -> int:
+        return max((c + n for c, n in zip(self.contexts, self.counts)), default=0)
+
+    def chunks(self) -> list[tuple[int, int, int, int]]:
+        """(request, first row, count, context) of every request past the decodes."""
+        found, row = [], self.n_decodes
+        for i in range(self.n_decodes, len(self.counts)):
+            found.append((i, row, self.counts[i], self.contexts[i]))
+            row += self.counts[i]
+        return found
+
+
+def causal_mask(count: int, context: int, device: torch.device) -> Tensor:
+    """[count, context + count] bool, True where row i may see column j: j <= context + i."""
+    columns = torch.arange(context + count, device=device)
+    rows = torch.arange(context, context + count, device=device)
+    return columns[None, :] <= rows[:, None]

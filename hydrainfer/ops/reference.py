@@ -1,0 +1,78 @@
+"""The plain-torch reference of every operator: what each variant must equal, on any device and dtype."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hydrainfer.ops.batch import AttentionBatch, causal_mask
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[rows, in] x [out, in] -> [rows, out]."""
+    return F.linear(x, weight, bias)
+
+
+def linear_add(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """out [rows, width] += x [rows, in] @ weight[width, in].T + bias, in place; returns `out`."""
+    if bias is not None:
+        out.add_(bias)
+    return out.addmm_(x, weight.t())
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension, in float32. x: [rows, width]."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return wide.to(x.dtype) * weight
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """[rows, 2 * width] -> silu(first half) * second half, [rows, width]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rope(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate halves in place. qk: [rows, heads, dim] (any row stride); cos, sin: [rows, dim / 2] float32."""
+    half = qk.shape[-1] // 2
+    first, second = qk[..., :half].float(), qk[..., half:].float()
+    cos, sin = cos[:, None], sin[:, None]
+    rotated = first * cos - second * sin, second * cos + first * sin  # both before either is written
+    qk[..., :half], qk[..., half:] = (part.to(qk.dtype) for part in rotated)
+
+
+def write_kv(cache: Tensor, kv: Tensor, batch: AttentionBatch) -> None:
+    """Store keys and values [rows, 2, kv_heads, dim] in one layer's [blocks, 2, block_tokens, kv_heads, dim]."""
+    block = torch.div(batch.slots, batch.block_tokens, rounding_mode="floor")
+    cache[block, :, batch.slots - block * batch.block_tokens] = kv
+
+
+def gather_kv(cache: Tensor, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """The first `length` keys and values behind one block table, each [length, kv_heads, dim]."""
+    n_blocks = -(-length // cache.shape[2])
+    pages = cache[table[:n_blocks].long()]  # [n, 2, block_tokens, kv_heads, dim]
+    keys, values = pages[:, 0].flatten(0, 1), pages[:, 1].flatten(0, 1)
+    return keys[:length], values[:length]
+
+
+def attention(q: Tensor, _kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+    """Causal attention of every row over its request's cached tokens, whose keys and values (this batch's included)
+    are already written.
+
+    q: [rows, heads, dim]; cache: one layer. Returns [rows, heads, dim]. Variants may read the batch's fresh keys and
+    values, [rows, 2, kv_heads, dim], from the second argument; the reference does not.
+    """
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    row = 0
+    for i, (count, context) in enumerate(zip(batch.counts, batch.contexts)):
+        keys, values = gather_kv(cache, batch.tables[i], context + count)
+        group = q.shape[1] // keys.shape[1]
+        keys = keys.float().repeat_interleave(group, dim=1)  # [length, heads, dim]
+        values = values.float().repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q[row : row + count].float(), keys) * scale
+        scores.masked_fill_(~causal_mask(count, context, q.device), float("-inf"))
+        out[row : row + count] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
+        row += count
+    return out

@@ -1,0 +1,42 @@
+"""Text and pictures to `core.Request`s, token ids back to text: templates, tokenising, image decoding, stop strings.
+
+Called by `server` and the offline API, in threads off the event loop and off the step loop. Never schedules, never
+touches a device, never fetches anything from a network.
+"""
+
+from hydrainfer.processor.adapter import ImageAdapter, ImageFit, content_key
+from hydrainfer.processor.checkpoint import ImageInput, ModelDescription, load_description
+from hydrainfer.processor.detokenize import Detokenizer, Piece, StopStrings, TextStream
+from hydrainfer.processor.media import SUPPORTED, MediaLimits, Picture, decode_image, read_image_url
+from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, parse_messages
+from hydrainfer.processor.pixels import Pixels, PixelStore
+from hydrainfer.processor.processor import Prepared, Processor, Timing
+from hydrainfer.processor.vocabulary import Vocabulary
+
+__all__ = [
+    "SUPPORTED",
+    "ChatMessage",
+    "Detokenizer",
+    "ImageAdapter",
+    "ImageFit",
+    "ImageInput",
+    "ImagePart",
+    "MediaLimits",
+    "ModelDescription",
+    "Picture",
+    "Piece",
+    "PixelStore",
+    "Pixels",
+    "Prepared",
+    "Processor",
+    "StopStrings",
+    "TextPart",
+    "TextStream",
+    "Timing",
+    "Vocabulary",
+    "content_key",
+    "decode_image",
+    "load_description",
+    "parse_messages",
+    "read_image_url",
+]

@@ -1,0 +1,130 @@
+"""Pictures for LLaVA-1.5: CLIP's resize and centre crop to one fixed size, on PIL, as `CLIPImageProcessorPil` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from hydrainfer.core import CheckpointError
+from hydrainfer.processor.adapter import ImageFit
+from hydrainfer.processor.media import Picture
+from hydrainfer.processor.pixels import Pixels
+
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+class ClipSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """preprocessor_config.json, resolved. Sizes in pixels; `resize` is the short edge, or (height, width); `pad` first
+    makes the picture square, filled with the mean colour. `scale`, `mean`, `std` are applied on the device; here they
+    are part of the picture's key."""
+
+    resize: int | tuple[int, int] | None = 224
+    crop: tuple[int, int] | None = (224, 224)
+    resample: int = Image.Resampling.BICUBIC
+    pad: bool = False
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = _CLIP_MEAN
+    std: tuple[float, ...] = _CLIP_STD
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> ClipSettings:
+        """From preprocessor_config.json, old and new spellings. Raises `ValueError`, `TypeError` or `KeyError`."""
+        size, crop = config.get("size", 224), config.get("crop_size", 224)
+        if isinstance(size, Mapping):
+            size = size["shortest_edge"] if size.get("shortest_edge") else (size["height"], size["width"])
+        crop = (crop["height"], crop["width"]) if isinstance(crop, Mapping) else (crop, crop)
+        rescale, normalise = config.get("do_rescale", True), config.get("do_normalize", True)
+        return msgspec.convert(
+            {
+                "resize": size if config.get("do_resize", True) else None,
+                "crop": crop if config.get("do_center_crop", True) else None,
+                "resample": int(config.get("resample", Image.Resampling.BICUBIC)),
+                "pad": bool(config.get("do_pad", False)) and config.get("image_processor_type", "").startswith("Llava"),
+                "scale": config.get("rescale_factor", 1 / 255) if rescale else 1.0,
+                "mean": config.get("image_mean", _CLIP_MEAN) if normalise else (0.0,) * 3,
+                "std": config.get("image_std", _CLIP_STD) if normalise else (1.0,) * 3,
+            },
+            cls,
+        )
+
+
+class ClipImages:
+    """An `ImageAdapter` whose pictures all become `height x width` and `n_tokens` placeholders."""
+
+    def __init__(self, settings: ClipSettings, n_tokens: int) -> None:
+        self.settings = settings
+        self.parameters = b"clip|" + msgspec.json.encode(settings)
+        self._fit = ImageFit(n_tokens)
+
+    def fit(self, width: int, height: int) -> ImageFit:  # noqa: ARG002  # one size for all
+        return self._fit
+
+    def pixels(self, picture: Picture) -> Pixels:
+        """uint8 [height, width, 3]."""
+        image, settings = picture.image, self.settings
+        if settings.pad:
+            image = _square(image, tuple(int(m * 255) for m in settings.mean))
+        if settings.resize is not None:
+            height, width = _target(image, settings.resize)
+            image = image.resize((width, height), resample=settings.resample)
+        array = np.array(image)  # [height, width, 3]
+        return array if settings.crop is None else _centre_crop(array, settings.crop)
+
+
+def llava_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> ClipImages:
+    """The adapter of a LLaVA-1.5 checkpoint: `config` is config.json with defaults filled in. Raises `CheckpointError`
+    if the picture size that preprocessing makes is not the one the vision tower takes."""
+    vision = config["vision_config"]
+    if vision.get("model_type") != "clip_vision_model":
+        raise CheckpointError(
+            f"LLaVA with a {vision.get('model_type')} vision tower is not supported; supported: clip_vision_model"
+        )
+    try:
+        settings = ClipSettings.read(preprocessor)
+    except (ValueError, TypeError, KeyError) as e:
+        raise CheckpointError(f"preprocessor_config.json cannot be used: {type(e).__name__}: {e}") from None
+    side, patch = vision["image_size"], vision["patch_size"]
+    made = settings.crop or (settings.resize if isinstance(settings.resize, tuple) else None)
+    if made != (side, side):
+        raise CheckpointError(
+            f"preprocessor_config.json makes pictures of {made or 'varying'} pixels, "
+            f"but the vision tower takes ({side}, {side})"
+        )
+    class_token = 0 if config.get("vision_feature_select_strategy", "default") == "default" else 1
+    return ClipImages(settings, (side // patch) ** 2 + class_token)
+
+
+def _target(image: Image.Image, resize: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width) after resizing: given, or with the short edge given and the long one truncated."""
+    if isinstance(resize, tuple):
+        return resize
+    width, height = image.size
+    long = int(resize * max(width, height) / min(width, height))
+    return (long, resize) if width <= height else (resize, long)
+
+
+def _centre_crop(array: np.ndarray, crop: tuple[int, int]) -> np.ndarray:
+    """The middle of [h, w, 3], surrounded by black where it is smaller than the crop."""
+    for axis, want in enumerate(crop):
+        have = array.shape[axis]
+        if have < want:
+            before = -(-(want - have) // 2)
+            padding = [(0, 0)] * 3
+            padding[axis] = (before, want - have - before)
+            array = np.pad(array, padding)
+    top, left = (array.shape[0] - crop[0]) // 2, (array.shape[1] - crop[1]) // 2
+    return np.ascontiguousarray(array[top : top + crop[0], left : left + crop[1]])
+
+
+def _square(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:
+    if image.width == image.height:
+        return image
+    side = max(image.size)
+    square = Image.new("RGB", (side, side), colour)
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square

@@ -1,0 +1,179 @@
+"""Bytes of a picture from outside to an upright RGB picture, or a `MediaError` that says what to send instead."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge
+
+SUPPORTED = "JPEG, PNG, WebP and GIF"
+_PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)  # importing registers their formats
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_FOREIGN = (
+    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"II*\x00", "TIFF"),
+    (b"MM\x00*", "TIFF"),
+    (b"BM", "BMP"),
+    (b"%PDF", "PDF"),
+    (b"<svg", "SVG"),
+    (b"<?xml", "SVG or other XML"),
+)
+
+
+class MediaLimits(msgspec.Struct, frozen=True):
+    """What one request may bring. `max_pixels` is checked against the header, before decoding; `max_aspect` bounds the
+    memory that resizing the short edge takes."""
+
+    max_images: int = 16
+    max_image_bytes: int = 32 << 20
+    max_pixels: int = 89_478_485
+    max_aspect: float = 200.0
+
+
+class Picture(NamedTuple):
+    """`image` is RGB and upright; `mode` is the mode it was stored in."""
+
+    image: Image.Image
+    mode: str
+
+
+def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
+    """The bytes of a `data:` URL. Raises `InvalidRequest` for anything else, `RequestTooLarge`."""
+    scheme = url[:16].partition(":")[0].lower()
+    if scheme != "data":
+        named = {"http": "http(s)", "https": "http(s)", "file": "file:"}.get(scheme, "such")
+        raise InvalidRequest(
+            f"{named} URLs are not fetched by this version; send the picture itself as a data: URL "
+            "(data:image/jpeg;base64,...)",
+            param=param,
+            code="unsupported_url",
+        )
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise InvalidRequest("a data: URL must look like data:image/jpeg;base64,...", param=param, code="invalid_url")
+    _check_bytes(len(body) * 3 // 4 - 2, limits, param)
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(
+            "the data: URL does not hold valid base64 (standard alphabet, padded, no spaces or line breaks)",
+            param=param,
+            code="invalid_base64",
+        ) from None
+
+
+def decode_image(data: bytes, limits: MediaLimits, param: str = "messages") -> Picture:
+    """Check, decode, turn upright and convert to RGB; of an animation, the first frame.
+
+    Transparency is composited onto white and 16-bit grey keeps its high byte, as `transformers` and PIL's own 16-bit
+    RGB do. Raises `MediaError` (never with a decoder's own words) or `RequestTooLarge`.
+    """
+    _check_bytes(len(data), limits, param)
+    kind = _sniff(data)
+    if kind is None:
+        raise MediaError(f"the picture is {_describe(data)}; supported formats are {SUPPORTED}", param=param)
+    try:
+        with Image.open(io.BytesIO(data), formats=[kind]) as image:
+            _check_size(image.size, limits, param)
+            image.load()
+            mode, upright = image.mode, _upright(image)
+            return Picture(to_rgb(upright), mode)
+    except MediaError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise _too_many_pixels(limits, param) from None
+    except Exception:
+        raise MediaError(
+            f"the picture cannot be decoded: it starts like a {kind} file but is damaged or cut off", param=param
+        ) from None
+
+
+def from_image(image: Image.Image, limits: MediaLimits, param: str = "messages") -> Picture:
+    """A picture that a Python caller has already opened. Raises `MediaError`."""
+    _check_size(image.size, limits, param)
+    return Picture(to_rgb(_upright(image)), image.mode)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """RGB without transparency."""
+    if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
+        grey = np.clip(np.asarray(image).astype(np.int64), 0, 0xFFFF) >> 8
+        image = Image.fromarray(grey.astype(np.uint8))
+    elif "A" in image.getbands() or image.info.get("transparency") is not None:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
+    return image.convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG)
+    except Exception:  # damaged EXIF says nothing about the picture
+        return image
+    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+    if turn is None:
+        return image
+    info, image = image.info, image.transpose(turn)
+    image.info = info
+    return image
+
+
+def _sniff(data: bytes) -> str | None:
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if data[:6] in (b"GIF87a", b"GIF89a"):
+        return "GIF"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    return None
+
+
+def _describe(data: bytes) -> str:
+    if not data:
+        return "empty"
+    if data[4:8] == b"ftyp":
+        return "HEIC, AVIF or a video"
+    head = data[:64].lstrip()
+    return next((f"{name}" for magic, name in _FOREIGN if head.startswith(magic)), "not a picture file")
+
+
+def _check_bytes(n: int, limits: MediaLimits, param: str) -> None:
+    if n > limits.max_image_bytes:
+        raise RequestTooLarge(
+            f"a picture of {n} bytes is over the limit of {limits.max_image_bytes}; send a smaller one", param=param
+        )
+
+
+def _check_size(size: tuple[int, int], limits: MediaLimits, param: str) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise MediaError("the picture has no pixels", param=param)
+    if width * height > limits.max_pixels:
+        raise _too_many_pixels(limits, param)
+    if max(width, height) > limits.max_aspect * min(width, height):
+        raise MediaError(
+            f"the picture is {width} x {height}: its sides may differ at most {limits.max_aspect:g} times", param=param
+        )
+
+
+def _too_many_pixels(limits: MediaLimits, param: str) -> MediaError:
+    return MediaError(f"the picture has more than {limits.max_pixels} pixels; send a smaller one", param=param)

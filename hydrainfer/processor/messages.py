@@ -1,0 +1,115 @@
+"""Chat messages as clients write them, to a checked and typed form."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from PIL import Image
+
+from hydrainfer.core import InvalidRequest
+from hydrainfer.processor.media import MediaLimits, Picture, decode_image, from_image, read_image_url
+
+ROLES = ("system", "developer", "user", "assistant")
+_UNSUPPORTED_PARTS = ("video_url", "input_audio", "audio_url", "file", "image_embeds", "refusal", "image", "image_pil")
+
+
+class TextPart(msgspec.Struct, frozen=True):
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True):
+    """`source`: a URL, the file's bytes or, from Python callers only, an opened picture or a path. `param`: where the
+    request has it."""
+
+    source: str | bytes | Path | Image.Image
+    param: str
+
+    def load(self, limits: MediaLimits) -> Picture:
+        """Decode it. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
+        source = self.source
+        if isinstance(source, Image.Image):
+            return from_image(source, limits, self.param)
+        if isinstance(source, str):
+            source = read_image_url(source, limits, self.param)
+        elif isinstance(source, Path):
+            try:
+                source = source.read_bytes()
+            except OSError as e:
+                raise InvalidRequest(f"cannot read the picture: {e}", param=self.param) from None
+        return decode_image(source, limits, self.param)
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """`role` is one a chat template knows (`developer` has become `system`)."""
+
+    role: str
+    parts: tuple[TextPart | ImagePart, ...]
+
+    @property
+    def images(self) -> tuple[ImagePart, ...]:
+        return tuple(p for p in self.parts if isinstance(p, ImagePart))
+
+
+def parse_messages(messages: object, *, local: bool = False) -> tuple[ChatMessage, ...]:
+    """OpenAI's `messages`. `local=True`, for Python callers, also takes `{"type": "image", "image": ...}` with an
+    opened picture, bytes or a path. Raises `InvalidRequest` naming the place."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidRequest("messages must be a list of messages", param="messages")
+    if not messages:
+        raise InvalidRequest("messages must not be empty: send at least one user message", param="messages")
+    return tuple(_parse_message(m, f"messages.{i}", local) for i, m in enumerate(messages))
+
+
+def _parse_message(message: object, where: str, local: bool) -> ChatMessage:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where} must be an object with role and content", param=where)
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise InvalidRequest("tool calls are not supported by this server", param=f"{where}.tool_calls")
+    role = "system" if role == "developer" else role
+    where = f"{where}.content"
+    if isinstance(content, str):
+        return ChatMessage(role, (TextPart(content),))
+    if content is None or not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise InvalidRequest(f"{where} must be a string or a list of parts", param=where)
+    if not content:
+        raise InvalidRequest(f"{where} must not be empty", param=where)
+    parts = tuple(_parse_part(p, f"{where}.{i}", local) for i, p in enumerate(content))
+    if role != "user" and any(isinstance(p, ImagePart) for p in parts):
+        raise InvalidRequest(f"{where}: only user messages may hold pictures", param=where)
+    return ChatMessage(role, parts)
+
+
+def _parse_part(part: object, where: str, local: bool) -> TextPart | ImagePart:
+    if not isinstance(part, Mapping):
+        raise InvalidRequest(f"{where} must be an object with a type", param=where)
+    kind = part.get("type")
+    if kind == "text":
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{where}.text must be a string", param=f"{where}.text")
+        return TextPart(part["text"])
+    if kind == "image_url":
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, Mapping) else url
+        if not isinstance(url, str):
+            raise InvalidRequest(f"{where}.image_url.url must be a string", param=f"{where}.image_url.url")
+        return ImagePart(url, f"{where}.image_url")
+    if kind == "image" and local:
+        return ImagePart(_local_source(part.get("image"), where), where)
+    known = f"parts of type {kind!r} are" if kind in _UNSUPPORTED_PARTS else "a part of this type is"
+    raise InvalidRequest(f"{where}: {known} not supported; send text or image_url", param=f"{where}.type")
+
+
+def _local_source(source: object, where: str) -> bytes | Path | Image.Image:
+    if isinstance(source, bytes | Path | Image.Image):
+        return source
+    if isinstance(source, str):
+        return Path(source)
+    if isinstance(source, io.IOBase):
+        return source.read()
+    raise InvalidRequest(f"{where}.image must be a PIL image, bytes or a path", param=where)

@@ -1,0 +1,227 @@
+"""Chats and texts to requests that an engine can run; synchronous, thread-safe, meant for a pool of threads."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hydrainfer.core import InvalidRequest, MediaSpan, Request, SamplingParams
+from hydrainfer.core.request import MAX_CHOICES
+from hydrainfer.processor import prompt as prompts
+from hydrainfer.processor.adapter import ImageFit, content_key
+from hydrainfer.processor.checkpoint import ImageInput, ModelDescription
+from hydrainfer.processor.media import MediaLimits
+from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
+from hydrainfer.processor.pixels import PixelStore
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of the engine's clock."""
+
+    arrival_s: float = 0.0
+    deadline_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One API request ready to run: `requests[p * n + c]` is choice c of prompt p. It holds one share of every picture
+    in `pixels`; who has it must give them back exactly once. `continues`: the text goes on after the prompt."""
+
+    id: str
+    requests: tuple[Request, ...]
+    pixels: tuple[str, ...] = ()
+    continues: bool = False
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.requests[0].sampling
+
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(r.prompt_ids for r in self.requests[:: self.sampling.n])
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+class Processor:
+    """Owns nothing but references: the model's description, the limits, the picture store.
+
+    `weights`: fingerprint of the vision weights; `dtype`: of the embeddings. Both are part of a picture's key.
+    """
+
+    def __init__(
+        self,
+        model: ModelDescription,
+        pixels: PixelStore,
+        *,
+        weights: bytes,
+        dtype: str,
+        limits: MediaLimits | None = None,
+    ) -> None:
+        self.model = model
+        self.pixels = pixels
+        self.limits = limits or MediaLimits()
+        self._weights = weights
+        self._dtype = dtype
+
+    def chat(
+        self, id: str, messages: Sequence[ChatMessage], sampling: SamplingParams, timing: Timing | None = None
+    ) -> Prepared:
+        """Raises `InvalidRequest`, `MediaError`, `RequestTooLarge` or `Overloaded`; then nothing is held."""
+        images, ids = self._read_chat(messages)
+        if images is None:
+            expanded = prompts.expand(ids, (), self.model)
+            return self._finish(id, [expanded.ids], sampling, timing, "messages")
+        adapter = images.adapter
+        parts = [part for m in messages for part in m.images]
+        fits: list[ImageFit] = []
+        keys: list[bytes] = []
+        refs: list[str] = []
+        try:
+            for part in parts:  # one at a time: a decoded picture may take 200 MB
+                picture = part.load(self.limits)
+                fits.append(adapter.fit(picture.image.width, picture.image.height))
+                keys.append(content_key(picture, adapter.parameters, self._weights, self._dtype))
+                refs.append(self.pixels.put(keys[-1], partial(adapter.pixels, picture)))
+            expanded = prompts.expand(ids, fits, self.model)
+            media = tuple(
+                MediaSpan(start, fit.n_tokens, key, ref, fit.grid)
+                for start, fit, key, ref in zip(expanded.starts, fits, keys, refs, strict=True)
+            )
+            return self._finish(id, [expanded.ids], sampling, timing, "messages", media, tuple(refs))
+        except BaseException:
+            for ref in refs:
+                self.pixels.release(ref)
+            raise
+
+    def complete(
+        self,
+        id: str,
+        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        timing: Timing | None = None,
+        *,
+        add_special: bool | None = None,
+    ) -> Prepared:
+        """A text, several texts, the ids of one, the ids of several. Raises `InvalidRequest`."""
+        token_lists: list[tuple[int, ...]] = []
+        for one in _split(prompt):
+            if isinstance(one, str):
+                token_lists.append(tuple(self.encode(one, add_special=add_special)))
+            else:
+                prompts.check_ids(one, self.model)
+                token_lists.append(tuple(one))
+        return self._finish(id, token_lists, sampling, timing, "prompt", continues=True)
+
+    def encode(self, text: str, *, add_special: bool | None = None) -> list[int]:
+        """Token ids of a client's text. Raises `InvalidRequest` if it is too long or holds an image placeholder."""
+        prompts.check_length(text, self.model, "prompt")
+        prompts.check_text(text, self.model, "prompt")
+        return prompts.encode(text, self.model, add_special=add_special)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
+        images, ids = self._read_chat(messages)
+        fits: list[ImageFit] = []
+        if images is not None:
+            sizes = [part.load(self.limits).image.size for m in messages for part in m.images]
+            fits = [images.adapter.fit(*size) for size in sizes]
+        return list(prompts.expand(ids, fits, self.model).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """All of these ids as text, special tokens included. Raises `InvalidRequest`."""
+        n = self.model.vocabulary.n_tokens
+        if any(not 0 <= i < n for i in ids):
+            raise InvalidRequest(f"tokens must be ids from 0 to {n - 1}", param="tokens")
+        return self.model.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def _read_chat(self, messages: Sequence[ChatMessage]) -> tuple[ImageInput | None, list[int]]:
+        """Everything about a chat that needs no decoded picture: how pictures enter if there are any, and the ids with
+        one placeholder per picture."""
+        model = self.model
+        if model.template is None:
+            raise InvalidRequest(
+                "this checkpoint has no chat template; use /v1/completions, or start the server with one",
+                param="messages",
+            )
+        parts = [(i, part) for i, m in enumerate(messages) for part in m.parts]
+        n_images = sum(isinstance(part, ImagePart) for _, part in parts)
+        if n_images and model.images is None:
+            raise InvalidRequest("this model takes text only", param="messages")
+        if n_images > self.limits.max_images:
+            raise InvalidRequest(
+                f"the request holds {n_images} pictures; at most {self.limits.max_images} are allowed", param="messages"
+            )
+        prompts.check_length("".join(p.text for _, p in parts if isinstance(p, TextPart)), model, "messages")
+        for i, part in parts:
+            if isinstance(part, TextPart):
+                prompts.check_text(part.text, model, f"messages.{i}.content")
+        text = model.template.render(messages)
+        prompts.check_length(text, model, "messages")
+        return (model.images if n_images else None), prompts.encode(text, model)
+
+    def _finish(
+        self,
+        id: str,
+        token_lists: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        timing: Timing | None,
+        param: str,
+        media: tuple[MediaSpan, ...] = (),
+        pixels: tuple[str, ...] = (),
+        continues: bool = False,
+    ) -> Prepared:
+        if len(token_lists) * sampling.n > MAX_CHOICES:
+            raise InvalidRequest(f"prompts times n must not exceed {MAX_CHOICES}", param="n")
+        n_vocabulary = self.model.vocabulary.n_tokens
+        ids = [*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)]
+        if any(not 0 <= i < n_vocabulary for i in ids):
+            raise InvalidRequest(
+                f"stop_token_ids and logit_bias take token ids from 0 to {n_vocabulary - 1}", param="logit_bias"
+            )
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        timing = timing or Timing()
+        requests = [
+            Request(
+                id=f"{id}-{p * sampling.n + choice}",
+                prompt_ids=token_ids,
+                sampling=sampling,
+                max_tokens=prompts.resolve_max_tokens(len(token_ids), sampling.max_tokens, self.model, param),
+                seed=seed,
+                choice=choice,
+                media=media,
+                eos_ids=self.model.eos_ids,
+                arrival_s=timing.arrival_s,
+                deadline_s=timing.deadline_s,
+            )
+            for p, token_ids in enumerate(token_lists)
+            for choice in range(sampling.n)
+        ]
+        return Prepared(id, tuple(requests), pixels, continues)
+
+
+def _split(prompt: object) -> list[str] | list[list[int]]:
+    """One entry per prompt. Raises `InvalidRequest`."""
+    if isinstance(prompt, str):
+        return [prompt]
+    items: list[Any] = list(prompt) if isinstance(prompt, Sequence) else []
+    if items and all(isinstance(i, str) for i in items):
+        return items
+    if items and all(_is_id(i) for i in items):
+        return [items]
+    if items and all(isinstance(i, Sequence) and i and all(_is_id(t) for t in i) for i in items):
+        return items
+    raise InvalidRequest(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists, and not empty",
+        param="prompt",
+    )
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

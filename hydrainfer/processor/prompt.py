@@ -1,0 +1,106 @@
+"""Token ids of a prompt: checked, with every picture's placeholder repeated once per embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hydrainfer.core import InvalidRequest
+from hydrainfer.processor.adapter import ImageFit
+from hydrainfer.processor.checkpoint import ModelDescription
+
+
+class Expanded(NamedTuple):
+    """`starts[i]` is where picture i's placeholders begin."""
+
+    ids: tuple[int, ...]
+    starts: tuple[int, ...]
+
+
+def check_length(text: str, model: ModelDescription, param: str) -> None:
+    """Refuse a text that cannot fit the context before spending time on tokenising it: no token is longer than the
+    vocabulary's longest. Raises `InvalidRequest`."""
+    limit = model.n_context * model.vocabulary.n_longest
+    if len(text) > limit:
+        raise InvalidRequest(
+            f"This model's maximum context length is {model.n_context} tokens, which hold at most {limit} characters; "
+            f"the text has {len(text)}. Please shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def check_text(text: str, model: ModelDescription, param: str) -> None:
+    """Refuse the model's image placeholder in a user's text. Raises `InvalidRequest`."""
+    if model.images is not None and model.images.placeholder in text:
+        raise _placeholder_in_text(model.images.placeholder, param)
+
+
+def encode(text: str, model: ModelDescription, *, add_special: bool | None = None) -> list[int]:
+    """Token ids. `add_special=None`: add the tokenizer's special tokens unless the text already begins with BOS."""
+    if add_special is None:
+        add_special = not (model.bos and text.startswith(model.bos))
+    return model.tokenizer.encode(text, add_special_tokens=add_special).ids
+
+
+def expand(ids: Sequence[int], fits: Sequence[ImageFit], model: ModelDescription) -> Expanded:
+    """Each placeholder becomes `n_tokens` of them. Raises `InvalidRequest` if there are more or fewer than pictures."""
+    if model.images is None:
+        return Expanded(tuple(ids), ())
+    token_id = model.images.token_id
+    n_found = sum(i == token_id for i in ids)
+    if n_found > len(fits):
+        raise _placeholder_in_text(model.images.placeholder, "messages")
+    if n_found < len(fits):
+        raise InvalidRequest(
+            f"the model's chat template shows {n_found} of the {len(fits)} pictures; put pictures into user messages",
+            param="messages",
+        )
+    out: list[int] = []
+    starts: list[int] = []
+    for i in ids:
+        if i == token_id:
+            n = fits[len(starts)].n_tokens
+            starts.append(len(out))
+            out += [token_id] * n
+        else:
+            out.append(i)
+    return Expanded(tuple(out), tuple(starts))
+
+
+def check_ids(ids: Sequence[int], model: ModelDescription) -> None:
+    """Token ids that a client sent. Raises `InvalidRequest`."""
+    n = model.vocabulary.n_tokens
+    bad = next((i for i in ids if not 0 <= i < n), None)
+    if bad is not None:
+        raise InvalidRequest(f"prompt holds token id {bad}, but the vocabulary has ids 0 to {n - 1}", param="prompt")
+    if model.images is not None and model.images.token_id in ids:
+        raise InvalidRequest(
+            f"prompt holds the image token id {model.images.token_id}; send pictures through /v1/chat/completions",
+            param="prompt",
+        )
+
+
+def resolve_max_tokens(n_prompt: int, asked: int | None, model: ModelDescription, param: str) -> int:
+    """How many tokens may be produced. Raises `InvalidRequest` with the numbers, as OpenAI's API does."""
+    limit = model.n_context
+    if n_prompt == 0:
+        raise InvalidRequest(f"{param} is empty: there is nothing to continue", param=param)
+    if n_prompt + (asked or 1) > limit:
+        detail = f"{n_prompt} in the {param}, {asked} in the completion" if asked else f"{n_prompt} in the {param}"
+        raise InvalidRequest(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{n_prompt + (asked or 1)} tokens ({detail}). Please reduce the length of the {param} or completion.",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return asked if asked is not None else limit - n_prompt
+
+
+def _placeholder_in_text(placeholder: str, param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the text holds {placeholder}, which stands for a picture in this model's prompts; "
+        "remove it, and send pictures as image_url parts",
+        param=param,
+        code="placeholder_in_text",
+    )

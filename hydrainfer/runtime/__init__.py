@@ -1,0 +1,9 @@
+"""Executes step batches: a vision and a language runner, each on its own lane, input packing, sampling.
+
+Called by the engine through its ports. Never schedules, owns no blocks, changes no sequence.
+"""
+
+from hydrainfer.runtime.language import LanguageRunner
+from hydrainfer.runtime.vision import VisionRunner
+
+__all__ = ["LanguageRunner", "VisionRunner"]

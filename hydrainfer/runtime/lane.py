@@ -1,0 +1,97 @@
+"""One lane of an instance: a thread (and, on CUDA, a stream) that executes batches in the order launched."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import torch
+
+from hydrainfer.core import InternalError, StepBatch, StepResult
+
+_log = logging.getLogger(__name__)
+Work = Callable[[], StepResult]
+
+
+class LaneTicket:
+    """A batch in flight. The lane's thread sets `result` once; any thread may poll."""
+
+    __slots__ = ("result",)
+
+    def __init__(self, result: StepResult | None = None) -> None:
+        self.result = result
+
+    def poll(self, now: float) -> StepResult | None:  # noqa: ARG002 - a modelled device needs the time
+        """The result once it is there, else None. Never blocks or raises."""
+        return self.result
+
+    def ready_at(self) -> float | None:
+        """Unknown here: the waker tells."""
+        return None
+
+
+class Lane:
+    """Runs work on its own thread with its own number of compute threads.
+
+    `wake()` is called on that thread after each ticket is complete. `threads()` is asked before each batch for the
+    number of CPU threads to compute with, so that lanes can share the cores when both are busy; None leaves torch's
+    default. Work that raises completes its ticket with an `InternalError`; the thread lives on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        wake: Callable[[], None],
+        threads: Callable[[], int] | None = None,
+    ) -> None:
+        self._wake = wake
+        self._threads = threads
+        self._device = device
+        self._queue: SimpleQueue[tuple[StepBatch, Work, LaneTicket] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name=f"hydrainfer-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: StepBatch, work: Work) -> LaneTicket:
+        ticket = LaneTicket()
+        self._queue.put((batch, work, ticket))
+        return ticket
+
+    def complete(self, result: StepResult) -> LaneTicket:
+        """A ticket for work that ended before it began."""
+        self._wake()
+        return LaneTicket(result)
+
+    def close(self) -> None:
+        """Wait for what is running, then end the thread. Safe to repeat."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        used = torch.get_num_threads()  # initialises this thread's own setting (field notes)
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        while (item := self._queue.get()) is not None:
+            batch, work, ticket = item
+            wanted = self._threads() if self._threads is not None else used
+            if wanted != used:
+                torch.set_num_threads(wanted)
+                used = wanted
+            with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+                ticket.result = guarded(batch, work)
+            del item, work  # frees what the batch held before the next one waits
+            self._wake()
+
+
+def guarded(batch: StepBatch, work: Work) -> StepResult:
+    """`work()`, or a result that carries why it failed. Out of memory is an answer, not a crash."""
+    try:
+        return work()
+    except (MemoryError, torch.OutOfMemoryError) as e:
+        _log.error("out of memory in batch %d on the %s lane: %s", batch.id, batch.lane.value, e)
+        return StepResult(batch, error=InternalError("the device ran out of memory", code="out_of_memory"))
+    except Exception:
+        _log.exception("batch %d failed on the %s lane", batch.id, batch.lane.value)
+        return StepResult(batch, error=InternalError("the model step failed; see the server's log"))

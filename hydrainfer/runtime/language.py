@@ -1,0 +1,116 @@
+"""The language lane: prefill chunks and decodes of many requests in one forward pass, then sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hydrainfer.core import StepBatch, StepResult
+from hydrainfer.models import LastRows, Model
+from hydrainfer.ops import AttentionBatch
+from hydrainfer.runtime.lane import Lane, LaneTicket, guarded
+from hydrainfer.runtime.packing import PackedTokens, pack_tokens
+from hydrainfer.runtime.sampler import sample
+from hydrainfer.runtime.sampling import SamplingPlan, plan_sampling
+from hydrainfer.runtime.tables import BlockTables
+from hydrainfer.storage import BlockStore
+
+
+class LanguageRunner:
+    """Executes `TokenWork` batches; satisfies `engine.ports.Runner`.
+
+    `kv` is the FULL store, `embeds` the EMBED store (None on a role that never prefills). `wake()` is called from the
+    lane's thread when a ticket is complete. `threads()` gives the CPU threads for the next batch.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv: BlockStore,
+        embeds: BlockStore | None,
+        wake: Callable[[], None],
+        threads: Callable[[], int] | None = None,
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._embeds = embeds
+        self._tables = BlockTables(kv.spec.name)
+        self._lane = Lane("language", model.device, wake, threads)
+
+    def launch(self, batch: StepBatch) -> LaneTicket:
+        """Pack on the caller's thread, then execute on the lane's."""
+        jobs: list[tuple[PackedTokens, SamplingPlan]] = []
+
+        def pack() -> StepResult:
+            embed_spec = self._embeds.spec if self._embeds is not None else None
+            packed = pack_tokens(batch.work, self._tables, self._kv.spec.block_tokens, embed_spec)
+            jobs.append((packed, plan_sampling(batch.work)))
+            return StepResult(batch)
+
+        outcome = guarded(batch, pack)
+        if not jobs:
+            return self._lane.complete(outcome)
+        packed, plan = jobs[0]
+        return self._lane.submit(batch, lambda: self._execute(batch, packed, plan))
+
+    def close(self) -> None:
+        """Wait for what is running, then end the lane's thread."""
+        self._lane.close()
+
+    def _execute(self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan) -> StepResult:
+        with torch.inference_mode():
+            hidden = self._forward(packed)
+            if not packed.sample_rows:
+                return StepResult(batch)
+            tokens, logprobs = sample(self._model.logits(hidden), plan)
+        return StepResult(batch, tokens=tokens, logprobs=logprobs)
+
+    def _forward(self, p: PackedTokens) -> Tensor:
+        """Hidden states [sampling rows, hidden], in the order of `plan`."""
+        x = self._model.embed(self._put(p.ids))
+        if p.embed_at is not None and p.embed_rows is not None:
+            assert self._embeds is not None and self._embeds.rows is not None, "this role has no embedding cache"
+            x[self._put(p.embed_at)] = self._embeds.rows[self._put(p.embed_rows)].to(x.dtype)
+        tables, lengths = self._put(p.tables), self._put(p.lengths)
+        full = AttentionBatch(
+            counts=p.counts,
+            contexts=p.contexts,
+            n_decodes=p.n_decodes,
+            block_tokens=self._kv.spec.block_tokens,
+            tables=tables,
+            lengths=lengths,
+            slots=self._put(p.slots),
+            starts=self._put(p.starts),
+        )
+        every = len(p.sample_rows) == len(p.ids) and p.sample_rows == list(range(len(p.ids)))
+        decodes_only = p.n_decodes == len(p.counts)
+        last = None if decodes_only else self._last_rows(p, full)
+        hidden = self._model.forward(x, self._put(p.positions), full, self._kv.layers, last)
+        return hidden[self._put(np.array(p.sample_rows))] if decodes_only and not every else hidden
+
+    def _last_rows(self, p: PackedTokens, full: AttentionBatch) -> LastRows:
+        """The sampling rows as a batch of decodes, in the order of `plan`."""
+        n = len(p.sample_rows)
+        rows = self._put(np.array(p.sample_rows, dtype=np.int64))
+        requests = self._put(np.array(p.sample_requests, dtype=np.int64))
+        batch = AttentionBatch(
+            counts=[1] * n,
+            contexts=[p.contexts[r] + p.counts[r] - 1 for r in p.sample_requests],
+            n_decodes=n,
+            block_tokens=full.block_tokens,
+            tables=full.tables[requests],
+            lengths=full.lengths[requests],
+            slots=full.slots[rows],
+            starts=torch.arange(n + 1, dtype=torch.int32, device=rows.device),
+        )
+        return LastRows(rows, batch)
+
+    def _put(self, array: np.ndarray) -> Tensor:
+        """To the model's device; on CUDA through pinned memory without waiting."""
+        tensor = torch.from_numpy(array)
+        if self._model.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._model.device, non_blocking=True)

@@ -1,0 +1,80 @@
+"""What has to be done to each row of logits: read from the sequences at launch, so that nothing is read later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from hydrainfer.core import TokenWork
+from hydrainfer.core.random import uniform
+
+
+class Draw(NamedTuple):
+    """One row to sample at random; `u` in [0, 1) decides. `top_k` 0 is off."""
+
+    row: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    u: float
+
+
+class Penalty(NamedTuple):
+    """Tokens seen by one row: `seen` in prompt or output (unique), `produced` ids with their `counts`."""
+
+    row: int
+    seen: np.ndarray
+    produced: np.ndarray
+    counts: np.ndarray
+    repetition: float
+    presence: float
+    frequency: float
+
+
+@dataclass(slots=True)
+class SamplingPlan:
+    """Per kind of work, the rows that need it. A row in none of the lists is greedy and costs nothing more."""
+
+    n_rows: int
+    penalties: list[Penalty] = field(default_factory=list)
+    banned: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    biases: list[tuple[int, tuple[int, ...], tuple[float, ...]]] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    logprobs: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def alters_logits(self) -> bool:
+        return bool(self.penalties or self.banned or self.biases)
+
+
+def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
+    """The plan for the sampling items of `work`, rows numbered in their order."""
+    chosen = [w for w in work if w.sample]
+    plan = SamplingPlan(len(chosen))
+    for row, (seq, start, count, _) in enumerate(chosen):
+        request = seq.request
+        s = request.sampling
+        if s.penalised:
+            plan.penalties.append(_penalty(row, seq.tokens, request.n_prompt, s))
+        if s.min_tokens and seq.n_produced + 1 < s.min_tokens:
+            ends = s.stop_token_ids if s.ignore_eos else s.stop_token_ids + request.eos_ids
+            if ends:
+                plan.banned.append((row, ends))
+        if s.logit_bias:
+            ids, values = zip(*s.logit_bias)
+            plan.biases.append((row, ids, values))
+        if not s.greedy:
+            u = uniform(request.seed, request.choice, start + count)
+            plan.draws.append(Draw(row, s.temperature, max(s.top_k, 0), s.top_p, s.min_p, u))
+        if s.logprobs is not None:
+            plan.logprobs.append((row, s.logprobs))
+    return plan
+
+
+def _penalty(row: int, tokens: list[int], n_prompt: int, s: object) -> Penalty:
+    produced, counts = np.unique(np.array(tokens[n_prompt:], dtype=np.int64), return_counts=True)
+    seen = np.unique(np.array(tokens, dtype=np.int64)) if s.repetition_penalty != 1.0 else produced
+    return Penalty(row, seen, produced, counts, s.repetition_penalty, s.presence_penalty, s.frequency_penalty)

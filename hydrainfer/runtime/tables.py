@@ -1,0 +1,71 @@
+"""Block tables of running requests, kept between steps so that a decode step copies only what is new."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hydrainfer.core import Sequence
+
+
+class _Entry(NamedTuple):
+    seq: Sequence
+    attempt: int
+    row: int
+    n_filled: int
+
+
+class BlockTables:
+    """A growing [rows, max_blocks] int32 array with one row per request seen lately.
+
+    A row is rebuilt when its request was preempted since (`attempt`). Rows of requests that ended are reclaimed when
+    space runs out: whatever is not in the present batch may go.
+    """
+
+    def __init__(self, spec: str, n_rows: int = 64, n_blocks: int = 64) -> None:
+        self._spec = spec
+        self._data = np.zeros((n_rows, n_blocks), dtype=np.int32)
+        self._entries: dict[str, _Entry] = {}
+        self._free = list(range(n_rows - 1, -1, -1))
+
+    def gather(self, sequences: list[Sequence]) -> np.ndarray:
+        """[len(sequences), longest table] int32, a fresh array; entries past a request's last block are any block."""
+        rows, longest = [], 1
+        for seq in sequences:
+            blocks = seq.blocks[self._spec]
+            n = len(blocks)
+            entry = self._entries.get(seq.request.id)
+            if entry is None or entry.n_filled != n or entry.attempt != seq.attempt or entry.seq is not seq:
+                entry = self._update(seq, blocks, entry, sequences)
+            rows.append(entry.row)
+            longest = max(longest, n)
+        return self._data[rows, :longest]
+
+    def _update(self, seq: Sequence, blocks: list[int], entry: _Entry | None, batch: list[Sequence]) -> _Entry:
+        n = len(blocks)
+        known = 0
+        if entry is None:
+            row = self._row_for(batch)
+        else:
+            row = entry.row
+            if entry.seq is seq and entry.attempt == seq.attempt and entry.n_filled <= n:
+                known = entry.n_filled
+        if n > self._data.shape[1]:
+            wider = np.zeros((self._data.shape[0], max(n, 2 * self._data.shape[1])), dtype=np.int32)
+            wider[:, : self._data.shape[1]] = self._data
+            self._data = wider
+        self._data[row, known:n] = blocks[known:]
+        self._entries[seq.request.id] = entry = _Entry(seq, seq.attempt, row, n)
+        return entry
+
+    def _row_for(self, batch: list[Sequence]) -> int:
+        if not self._free:
+            present = {seq.request.id for seq in batch}
+            for id_ in [i for i in self._entries if i not in present]:
+                self._free.append(self._entries.pop(id_).row)
+        if not self._free:
+            n = self._data.shape[0]
+            self._data = np.concatenate([self._data, np.zeros_like(self._data)])
+            self._free = list(range(2 * n - 1, n - 1, -1))
+        return self._free.pop()

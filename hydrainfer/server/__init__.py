@@ -1,0 +1,12 @@
+"""The OpenAI-style HTTP API: fields, errors, server-sent events; and the sessions beneath it that the offline API uses.
+
+Called by `assemble` and `offline`. Sends requests to an `EngineHandle` and knows nothing of scheduling, tensors or
+checkpoints; what it may do with text and pictures it asks of `processor`.
+"""
+
+from hydrainfer.server.app import ServerSettings, create_app
+from hydrainfer.server.intake import Intake
+from hydrainfer.server.session import Sessions
+from hydrainfer.server.stream import Completion, Delta, TokenStream
+
+__all__ = ["Completion", "Delta", "Intake", "ServerSettings", "Sessions", "TokenStream", "create_app"]

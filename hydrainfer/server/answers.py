@@ -1,0 +1,100 @@
+"""Chat and text completions: from validated fields to a whole answer or a stream of events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hydrainfer.core import ModelNotFound
+from hydrainfer.processor import parse_messages
+from hydrainfer.server.body import unless_disconnected
+from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
+from hydrainfer.server.intake import Intake
+from hydrainfer.server.replies import ChatReply, CompletionReply, Reply
+from hydrainfer.server.sse import DONE, EventStream
+from hydrainfer.server.stream import TokenStream
+
+FIRST_OUTPUT_S = 5.0
+"""A stream's headers wait this long for the first output, so that an early failure has its status code; then they go
+out, so that a client in a long queue sees that it is being served."""
+
+
+class Answers:
+    """Stateless apart from what it is given. `names`: what clients may call the model, the first in `/v1/models`."""
+
+    def __init__(self, intake: Intake, names: tuple[str, ...], wall_clock: Callable[[], float] = time.time) -> None:
+        self.intake = intake
+        self.names = names
+        self._wall_clock = wall_clock
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with. Raises `ModelNotFound`."""
+        if name is not None and name not in self.names:
+            raise ModelNotFound(
+                f"The model {name[:100]!r} does not exist; this server has {', '.join(self.names)}", param="model"
+            )
+        return name if name is not None else self.names[0]
+
+    async def chat(self, request: Request, fields: ChatFields) -> Response:
+        name = self.check_model(fields.model)
+        fields.check_supported()
+        sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
+        messages = parse_messages(fields.messages)
+        id = f"chatcmpl-{uuid.uuid4().hex}"
+        return await self._answer(request, fields, name, ChatReply, self.intake.chat(messages, sampling, id=id))
+
+    async def complete(self, request: Request, fields: CompletionFields) -> Response:
+        name = self.check_model(fields.model)
+        fields.check_supported()
+        sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
+        work = self.intake.complete(
+            fields.prompt, sampling, id=f"cmpl-{uuid.uuid4().hex}", add_special=fields.add_special_tokens
+        )
+        return await self._answer(request, fields, name, CompletionReply, work)
+
+    async def _answer(
+        self, request: Request, fields: CommonFields, name: str, kind: type[Reply], start: Awaitable[TokenStream]
+    ) -> Response:
+        created = int(self._wall_clock())
+
+        def reply_to(stream: TokenStream) -> Reply:
+            return kind(stream.prepared, fields, name, created, self.intake.processor.model.vocabulary)
+
+        if fields.stream:
+            stream = await unless_disconnected(_begun(start), request.receive, TokenStream.close)
+            headers = {"X-Request-Id": stream.prepared.id}
+            return EventStream(_events(stream, reply_to(stream)), stream.close, headers)
+        whole = _whole(start, reply_to)
+        id, body = await unless_disconnected(whole, request.receive, lambda _: None)
+        return Response(body, headers={"X-Request-Id": id}, media_type="application/json")
+
+
+async def _begun(start: Awaitable[TokenStream]) -> TokenStream:
+    stream = await start
+    try:
+        await stream.ready(FIRST_OUTPUT_S)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+async def _whole(start: Awaitable[TokenStream], reply_to: Callable[[TokenStream], Reply]) -> tuple[str, bytes]:
+    stream = await start
+    done = await stream.result()
+    return stream.prepared.id, reply_to(stream).body(done)
+
+
+async def _events(stream: TokenStream, reply: Reply) -> AsyncGenerator[bytes, None]:
+    opening = reply.opening()
+    if opening:
+        yield opening
+    async for deltas in stream:
+        body = reply.events(deltas, stream.n_tokens)
+        if body:
+            yield body
+    yield reply.closing(stream.n_tokens) + DONE

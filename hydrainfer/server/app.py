@@ -1,0 +1,163 @@
+"""The HTTP surface: paths, limits, authentication. What an answer is, is in answers.py."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import orjson
+from fastapi import APIRouter, Depends, FastAPI, Request
+from starlette.responses import Response
+
+from hydrainfer.core import InstanceStats, InvalidRequest, Unauthorized
+from hydrainfer.processor import parse_messages
+from hydrainfer.server.answers import Answers
+from hydrainfer.server.body import read_json
+from hydrainfer.server.errors import install_error_handlers
+from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
+from hydrainfer.server.intake import Intake
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`model_names`: what clients may call the model. `api_keys`: any of them opens /v1, /tokenize and /detokenize;
+    none means open to all. `stall_s`: seconds without progress after which `/health` says 503."""
+
+    model_names: tuple[str, ...]
+    version: str
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 64 << 20
+    stall_s: float = 30.0
+
+
+def create_app(
+    settings: ServerSettings,
+    intake: Intake,
+    *,
+    metrics: Callable[[], bytes],
+    wall_clock: Callable[[], float] = time.time,
+) -> FastAPI:
+    """`metrics` returns Prometheus text. The caller closes the engine and the intake after the server has stopped."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        intake.sessions.close()
+
+    app = FastAPI(title="HydraInfer", version=settings.version, lifespan=lifespan)
+    install_error_handlers(app)
+    answers = Answers(intake, settings.model_names, wall_clock)
+    app.include_router(_open_routes(settings, intake, metrics))
+    guarded = [Depends(_require_key(settings.api_keys))] if settings.api_keys else []
+    app.include_router(_model_routes(settings, answers, int(wall_clock())), dependencies=guarded)
+    app.include_router(_text_routes(settings, answers), dependencies=guarded)
+    return app
+
+
+def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[], bytes]) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Response:
+        stats = intake.sessions.handle.stats()
+        if stats.stalled_s <= settings.stall_s:
+            return _json({"status": "ok"})
+        stage = _stalled_stage(stats)
+        stopped = stats.stalled_s == float("inf")
+        message = "the engine has stopped" if stopped else f"no progress in {stage} for {stats.stalled_s:.0f} s"
+        body = {"status": "stalled", "stage": stage, "message": message}
+        return _json(body, 503)
+
+    @router.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @router.get("/version")
+    async def version() -> Response:
+        return _json({"version": settings.version})
+
+    return router
+
+
+def _model_routes(settings: ServerSettings, answers: Answers, created: int) -> APIRouter:
+    router = APIRouter()
+    model = answers.intake.processor.model
+
+    def card(name: str) -> dict[str, Any]:
+        card = {"id": name, "object": "model", "created": created, "owned_by": "hydrainfer"}
+        return {**card, "root": model.path.name, "max_model_len": model.n_context}
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [card(name) for name in settings.model_names]})
+
+    @router.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        return _json(card(answers.check_model(name)))
+
+    @router.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await answers.chat(request, parse(ChatFields, await read_json(request, settings.max_body_bytes)))
+
+    @router.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        return await answers.complete(
+            request, parse(CompletionFields, await read_json(request, settings.max_body_bytes))
+        )
+
+    return router
+
+
+def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
+    router = APIRouter()
+    intake = answers.intake
+    processor = intake.processor
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        fields = parse(TokenizeFields, await read_json(request, settings.max_body_bytes))
+        answers.check_model(fields.model)
+        if (fields.prompt is None) == (fields.messages is None):
+            raise InvalidRequest("send either prompt or messages", param="prompt")
+        if fields.prompt is not None:
+            text, special = fields.prompt, fields.add_special_tokens
+            ids = await intake.run(lambda: processor.encode(text, add_special=special))
+        else:
+            messages = parse_messages(fields.messages)
+            ids = await intake.run(lambda: processor.encode_chat(messages))
+        body = {"count": len(ids), "max_model_len": processor.model.n_context, "tokens": ids}
+        if fields.return_token_strs:
+            body["token_strs"] = [processor.model.vocabulary.token_text(i) for i in ids]
+        return _json(body)
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        fields = parse(DetokenizeFields, await read_json(request, settings.max_body_bytes))
+        answers.check_model(fields.model)
+        return _json({"prompt": await intake.run(lambda: processor.decode(fields.tokens))})
+
+    return router
+
+
+def _require_key(keys: tuple[str, ...]) -> Callable[[Request], None]:
+    accepted = [f"Bearer {key}".encode() for key in keys]
+
+    def check(request: Request) -> None:
+        given = request.headers.get("authorization", "").encode()
+        if not any([hmac.compare_digest(given, one) for one in accepted]):  # noqa: C419  # all, in constant time
+            raise Unauthorized("a valid API key is needed: send the header Authorization: Bearer KEY")
+
+    return check
+
+
+def _stalled_stage(stats: InstanceStats) -> str:
+    """Where the work is that makes no progress; the earliest stage that has some."""
+    counts = {"encode": stats.n_encoding, "prefill": stats.n_prefilling, "decode": stats.n_decoding}
+    return next((stage for stage, n in counts.items() if n), "admission")
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")

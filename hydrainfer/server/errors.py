@@ -1,0 +1,75 @@
+"""Every failure in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from hydrainfer.core import HydraError, InternalError, InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+_INTERNAL = "the server failed to run this request; its log says more"
+
+
+def error_body(error: HydraError) -> bytes:
+    return orjson.dumps(
+        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    )
+
+
+def error_response(error: HydraError) -> Response:
+    """With `Retry-After` (whole seconds, at least 1) where retrying makes sense."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(error_body(error), error.status, headers, "application/json")
+
+
+def as_hydra_error(error: Exception) -> HydraError:
+    """A typed error as it is; anything else is logged and becomes a 500 that tells nothing of the inside."""
+    if isinstance(error, HydraError):
+        return error
+    logger.error("request failed", exc_info=error)
+    return InternalError(_INTERNAL)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Routes raise; these answer."""
+
+    async def on_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        return error_response(as_hydra_error(error))
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            known = InvalidRequest(f"unknown path {request.url.path}; see /docs for the paths", code="unknown_path")
+        elif error.status_code == 405:
+            known = InvalidRequest(f"{request.method} is not allowed on {request.url.path}", code="method_not_allowed")
+        else:
+            known = InvalidRequest(str(error.detail))
+        response = error_response(known)
+        response.status_code = error.status_code
+        response.headers.update(error.headers or {})
+        return response
+
+    async def on_hang_up(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        return Response(status_code=499)  # nobody reads it; the access log shows it
+
+    async def on_validation(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        return error_response(InvalidRequest("the request's path or query is malformed"))
+
+    app.add_exception_handler(HydraError, on_error)
+    app.add_exception_handler(Exception, on_error)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(ClientDisconnect, on_hang_up)
+    app.add_exception_handler(RequestValidationError, on_validation)

@@ -1,0 +1,206 @@
+"""Request bodies: the fields this server knows, their types, and those it understands but refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hydrainfer.core import InvalidRequest, SamplingParams
+
+_REFUSED: Mapping[str, str] = {
+    "tools": "tool calling is not supported by this server; leave tools out",
+    "functions": "function calling is not supported by this server; leave functions out",
+    "function_call": "function calling is not supported by this server; leave function_call out",
+    "audio": "audio output is not supported by this server",
+    "prediction": "predicted outputs are not supported by this server",
+    "web_search_options": "web search is not supported by this server",
+    "chat_template": "a request may not set a chat template; it is chosen when the server starts",
+    "chat_template_kwargs": "chat_template_kwargs is not supported by this server",
+    "documents": "documents are not supported by this server; put them into a message",
+    "mm_processor_kwargs": "mm_processor_kwargs is not supported by this server",
+    "continue_final_message": "continue_final_message is not supported by this server",
+    "echo": "echo is not supported by this server; only false is accepted",
+    "suffix": "suffix is not supported by this server; leave it out",
+    "prompt_embeds": "prompt_embeds is not supported by this server; send prompt",
+    "use_beam_search": "beam search is not supported by this server",
+    "truncate_prompt_tokens": "truncate_prompt_tokens is not supported by this server; shorten the prompt",
+    "bad_words": "bad_words is not supported by this server; use logit_bias",
+    "allowed_token_ids": "allowed_token_ids is not supported by this server; use logit_bias",
+    "logits_processors": "logits_processors is not supported by this server",
+    "structured_outputs": "structured outputs are not supported by this server",
+    "guided_json": "structured outputs are not supported by this server",
+    "guided_regex": "structured outputs are not supported by this server",
+    "guided_choice": "structured outputs are not supported by this server",
+    "guided_grammar": "structured outputs are not supported by this server",
+}
+"""Any of these with a value other than null, false, empty or zero would change the answer, so it is an error."""
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CommonFields(BaseModel):
+    """What chat and text completions share. Ranges are checked by `SamplingParams`; unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    best_of: int | None = None
+    response_format: dict[str, Any] | None = None
+    tool_choice: Any = None
+    modalities: list[str] | None = None
+    prompt_logprobs: int | None = None
+    length_penalty: float | None = None
+
+    _copied: ClassVar[tuple[str, ...]] = (
+        "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "include_stop_str_in_output",
+        "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens",
+    )  # fmt: skip
+
+    def check_supported(self) -> None:
+        """Raises `InvalidRequest` naming the first field that is understood but not supported."""
+        for name, why in _REFUSED.items():
+            if (self.model_extra or {}).get(name):
+                raise InvalidRequest(why, param=name, code="unsupported_parameter")
+        refused = {
+            "best_of": (self.best_of or 1) > (self.n or 1) and "best_of is not supported by this server; use n",
+            "response_format": (self.response_format or {}).get("type", "text") != "text"
+            and "response_format supports only {'type': 'text'} on this server",
+            "tool_choice": self.tool_choice not in (None, "none", "auto")
+            and "tool calling is not supported by this server; tool_choice may be none or auto",
+            "modalities": (self.modalities or ["text"]) != ["text"] and "only the modality text is supported",
+            "prompt_logprobs": self.prompt_logprobs is not None and "prompt_logprobs is not supported by this server",
+            "length_penalty": self.length_penalty not in (None, 1.0) and "beam search is not supported by this server",
+            "stream_options": self.stream_options is not None
+            and not self.stream
+            and "stream_options is only allowed when stream is true",
+        }
+        for name, message in refused.items():
+            if message:
+                raise InvalidRequest(message, param=name, code="unsupported_parameter")
+
+    def sampling_fields(self, defaults: Mapping[str, float]) -> dict[str, Any]:
+        """Arguments of `SamplingParams`: the checkpoint's defaults, then what the request sets."""
+        fields: dict[str, Any] = dict(defaults)
+        fields |= {name: value for name in self._copied if (value := getattr(self, name)) is not None}
+        stop = self.stop or ()
+        fields["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        fields["stop_token_ids"] = tuple(self.stop_token_ids or ())
+        fields["logit_bias"] = _biases(self.logit_bias or {})
+        return fields
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats and self.include_usage)
+
+
+class ChatFields(CommonFields):
+    """`/v1/chat/completions`. `messages` is checked by `processor.parse_messages`."""
+
+    messages: Any
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+
+    def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """Raises `InvalidRequest` naming the field."""
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        if self.add_generation_prompt is False:
+            raise InvalidRequest("add_generation_prompt=false is not supported", param="add_generation_prompt")
+        fields = self.sampling_fields(defaults)
+        limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        fields["max_tokens"] = limit
+        fields["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
+        try:
+            return SamplingParams(**fields)
+        except InvalidRequest as e:
+            if e.param == "logprobs":
+                raise InvalidRequest(e.message.replace("logprobs", "top_logprobs", 1), param="top_logprobs") from None
+            raise
+
+
+class CompletionFields(CommonFields):
+    """`/v1/completions`. `prompt` is checked by `Processor.complete`."""
+
+    prompt: Any
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+    def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """Raises `InvalidRequest` naming the field."""
+        fields = self.sampling_fields(defaults)
+        if self.max_tokens is not None:
+            fields["max_tokens"] = self.max_tokens
+        return SamplingParams(**fields, logprobs=self.logprobs)
+
+
+class TokenizeFields(BaseModel):
+    """`/tokenize`: a `prompt` or `messages`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    model: str | None = None
+    prompt: str | None = None
+    messages: Any = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeFields(BaseModel):
+    """`/detokenize`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    model: str | None = None
+    tokens: list[int]
+
+
+Fields = TypeVar("Fields", bound=BaseModel)
+
+
+def parse(kind: type[Fields], body: object) -> Fields:
+    """Raises `InvalidRequest` for the first wrong field, with its place; never echoes the value."""
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    try:
+        return kind.model_validate(body)
+    except ValidationError as e:
+        first = e.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"][:1])
+        message = "is required" if first["type"] == "missing" else first["msg"].lower().replace("input ", "")
+        raise InvalidRequest(f"{where}: {message}", param=where) from None
+
+
+def _biases(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(token), bias) for token, bias in biases.items())
+    except ValueError:
+        raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias") from None

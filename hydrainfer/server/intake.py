@@ -1,0 +1,80 @@
+"""The way in: a place, preparation in a thread, the engine; used by the HTTP routes and by the offline API."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from hydrainfer.core import SamplingParams
+from hydrainfer.processor import ChatMessage, Prepared, Processor, Timing
+from hydrainfer.server.session import Sessions
+from hydrainfer.server.stream import TokenStream
+
+T = TypeVar("T")
+Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+
+class Intake:
+    """Owns the preparation threads. Whatever fails or is cancelled on the way, no place and no picture stays behind."""
+
+    def __init__(
+        self, processor: Processor, sessions: Sessions, *, n_threads: int = 2, timeout_s: float = float("inf")
+    ) -> None:
+        """`timeout_s`: seconds from arrival to deadline."""
+        self.processor = processor
+        self.sessions = sessions
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(n_threads, "hydra-prepare")
+
+    async def chat(
+        self, messages: Sequence[ChatMessage], sampling: SamplingParams, *, id: str | None = None
+    ) -> TokenStream:
+        """Prepare and start. Raises as `Processor.chat` and `Sessions.admit`."""
+        id, timing = id or f"chat-{uuid.uuid4().hex}", self._timing()
+        return await self._start(sampling.n, lambda: self.processor.chat(id, messages, sampling, timing))
+
+    async def complete(
+        self, prompt: Prompt, sampling: SamplingParams, *, id: str | None = None, add_special: bool | None = None
+    ) -> TokenStream:
+        """Prepare and start. Raises as `Processor.complete` and `Sessions.admit`."""
+        id, timing = id or f"cmpl-{uuid.uuid4().hex}", self._timing()
+        several = isinstance(prompt, Sequence) and len(prompt) > 0 and not isinstance(prompt[0], int)
+        n_prompts = len(prompt) if several and not isinstance(prompt, str) else 1
+        return await self._start(
+            sampling.n * n_prompts,
+            lambda: self.processor.complete(id, prompt, sampling, timing, add_special=add_special),
+        )
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Something else of the processor's, in one of its threads; it holds a place meanwhile."""
+        place = self.sessions.admit()
+        try:
+            return await asyncio.wrap_future(self._threads.submit(work))
+        finally:
+            place.leave()
+
+    def close(self) -> None:
+        """Finish what is being prepared and end the threads."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _timing(self) -> Timing:
+        now = self.sessions.clock()
+        return Timing(now, now + self._timeout_s)
+
+    async def _start(self, n: int, prepare: Callable[[], Prepared]) -> TokenStream:
+        place = self.sessions.admit(n)
+        future = self._threads.submit(prepare)
+        try:
+            prepared = await asyncio.wrap_future(future)
+        except BaseException:
+            place.leave()
+            future.add_done_callback(self._discard_late)
+            raise
+        return self.sessions.start(prepared, place)
+
+    def _discard_late(self, future: Future[Prepared]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self.sessions.discard(future.result())

@@ -1,0 +1,163 @@
+"""Response bodies of chat and text completions, whole and in chunks; per token only a dict and orjson."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from hydrainfer.processor import Prepared, Vocabulary
+from hydrainfer.server.fields import CommonFields
+from hydrainfer.server.logprobs import chat_logprobs, completion_logprobs
+from hydrainfer.server.sse import event
+from hydrainfer.server.stream import Completion, Delta
+
+
+class Reply:
+    """What all bodies of one answer share. `model`: the name as the client wrote it."""
+
+    kind: str
+
+    def __init__(self, prepared: Prepared, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
+        self.prepared = prepared
+        self.vocabulary = words
+        self.return_ids = bool(fields.return_token_ids)
+        self.include_usage = fields.include_usage
+        self.continuous_usage = fields.continuous_usage
+        self.n_logprobs = prepared.sampling.logprobs
+        self._head = {"id": prepared.id, "object": self.kind, "created": created, "model": model}
+
+    def opening(self) -> bytes:
+        """Events before the first token."""
+        return b""
+
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        """One entry of `choices` in a chunk."""
+        raise NotImplementedError
+
+    def choice(self, index: int, done: Completion) -> dict[str, Any]:
+        """One entry of `choices` in the whole answer."""
+        raise NotImplementedError
+
+    def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
+        """A chunk per delta that says something. `n_tokens`: produced so far, per choice."""
+        sent = [d for d in deltas if d.text or d.finish_reason or self.return_ids or self.n_logprobs is not None]
+        usage = self._usage(n_tokens) if self.continuous_usage else None
+        return b"".join(self._event([self.chunk(d)], usage) for d in sent)
+
+    def closing(self, n_tokens: Sequence[int]) -> bytes:
+        """The usage chunk, if it was asked for."""
+        return self._event([], self._usage(n_tokens)) if self.include_usage else b""
+
+    def body(self, done: Sequence[Completion]) -> bytes:
+        """The whole answer."""
+        return orjson.dumps(
+            {
+                **self._head,
+                "choices": [self.choice(i, one) for i, one in enumerate(done)],
+                "usage": self._usage([len(one.token_ids) for one in done]),
+                **self._body_extras(),
+            }
+        )
+
+    def _body_extras(self) -> dict[str, Any]:
+        return {}
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None, **extra: Any) -> bytes:
+        body = {**self._head, "choices": choices, **extra}
+        if self.include_usage:
+            body["usage"] = usage
+        return event(orjson.dumps(body))
+
+    def _usage(self, n_tokens: Sequence[int]) -> dict[str, int]:
+        n_prompt, n_answer = self.prepared.n_prompt_tokens, sum(n_tokens)
+        return {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer}
+
+
+class ChatReply(Reply):
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    kind = "chat.completion"
+
+    def opening(self) -> bytes:
+        """The role, once per choice, and with the first the prompt's ids."""
+        self._head["object"] = "chat.completion.chunk"
+        events = []
+        for index in range(len(self.prepared.requests)):
+            choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
+            extra = {"prompt_token_ids": self.prepared.prompts[0]} if self.return_ids and index == 0 else {}
+            usage = self._usage([0]) if self.continuous_usage else None
+            events.append(self._event([{**choice, "finish_reason": None}], usage, **extra))
+        return b"".join(events)
+
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": delta.choice,
+            "delta": {"content": delta.text} if delta.text or not delta.finish_reason else {},
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
+        }
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        if self.return_ids:
+            choice["token_ids"] = delta.token_ids
+        return choice
+
+    def choice(self, index: int, done: Completion) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": done.text, "refusal": None},
+            "logprobs": self._logprobs(done),
+            "finish_reason": done.finish_reason,
+            "stop_reason": done.stop_reason,
+        }
+        if self.return_ids:
+            choice["token_ids"] = done.token_ids
+        return choice
+
+    def _body_extras(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self.prepared.prompts[0]} if self.return_ids else {}
+
+    def _logprobs(self, part: Delta | Completion) -> dict[str, Any] | None:
+        if self.n_logprobs is None:
+            return None
+        return chat_logprobs(self.vocabulary, part.token_ids, part.logprobs)
+
+
+class CompletionReply(Reply):
+    """`text_completion`, the same object whole and in chunks."""
+
+    kind = "text_completion"
+
+    def __init__(self, prepared: Prepared, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
+        super().__init__(prepared, fields, model, created, words)
+        self._offsets = [0] * len(prepared.requests)
+        self._with_prompt = set(range(len(prepared.requests))) if self.return_ids else set()
+
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        return self._choice(delta.choice, delta)
+
+    def choice(self, index: int, done: Completion) -> dict[str, Any]:
+        return self._choice(index, done)
+
+    def _choice(self, index: int, part: Delta | Completion) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": part.text,
+            "logprobs": None,
+            "finish_reason": part.finish_reason,
+            "stop_reason": part.stop_reason,
+        }
+        if self.n_logprobs is not None:
+            logprobs = completion_logprobs(
+                self.vocabulary, part.token_ids, part.logprobs, self._offsets[index], self.n_logprobs
+            )
+            self._offsets[index] += sum(map(len, logprobs["tokens"]))
+            choice["logprobs"] = logprobs
+        if self.return_ids:
+            choice["token_ids"] = part.token_ids
+            if index in self._with_prompt:
+                self._with_prompt.discard(index)
+                choice["prompt_token_ids"] = self.prepared.requests[index].prompt_ids
+        return choice

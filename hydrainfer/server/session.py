@@ -1,0 +1,172 @@
+"""From engine outputs to text per choice: one table of live requests, fed from the engine's thread.
+
+    start ──submit──> engine ──sink, one call_soon_threadsafe per step──> dispatch ──> TokenStream ──> consumer
+                         ^                                                   │ stop string, error
+                         └────────────── cancel ─────────────────────────────┴──< consumer goes away, deadline
+
+A request leaves the table, and gives its pictures back, when the engine has ended its last choice; not before, because
+until then a lost encode may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from hydrainfer.core import HydraError, Output, Overloaded, Unavailable
+from hydrainfer.engine.ports import EngineHandle
+from hydrainfer.processor import PixelStore, Prepared, Vocabulary
+from hydrainfer.server.stream import TokenStream
+
+DEADLINE_GRACE_S = 2.0
+"""How long after a deadline the session waits for the engine's own word before it ends the request itself."""
+
+
+class Sessions:
+    """Owner of every live API request. Everything but `sink` runs on one event loop, the one that calls `start`.
+
+    `clock` is the engine's, in seconds. `max_requests` bounds the choices being prepared, queued and run.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, pixels: PixelStore, clock: Callable[[], float], *, max_requests: int = 256
+    ) -> None:
+        self.clock = clock
+        self.max_requests = max_requests
+        self._vocabulary = vocabulary
+        self._pixels = pixels
+        self._handle: EngineHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: deque[list[Output]] = deque()  # filled by the engine's thread, emptied by the loop's
+        self._streams: dict[str, TokenStream] = {}  # by engine request id
+        self._n_admitted = 0
+        self._closing = False
+
+    @property
+    def handle(self) -> EngineHandle:
+        assert self._handle is not None, "Sessions.attach was not called"
+        return self._handle
+
+    @property
+    def n_live(self) -> int:
+        """Choices that hold a place: being prepared, queued or running."""
+        return self._n_admitted
+
+    def attach(self, handle: EngineHandle) -> None:
+        """Name the engine whose outputs come to `sink`; once, before the first `start`."""
+        self._handle = handle
+
+    def sink(self, outputs: list[Output]) -> None:
+        """The engine's `OutputSink`: called on its thread, once per step; hands over and returns."""
+        self._inbox.append(outputs)
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop has been closed; the next one finds them in the inbox
+                loop.call_soon_threadsafe(self._dispatch)
+
+    def admit(self, n: int = 1) -> Place:
+        """A place for `n` choices. Raises `Overloaded`, or `Unavailable` while shutting down."""
+        if self._closing:
+            raise Unavailable("the server is shutting down", retry_after_s=5.0)
+        if self._n_admitted and self._n_admitted + n > self.max_requests:
+            raise Overloaded(
+                f"the server already has {self._n_admitted} of at most {self.max_requests} requests; retry later",
+                retry_after_s=1.0,
+            )
+        self._n_admitted += n
+        return Place(self, n)
+
+    def start(self, prepared: Prepared, place: Place | None = None) -> TokenStream:
+        """Run it. The stream takes over `place` and the pictures, whatever happens. Raises what `submit` and `admit`
+        raise."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            self._dispatch()  # what a closed loop left
+        try:
+            place = place or self.admit(len(prepared.requests))
+        except HydraError:
+            self.discard(prepared)
+            raise
+        stream = TokenStream(prepared, self._vocabulary, self._cancel)
+        stream.on_end = lambda: self._end(prepared, place)
+        for request in prepared.requests:
+            assert request.id not in self._streams, f"request id {request.id} is already live"
+            self._streams[request.id] = stream
+        n_submitted = 0
+        try:
+            for request in prepared.requests:
+                self.handle.submit(request)
+                n_submitted += 1
+        except BaseException:
+            stream.close()
+            for request in prepared.requests[n_submitted:]:  # the engine will not speak of these
+                self._settle(request.id)
+            raise
+        if prepared.requests[0].deadline_s != float("inf"):
+            wait_s = max(0.0, prepared.requests[0].deadline_s - self.clock()) + DEADLINE_GRACE_S
+            stream.timer = loop.call_later(wait_s, stream.expire)
+        return stream
+
+    def discard(self, prepared: Prepared) -> None:
+        """Give back the pictures of a request that will not be started. Any thread."""
+        for ref in prepared.pixels:
+            self._pixels.release(ref)
+
+    def close(self) -> None:
+        """Refuse new requests and end the live ones with `Unavailable`; the engine itself is closed by its owner."""
+        self._closing = True
+        for stream in set(self._streams.values()):
+            stream.fail(Unavailable("the server is shutting down", retry_after_s=5.0))
+
+    def settle_all(self) -> None:
+        """After the engine has been closed: end what it never ended."""
+        self._dispatch()
+        for request_id in list(self._streams):
+            self._settle(request_id)
+
+    def check(self, idle: bool = False) -> None:
+        """Places cover the live streams; with `idle`, nothing is live. Raises `AssertionError`."""
+        if self._loop is not None and self._loop.is_closed():
+            self._dispatch()
+        assert self._n_admitted >= len(self._streams), "a stream without a place"
+        assert not (idle and self._streams), f"live: {sorted(self._streams)}"
+        assert not (idle and self._n_admitted), f"{self._n_admitted} places not given back"
+
+    def _dispatch(self) -> None:
+        while self._inbox:
+            for output in self._inbox.popleft():
+                stream = self._streams.get(output.request_id)
+                if stream is None:
+                    continue
+                stream.push(output)
+                if output.finish_reason is not None:
+                    self._settle(output.request_id)
+
+    def _settle(self, request_id: str) -> None:
+        """The engine is done with one choice."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.settle(request_id)
+
+    def _cancel(self, request_ids: list[str]) -> None:
+        self.handle.cancel(request_ids)
+
+    def _end(self, prepared: Prepared, place: Place) -> None:
+        self.discard(prepared)
+        place.leave()
+
+
+class Place:
+    """Room for `n` choices, held from before a request is prepared until the engine has ended it."""
+
+    def __init__(self, sessions: Sessions, n: int) -> None:
+        self._sessions = sessions
+        self._n = n
+
+    def leave(self) -> None:
+        """Give it back; safe to repeat."""
+        self._sessions._n_admitted -= self._n
+        self._n = 0

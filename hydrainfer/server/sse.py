@@ -1,0 +1,58 @@
+"""Server-sent events of one answer, stopped at once when the client hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from hydrainfer.server.body import disconnected
+from hydrainfer.server.errors import as_hydra_error, error_body
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(body: bytes) -> bytes:
+    return b"data: " + body + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends what `events` yields; an exception becomes an error event. `close` is called in every case, also when
+    `events` was never begun."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], close: Callable[[], None], headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(None, 200, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        pump = asyncio.ensure_future(self._pump(send))
+        watcher = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait((pump, watcher), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._close()
+            watcher.cancel()
+            pump.cancel()
+            await asyncio.gather(pump, watcher, return_exceptions=True)
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._events):
+            try:
+                async for body in self._events:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            except OSError:  # the connection broke while sending
+                return
+            except Exception as e:
+                body = event(error_body(as_hydra_error(e))) + DONE
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

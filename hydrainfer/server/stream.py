@@ -1,0 +1,168 @@
+"""One API request's outputs on their way to one consumer, merged while it is busy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+import msgspec
+
+from hydrainfer.core import DeadlineExceeded, HydraError, InternalError, Output, TokenLogprobs, Unavailable
+from hydrainfer.processor import Prepared, TextStream, Vocabulary
+
+
+class Delta(msgspec.Struct):
+    """What is new of one choice since the consumer last looked. `stop_reason`: the stop string or stop token id that
+    ended it (None for end of sequence), as vLLM."""
+
+    choice: int
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class Completion(msgspec.Struct):
+    """A choice when it is over."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+class TokenStream:
+    """Async iterator over lists of `Delta`, at most one per choice and list, until every choice is over.
+
+    Raises the request's `HydraError` instead, and then ends the other choices. `close` when the consumer goes away; it
+    is safe to repeat and to call after the end. What waits here is bounded by max_tokens.
+    """
+
+    def __init__(self, prepared: Prepared, vocabulary: Vocabulary, cancel: Callable[[list[str]], None]) -> None:
+        sampling = prepared.sampling
+        self.prepared = prepared
+        self.n_tokens = [0] * len(prepared.requests)
+        self.timer: asyncio.TimerHandle | None = None
+        self.on_end: Callable[[], None] = lambda: None
+        self._index = {r.id: i for i, r in enumerate(prepared.requests)}
+        self._stop_tokens = frozenset(sampling.stop_token_ids)
+        self._texts = [TextStream(vocabulary, sampling, continues=prepared.continues) for _ in prepared.requests]
+        self._cancel = cancel
+        self._open = set(self._index)  # choices whose consumer wants more
+        self._running = set(self._index)  # choices that the engine has not ended
+        self._cancelled: set[str] = set()
+        self._pending: dict[int, Delta] = {}
+        self._error: HydraError | None = None
+        self._news = asyncio.Event()
+
+    # ---- the engine's side, on the event loop
+
+    def push(self, output: Output) -> None:
+        """New tokens of one choice, or its end."""
+        if output.request_id not in self._open:
+            return
+        if output.error is not None:
+            self.fail(output.error.exception())
+            return
+        if output.finish_reason == "abort":  # nobody here asked for it
+            self.fail(Unavailable("the request was ended by the server, which may be shutting down", retry_after_s=5.0))
+            return
+        choice = self._index[output.request_id]
+        by_token = output.finish_reason == "stop"
+        last = output.finish_reason is not None
+        piece = self._texts[choice].push(output.token_ids, ended_by_token=by_token, last=last)
+        delta = self._pending.get(choice)
+        if delta is None:
+            delta = self._pending[choice] = Delta(choice)
+        delta.text += piece.text
+        delta.token_ids += output.token_ids[: piece.n_tokens]
+        delta.logprobs += output.logprobs[: piece.n_tokens]
+        self.n_tokens[choice] += piece.n_tokens
+        if piece.stop is not None:
+            delta.finish_reason, delta.stop_reason = "stop", piece.stop
+            if not last:
+                self._end_early({output.request_id})
+        elif last:
+            delta.finish_reason = output.finish_reason
+            delta.stop_reason = output.stop_token if output.stop_token in self._stop_tokens else None
+        if delta.finish_reason is not None:
+            self._open.discard(output.request_id)
+        self._news.set()
+
+    def settle(self, request_id: str) -> None:
+        """The engine is done with this choice; after the last one nothing is held any more."""
+        self._running.discard(request_id)
+        if request_id in self._open:  # it ended without a word
+            self.fail(InternalError("the engine ended the request without an answer"))
+        if not self._running:
+            on_end, self.on_end = self.on_end, lambda: None
+            if self.timer is not None:
+                self.timer.cancel()
+            on_end()
+
+    def fail(self, error: HydraError) -> None:
+        """End all choices with `error`, unless they are over."""
+        if self._open:
+            self._error = error
+            self.close()
+
+    def expire(self) -> None:
+        self.fail(DeadlineExceeded("the request took longer than it may; ask for fewer tokens, or retry when idle"))
+
+    # ---- the consumer's side
+
+    def close(self) -> None:
+        """Want nothing more: cancel what the engine still runs."""
+        self._open.clear()
+        self._end_early(self._running - self._cancelled)
+        self._news.set()
+
+    def _end_early(self, request_ids: set[str]) -> None:
+        self._cancelled |= request_ids
+        if request_ids:
+            self._cancel(sorted(request_ids))
+
+    async def ready(self, timeout_s: float) -> None:
+        """Wait for the first output, but not longer than this. Raises the request's `HydraError` if that is all that
+        came, so that an answer can still have its status code."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        if self._error is not None:
+            raise self._error
+
+    def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        if self._open or self._pending or self._error:
+            await self._news.wait()
+        self._news.clear()
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._pending.clear()
+            raise error
+        if not self._pending:
+            raise StopAsyncIteration
+        deltas = list(self._pending.values())
+        self._pending.clear()
+        return deltas
+
+    async def result(self) -> list[Completion]:
+        """All choices, whole, in order; raises the request's `HydraError`. Closes itself if it is cancelled."""
+        done = [Completion("", [], [], "", None) for _ in self._texts]
+        try:
+            async for deltas in self:
+                for delta in deltas:
+                    one = done[delta.choice]
+                    one.text += delta.text
+                    one.token_ids += delta.token_ids
+                    one.logprobs += delta.logprobs
+                    if delta.finish_reason is not None:
+                        one.finish_reason, one.stop_reason = delta.finish_reason, delta.stop_reason
+        finally:
+            self.close()
+        return done

@@ -1,0 +1,78 @@
+"""Pictures for requests: drawn from a seed (distinct by default, so that no cache helps unasked) or read from files."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from hydrainfer.core import ConfigError
+
+_MEDIA_TYPES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+}
+
+
+class DrawnPicture(msgspec.Struct, frozen=True, tag="drawn"):
+    """A picture drawn from `seed`, `width` × `height` pixels."""
+
+    seed: int
+    width: int = 336
+    height: int = 336
+    encoding: Literal["png", "jpeg"] = "png"
+
+    def data_url(self) -> str:
+        out = io.BytesIO()
+        picture = Image.fromarray(draw_picture(self.seed, self.width, self.height))
+        if self.encoding == "png":
+            picture.save(out, "PNG", compress_level=1)
+        else:
+            picture.save(out, "JPEG", quality=90)
+        return _data_url(f"image/{self.encoding}", out.getvalue())
+
+
+class FilePicture(msgspec.Struct, frozen=True, tag="file"):
+    """A picture file, sent as it is. `data_url` raises `ConfigError` if it is absent or of a kind no server takes."""
+
+    path: str
+
+    def data_url(self) -> str:
+        path = Path(self.path)
+        kind = _MEDIA_TYPES.get(path.suffix.lower())
+        if kind is None:
+            raise ConfigError(f"{path}: pictures must be one of {', '.join(_MEDIA_TYPES)}", param="path")
+        try:
+            return _data_url(kind, path.read_bytes())
+        except OSError as e:
+            raise ConfigError(f"{path}: {e.strerror}", param="path") from e
+
+
+Picture = DrawnPicture | FilePicture
+
+
+def draw_picture(seed: int, width: int, height: int) -> np.ndarray:
+    """Soft waves of colour, a little noise and a few hard-edged boxes: uint8 [height, width, 3]. Depends on nothing but
+    its arguments and numpy's generator, so that every machine sends the same pixels."""
+    rng = np.random.default_rng(seed)
+    y, x = np.linspace(0.0, 1.0, height)[:, None, None], np.linspace(0.0, 1.0, width)[None, :, None]
+    cycles_x, cycles_y, phase = rng.uniform(0.5, 4.0, 3), rng.uniform(0.5, 4.0, 3), rng.uniform(0.0, 1.0, 3)
+    waves = 127.0 + 100.0 * np.sin(2 * np.pi * (cycles_x * x + cycles_y * y + phase))  # [height, width, 3]
+    pixels = np.clip(waves + rng.normal(0.0, 10.0, waves.shape), 0, 255).astype(np.uint8)
+    for _ in range(6):
+        left, top = int(rng.integers(0, width)), int(rng.integers(0, height))
+        right, bottom = left + 1 + int(rng.integers(0, width)) // 2, top + 1 + int(rng.integers(0, height)) // 2
+        pixels[top:bottom, left:right] = rng.integers(0, 256, 3)
+    return pixels
+
+
+def _data_url(media_type: str, content: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

@@ -1,0 +1,167 @@
+// The CPU kernels behind hydrainfer.ops.native. Threads come from the OpenMP pool that torch uses, so that
+// torch.set_num_threads in the calling thread holds here too.
+#include <omp.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+#include "simd.h"
+
+using tvm::ffi::TensorView;
+
+namespace hydra {
+
+template <class F>
+void by_dtype(const TensorView& t, F&& f) {
+  const DLDataType d = t.dtype();
+  if (d.code == kDLFloat && d.bits == 32) return f(float{});
+  if (d.code == kDLBfloat && d.bits == 16) return f(bf16{});
+  if (d.code == kDLFloat && d.bits == 16) return f(f16{});
+  TVM_FFI_THROW(TypeError) << "kernels take float32, bfloat16 or float16";
+}
+
+template <class T>
+T* data(const TensorView& t) {
+  return reinterpret_cast<T*>(static_cast<char*>(t.data_ptr()) + t.byte_offset());
+}
+
+// x [M, K], w [N, K], bias [N] or empty, out [M, N]; all contiguous.
+void linear(TensorView x, TensorView w, TensorView bias, TensorView out, bool accumulate) {
+  by_dtype(w, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t M = x.size(0), K = x.size(1), N = w.size(0);
+    std::vector<float> wide;
+    const float* rows;
+    if constexpr (std::is_same_v<T, float>) {
+      rows = data<float>(x);
+    } else {
+      wide.resize(M * K);
+      for (int64_t i = 0; i < M * K; ++i) wide[i] = to_float(data<T>(x)[i]);
+      rows = wide.data();
+    }
+    const LinearArgs<T> a{rows, data<T>(w), bias.size(0) ? data<T>(bias) : nullptr, data<T>(out), M, N, K, N, accumulate};
+#pragma omp parallel if (N * K > 32768)
+    {
+      const int64_t threads = omp_get_num_threads(), i = omp_get_thread_num();
+      const int64_t share = ((N + threads - 1) / threads + 23) / 24 * 24;
+      const int64_t n0 = std::min(N, i * share), n1 = std::min(N, n0 + share);
+      if (n0 < n1) columns(a, n0, n1);
+    }
+  });
+}
+
+// q [n, heads, dim] with any row stride; cache one layer [blocks, 2, block_tokens, kv_heads, dim]; out contiguous.
+void attention_decode(TensorView q, TensorView cache, TensorView tables, TensorView lengths, TensorView out, double scale) {
+  by_dtype(q, [&](auto zero) {
+    using T = decltype(zero);
+    const DecodeArgs<T> a{data<T>(q),         data<T>(cache),     data<T>(out),    data<int32_t>(tables),
+                          data<int32_t>(lengths), q.stride(0),    tables.stride(0), cache.stride(0),
+                          cache.stride(1),    cache.stride(2),    cache.stride(3), q.size(1),
+                          cache.size(3),      q.size(2),          cache.size(2),   float(scale)};
+    const int64_t tasks = q.size(0) * a.kv_heads;
+#pragma omp parallel
+    {
+      std::vector<float> scratch;
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < tasks; ++i) decode_one(a, i / a.kv_heads, i % a.kv_heads, scratch);
+    }
+  });
+}
+
+// kv [rows, 2, kv_heads, dim] with any row stride → cache at slots [rows].
+void write_kv(TensorView kv, TensorView cache, TensorView slots) {
+  by_dtype(kv, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t bt = cache.size(2), width = kv.size(2) * kv.size(3), n = kv.size(0);
+    const int64_t* slot = data<int64_t>(slots);
+#pragma omp parallel for if (n * width > 65536)
+    for (int64_t i = 0; i < n; ++i)
+      for (int j = 0; j < 2; ++j)
+        std::memcpy(data<T>(cache) + slot[i] / bt * cache.stride(0) + j * cache.stride(1) + slot[i] % bt * cache.stride(2),
+                    data<T>(kv) + i * kv.stride(0) + j * kv.stride(1), width * sizeof(T));
+  });
+}
+
+// qk [rows, heads, dim] with any row stride, rotated in place; cos, sin [rows, dim / 2] float32.
+void rope(TensorView qk, TensorView cos, TensorView sin) {
+  by_dtype(qk, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t n = qk.size(0), heads = qk.size(1), half = qk.size(2) / 2;
+#pragma omp parallel for if (n * heads * half > 32768)
+    for (int64_t i = 0; i < n; ++i) {
+      const float *c = data<float>(cos) + i * half, *s = data<float>(sin) + i * half;
+      for (int64_t h = 0; h < heads; ++h) {
+        T* a = data<T>(qk) + i * qk.stride(0) + h * qk.stride(1);
+        T* b = a + half;
+        int64_t d = 0;
+        for (; d + W <= half; d += W) {
+          const vec x = load(a + d), y = load(b + d), cd = load(c + d), sd = load(s + d);
+          store(a + d, x * cd - y * sd);
+          store(b + d, y * cd + x * sd);
+        }
+        for (; d < half; ++d) {
+          const float x = to_float(a[d]), y = to_float(b[d]);
+          from_float(x * c[d] - y * s[d], a[d]);
+          from_float(y * c[d] + x * s[d], b[d]);
+        }
+      }
+    }
+  });
+}
+
+// x, out [rows, width] contiguous; weight [width].
+void rms_norm(TensorView x, TensorView weight, TensorView out, double eps) {
+  by_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t n = x.size(0), width = x.size(1);
+    const T* w = data<T>(weight);
+#pragma omp parallel for if (n * width > 65536)
+    for (int64_t i = 0; i < n; ++i) {
+      const T* a = data<T>(x) + i * width;
+      T* o = data<T>(out) + i * width;
+      vec squares{};
+      int64_t d = 0;
+      for (; d + W <= width; d += W) squares += load(a + d) * load(a + d);
+      float total = sum(squares);
+      for (; d < width; ++d) total += to_float(a[d]) * to_float(a[d]);
+      const float scale = 1.0f / std::sqrt(total / width + float(eps));
+      for (d = 0; d + W <= width; d += W) store(o + d, load(a + d) * scale * load(w + d));
+      for (; d < width; ++d) from_float(to_float(a[d]) * scale * to_float(w[d]), o[d]);
+    }
+  });
+}
+
+// gate_up [rows, 2 * width] contiguous → out [rows, width].
+void silu_and_mul(TensorView gate_up, TensorView out) {
+  by_dtype(out, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t n = out.size(0), width = out.size(1);
+#pragma omp parallel for if (n * width > 32768)
+    for (int64_t i = 0; i < n; ++i) {
+      const T *g = data<T>(gate_up) + 2 * i * width, *u = g + width;
+      T* o = data<T>(out) + i * width;
+      int64_t d = 0;
+      for (; d + W <= width; d += W) {
+        const vec x = load(g + d);
+        store(o + d, x / (1.0f + exp(-x)) * load(u + d));
+      }
+      for (; d < width; ++d) {
+        const float x = to_float(g[d]);
+        from_float(x / (1.0f + std::exp(-x)) * to_float(u[d]), o[d]);
+      }
+    }
+  });
+}
+
+}  // namespace hydra
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, hydra::linear);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_decode, hydra::attention_decode);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_kv, hydra::write_kv);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(rope, hydra::rope);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm, hydra::rms_norm);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, hydra::silu_and_mul);

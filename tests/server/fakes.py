@@ -1,0 +1,111 @@
+"""An engine without a model: says what its script says, one token per request and step, on its own thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from hydrainfer.core import ErrorInfo, InstanceStats, Output, Request, TokenLogprobs
+
+Script = Callable[[Request], list[int]]
+
+
+class FakeEngine:
+    """An `EngineHandle`. `script` gives a request's tokens; when they run out it goes on with `filler`. `fail` maps a
+    request to an error instead. `hold` freezes it: nothing is produced or ended while it is set."""
+
+    def __init__(self, sink, script: Script, *, step_s=0.0, filler=263, fail=None, pixels=None, tokens_per_step=1):
+        self._sink, self._script, self._step_s, self._filler = sink, script, step_s, filler
+        self._fail = fail or (lambda request: None)
+        self._pixels = pixels
+        self._tokens_per_step = tokens_per_step
+        self._live: dict[str, tuple[Request, list[int], int]] = {}
+        self._ended: list[Output] = []
+        self._lock = threading.Condition()
+        self._closing = False
+        self.hold = threading.Event()
+        self.stalled_s = 0.0
+        self.submitted: list[Request] = []
+        self.cancelled: list[str] = []
+        self.n_steps = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        with self._lock:
+            self.submitted.append(request)
+            error = self._fail(request)
+            if isinstance(error, ErrorInfo):
+                self._ended.append(Output(request.id, finish_reason="error", error=error))
+            else:
+                for span in request.media:
+                    if self._pixels is not None:
+                        assert self._pixels(span.pixels).dtype == "uint8"
+                self._live[request.id] = (request, list(self._script(request)), 0)
+            self._lock.notify()
+
+    def cancel(self, request_ids: list[str]) -> None:
+        with self._lock:
+            self.cancelled += request_ids
+            for i in request_ids:
+                if self._live.pop(i, None):
+                    self._ended.append(Output(i, finish_reason="abort"))
+            self._lock.notify()
+
+    def stats(self) -> InstanceStats:
+        n = len(self._live)
+        return InstanceStats("EPD", 0, n, 0, 0, n, {}, 0, 0, 0, self.n_steps, self.stalled_s)
+
+    def close(self) -> None:
+        with self._lock:
+            for i in list(self._live):
+                self._live.pop(i)
+                self._ended.append(Output(i, finish_reason="abort"))
+            self._closing = True
+            self._lock.notify()
+        self._thread.join(5)
+
+    @property
+    def n_live(self) -> int:
+        return len(self._live)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._live or self._ended or self._closing):
+                    self._lock.wait()
+                outputs, self._ended = self._ended, []
+                if not self.hold.is_set():
+                    outputs += [self._step(i) for i in list(self._live)]
+                self.n_steps += 1
+                done = self._closing and not self._live
+            if outputs:
+                self._sink(outputs)
+            if done:
+                return
+            time.sleep(self._step_s or 0.0002)
+
+    def _step(self, request_id: str) -> Output:
+        request, tokens, n = self._live[request_id]
+        new, finish, stop_token = [], None, None
+        for _ in range(self._tokens_per_step):
+            token = tokens[n] if n < len(tokens) else self._filler
+            new.append(token)
+            n += 1
+            sampling = request.sampling
+            if token in sampling.stop_token_ids or (token in request.eos_ids and not sampling.ignore_eos):
+                finish, stop_token = "stop", token
+            elif n >= request.max_tokens:
+                finish = "length"
+            if finish:
+                break
+        k = request.sampling.logprobs
+        logprobs = ()
+        if k is not None:
+            logprobs = tuple(TokenLogprobs(-0.5, 1, tuple((t + j, -0.5 - j) for j in range(k))) for t in new)
+        if finish:
+            del self._live[request_id]
+        else:
+            self._live[request_id] = (request, tokens, n)
+        return Output(request_id, tuple(new), logprobs, finish, stop_token)
