@@ -117,7 +117,7 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
     models: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as logs, contextlib.ExitStack() as stack:
         for plan in plans(args):  # one after the other, so that start-up times are their own
-            console.print(f"starting {plan.name}: {shown(plan.command)}")
+            console.print(f"starting {plan.name}: {shown(plan.command)}", soft_wrap=True)
             server = stack.enter_context(Server(plan.name, plan.command, plan.port, Path(logs) / plan.name, plan.env))
             await server.wait_healthy(args.start_limit_s)
             servers.append(server)
@@ -132,7 +132,7 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
                     await asyncio.sleep(args.pause_s)  # threads of the server before this one come to rest
                     run, results[server.name] = await one_run(args, server, servers, models[server.name], clients, seed)
                     runs.append({"round": rank, **run})
-                    console.print(line_of(runs[-1]))
+                    console.print(line_of(runs[-1]), soft_wrap=True)
                 if len(results) == 2:
                     found = agreement(results[OURS], results[PEER])
                     pairs += [{"round": rank, "concurrency": clients, **pair} for pair in found]
@@ -153,12 +153,13 @@ def shown(command: list[str]) -> str:
 
 
 def main() -> int:
-    args, console = arguments(), Console(highlight=False)
+    args = arguments()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     try:
         make_model(args.model)
         results = asyncio.run(experiment(args, console))
     except (ServerFailed, OSError, subprocess.CalledProcessError) as e:
-        console.print(f"[red]{e}[/red]")
+        console.print(str(e), style="red", markup=False, soft_wrap=True)
         return 1
     console.print(table(results))
     if args.only and not args.out:

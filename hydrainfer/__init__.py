@@ -6,11 +6,12 @@
 from typing import TYPE_CHECKING, Any
 
 from hydrainfer.core import SamplingParams
+from hydrainfer.version import __version__
 
 if TYPE_CHECKING:
     from hydrainfer.offline import LLM
 
-__version__ = "0.1.0"
+
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
 

@@ -101,7 +101,7 @@ def demo(
 @app.command()
 def version() -> None:
     """Print the version."""
-    from hydrainfer import __version__
+    from hydrainfer.version import __version__
 
     typer.echo(__version__)
 

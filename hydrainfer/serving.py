@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import socket
 import threading
 import time
@@ -14,14 +15,30 @@ import uvicorn
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from hydrainfer import __version__
 from hydrainfer.assemble import Instance, start_instance
 from hydrainfer.config import Loaded, config_table
 from hydrainfer.core import ConfigError, InternalError
 from hydrainfer.server import ServerSettings, create_app
+from hydrainfer.version import __version__
 
 GRACEFUL_SHUTDOWN_S = 30
 """After SIGTERM, requests that are being answered get this long to finish."""
+
+
+class _Server(uvicorn.Server):
+    """Stops on SIGINT and SIGTERM without raising them again afterwards: the instance has to be closed first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
 
 
 def serve_forever(loaded: Loaded, console: Console) -> None:
@@ -69,7 +86,7 @@ def _start(loaded: Loaded, console: Console) -> Instance:
     return instance
 
 
-def _server(instance: Instance) -> uvicorn.Server:
+def _server(instance: Instance) -> _Server:
     config = instance.config
     settings = ServerSettings(
         model_names=(instance.name,),
@@ -79,7 +96,7 @@ def _server(instance: Instance) -> uvicorn.Server:
         stall_s=config.stall_s,
     )
     app = create_app(settings, instance.intake, metrics=instance.recorder.page)
-    return uvicorn.Server(
+    return _Server(
         uvicorn.Config(
             app,
             log_level="warning",

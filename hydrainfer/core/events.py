@@ -54,13 +54,15 @@ class EventKind(enum.StrEnum):
 
 
 class LifecycleEvent(NamedTuple):
-    """One arrow of a request's life (DESIGN 5). `at_s` is the engine's clock; `detail` a finish reason."""
+    """One arrow of a request's life (DESIGN 5). `at_s` is the engine's clock; `detail` a finish reason; `n` the prompt
+    tokens of an arrival."""
 
     request_id: str
     kind: EventKind
     at_s: float
     stage: str = ""
     detail: str = ""
+    n: int = 0
 
 
 class InstanceStats(msgspec.Struct, frozen=True):

@@ -58,7 +58,8 @@ class Engine:
 
     def submit(self, request: Request, now: float) -> None:
         """Queue it; if it can never run here, its final output says why. Outputs leave with the next step."""
-        self._event(request.id, EventKind.ARRIVED, request.arrival_s or now)
+        arrival_s = request.arrival_s or now
+        self._record(LifecycleEvent(request.id, EventKind.ARRIVED, arrival_s, n=request.n_prompt))
         if not self._busy:
             self._progress_s = now
         try:

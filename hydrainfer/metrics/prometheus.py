@@ -61,17 +61,15 @@ class PrometheusRecorder:
 
     def record(self, event: LifecycleEvent) -> None:
         timeline = self._timelines.record(event)
+        if event.kind is EventKind.ARRIVED:
+            self._tokens["prompt"].labels(self._model).inc(event.n)
+            self._histograms["request_prompt_tokens"].observe(event.n)
         if event.kind is EventKind.TOKEN and timeline is not None:
             at = timeline.token_s
             if len(at) == 1:
                 self._histograms["time_to_first_token_seconds"].observe(at[0] - timeline.arrived_s)
             else:
                 self._histograms["inter_token_latency_seconds"].observe(at[-1] - at[-2])
-
-    def prompt(self, n_tokens: int) -> None:
-        """A request with a prompt of `n_tokens` was accepted."""
-        self._tokens["prompt"].labels(self._model).inc(n_tokens)
-        self._histograms["request_prompt_tokens"].observe(n_tokens)
 
     def _request_done(self, request_id: str, timeline: Timeline) -> None:
         del request_id

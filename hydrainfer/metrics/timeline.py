@@ -67,7 +67,7 @@ class Timelines:
 
     def record(self, event: LifecycleEvent) -> Timeline | None:
         """Returns the timeline the event belongs to, for recorders that look at single events."""
-        request_id, kind, at_s, stage, detail = event
+        request_id, kind, at_s, stage, detail, _ = event
         if kind is EventKind.ARRIVED:
             self._live[request_id] = Timeline(at_s, _since_s=at_s)
             return self._live[request_id]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from hydrainfer.ops import native, reference, torch_variants
+from hydrainfer.ops.build import load_kernels
 
 
 class Need(NamedTuple):
@@ -54,8 +55,8 @@ def _always(_: Need) -> bool:
     return True
 
 
-def _cpu_float32(need: Need) -> bool:
-    return need.device.type == "cpu" and need.dtype == torch.float32
+def _cpu(need: Need) -> bool:
+    return need.device.type == "cpu"
 
 
 def _native(need: Need) -> bool:
@@ -73,8 +74,8 @@ def _kernel(name: str) -> Callable[[Need], Callable]:
 def variants(op: str) -> list[Variant]:
     """Every known variant of an operator, best first; the last one is the reference and always applies."""
     faster: dict[str, list[Variant]] = {
-        "linear": [Variant("torch-mkl", _cpu_float32, _torch(torch_variants.linear_mkl))],
-        "linear_add": [Variant("torch-mkl", _cpu_float32, _torch(torch_variants.linear_add_mkl))],
+        "linear": [Variant("torch-cpu", _cpu, _torch(torch_variants.linear_cpu))],
+        "linear_add": [Variant("torch-cpu", _cpu, _torch(torch_variants.linear_add_cpu))],
         "rms_norm": [Variant("torch-fused", _always, _torch(torch_variants.rms_norm_torch))],
         "attention": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_sdpa))],
     }
@@ -93,7 +94,7 @@ def select_ops(
     """The best supported variant of every operator. `only="reference"` (or another variant's name) restricts the
     choice where that variant exists; `use_native=False` compiles nothing."""
     device = torch.device(device)
-    kernels, notes = native.load_kernels(device, dtype) if use_native else (None, ())
+    kernels, notes = load_kernels(device) if use_native else (None, ())
     need = Need(device, dtype, head_dim, kernels)
     chosen = {}
     for op in OPERATORS:

@@ -1,6 +1,6 @@
 """A lean HTTP/1.1 client: the bytes of an answer reach the caller inside the event loop's read callback.
 
-`httpx` costs four times the processor time per streamed token (`benchmarks/b04_client_overhead.py`), time that a server
+`httpx` costs several times the processor time per streamed token (`benchmarks/b04_client_overhead.py`), time that a server
 on the same cores lacks.
 """
 

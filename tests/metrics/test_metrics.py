@@ -24,7 +24,8 @@ LIFE = [
 
 
 def events(request_id="r"):
-    yield from (LifecycleEvent(request_id, kind, at, stage) for kind, at, stage in LIFE)
+    for kind, at, stage in LIFE:
+        yield LifecycleEvent(request_id, kind, at, stage, n=20 if kind is EventKind.ARRIVED else 0)
     yield LifecycleEvent(request_id, EventKind.FINISHED, 6.0, "", "length")
 
 
@@ -47,7 +48,6 @@ def test_timeline_has_the_papers_latencies():
 
 def test_the_page_carries_the_names_dashboards_key_on():
     recorder = PrometheusRecorder("m", lambda: STATS)
-    recorder.prompt(20)
     for e in events():
         recorder.record(e)
     page = recorder.page().decode()

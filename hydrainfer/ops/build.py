@@ -1,0 +1,75 @@
+"""Building `kernels/cpu` with the machine's own compiler, once, into the user's cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from hydrainfer.ops.native import Kernels
+
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno")
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]:
+    """The kernels for this device, or None and the reason in one line. `HYDRAINFER_NATIVE=0` turns them off.
+
+    The first call on a machine compiles for about ten seconds; later ones load what is cached there.
+    """
+    if device.type != "cpu":
+        return None, ()
+    if os.environ.get("HYDRAINFER_NATIVE", "1") == "0":
+        return None, ("CPU kernels are off (HYDRAINFER_NATIVE=0); using torch operators",)
+    folder = _sources()
+    if folder is None:
+        return None, ("CPU kernels are not part of this installation; using torch operators",)
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None or shutil.which("ninja") is None:
+        missing = "C++ compiler" if compiler is None else "ninja"
+        return None, (f"no {missing} found, so CPU kernels are not built; using torch operators (slower decode)",)
+    try:
+        import tvm_ffi.cpp
+
+        target = _cache() / _key(folder, compiler)
+        target.mkdir(parents=True, exist_ok=True)
+        module = tvm_ffi.cpp.load(
+            "hydra_cpu",
+            sources=str(folder / "ops.cc"),
+            extra_cflags=list(_FLAGS),
+            extra_ldflags=["-fopenmp"],
+            build_directory=str(target),
+        )
+        return Kernels(module), ()
+    except Exception as e:  # a compiler can fail in any way; the torch operators do not need it
+        reason = " ".join(str(e).split())[:160]
+        return None, (
+            f"CPU kernels did not build ({type(e).__name__}: {reason}); using torch operators (slower decode)",
+        )
+
+
+def _sources() -> Path | None:
+    """Beside the package in a checkout, inside it or under the prefix in an installation."""
+    places = (_PACKAGE.parent / "kernels", _PACKAGE / "kernels", Path(sys.prefix) / "share" / "hydrainfer" / "kernels")
+    return next((p / "cpu" for p in places if (p / "cpu" / "ops.cc").exists()), None)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hydrainfer" / "kernels"
+
+
+def _key(folder: Path, compiler: str) -> str:
+    """Changes with the sources, the flags, the compiler and the processor, for which the code is specialised."""
+    digest = hashlib.sha256(" ".join((*_FLAGS, compiler, platform.machine())).encode())
+    for source in sorted(folder.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        flags = next((line for line in cpuinfo.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+        digest.update(flags.encode())
+    return digest.hexdigest()[:16]
