@@ -44,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=["ours", "vllm"], help="a quick look at one server; nothing is compared")
+    parser.add_argument("--keep-noisy", action="store_true", help="drop nothing: for a look at a busy machine")
     parser.add_argument("--ours-flags", default="", help="more flags for `hydrainfer serve`, as one string")
     parser.add_argument("--vllm-flags", default="", help="more flags for `vllm serve`, as one string")
     parser.add_argument("--pause-s", type=float, default=1.0, help="before each run")
@@ -97,7 +98,7 @@ async def one_run(
     server.check_alive()
     idle = max((cores for name, cores in use.servers.items() if name != server.name), default=0.0)
     report = report_of(result)
-    quiet = use.others <= QUIET_CORES and idle <= QUIET_CORES
+    quiet = args.keep_noisy or max(use.others, idle) <= QUIET_CORES
     run = {
         "server": server.name,
         "concurrency": clients,
@@ -136,7 +137,10 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
                 if len(results) == 2:
                     found = agreement(results[OURS], results[PEER])
                     pairs += [{"round": rank, "concurrency": clients, **pair} for pair in found]
-        sizes = {s.name: {"startup_s": s.startup_s, "command": shown(s.command), **s.memory()} for s in servers}
+        sizes = {
+            s.name: {"startup_s": s.startup_s, "command": shown(s.command), "version": s.version(), **s.memory()}
+            for s in servers
+        }
     return {
         "servers": sizes,
         "summary": summary(runs, args.concurrency),

@@ -33,14 +33,15 @@ def save_bars(path: Path, title: str, panels: list[Panel]) -> None:
                 if not samples:
                     continue
                 x = i + (rank - (len(panel.series) - 1) / 2) * width
-                label = name if i == 0 else None
+                label = name if not any(groups[:i]) else None
                 axis.bar(x, statistics.median(samples), width * 0.92, color=COLOURS[rank], alpha=0.75, label=label)
                 axis.plot([x] * len(samples), samples, "o", color="black", markersize=2.5, alpha=0.6)
         axis.set_xticks(range(len(panel.groups)), panel.groups)
         axis.set_title(panel.title, fontsize=10)
         axis.set_ylim(bottom=0)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(frameon=False, fontsize=9)
+    if axes[0][0].patches:
+        axes[0][0].legend(frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)
     figure.tight_layout()
     figure.savefig(path, dpi=130)

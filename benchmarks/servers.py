@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,14 @@ class Server:
         """The first name it serves."""
         async with ChatClient(Target(base_url=self.url), time.perf_counter) as client:
             return (await client.models())[0]
+
+    def version(self) -> str:
+        """What `/version` says, as it stands; empty if it says nothing."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/version", timeout=10) as answer:
+                return answer.read().decode()
+        except OSError:
+            return ""
 
     def check_alive(self) -> None:
         if self._process.poll() is not None:

@@ -49,7 +49,7 @@ class Instance:
         """End what runs, stop every thread. Safe to repeat."""
         self.intake.close()
         self.engine.close()
-        self.sessions.forget()
+        self.sessions.settle_all()
 
 
 def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> Instance:

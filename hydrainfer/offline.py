@@ -121,9 +121,15 @@ class LLM:
             )
             return RequestOutput(stream.prepared.id, stream.prepared.prompts[0], outputs)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(*item)) for item in work]
-        return [t.result() for t in tasks]
+        tasks = [asyncio.ensure_future(one(*item)) for item in work]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:  # after a failure, too, nothing of this call stays behind in the engine
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            while self._instance.sessions.n_live:
+                await asyncio.sleep(0.002)
 
     def close(self) -> None:
         """End what runs and free the caches. Safe to repeat."""

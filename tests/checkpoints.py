@@ -155,12 +155,13 @@ def _randomise(model, seed: int) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
+    tied = model.config.tie_word_embeddings  # one matrix then serves as table and as head
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
             noise = torch.randn(p.shape, generator=generator)
-            if "embed_tokens" in name:
+            if "embed_tokens" in name and not tied:
                 scale = 1.0
-            elif "lm_head" in name:
+            elif "lm_head" in name or "embed_tokens" in name:
                 scale = 3.0 / math.sqrt(p.shape[1])
             elif "position_embedding" in name or "class_embedding" in name:
                 scale = 0.5
@@ -211,7 +212,8 @@ def _save_processor(out: Path, tokenizer, image_size: int, config) -> None:
     """Tokenizer, chat template, preprocessor_config.json and processor_config.json, as published repositories have."""
     import transformers
 
-    kind = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
+    pil = hasattr(transformers, "CLIPImageProcessorPil")  # needs no torchvision
+    kind = transformers.CLIPImageProcessorPil if pil else transformers.CLIPImageProcessor
     pictures = kind(size={"shortest_edge": image_size}, crop_size={"height": image_size, "width": image_size})
     processor = transformers.LlavaProcessor(
         image_processor=pictures,

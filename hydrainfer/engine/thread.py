@@ -14,6 +14,7 @@ from hydrainfer.core import HydraError, InstanceStats, InternalError, Request, U
 from hydrainfer.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
+_LONGEST_WAIT_S = 3600.0  # an event's wait cannot take infinity
 
 
 class EngineThread:
@@ -83,8 +84,8 @@ class EngineThread:
         self._woken.clear()
         self._drain(engine)
         wake_at = engine.step(self._clock())
-        if not self._inbox:
-            self._woken.wait(None if wake_at is None else max(wake_at - self._clock(), 0.0))
+        if not self._inbox and not (self._closing and engine.idle):
+            self._woken.wait(None if wake_at is None else min(max(wake_at - self._clock(), 0.0), _LONGEST_WAIT_S))
 
     def _drain(self, engine: Engine) -> None:
         now = self._clock()

@@ -40,7 +40,7 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
         target.mkdir(parents=True, exist_ok=True)
         module = tvm_ffi.cpp.load(
             "hydra_cpu",
-            sources=str(folder / "ops.cc"),
+            sources=str(folder / "ops.cpp"),
             extra_cflags=list(_FLAGS),
             extra_ldflags=["-fopenmp"],
             build_directory=str(target),
@@ -56,7 +56,7 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
 def _sources() -> Path | None:
     """Beside the package in a checkout, inside it or under the prefix in an installation."""
     places = (_PACKAGE.parent / "kernels", _PACKAGE / "kernels", Path(sys.prefix) / "share" / "hydrainfer" / "kernels")
-    return next((p / "cpu" for p in places if (p / "cpu" / "ops.cc").exists()), None)
+    return next((p / "cpu" for p in places if (p / "cpu" / "ops.cpp").exists()), None)
 
 
 def _cache() -> Path:

@@ -17,8 +17,8 @@ class ImageFit(NamedTuple):
 
 
 class ImageAdapter(Protocol):
-    """Stateless and thread-safe. `parameters`: the resolved preprocessing, as part of a picture's key. `fit` needs the size
-    only, so that a prompt's length can be known before any resizing."""
+    """Stateless and thread-safe. `parameters`: the resolved preprocessing, as part of a picture's key. `fit` needs the
+    size only, so that a prompt's length can be known before any resizing."""
 
     parameters: bytes
 

@@ -127,7 +127,7 @@ def _image_input(path: Path, config: Mapping[str, Any], tokenizer: Any) -> Image
         preprocessor = (_read_json(path / "processor_config.json") or {}).get("image_processor")
     if not isinstance(preprocessor, dict):
         raise CheckpointError(f"{path / 'preprocessor_config.json'} is missing")
-    token_id = config.get("image_token_id")
+    token_id: Any = config.get("image_token_id")
     if token_id is None:
         token_id = config.get("image_token_index")
     placeholder = tokenizer.convert_ids_to_tokens(token_id) if token_id is not None else None

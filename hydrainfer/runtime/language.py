@@ -89,7 +89,7 @@ class LanguageRunner:
         decodes_only = p.n_decodes == len(p.counts)
         last = None if decodes_only else self._last_rows(p, full)
         hidden = self._model.forward(x, self._put(p.positions), full, self._kv.layers, last)
-        return hidden[self._put(np.array(p.sample_rows))] if decodes_only and not every else hidden
+        return hidden[self._put(np.array(p.sample_rows, dtype=np.int64))] if decodes_only and not every else hidden
 
     def _last_rows(self, p: PackedTokens, full: AttentionBatch) -> LastRows:
         """The sampling rows as a batch of decodes, in the order of `plan`."""

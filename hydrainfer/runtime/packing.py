@@ -37,7 +37,7 @@ class PackedTokens:
 
 
 def pack_tokens(work: list[TokenWork], tables: BlockTables, block_tokens: int, embed: CacheSpec | None) -> PackedTokens:
-    """Pack `work` in one pass. `block_tokens` is the KV cache's; `embed` the embedding cache's spec, if there is one."""
+    """Pack `work` in one pass. `block_tokens` is the KV cache's; `embed` the embedding cache's spec, if any."""
     order = [i for i, w in enumerate(work) if w.count == 1]
     n_decodes = len(order)
     if n_decodes < len(work):

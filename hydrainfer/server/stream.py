@@ -53,7 +53,7 @@ class TokenStream:
         self._cancel = cancel
         self._open = set(self._index)  # choices whose consumer wants more
         self._running = set(self._index)  # choices that the engine has not ended
-        self._cancelled: set[str] = set()
+        self._ending: set[str] = set()  # choices that the engine has ended, or was told to
         self._pending: dict[int, Delta] = {}
         self._error: HydraError | None = None
         self._news = asyncio.Event()
@@ -62,6 +62,9 @@ class TokenStream:
 
     def push(self, output: Output) -> None:
         """New tokens of one choice, or its end."""
+        last = output.finish_reason is not None
+        if last:
+            self._ending.add(output.request_id)
         if output.request_id not in self._open:
             return
         if output.error is not None:
@@ -72,7 +75,6 @@ class TokenStream:
             return
         choice = self._index[output.request_id]
         by_token = output.finish_reason == "stop"
-        last = output.finish_reason is not None
         piece = self._texts[choice].push(output.token_ids, ended_by_token=by_token, last=last)
         delta = self._pending.get(choice)
         if delta is None:
@@ -83,8 +85,7 @@ class TokenStream:
         self.n_tokens[choice] += piece.n_tokens
         if piece.stop is not None:
             delta.finish_reason, delta.stop_reason = "stop", piece.stop
-            if not last:
-                self._end_early({output.request_id})
+            self._end_early({output.request_id})
         elif last:
             delta.finish_reason = output.finish_reason
             delta.stop_reason = output.stop_token if output.stop_token in self._stop_tokens else None
@@ -117,13 +118,14 @@ class TokenStream:
     def close(self) -> None:
         """Want nothing more: cancel what the engine still runs."""
         self._open.clear()
-        self._end_early(self._running - self._cancelled)
+        self._end_early(self._running)
         self._news.set()
 
     def _end_early(self, request_ids: set[str]) -> None:
-        self._cancelled |= request_ids
-        if request_ids:
-            self._cancel(sorted(request_ids))
+        new = request_ids - self._ending
+        self._ending |= new
+        if new:
+            self._cancel(sorted(new))
 
     async def ready(self, timeout_s: float) -> None:
         """Wait for the first output, but not longer than this. Raises the request's `HydraError` if that is all that

@@ -1,7 +1,7 @@
 """A lean HTTP/1.1 client: the bytes of an answer reach the caller inside the event loop's read callback.
 
-`httpx` costs several times the processor time per streamed token (`benchmarks/b04_client_overhead.py`), time that a server
-on the same cores lacks.
+`httpx` costs several times the processor time per streamed token (`benchmarks/b04_client_overhead.py`), which a server
+on the same cores would lack.
 """
 
 from __future__ import annotations

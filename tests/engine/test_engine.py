@@ -237,3 +237,44 @@ def test_a_bug_in_the_loop_ends_every_request_and_shows_in_stats():
     assert [o.error.status for o in outputs] == [500, 500]
     assert thread.stats().stalled_s == float("inf")
     thread.close()
+
+
+class Slow(Immediate):
+    """Ready when `release` is set, on a thread of its own."""
+
+    def __init__(self, device, wake, release):
+        super().__init__(device, wake)
+        self.release = release
+
+    def launch(self, batch):
+        import threading
+
+        ticket = TimedTicket(self.device.run(batch), float("inf"))
+
+        def finish():
+            self.release.wait(5)
+            ticket.at = 0.0
+            self.wake()
+
+        threading.Thread(target=finish, daemon=True).start()
+        return ticket
+
+
+def test_close_waits_for_the_batch_in_flight_and_no_longer():
+    import threading
+
+    thread, outputs, release = EngineThread(), [], threading.Event()
+    caches, device = make_caches(), FakeDevice()
+    runners = {lane: Slow(device, thread.wake, release) for lane in Lane}
+    scheduler = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=16, images=2))
+    thread.start(Engine(scheduler, runners, outputs.extend))
+    thread.submit(make_request("a"))
+    wait_for(lambda: device.batches)
+    closer = threading.Thread(target=thread.close)
+    closer.start()
+    wait_for(lambda: outputs)
+    assert outputs[0].error.status == 503 and closer.is_alive()
+    release.set()
+    closer.join(5)
+    assert not closer.is_alive()
+    caches.check(idle=True)

@@ -1,0 +1,218 @@
+"""Reading checkpoints: roles, shards, names, dtypes, progress, and one clear line for each thing that is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from hydrainfer.core import CheckpointError, Role
+from hydrainfer.models import load_model, read_config, vision_fingerprint
+from tests.checkpoints import make_llava
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    return make_llava(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    return make_llava(tmp_path_factory.mktemp("sharded"), shards=4, published_names=False)
+
+
+@pytest.fixture
+def broken(published, tmp_path):
+    """A copy to damage."""
+    return shutil.copytree(published, tmp_path / "broken")
+
+
+def edit(path, **changes):
+    """Change fields of config.json; a dict is merged into a section, None removes."""
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            config[key] |= value
+        elif value is None:
+            config.pop(key)
+        else:
+            config[key] = value
+    file.write_text(json.dumps(config))
+
+
+def weights(model):
+    return {name: slot.into for name, slot in model.slots().items()}
+
+
+@pytest.mark.parametrize("role", ["E", "P", "D", "EP", "ED", "PD", "EPD"])
+def test_a_role_loads_only_what_it_needs(published, role):
+    model = load_model(published, Role.parse(role))
+    names = model.slots().keys()
+    assert any(n.startswith(("vision.", "projector.")) for n in names) == ("E" in role)
+    assert any(n.startswith(("text.", "lm_head.")) for n in names) == ("P" in role or "D" in role)
+    specs = {s.name for s in model.cache_specs()}
+    assert specs == {n for n, on in (("embed", "E" in role or "P" in role), ("kv", role != "E")) if on}
+
+
+def test_shards_and_spellings_give_the_same_weights(published, sharded):
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    one, other = (weights(load_model(p, Role.parse("EPD"))) for p in (published, sharded))
+    assert one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+    assert vision_fingerprint(published) == vision_fingerprint(sharded)
+
+
+def test_fingerprint_changes_with_the_vision_weights_only(published, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    assert len(vision_fingerprint(published)) == 16
+    for name, same in (("language_model.model.norm.weight", True), ("multi_modal_projector.linear_1.weight", False)):
+        path = shutil.copytree(published, tmp_path / name)
+        tensors = load_file(path / "model.safetensors")
+        tensors[name] = tensors[name] * 2
+        save_file(tensors, path / "model.safetensors")
+        assert (vision_fingerprint(path) == vision_fingerprint(published)) is same
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtypes_are_cast_on_load(published, dtype):
+    want = weights(load_model(published, Role.parse("EPD")))
+    got = weights(load_model(published, Role.parse("EPD"), dtype=dtype))
+    for name, tensor in got.items():
+        assert tensor.dtype == getattr(torch, dtype) and torch.equal(tensor, want[name].to(tensor.dtype)), name
+
+
+def test_vision_layers_past_the_used_one_are_skipped(published):
+    config = read_config(published)
+    assert config.vision.layers == 3 and config.vision.features == (2,)
+    assert not any("layers.2." in n for n in load_model(published, Role.parse("E")).slots())
+
+
+def test_progress_ends_at_the_total(published):
+    seen = []
+    model = load_model(published, Role.parse("EPD"), on_progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (model.weight_bytes, model.weight_bytes)
+    assert [d for d, _ in seen] == sorted(d for d, _ in seen)
+
+
+def test_defaults_fill_a_sparse_config(broken):
+    """llava-1.5-7b-hf's text_config lists only what differs from Llama's defaults."""
+    config = json.loads((broken / "config.json").read_text())
+    config["text_config"] = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
+    (broken / "config.json").write_text(json.dumps(config))
+    text = read_config(broken).text
+    assert (text.hidden, text.layers, text.heads, text.kv_heads, text.head_dim) == (4096, 32, 32, 32, 128)
+    assert text.rope.theta == 10000.0
+
+
+def test_the_old_spelling_of_rope_scaling(broken):
+    edit(broken, text_config={"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    rope = read_config(broken).text.rope
+    assert (rope.kind, rope.factor, rope.theta) == ("linear", 2.0, 10000.0)
+
+
+def complaint(path, role="EPD", **options) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_model(path, Role.parse(role), **options)
+    assert "\n" not in caught.value.message and len(caught.value.message) < 400
+    return caught.value.message
+
+
+def test_no_directory(tmp_path):
+    assert "no such directory" in complaint(tmp_path / "nothing")
+
+
+def test_a_file_instead_of_a_directory(published):
+    assert "is not a directory" in complaint(published / "config.json")
+
+
+def test_no_config(tmp_path):
+    assert "config.json is missing" in complaint(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_a_broken_config(broken, text):
+    (broken / "config.json").write_text(text, "latin-1")
+    assert "config.json" in complaint(broken)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["Qwen9ForCausalLM"]}, ["Qwen9ForCausalLM", "supported: Llava"]),
+        ({"architectures": None, "model_type": "bert"}, ["bert", "supported: Llava"]),
+        ({"vision_feature_layer": 9}, ["vision_feature_layer 9", "3 layers"]),
+        ({"vision_feature_select_strategy": "average"}, ["average"]),
+        ({"projector_hidden_act": "mish"}, ["mish", "supported"]),
+        ({"text_config": {"hidden_act": "gelu"}}, ["gelu", "supported: silu"]),
+        ({"text_config": {"model_type": "mistral"}}, ["mistral", "supported: llama"]),
+        ({"vision_config": {"model_type": "siglip_vision_model"}}, ["siglip", "supported: clip"]),
+        (
+            {"text_config": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}},
+            ["yarn", "supported: default, linear, llama3"],
+        ),
+        ({"text_config": {"hidden_size": 128}}, ["has shape", "config.json wants"]),
+        ({"text_config": {"num_hidden_layers": 3}}, ["missing", "layers.2"]),
+        ({"text_config": {"num_hidden_layers": "two"}}, ["config.json is not valid"]),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, dict) else "",
+)
+def test_an_unsupported_or_wrong_config(broken, changes, words):
+    edit(broken, **changes)
+    message = complaint(broken)
+    assert all(w in message for w in words), message
+
+
+def test_an_unknown_dtype(published):
+    assert "float8" in complaint(published, dtype="float8")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 2000, -1000])
+def test_truncated_weights(broken, keep):
+    file = broken / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:keep])
+    assert "truncated" in complaint(broken)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{not json",
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}',
+        b'{"a": 1}',
+        b"[]",
+    ],
+)
+def test_garbage_weights(broken, header):
+    data = len(header).to_bytes(8, "little") + header + bytes(8)
+    (broken / "model.safetensors").write_bytes(data)
+    assert "model.safetensors" in complaint(broken)
+
+
+def test_no_weights_and_foreign_weights(broken):
+    (broken / "model.safetensors").unlink()
+    assert "no weight file" in complaint(broken)
+    (broken / "pytorch_model.bin").write_bytes(b"")
+    assert "pytorch_model.bin, which is not supported" in complaint(broken)
+
+
+def test_a_missing_shard(sharded, tmp_path):
+    path = shutil.copytree(sharded, tmp_path / "copy")
+    next(path.glob("model-00002*")).unlink()
+    assert "missing: model-00002" in complaint(path)
+
+
+def test_a_missing_tensor(broken):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(broken / "model.safetensors")
+    del tensors["language_model.model.norm.weight"]
+    save_file(tensors, broken / "model.safetensors")
+    assert "text.norm.weight" in complaint(broken)
+    load_model(broken, Role.parse("E"))  # which does not need it

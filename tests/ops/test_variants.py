@@ -1,0 +1,159 @@
+"""Every variant of every operator equals its plain-torch reference, for every dtype and awkward sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hydrainfer.ops import OPERATORS, AttentionBatch, select_ops, variants
+from hydrainfer.ops.build import load_kernels
+
+pytestmark = pytest.mark.cpu
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+DTYPES = list(TOLERANCE)
+BLOCK_TOKENS = 4
+
+
+def compiled() -> bool:
+    return load_kernels(torch.device("cpu"))[0] is not None
+
+
+@pytest.fixture(scope="module", params=["native-cpu", "torch"])
+def pair(request):
+    """`pair(dtype, head_dim)` → (fast set, reference set)."""
+    if request.param == "native-cpu" and not compiled():
+        pytest.skip("no compiler here")
+
+    def get(dtype: torch.dtype, head_dim: int = 64):
+        fast = select_ops("cpu", dtype, head_dim, use_native=request.param == "native-cpu")
+        return fast, select_ops("cpu", dtype, head_dim, use_native=False, only="reference")
+
+    return get
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.float(), want.float(), rtol=tolerance, atol=tolerance)
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 24, 25, 50, 100])
+@pytest.mark.parametrize(("inner", "outer"), [(64, 48), (67, 31), (768, 200)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_linear(pair, dtype, rows, inner, outer, biased):
+    fast, reference = pair(dtype)
+    x, weight = random(rows, inner, dtype=dtype), random(outer, inner, dtype=dtype, seed=1) / inner**0.5
+    bias = random(outer, dtype=dtype, seed=2) if biased else None
+    close(fast.linear(x, weight, bias), reference.linear(x, weight, bias))
+    out = random(rows, outer, dtype=dtype, seed=3)
+    want = reference.linear_add(out.clone(), x, weight, bias)
+    got = out.clone()
+    assert fast.linear_add(got, x, weight, bias) is got
+    close(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 300])
+@pytest.mark.parametrize("width", [64, 37, 768])
+def test_rowwise(pair, dtype, rows, width):
+    fast, reference = pair(dtype)
+    x, weight = random(rows, width, dtype=dtype), random(width, dtype=dtype, seed=1)
+    close(fast.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    wide = random(rows, 2 * width, dtype=dtype, seed=2) * 20  # exp at its ends too
+    close(fast.silu_and_mul(wide), reference.silu_and_mul(wide))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [16, 6, 64, 80])
+def test_rope_in_place_on_a_strided_view(pair, dtype, head_dim):
+    fast, reference = pair(dtype, head_dim)
+    angle = torch.rand(9, head_dim // 2) * 6
+    whole = random(9, 7, head_dim, dtype=dtype)
+    got, want = whole.clone(), whole.clone()
+    fast.rope(got[:, :5], angle.cos(), angle.sin())
+    reference.rope(want[:, :5], angle.cos(), angle.sin())
+    close(got, want)
+    assert torch.equal(got[:, 5:], whole[:, 5:])
+
+
+def paged(counts: list[int], contexts: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype):
+    """A cache of one layer in a two-layer block, scattered tables, and the batch."""
+    lengths = [a + b for a, b in zip(counts, contexts)]
+    longest = -(-max(lengths) // BLOCK_TOKENS)
+    n_blocks = longest * len(counts) + 3
+    order = torch.randperm(n_blocks, generator=torch.Generator().manual_seed(5))[: longest * len(counts)]
+    tables = order.view(len(counts), longest).to(torch.int32)
+    cache = random(n_blocks, 2, 2, BLOCK_TOKENS, kv_heads, head_dim, dtype=dtype, seed=6)[:, 1]
+    slots = [
+        int(tables[i, p // BLOCK_TOKENS]) * BLOCK_TOKENS + p % BLOCK_TOKENS
+        for i, (n, c) in enumerate(zip(counts, contexts))
+        for p in range(c, c + n)
+    ]
+    starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
+    batch = AttentionBatch(
+        counts=counts,
+        contexts=contexts,
+        n_decodes=sum(n == 1 for n in counts),
+        block_tokens=BLOCK_TOKENS,
+        tables=tables,
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+        slots=torch.tensor(slots),
+        starts=starts,
+    )
+    return cache, batch
+
+
+BATCHES = {
+    "decodes": ([1, 1, 1], [0, 3, 37]),
+    "whole prompts": ([5, 17], [0, 0]),
+    "chunks with context": ([2, 9], [1, 23]),
+    "mixed": ([1, 1, 6, 3, 4], [16, 40, 0, 5, 4]),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
+@pytest.mark.parametrize("head_dim", [16, 20, 64])
+@pytest.mark.parametrize("shape", BATCHES)
+def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, shape):
+    fast, reference = pair(dtype, head_dim)
+    counts, contexts = BATCHES[shape]
+    cache, batch = paged(counts, contexts, kv_heads, head_dim, dtype)
+    qkv = random(sum(counts), heads + 2 * kv_heads, head_dim, dtype=dtype, seed=7)
+    q, kv = qkv[:, :heads], qkv[:, heads:].unflatten(1, (2, kv_heads))
+    other = cache.clone()
+    fast.write_kv(cache, kv, batch)
+    reference.write_kv(other, kv, batch)
+    assert torch.equal(cache, other)
+    scale = head_dim**-0.5
+    close(fast.attention(q, kv, cache, batch, scale), reference.attention(q, kv, cache, batch, scale))
+
+
+def test_the_choice_is_said():
+    ops = select_ops("cpu", torch.float32, 64, use_native=False)
+    assert [op for op, _ in ops.describe()] == list(OPERATORS)
+    assert dict(ops.describe())["attention"] == "torch-sdpa"
+    assert all(variants(op)[-1].name == "reference" for op in OPERATORS)
+
+
+def test_without_a_compiler_torch_runs_and_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    ops = select_ops("cpu", torch.float32, 64)
+    assert dict(ops.describe())["linear"] == "torch-cpu"
+    assert len(ops.notes) == 1 and "compiler" in ops.notes[0]
+
+
+def test_a_failing_build_falls_back(monkeypatch, tmp_path):
+    if not compiled():
+        pytest.skip("no compiler here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("hydrainfer.ops.build._FLAGS", ("-no-such-flag",))
+    ops = select_ops("cpu", torch.float32, 64)
+    assert dict(ops.describe())["linear"] == "torch-cpu"
+    assert len(ops.notes) == 1 and "did not build" in ops.notes[0] and "\n" not in ops.notes[0]

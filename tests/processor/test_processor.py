@@ -1,0 +1,247 @@
+"""Chats and texts to requests: the ids are the Hugging Face processor's; what is wrong is refused, holding nothing."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydrainfer.core import InvalidRequest, MediaError, Overloaded, SamplingParams, Stage
+from hydrainfer.processor import MediaLimits, PixelStore, Processor, Timing, parse_messages
+
+pytestmark = pytest.mark.cpu
+
+
+def image(seed=0, size=(40, 30)):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+def url(picture):
+    out = io.BytesIO()
+    picture.save(out, "PNG")
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def shown(picture):
+    return {"type": "image_url", "image_url": {"url": url(picture), "detail": "low"}}
+
+
+def user(*parts):
+    return {"role": "user", "content": list(parts)}
+
+
+@pytest.fixture
+def store():
+    store = PixelStore(1 << 20)
+    yield store
+    store.check()
+
+
+@pytest.fixture
+def processor(model, store):
+    return Processor(model, store, weights=b"w", dtype="float32", limits=MediaLimits(max_images=3))
+
+
+def prepare(processor, *messages, **sampling):
+    return processor.chat("r", parse_messages(list(messages)), SamplingParams(**{"max_tokens": 8, **sampling}))
+
+
+CHATS = {
+    "text": [{"role": "user", "content": "hello there"}],
+    "system": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}],
+    "image last": [user(text("what is this?"), shown(image()))],
+    "image first": [user(shown(image()), text("what is this?"))],
+    "two images": [user(shown(image(1)), text("compare"), shown(image(2)))],
+    "multi-turn": [
+        user(shown(image(1)), text("what?")),
+        {"role": "assistant", "content": "a cat"},
+        user(text("and this?"), shown(image(2))),
+    ],
+    "only image": [user(shown(image()))],
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_prompt_ids_equal_the_reference(processor, store, checkpoint, name):
+    import transformers
+
+    reference = transformers.LlavaProcessor.from_pretrained(checkpoint)
+    messages, pictures = [], []
+    for m in CHATS[name]:
+        content = m["content"] if isinstance(m["content"], list) else [text(m["content"])]
+        parts = [p if p["type"] == "text" else {"type": "image"} for p in content]
+        messages.append({"role": m["role"], "content": parts})
+        for p in content:
+            if p["type"] == "image_url":
+                data = base64.b64decode(p["image_url"]["url"].partition(",")[2])
+                pictures.append(Image.open(io.BytesIO(data)))
+    prompt = reference.apply_chat_template(messages, add_generation_prompt=True)
+    expected = reference(text=prompt, images=pictures or None, return_tensors="np")["input_ids"][0].tolist()
+    prepared = prepare(processor, *CHATS[name])
+    (request,) = prepared.requests
+    assert list(request.prompt_ids) == expected
+    assert len(request.media) == len(prepared.pixels) == len(pictures)
+    for span in request.media:
+        ids = request.prompt_ids[span.start : span.start + span.n_tokens]
+        assert set(ids) == {processor.model.images.token_id} and span.n_tokens == 16
+        assert store.get(span.pixels).shape == (56, 56, 3)
+    assert list(processor.encode_chat(parse_messages(CHATS[name]))) == expected
+    for ref in prepared.pixels:
+        store.release(ref)
+    store.check(idle=True)
+
+
+def test_one_request_per_choice(processor):
+    prepared = processor.chat(
+        "r", parse_messages(CHATS["text"]), SamplingParams(n=3, max_tokens=None), Timing(1.0, 2.0)
+    )
+    assert [r.id for r in prepared.requests] == ["r-0", "r-1", "r-2"]
+    assert [r.choice for r in prepared.requests] == [0, 1, 2]
+    assert len({r.seed for r in prepared.requests}) == 1
+    request = prepared.requests[0]
+    assert request.max_tokens == 512 - len(request.prompt_ids) and request.eos_ids == (2,)
+    assert (request.arrival_s, request.deadline_s) == (1.0, 2.0) and request.plan()[0] is Stage.PREFILL
+    assert prepare(processor, *CHATS["text"], seed=7).requests[0].seed == 7
+
+
+def test_equal_pictures_have_equal_keys_and_are_kept_once(processor, store):
+    prepared = prepare(processor, user(shown(image(1)), shown(image(1)), shown(image(2))))
+    a, b, c = prepared.requests[0].media
+    assert a.key == b.key != c.key and len(store) == 2
+    for ref in prepared.pixels:
+        store.release(ref)
+
+
+BAD = [
+    ([], "must not be empty"),
+    ("hi", "must be a list"),
+    (["hi"], "must be an object"),
+    ([{"role": "robot", "content": "x"}], "role must be one of"),
+    ([{"role": "tool", "content": "x"}], "role must be one of"),
+    ([{"content": "x"}], "role must be one of"),
+    ([{"role": "user"}], "string or a list"),
+    ([{"role": "user", "content": 3}], "string or a list"),
+    ([{"role": "user", "content": []}], "must not be empty"),
+    ([user("x")], "object with a type"),
+    ([user({"type": "text"})], "text must be a string"),
+    ([user({"type": "video_url", "video_url": {}})], "video_url.*not supported"),
+    ([user({"type": "image", "image": "/etc/passwd"})], "not supported"),
+    ([user({"type": "image_url", "image_url": {}})], "url must be a string"),
+    ([user({"type": "image_url", "image_url": {"url": "file:///x"}})], "data: URL"),
+    ([{"role": "system", "content": [shown(image())]}, user(text("x"))], "only user messages"),
+    ([user(*[shown(image(i)) for i in range(4)])], "holds 4 pictures; at most 3"),
+    ([user(text("see <image> here"))], "stands for a picture"),
+    ([user(text("see <image> here"), shown(image()))], "stands for a picture"),
+    ([user(text("x" * 100_000))], "maximum context length is 512"),
+    ([user(text("a b " * 1000))], "maximum context length is 512 tokens. However, you requested"),
+]
+
+
+@pytest.mark.parametrize(("messages", "says"), BAD, ids=range(len(BAD)))
+def test_bad_chats(processor, store, messages, says):
+    with pytest.raises(InvalidRequest, match=says) as e:
+        processor.chat("r", parse_messages(messages), SamplingParams())
+    assert e.value.param.startswith("messages")
+    store.check(idle=True)
+
+
+def test_a_placeholder_made_of_two_parts_is_found(processor, store):
+    template = "{% for m in messages %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endfor %}"
+    from hydrainfer.processor import load_description
+
+    model = load_description(processor.model.path, chat_template=template)
+    glued = Processor(model, store, weights=b"", dtype="float32")
+    with pytest.raises(InvalidRequest, match="stands for a picture"):
+        prepare(glued, user(text("<ima"), text("ge>")))
+    with pytest.raises(InvalidRequest, match="shows 0 of the 1"):
+        prepare(glued, user(text("hi"), shown(image())))
+    store.check(idle=True)
+
+
+def test_a_failure_after_the_first_picture_holds_nothing(processor, store, model):
+    damaged = {"type": "image_url", "image_url": {"url": url(image())[:200]}}
+    with pytest.raises((MediaError, InvalidRequest)):
+        prepare(processor, user(shown(image(1)), damaged))
+    store.check(idle=True)
+    with pytest.raises(InvalidRequest, match=r"\d+ in the messages, 500 in the completion"):
+        prepare(processor, user(shown(image(1)), shown(image(2))), max_tokens=500)
+    store.check(idle=True)
+    small = PixelStore(10_000)
+    with pytest.raises(Overloaded):
+        prepare(Processor(model, small, weights=b"", dtype="float32"), user(shown(image(1)), shown(image(2))))
+    small.check(idle=True)
+
+
+def test_completions_of_every_kind_of_prompt(processor):
+    def ids(prompt, **sampling):
+        prepared = processor.complete("r", prompt, SamplingParams(**sampling))
+        assert prepared.continues
+        return [list(r.prompt_ids) for r in prepared.requests]
+
+    (one,) = ids("hello there")
+    assert ids(["hello there", "hello there"]) == [one, one] and ids(one) == [one] and ids([one, [5]], n=2) == [
+        one, one, [5], [5],
+    ]  # fmt: skip
+    prepared = processor.complete("r", ["a", "b"], SamplingParams(n=2))
+    assert [r.id for r in prepared.requests] == ["r-0", "r-1", "r-2", "r-3"]
+    assert [r.choice for r in prepared.requests] == [0, 1, 0, 1] and len(prepared.prompts) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("", "empty"),
+        ([], "must be a string"),
+        ([""], "empty"),
+        ([[]], "must be a string"),
+        ([1, "a"], "must be a string"),
+        ([True], "must be a string"),
+        ({"a": 1}, "must be a string"),
+        (None, "must be a string"),
+        ([2048], "ids 0 to 2047"),
+        ([-1], "token id -1"),
+        ("an <image>", "stands for a picture"),
+        ([5, 2000], "image token id 2000"),
+        ("x" * 10_000_000, "hold at most"),
+        ([5] * 600, "600 in the prompt"),
+        (["a"] * 200, "must not exceed 128"),
+    ],
+)
+def test_bad_prompts(processor, prompt, says):
+    with pytest.raises(InvalidRequest, match=says):
+        processor.complete("r", prompt, SamplingParams())
+
+
+def test_ids_in_sampling_must_exist(processor):
+    for fields in ({"stop_token_ids": (9999,)}, {"logit_bias": ((2048, 1.0),)}):
+        with pytest.raises(InvalidRequest, match="0 to 2047"):
+            processor.complete("r", "a", SamplingParams(**fields))
+
+
+def test_round_trip_and_bos(processor):
+    ids = processor.encode("hello world")
+    assert processor.decode(ids) == "hello world"
+    assert processor.encode("<s>hello").count(1) == 1
+    with pytest.raises(InvalidRequest):
+        processor.decode([99_999])
+
+
+def test_local_pictures_are_for_python_callers_only(processor, store, tmp_path):
+    image(1).save(tmp_path / "p.png")
+    for source in (image(1), tmp_path / "p.png", str(tmp_path / "p.png"), (tmp_path / "p.png").read_bytes()):
+        messages = [user({"type": "image", "image": source})]
+        prepared = processor.chat("r", parse_messages(messages, local=True), SamplingParams())
+        for ref in prepared.pixels:
+            store.release(ref)
+        with pytest.raises(InvalidRequest, match="not supported"):
+            parse_messages(messages)
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        processor.chat(
+            "r", parse_messages([user({"type": "image", "image": "/nowhere"})], local=True), SamplingParams()
+        )
+    store.check(idle=True)

@@ -1,0 +1,138 @@
+"""What runners promise beyond the numbers: failures stay inside results, order is kept, state is not needed later."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from hydrainfer.core import EncodeWork, Lane, SamplingParams, StepBatch, TokenWork
+from hydrainfer.ops import select_ops
+from tests.runtime.harness import IMAGE, Prompt, Rig
+
+pytestmark = pytest.mark.cpu
+
+TEXT = Prompt([1, 400, 401, 402], [])
+
+
+def test_results_are_in_the_order_of_the_work(rig):
+    """A chunk before decodes: the runner reorders them inside, never outside."""
+    prompts = [Prompt([1, 400 + i, 401, 402 + i], []) for i in range(3)]
+    alone = [rig.run([rig.sequence(p, 3)])[0] for p in prompts]
+    seqs = [rig.sequence(p, 3) for p in prompts]
+    for s in (seqs[0], seqs[2]):
+        rig.step([TokenWork(s, 0, 4, True)])
+    rig.step([TokenWork(seqs[0], 4, 1, True), TokenWork(seqs[1], 0, 4, True), TokenWork(seqs[2], 4, 1, True)])
+    assert [s.tokens[4:] for s in seqs] == [alone[0][:2], alone[1][:1], alone[2][:2]]
+
+
+def test_missing_pixels_fail_their_request_alone(rig):
+    good, bad = (rig.sequence(Prompt([1, IMAGE, 300], [s]), 2) for s in (1, 2))
+    del rig.pixels[bad.request.media[0].pixels]
+    result = rig.encode([bad, good])
+    assert result.error is None and list(result.failed) == [bad.id]
+    assert bool(rig.embeds.data[good.blocks["embed"][0]].any())
+    assert not rig.embeds.data[bad.blocks["embed"][0]].any()
+
+
+def test_pixels_of_the_wrong_shape_fail_their_request_alone(rig):
+    seq = rig.sequence(Prompt([1, IMAGE, 300], [1]), 2)
+    rig.pixels[seq.request.media[0].pixels] = torch.zeros(3, 3, 3, dtype=torch.uint8).numpy()
+    assert list(rig.encode([seq]).failed) == [seq.id]
+
+
+def test_a_ticket_complete_at_once_wakes_the_engine(rig):
+    seq = rig.sequence(Prompt([1, IMAGE, 300], [1]), 2)
+    rig.pixels.clear()
+    rig.wake.clear()
+    ticket = rig.vision.launch(StepBatch(1, Lane.VISION, [EncodeWork(seq, 0)], 1))
+    assert rig.wake.is_set() and ticket.poll(0.0).failed and ticket.ready_at() is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError(), torch.OutOfMemoryError()])
+def test_a_failing_forward_is_a_result(rig, monkeypatch, error):
+    def fail(*_a, **_k):
+        raise error
+
+    seq = rig.sequence(TEXT, 3)
+    with monkeypatch.context() as m:
+        m.setattr(rig.model, "forward", fail)
+        result = rig.step([TokenWork(seq, 0, 4, True)])
+        assert result.error is not None and "boom" not in result.error.message and not result.tokens
+    assert rig.step([TokenWork(seq, 0, 4, True)]).error is None  # the lane lives on
+
+
+def test_a_batch_that_cannot_be_packed_is_a_result(rig):
+    seq = rig.sequence(TEXT, 3)
+    seq.blocks = {}
+    assert rig.step([TokenWork(seq, 0, 4, True)]).error is not None
+
+
+def test_sequences_may_change_once_launch_returned(rig):
+    want = rig.run([rig.sequence(TEXT, 1)])
+    seq = rig.sequence(TEXT, 1, SamplingParams(temperature=0.0, repetition_penalty=1.0))
+    ticket = rig.language.launch(StepBatch(1, Lane.LANGUAGE, [TokenWork(seq, 0, 4, True)], 4))
+    seq.tokens[:] = [0] * 4
+    seq.blocks["kv"][:] = [0] * len(seq.blocks["kv"])
+    assert rig.wait(ticket).tokens == want[0]
+
+
+def test_a_preempted_request_continues_with_the_same_tokens(rig):
+    prompt = Prompt([1, IMAGE, 300, 301], [1])
+    (want,) = rig.run([rig.sequence(prompt, 8)])
+    seq = rig.sequence(prompt, 8)
+    rig.encode([seq])
+    rig.step([TokenWork(seq, 0, len(seq.tokens), True)])
+    rig.step([TokenWork(seq, seq.n_computed, 1, True)])
+    blocks = {k: list(reversed(v)) for k, v in seq.blocks.items()}  # other blocks, as after a new reservation
+    seq.rewind()
+    seq.blocks = blocks
+    rig.encode([seq])
+    while seq.n_produced < 8:
+        n = len(seq.tokens) - seq.n_computed
+        rig.step([TokenWork(seq, seq.n_computed, n, True)])
+    assert seq.tokens[seq.request.n_prompt :] == want
+
+
+def test_recycled_request_ids_and_many_requests(rig):
+    """Block-table rows are reclaimed and never mixed up."""
+    want = [rig.run([rig.sequence(Prompt([1, 300 + i % 7, 301], []), 3)])[0] for i in range(7)]
+    for first in range(0, 140, 7):
+        got = rig.run([rig.sequence(Prompt([1, 300 + (first + i) % 7, 301], []), 3) for i in range(7)])
+        assert got == want
+
+
+def test_the_number_of_threads_may_change_between_batches(checkpoints):
+    from hydrainfer.runtime import LanguageRunner
+
+    rig = Rig(checkpoints())
+    seen, asked = [], iter([1, 2, 1])
+    forward = rig.model.forward
+    rig.model.forward = lambda *a: (
+        seen.append((torch.get_num_threads(), threading.current_thread().name)),
+        forward(*a),
+    )[1]
+    rig.language.close()
+    before = torch.get_num_threads()
+    rig.language = LanguageRunner(rig.model, rig.kv, rig.embeds, rig.wake.set, threads=lambda: next(asked))
+    for _ in range(3):
+        rig.step([TokenWork(rig.sequence(TEXT, 1), 0, 4, True)])
+    assert seen == [(1, "hydrainfer-language"), (2, "hydrainfer-language"), (1, "hydrainfer-language")]
+    assert torch.get_num_threads() == before
+    rig.close()
+
+
+def test_torch_operators_alone_give_the_same_tokens(checkpoints, rig):
+    path, prompt = checkpoints(), Prompt([1, IMAGE, 300, 301], [1])
+    want = rig.run([rig.sequence(prompt, 6)])
+    for only in (None, "reference"):
+        ops = select_ops("cpu", torch.float32, 16, use_native=False, only=only)
+        other = Rig(path, ops=ops)
+        assert other.run([other.sequence(prompt, 6)], 5) == want
+        other.close()
+
+
+def test_closing_twice(rig):
+    rig.language.close()
+    rig.language.close()

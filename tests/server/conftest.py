@@ -1,0 +1,132 @@
+"""A real uvicorn server on a free loopback port, before a scripted engine."""
+
+import base64
+import io
+import socket
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+
+from hydrainfer.processor import MediaLimits, PixelStore, Processor, load_description
+from hydrainfer.server import Intake, ServerSettings, Sessions, create_app
+from tests.checkpoints import make_llava
+from tests.server.fakes import FakeEngine
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    return load_description(make_llava(tmp_path_factory.mktemp("llava"), image_size=56, context=512))
+
+
+class ServerUnderTest:
+    """`say`: what the engine answers, as text; `fail`: the error it answers with instead."""
+
+    def __init__(self, model, *, step_s=0.0, max_requests=64, pixel_bytes=1 << 20, timeout_s=60.0, **settings):
+        self.model = model
+        self.say = "Hello from the engine, 你好 😀."
+        self.fail = None
+        self.pixels = PixelStore(pixel_bytes)
+        processor = Processor(model, self.pixels, weights=b"w", dtype="float32", limits=MediaLimits(max_images=3))
+        self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic, max_requests=max_requests)
+        self.engine = FakeEngine(
+            self.sessions.sink,
+            lambda request: [*model.tokenizer.encode(self.say).ids, 2],
+            step_s=step_s,
+            fail=lambda request: self.fail,
+            pixels=self.pixels.get,
+        )
+        self.sessions.attach(self.engine)
+        self.intake = Intake(processor, self.sessions, n_threads=2, timeout_s=timeout_s)
+        app = create_app(
+            ServerSettings(**{"model_names": ("tiny", "alias"), "version": "9", "max_body_bytes": 1 << 22, **settings}),
+            self.intake,
+            metrics=lambda: b"fake_metric 1\n",
+        )
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2))
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
+        self._thread.start()
+        wait_until(lambda: self._server.started)
+        self.http = httpx.Client(base_url=self.url, timeout=20)
+
+    def post(self, path="/v1/chat/completions", **body):
+        return self.http.post(path, json=body)
+
+    def chat(self, content="hi", **fields):
+        return self.post(**{"model": "tiny", "messages": [{"role": "user", "content": content}], **fields})
+
+    def check_idle(self):
+        """Nothing of any request is left, neither here nor in the engine."""
+        wait_until(lambda: self.sessions.n_live == 0 and self.engine.n_live == 0 and len(self.pixels) == 0)
+        self.sessions.check(idle=True)
+        self.pixels.check(idle=True)
+
+    def close(self):
+        self.http.close()
+        self._server.should_exit = True
+        self._thread.join(10)
+        self.engine.close()
+        self.sessions.settle_all()
+        self.intake.close()
+        self.sessions.check(idle=True)
+        self.pixels.check(idle=True)
+
+
+def wait_until(condition, timeout_s=10.0):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "this did not happen in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def shared(model):
+    server = ServerUnderTest(model)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(shared):
+    shared.say, shared.fail = "Hello from the engine, 你好 😀.", None
+    shared.engine.submitted.clear()
+    yield shared
+    shared.check_idle()
+    assert shared.http.get("/health").status_code == 200
+
+
+@pytest.fixture
+def start(model):
+    """Make a server of one's own; closed, and checked for leaks, afterwards."""
+    made = []
+
+    def make(**options):
+        made.append(ServerUnderTest(model, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def picture(seed=0, size=(40, 30), kind="PNG", mode="RGB"):
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels.astype(np.uint16)[..., 0] * 257) if mode == "I;16" else Image.fromarray(pixels)
+    out = io.BytesIO()
+    image.convert(mode).save(out, kind)
+    return out.getvalue()
+
+
+def data_url(data, kind="png"):
+    return f"data:image/{kind};base64," + base64.b64encode(data).decode()
+
+
+def image_part(data=None):
+    return {"type": "image_url", "image_url": {"url": data_url(picture() if data is None else data)}}

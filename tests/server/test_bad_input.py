@@ -1,0 +1,198 @@
+"""Every kind of bad input: an OpenAI-shaped error, the server stays up, nothing is left (the fixture checks)."""
+
+import json
+
+import pytest
+
+from tests.server.conftest import data_url, image_part, picture
+
+pytestmark = pytest.mark.cpu
+
+
+def error(response, status):
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert body.keys() == {"error"} and body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"] and "\n" not in body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"model": "tiny", }', b"\xff\xfe", b"[" * 10_000, b'{"a": NaN}'])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+def test_broken_json(server, path, body):
+    said = error(server.http.post(path, content=body), 400)
+    assert said["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("body", [b"[]", b"3", b'"x"', b"null"])
+def test_json_that_is_no_object(server, body):
+    assert "JSON object" in error(server.http.post("/v1/chat/completions", content=body), 400)["message"]
+
+
+FIELDS = [
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"n": 0}, "n"),
+    ({"n": 1000}, "n"),
+    ({"n": True}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": "9"}, "max_tokens"),
+    ({"max_tokens": 10**12}, "messages"),
+    ({"max_completion_tokens": -1}, "max_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"seed": 2**70}, "seed"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": 3}, "stop"),
+    ({"stop": [1]}, "stop"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": 1}, "stream_options"),
+    ({"model": 3}, "model"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": [{"role": "user", "content": {"a": 1}}]}, "messages.0.content"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), FIELDS, ids=[json.dumps(f)[:40] for f, _ in FIELDS])
+def test_wrong_types_and_ranges(server, fields, param):
+    assert error(server.chat(**{"max_tokens": 4, **fields}), 400)["param"] == param
+
+
+REFUSED = {
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "functions": [{"name": "f"}],
+    "response_format": {"type": "json_object"},
+    "audio": {"voice": "x"},
+    "modalities": ["text", "audio"],
+    "chat_template": "{{ messages }}",
+    "best_of": 3,
+    "prompt_logprobs": 1,
+    "echo": True,
+    "suffix": "x",
+    "guided_json": {"type": "object"},
+    "use_beam_search": True,
+    "mm_processor_kwargs": {"size": 9},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_understood_but_not_supported_is_said(server, name):
+    said = error(server.chat(**{name: REFUSED[name]}), 400)
+    assert said["param"] == name and said["code"] == "unsupported_parameter"
+
+
+def test_unknown_and_harmless_fields_are_ignored(server):
+    harmless = {
+        "user": "me",
+        "foo": 1,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "service_tier": "auto",
+        "store": None,
+    }
+    neutral = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "echo": False, "best_of": 1}
+    assert server.chat(**harmless, **neutral, temperature=None, stop=None, logit_bias=None).status_code == 200
+
+
+def test_model_and_path(server):
+    assert error(server.chat(model="gpt"), 404)["code"] == "model_not_found"
+    assert server.post(messages=[{"role": "user", "content": "x"}]).status_code == 200  # no name: the one there is
+    assert error(server.http.get("/v1/nothing"), 404)["code"] == "unknown_path"
+    assert error(server.http.get("/v1/chat/completions"), 405)["code"] == "method_not_allowed"
+    assert error(server.http.get("/v1/models/x/y"), 404)["code"] == "model_not_found"
+
+
+PICTURES = {
+    "truncated": (data_url(picture()[:-40]), 422, "damaged"),
+    "not a picture": (data_url(b"hello"), 422, "supported formats are JPEG, PNG, WebP and GIF"),
+    "tiff": (data_url(picture(kind="TIFF")), 422, "TIFF; supported formats"),
+    "bmp": (data_url(picture(kind="BMP")), 422, "BMP; supported formats"),
+    "jpeg 2000": (data_url(b"\0\0\0\x0cjP  \r\n\x87\n"), 422, "JPEG 2000; supported formats"),
+    "svg": ("data:image/svg+xml;base64,PHN2Zy8+", 422, "SVG; supported formats"),
+    "bomb": (data_url(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\xff\xff\0\0\xff\xff\x08\x02\0\0\0\0\0\0\0"), 422, ""),
+    "bad base64": ("data:image/png;base64,@@@@", 400, "valid base64"),
+    "no base64": ("data:image/png,xyz", 400, "must look like"),
+    "file": ("file:///etc/passwd", 400, "data: URL"),
+    "http": ("http://127.0.0.1/x.png", 400, "data: URL"),
+    "https": ("https://example.com/x.png", 400, "data: URL"),
+    "path": ("/etc/passwd", 400, "data: URL"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", PICTURES)
+def test_bad_pictures(server, name, stream):
+    url, status, says = PICTURES[name]
+    good = image_part()
+    said = error(server.chat([good, {"type": "image_url", "image_url": {"url": url}}], stream=stream), status)
+    assert says in said["message"] and said["param"] == "messages.0.content.1.image_url"
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("JPEG", "CMYK"), ("PNG", "P"), ("PNG", "LA"), ("PNG", "I;16"), ("GIF", "RGB")]
+)
+def test_unusual_pictures_are_served(server, kind, mode):
+    data = picture(kind=kind, mode=mode)
+    assert server.chat([image_part(data), {"type": "text", "text": "what?"}]).status_code == 200
+
+
+def test_one_pixel_is_served(server):
+    assert server.chat([image_part(picture(size=(1, 1)))]).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_bad_content(server, stream):
+    assert "at most 3" in error(server.chat([image_part()] * 4, stream=stream), 400)["message"]
+    assert "stands for a picture" in error(server.chat("look: <image>", stream=stream), 400)["message"]
+    said = error(server.chat("x y " * 400, stream=stream, max_tokens=100), 400)
+    assert said["code"] == "context_length_exceeded" and "512 tokens" in said["message"]
+    assert "100 in the completion" in said["message"]
+    assert error(server.chat("x" * 3_000_000, stream=stream), 400)["code"] == "context_length_exceeded"
+    parts = [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]
+    assert "not supported" in error(server.chat(parts, stream=stream), 400)["message"]
+
+
+def test_ten_megabytes_are_stopped_while_reading(server):
+    assert error(server.chat("x" * 10_000_000), 413)["code"] == "request_too_large"
+
+    def endless():
+        for _ in range(200):
+            yield b"x" * 65536
+
+    response = server.http.post("/v1/chat/completions", content=endless())
+    assert error(response, 413)["code"] == "request_too_large"
+
+
+def test_completions_prompts(server):
+    for prompt in ("", [], [[]], [1, "a"], None, {"a": 1}, "an <image>", [10**6]):
+        error(server.post("/v1/completions", model="tiny", prompt=prompt), 400)
+    assert error(server.post("/v1/completions", model="tiny"), 400)["param"] == "prompt"
+
+
+def test_values_are_not_echoed(server):
+    secret = "s3cret" * 10
+    for response in (
+        server.chat(temperature=secret),
+        server.chat([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{secret}!"}}]),
+        server.http.post("/v1/chat/completions", content=secret.encode()),
+    ):
+        assert "s3cret" not in response.text

@@ -1,0 +1,161 @@
+"""Who goes away stops being worked for; whoever waits too long is told; whatever happens, nothing is left."""
+
+import asyncio
+import json
+import time
+from contextlib import suppress
+
+import httpx
+import pytest
+
+from hydrainfer.core import ErrorInfo
+from tests.server.conftest import image_part, wait_until
+
+pytestmark = pytest.mark.cpu
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": [image_part(), {"type": "text", "text": "hi"}]}]}
+ENDLESS = {**BODY, "ignore_eos": True}
+
+
+def test_leaving_a_stream_cancels(start):
+    server = start(step_s=0.01)
+    with server.http.stream("POST", "/v1/chat/completions", json={**ENDLESS, "stream": True, "n": 2}) as response:
+        lines = response.iter_lines()
+        while "content" not in next(lines):
+            pass
+    wait_until(lambda: len(server.engine.cancelled) == 2)
+    server.check_idle()
+    assert server.engine.n_steps < 300
+
+
+def test_leaving_before_the_whole_answer_cancels(start):
+    server = start(step_s=0.01)
+
+    async def leave():
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            task = asyncio.ensure_future(client.post("/v1/chat/completions", json=ENDLESS))
+            while not server.engine.submitted:
+                await asyncio.sleep(0.005)
+            task.cancel()
+
+    asyncio.run(leave())
+    wait_until(lambda: len(server.engine.cancelled) == 1)
+    server.check_idle()
+
+
+def test_leaving_a_frozen_engine_while_a_stream_has_not_begun(start):
+    server = start()
+    server.engine.hold.set()
+    with pytest.raises(httpx.ReadTimeout):
+        server.http.post("/v1/chat/completions", json={**ENDLESS, "stream": True}, timeout=0.5)
+    wait_until(lambda: len(server.engine.cancelled) == 1)
+    server.check_idle()
+
+
+def test_leaving_while_the_request_is_prepared(start, monkeypatch):
+    server = start()
+    prepare = server.intake.processor.chat
+    begun = []
+
+    def slowly(*args):
+        begun.append(1)
+        time.sleep(0.5)
+        return prepare(*args)
+
+    monkeypatch.setattr(server.intake.processor, "chat", slowly)
+    with pytest.raises(httpx.ReadTimeout):
+        server.http.post("/v1/chat/completions", json=BODY, timeout=0.2)
+    assert begun
+    wait_until(lambda: server.sessions.n_live == 0)
+    time.sleep(0.6)  # until the thread has made the pictures that nobody wants any more
+    server.check_idle()
+    assert not server.engine.submitted
+
+
+def test_an_error_in_the_middle_of_a_stream_is_an_event(start):
+    server = start(step_s=0.01)
+    with server.http.stream("POST", "/v1/chat/completions", json={**ENDLESS, "stream": True, "n": 2}) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        while "content" not in next(lines):
+            pass
+        victim = server.engine.submitted[0].id
+        from hydrainfer.core import Output
+
+        failed = Output(victim, finish_reason="error", error=ErrorInfo(500, "a step failed"))
+        server.sessions.sink([failed])
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["message"] == "a step failed"
+    wait_until(lambda: len(server.engine.cancelled) == 2 or server.engine.n_live == 0)
+
+
+def test_too_many_requests_are_429(start):
+    server = start(step_s=0.01, max_requests=2)
+    with server.http.stream("POST", "/v1/chat/completions", json={**ENDLESS, "stream": True, "n": 2}) as response:
+        next(response.iter_lines())
+        refused = server.chat()
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+    server.check_idle()
+    assert server.chat(n=3, max_tokens=1).status_code == 200  # alone, even more than the bound
+
+
+def test_too_many_pictures_are_429(start):
+    server = start(pixel_bytes=10_000)
+    two = [image_part(), {"type": "text", "text": "x"}]
+    assert server.chat(two).status_code == 200
+    from tests.server.conftest import picture
+
+    refused = server.chat([image_part(), image_part(picture(1))])
+    assert refused.status_code == 429 and "retry-after" in refused.headers
+    server.check_idle()
+
+
+def test_the_session_guards_the_deadline_of_a_frozen_engine(start, monkeypatch):
+    monkeypatch.setattr("hydrainfer.server.session.DEADLINE_GRACE_S", 0.1)
+    server = start(timeout_s=0.2)
+    server.engine.hold.set()
+    response = server.chat()
+    assert response.status_code == 504 and response.json()["error"]["type"] == "timeout_error"
+    assert server.engine.cancelled
+    server.check_idle()
+
+
+def test_a_long_wait_sends_the_headers_first(start, monkeypatch):
+    monkeypatch.setattr("hydrainfer.server.answers.FIRST_OUTPUT_S", 0.1)
+    server = start()
+    server.engine.hold.set()
+    with server.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        assert "assistant" in next(lines)
+        server.engine.hold.clear()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    server.check_idle()
+
+
+def test_a_shutdown_ends_streams_with_an_error(start):
+    server = start(step_s=0.01)
+    with server.http.stream("POST", "/v1/chat/completions", json={**ENDLESS, "stream": True}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.engine.close()
+        rest = [line for line in lines if line]
+    assert "service_unavailable" in rest[-2]
+
+
+def test_many_clients_coming_and_going(start):
+    server = start(step_s=0.002)
+
+    async def one(client, i):
+        body = {**ENDLESS, "stream": bool(i % 2), "max_tokens": 5 + 20 * (i % 3), "n": 1 + i % 2}
+        with suppress(httpx.TimeoutException):
+            await client.post("/v1/chat/completions", json=body, timeout=0.01 * (i % 9) + 0.01 if i % 4 else 20)
+
+    async def all_of_them():
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            await asyncio.gather(*(one(client, i) for i in range(40)))
+
+    asyncio.run(all_of_them())
+    server.check_idle()
+    assert server.chat().status_code == 200

@@ -1,0 +1,40 @@
+"""Whatever the body, the answer is 200 or a typed 4xx, and nothing is left."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hydrainfer.server.fields import _REFUSED, ChatFields, CompletionFields
+from tests.server.conftest import image_part
+
+pytestmark = pytest.mark.cpu
+
+scalars = st.none() | st.booleans() | st.integers(-3, 600) | st.floats(-3, 3) | st.text(max_size=8)
+values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3))
+names = sorted({*ChatFields.model_fields, *CompletionFields.model_fields, *_REFUSED} - {"model", "messages", "prompt"})
+good_parts = st.just({"type": "text", "text": "hi"}) | st.just(image_part())
+parts = st.lists(good_parts | values, max_size=3)
+messages = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "x"]), "content": parts | values})
+    | values,
+    max_size=3,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(names), values, max_size=3), messages | values, st.booleans())
+def test_chat_bodies(server, fields, messages, good):
+    body = {"max_tokens": 3, **fields, "messages": messages}
+    if good:
+        body["messages"] = [{"role": "user", "content": "hi"}]
+    response = server.post("/v1/chat/completions", **body)
+    assert response.status_code in (200, 400, 422), response.text
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(names), values, max_size=3), values | st.lists(st.integers(0, 1999), max_size=5))
+def test_completion_bodies(server, fields, prompt):
+    response = server.post("/v1/completions", **{"max_tokens": 3, **fields, "prompt": prompt})
+    assert response.status_code in (200, 400), response.text

@@ -1,0 +1,197 @@
+"""Sessions and intake without HTTP, as the offline API uses them: one event loop per call, or one for ever."""
+
+import asyncio
+import time
+
+import pytest
+
+from hydrainfer.core import ErrorInfo, HydraError, InvalidRequest, Output, Overloaded, SamplingParams, Unavailable
+from hydrainfer.processor import PixelStore, Processor, parse_messages
+from hydrainfer.server import Intake, Sessions
+from tests.server.conftest import image_part, wait_until
+from tests.server.fakes import FakeEngine
+
+pytestmark = pytest.mark.cpu
+CHAT = parse_messages([{"role": "user", "content": [image_part(), {"type": "text", "text": "hi"}]}])
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+class Bench:
+    def __init__(self, model, **engine):
+        self.pixels = PixelStore(1 << 20)
+        self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic, max_requests=64)
+        self.said = model.tokenizer.encode("one two three").ids
+        self.engine = FakeEngine(self.sessions.sink, lambda r: [*self.said, 2], pixels=self.pixels.get, **engine)
+        self.sessions.attach(self.engine)
+        self.intake = Intake(Processor(model, self.pixels, weights=b"", dtype="float32"), self.sessions)
+
+    def check_idle(self):
+        wait_until(lambda: self.engine.n_live == 0)
+        wait_until(lambda: not self.engine._ended)
+        time.sleep(0.02)
+        self.sessions.check(idle=True)
+        self.pixels.check(idle=True)
+
+    def close(self):
+        self.intake.close()
+        self.engine.close()
+        self.sessions.settle_all()
+        self.check_idle()
+
+
+@pytest.fixture
+def make(model):
+    made = []
+
+    def bench(**engine):
+        made.append(Bench(model, **engine))
+        return made[-1]
+
+    yield bench
+    for one in made:
+        one.close()
+
+
+async def answer(bench, sampling=None, **kw):
+    stream = await bench.intake.chat(CHAT, sampling or SamplingParams(max_tokens=50), **kw)
+    return await stream.result()
+
+
+def test_a_loop_per_call(make):
+    bench = make()
+    for _ in range(3):
+        (done,) = asyncio.run(answer(bench))
+        assert done.text == "one two three" and done.finish_reason == "stop" and done.token_ids == [*bench.said, 2]
+        bench.check_idle()
+
+
+def test_a_loop_that_ends_before_its_requests_leaves_nothing(make):
+    bench = make(step_s=0.01)
+
+    async def walk_away():
+        await bench.intake.chat(CHAT, LONG)
+
+    asyncio.run(walk_away())
+    assert bench.sessions.n_live == 1
+    bench.engine.cancel([r.id for r in bench.engine.submitted])
+    bench.check_idle()
+    assert asyncio.run(answer(bench))[0].text == "one two three"
+
+
+async def test_cancelling_the_reader_cancels_the_request(make):
+    bench = make(step_s=0.005)
+    task = asyncio.ensure_future(answer(bench, LONG))
+    while not bench.engine.n_steps:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.05)
+    bench.check_idle()
+    assert len(bench.engine.cancelled) == 1
+
+
+async def test_closing_while_somebody_waits_ends_the_iteration(make):
+    bench = make()
+    bench.engine.hold.set()
+    stream = await bench.intake.chat(CHAT, LONG)
+    reader = asyncio.ensure_future(anext(stream, None))
+    await asyncio.sleep(0.01)
+    stream.close()
+    stream.close()
+    assert await reader is None
+    await asyncio.sleep(0.05)
+    bench.check_idle()
+
+
+async def test_what_waits_is_merged(make):
+    bench = make(tokens_per_step=1)
+    stream = await bench.intake.chat(CHAT, SamplingParams(max_tokens=50))
+    await asyncio.sleep(0.2)
+    (first,) = await anext(stream)
+    assert first.token_ids == [*bench.said, 2] and first.text == "one two three" and first.finish_reason == "stop"
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 4])
+async def test_a_stop_string_counts_to_its_last_token(make, tokens_per_step):
+    bench = make(tokens_per_step=tokens_per_step)
+    (done,) = await answer(bench, SamplingParams(max_tokens=50, stop=("two",), logprobs=1))
+    assert done.text == "one " and done.stop_reason == "two"
+    whole = bench.said[: len(done.token_ids)]
+    assert done.token_ids == whole and len(done.logprobs) == len(whole) < len(bench.said)
+
+
+async def test_a_stop_string_ends_its_choice_at_once_and_no_other(make):
+    bench = make(step_s=0.005)
+    # the first choice meets the stop string; the second would run to its end
+    stream = await bench.intake.chat(CHAT, SamplingParams(n=2, max_tokens=200, ignore_eos=True, stop=("two",)))
+    first, second = (r.id for r in bench.engine.submitted)
+    bench.engine._live[second] = (bench.engine.submitted[1], [], 0)
+    async for deltas in stream:
+        if any(d.finish_reason for d in deltas):
+            break
+    await asyncio.sleep(0.03)
+    assert bench.engine.cancelled == [first]
+    assert [d.choice for d in await anext(stream)] == [1]
+    stream.close()
+    await asyncio.sleep(0.05)
+    assert bench.engine.cancelled == [first, second]
+    bench.check_idle()
+
+
+async def test_one_failed_choice_ends_all(make):
+    bench = make(step_s=0.005)
+    stream = await bench.intake.chat(CHAT, SamplingParams(n=3, max_tokens=200, ignore_eos=True))
+    bench.sessions.sink([Output(bench.engine.submitted[1].id, finish_reason="error", error=ErrorInfo(500, "no"))])
+    with pytest.raises(HydraError, match="no"):
+        await stream.result()
+    assert set(bench.engine.cancelled) == {bench.engine.submitted[0].id, bench.engine.submitted[2].id}
+    bench.engine.cancel([bench.engine.submitted[1].id])
+    await asyncio.sleep(0.05)
+    bench.check_idle()
+
+
+async def test_an_engine_that_refuses_leaves_nothing(make, monkeypatch):
+    bench = make(step_s=0.005)
+    submit = bench.engine.submit
+
+    def refuse_the_third(request):
+        if request.choice == 2:
+            raise Unavailable("closing")
+        submit(request)
+
+    monkeypatch.setattr(bench.engine, "submit", refuse_the_third)
+    with pytest.raises(Unavailable, match="closing"):
+        await bench.intake.chat(CHAT, SamplingParams(n=4, max_tokens=200, ignore_eos=True))
+    await asyncio.sleep(0.05)
+    bench.check_idle()
+
+
+async def test_refusals_hold_no_place_and_no_picture(make):
+    bench = make()
+    with pytest.raises(InvalidRequest):
+        await bench.intake.chat(CHAT, SamplingParams(max_tokens=5000))
+    with pytest.raises(InvalidRequest):
+        await bench.intake.complete([], SamplingParams())
+    bench.sessions.admit(64)
+    with pytest.raises(Overloaded):
+        await bench.intake.chat(CHAT, SamplingParams())
+    bench.sessions._n_admitted = 0
+    bench.sessions.close()
+    with pytest.raises(Unavailable):
+        await bench.intake.chat(CHAT, SamplingParams())
+    bench.check_idle()
+
+
+async def test_closing_the_sessions_ends_streams(make):
+    bench = make(step_s=0.005)
+    task = asyncio.ensure_future(answer(bench, LONG))
+    while not bench.engine.n_steps:
+        await asyncio.sleep(0.005)
+    bench.sessions.close()
+    with pytest.raises(Unavailable):
+        await task
+    await asyncio.sleep(0.05)
+    bench.check_idle()
