@@ -24,7 +24,8 @@ $(MODEL)/config.json: | $(STAMP)
 	$(BIN)/python -m tests.checkpoints $(MODEL)
 
 demo: $(STAMP) $(MODEL)/config.json
-	$(BIN)/python -m hydrainfer demo $(MODEL)
+	$(BIN)/hydrainfer demo $(MODEL) --image datasets/samples/astronaut.jpg
+	@echo "The model of this demo has random weights: the answer is fluent nonsense, the path to it is real."
 
 serve: $(STAMP) $(MODEL)/config.json
 	$(BIN)/hydrainfer serve $(MODEL) $(ARGS)

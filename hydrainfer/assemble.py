@@ -74,7 +74,9 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     thread = EngineThread(clock)
     recorder = PrometheusRecorder(name, thread.stats)
     caches = CacheSet(sizes)
-    policy = Policy(encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s)
+    policy = Policy(
+        encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s, headroom_tokens=config.headroom_tokens
+    )
     budgets = Budgets(tokens=config.token_budget, images=config.image_budget, running=config.max_running)
     scheduler = Scheduler(role, caches, budgets, policy)
     n_threads = config.threads or len(os.sched_getaffinity(0))

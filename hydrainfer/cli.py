@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -36,7 +37,7 @@ def _option_parameters() -> list[inspect.Parameter]:
                 help=o.help,
                 rich_help_panel=o.group,
                 show_default=_show_default(o),
-                metavar="|".join(get_args(o.type)) if get_origin(o.type) is Literal else _METAVAR.get(o.type, "TEXT"),
+                metavar=_metavar(o),
             )
         parameters.append(
             inspect.Parameter(
@@ -46,7 +47,10 @@ def _option_parameters() -> list[inspect.Parameter]:
     return parameters
 
 
-_METAVAR = {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}
+def _metavar(option: Option) -> str:
+    if get_origin(option.type) is Literal:
+        return "|".join(get_args(option.type))
+    return next((name.upper() for name in ("float", "int") if name in str(option.type)), "TEXT")
 
 
 def _show_default(option: Option) -> str:
@@ -88,14 +92,18 @@ def demo(
     max_tokens: Annotated[int, typer.Option(help="Length of the answer.", min=1)] = 48,
 ) -> None:
     """Start a server, ask it about a picture and print the streamed answer."""
+    from hydrainfer.demo import ask
     from hydrainfer.serving import serve_in_background
-    from hydrainfer.workload.ask import ask
 
-    console = Console()
-    with serve_in_background(load({"model": str(model), "port": 0}), console) as (url, _):
-        console.print(f"\n[bold]{image}[/bold]: {question}\n")
-        usage = ask(url, image, question, max_tokens, on_text=lambda text: console.print(text, end="", markup=False))
-        console.print(f"\n\n[dim]{usage}[/dim]")
+    console = Console(highlight=False)
+    with serve_in_background(load({"model": str(model), "port": 0}), console) as (url, instance):
+        console.print(f"\n[bold]{image}[/bold]  {question}\n")
+        start_s, first_s = time.perf_counter(), 0.0
+        for piece in ask(url, instance.name, image, question, max_tokens):
+            first_s = first_s or time.perf_counter() - start_s
+            console.print(piece, end="", markup=False, soft_wrap=True)
+        total_s = time.perf_counter() - start_s
+        console.print(f"\n\n[dim]first words after {first_s:.2f} s, done after {total_s:.2f} s[/dim]")
 
 
 @app.command()

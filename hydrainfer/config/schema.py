@@ -9,6 +9,9 @@ from msgspec import Meta
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+ContextLength = Annotated[int, Meta(ge=8)]
 
 
 def _help(group: str, text: str, **bounds: Any) -> Meta:
@@ -26,7 +29,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = "auto"
     layout: Annotated[str, _help("Model", "Instances and their stages, e.g. 1EPD.")] = "1EPD"
     max_model_len: Annotated[
-        int | None, _help("Model", "Context length in tokens; default: the model's, or what the KV cache holds.", ge=8)
+        ContextLength | None,
+        _help("Model", "Context length in tokens; default: the model's, or what the KV cache holds."),
     ] = None
 
     host: Annotated[str, _help("Server", "Address to listen on.")] = "127.0.0.1"
@@ -45,16 +49,19 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     encode_wait_s: Annotated[
         float, _help("Scheduler", "With encode_gate=aged: a picture waits at most this long.", ge=0)
     ] = 0.5
+    headroom_tokens: Annotated[
+        int, _help("Scheduler", "KV tokens reserved beyond prompt and answer so far, before a lease has to grow.", ge=0)
+    ] = 32
     overlap: Annotated[
         Literal["free", "step", "off"], _help("Scheduler", "How the vision and language lanes run side by side.")
     ] = "free"
-    threads: Annotated[int | None, _help("Scheduler", "CPU threads for compute; default: all cores.", ge=1)] = None
+    threads: Annotated[Count | None, _help("Scheduler", "CPU threads for compute; default: all cores.")] = None
 
     kv_cache_gib: Annotated[
-        float | None, _help("Memory", "KV cache size; default: from free memory and max_running.", gt=0)
+        Positive | None, _help("Memory", "KV cache size; default: from free memory and max_running.")
     ] = None
     image_cache_gib: Annotated[
-        float | None, _help("Memory", "Image embedding cache size; default: 64 pictures.", gt=0)
+        Positive | None, _help("Memory", "Image embedding cache size; default: 64 pictures.")
     ] = None
     block_tokens: Annotated[int, _help("Memory", "Tokens per KV block.", ge=1, le=256)] = 16
     gpu_memory_fraction: Annotated[float, _help("Memory", "Share of the GPU for weights and caches.", gt=0, le=1)] = 0.9

@@ -8,20 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def quick_gelu(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x), in place (CLIP)."""
-    return x.mul_(torch.sigmoid(1.702 * x))
+from hydrainfer.ops import OpSet
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
+def activation(name: str, ops: OpSet) -> Callable[[Tensor], Tensor]:
     """`name` is one of `config.ACTIVATIONS`."""
     return {
-        "quick_gelu": quick_gelu,
+        "quick_gelu": ops.quick_gelu,
         "gelu": F.gelu,
         "gelu_pytorch_tanh": _gelu_tanh,
         "silu": F.silu,

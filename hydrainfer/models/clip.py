@@ -47,7 +47,7 @@ class Clip:
     def __init__(self, config: VisionConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self._ops = ops
-        self._activation = activation(config.activation)
+        self._activation = activation(config.activation, ops)
         h, m, patch = config.hidden, config.intermediate, 3 * config.patch_size**2
 
         def make(*shape: int) -> Tensor:

@@ -123,7 +123,7 @@ class LlavaVision:
         self.config = config.vision
         self.clip = Clip(config.vision, ops, dtype, device)
         self._ops = ops
-        self._activation = activation(config.projector_activation)
+        self._activation = activation(config.projector_activation, ops)
         width, inner, bias = (
             config.text.hidden,
             config.vision.hidden * len(config.vision.features),

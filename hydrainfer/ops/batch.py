@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class AttentionBatch:
     lengths: Tensor
     slots: Tensor
     starts: Tensor
+    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     @property
     def n_rows(self) -> int:
@@ -37,6 +38,13 @@ class AttentionBatch:
     @property
     def max_length(self) -> int:
         return max((c + n for c, n in zip(self.contexts, self.counts)), default=0)
+
+    def mask(self, count: int, context: int) -> Tensor:
+        """`causal_mask` on this batch's device, made once for all layers."""
+        found = self._masks.get((count, context))
+        if found is None:
+            found = self._masks[count, context] = causal_mask(count, context, self.slots.device)
+        return found
 
     def chunks(self) -> list[tuple[int, int, int, int]]:
         """(request, first row, count, context) of every request past the decodes."""

@@ -27,6 +27,7 @@ class Kernels:
         self._rope = module.rope
         self._rms_norm = module.rms_norm
         self._silu_and_mul = module.silu_and_mul
+        self._quick_gelu = module.quick_gelu
         self._no_bias = {dtype: torch.empty(0, dtype=dtype) for dtype in _DTYPES}
 
     def supports(self, dtype: torch.dtype, head_dim: int) -> bool:
@@ -58,6 +59,12 @@ class Kernels:
         out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=gate_up.dtype)
         self._silu_and_mul(gate_up, out)
         return out
+
+    def quick_gelu(self, x: Tensor) -> Tensor:
+        if not x.is_contiguous():
+            return reference.quick_gelu(x)
+        self._quick_gelu(x)
+        return x
 
     def rope(self, qk: Tensor, cos: Tensor, sin: Tensor) -> None:
         self._rope(qk, cos, sin)

@@ -34,6 +34,11 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x * sigmoid(1.702 x) in place (CLIP); returns `x`."""
+    return x.mul_(torch.sigmoid(1.702 * x))
+
+
 def rope(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate halves in place. qk: [rows, heads, dim] (any row stride); cos, sin: [rows, dim / 2] float32."""
     half = qk.shape[-1] // 2

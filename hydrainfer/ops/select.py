@@ -37,6 +37,7 @@ class OpSet:
     linear_add: Callable
     rms_norm: Callable
     silu_and_mul: Callable
+    quick_gelu: Callable
     rope: Callable
     write_kv: Callable
     attention: Callable
@@ -48,7 +49,7 @@ class OpSet:
         return list(self.chosen)
 
 
-OPERATORS = ("linear", "linear_add", "rms_norm", "silu_and_mul", "rope", "write_kv", "attention")
+OPERATORS = ("linear", "linear_add", "rms_norm", "silu_and_mul", "quick_gelu", "rope", "write_kv", "attention")
 
 
 def _always(_: Need) -> bool:

@@ -7,10 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.ops import reference
-from hydrainfer.ops.batch import AttentionBatch, causal_mask
+from hydrainfer.ops.batch import AttentionBatch
 
 _FEW_ROWS = 48
 """Below this, MKL multiplies `weight @ x.T` up to twice as fast as `x @ weight.T` (measured on Zen 3)."""
+
+_TILE = 128
+"""Query rows per attention call; 64 to 128 measured best for a prompt of 600 tokens."""
 
 _SLICE_BYTES = 32 << 20
 """Weights are widened to float32 in slices of this size."""
@@ -47,26 +50,31 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def chunk_attention(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, out: Tensor) -> None:
-    """Attention of the requests past the decodes, one scaled-dot-product call each, written into `out`.
+    """Attention of the requests past the decodes, by scaled-dot-product calls, written into `out`.
 
-    A whole prompt attends to its fresh keys; a chunk with context gathers its pages first.
+    A whole prompt attends to its fresh keys; a chunk with context gathers its pages first. Queries go in tiles that
+    see no further than their own end: torch's causal kernel on a CPU computes much of the masked half.
     """
     for i, row, count, context in batch.chunks():
-        rows = slice(row, row + count)
         if context == 0:
-            keys, values, mask = kv[rows, 0], kv[rows, 1], None
+            keys, values = kv[row : row + count, 0], kv[row : row + count, 1]
         else:
             keys, values = reference.gather_kv(cache, batch.tables[i], context + count)
-            mask = causal_mask(count, context, q.device)
-        out[rows] = F.scaled_dot_product_attention(
-            q[rows].transpose(0, 1)[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            attn_mask=mask,
-            is_causal=mask is None and count > 1,
-            scale=scale,
-            enable_gqa=q.shape[1] != keys.shape[1],
-        )[0].transpose(0, 1)
+        keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]  # [1, kv_heads, length, dim]
+        for first in range(0, count, _TILE):
+            n = min(_TILE, count - first)
+            seen = context + first + n
+            rows = slice(row + first, row + first + n)
+            whole = seen == n  # the first tile of a prompt needs no mask of its own
+            out[rows] = F.scaled_dot_product_attention(
+                q[rows].transpose(0, 1)[None],
+                keys[:, :, :seen],
+                values[:, :, :seen],
+                attn_mask=None if whole else batch.mask(n, seen - n),
+                is_causal=whole,
+                scale=scale,
+                enable_gqa=q.shape[1] != keys.shape[1],
+            )[0].transpose(0, 1)
 
 
 def attention_sdpa(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:

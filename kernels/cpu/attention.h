@@ -19,68 +19,97 @@ struct DecodeArgs {
   float scale;
 };
 
-// Request r, KV head h: G = heads / kv_heads queries share every key and value. `scratch` is the thread's own.
 template <class T>
-inline void decode_one(const DecodeArgs<T>& a, int64_t r, int64_t h, std::vector<float>& scratch) {
-  const int64_t G = a.heads / a.kv_heads, D = a.dim, L = a.lengths[r], padded = (L + W - 1) / W * W;
-  scratch.resize(G * (padded + 2 * D));
-  float* q = scratch.data();       // [G, D], scaled
-  float* acc = q + G * D;          // [G, D]
-  float* scores = acc + G * D;     // [G, padded]
-  const int32_t* table = a.tables + r * a.table_stride;
-  for (int64_t g = 0; g < G; ++g)
-    for (int64_t d = 0; d < D; ++d) q[g * D + d] = to_float(a.q[r * a.q_stride + (h * G + g) * D + d]) * a.scale;
+inline float dot(const float* q, const T* k, int64_t D) {
+  vec s0{}, s1{};
+  int64_t d = 0;
+  for (; d + 2 * W <= D; d += 2 * W) {
+    s0 += load(q + d) * load(k + d);
+    s1 += load(q + d + W) * load(k + d + W);
+  }
+  for (; d + W <= D; d += W) s0 += load(q + d) * load(k + d);
+  float s = sum(s0 + s1);
+  for (; d < D; ++d) s += q[d] * to_float(k[d]);
+  return s;
+}
 
-  for (int64_t t0 = 0; t0 < L; t0 += a.block_tokens) {
-    const T* k = a.cache + table[t0 / a.block_tokens] * a.block_stride + h * a.head_stride;
-    const int64_t n = std::min(a.block_tokens, L - t0);
-    for (int64_t t = 0; t < n; ++t, k += a.token_stride)
-      for (int64_t g = 0; g < G; ++g) {
-        vec s0{}, s1{};
-        int64_t d = 0;
-        for (; d + 2 * W <= D; d += 2 * W) {
-          s0 += load(q + g * D + d) * load(k + d);
-          s1 += load(q + g * D + d + W) * load(k + d + W);
-        }
-        for (; d + W <= D; d += W) s0 += load(q + g * D + d) * load(k + d);
-        float s = sum(s0 + s1);
-        for (; d < D; ++d) s += q[g * D + d] * to_float(k[d]);
-        scores[g * padded + t0 + t] = s;
-      }
+// Scores [padded], of which the first L count, become probabilities; the rest becomes zero.
+inline void softmax(float* s, int64_t L, int64_t padded) {
+  const float top = *std::max_element(s, s + L);
+  vec total{};
+  for (int64_t t = 0; t < padded; t += W) {
+    vec e = exp(load(s + t) - top);
+    if (t + W > L)
+      for (int i = 0; i < W; ++i) e[i] = t + i < L ? e[i] : 0.0f;
+    total += e;
+    store(s + t, e);
   }
-  for (int64_t g = 0; g < G; ++g) {
-    float* s = scores + g * padded;
-    const float top = *std::max_element(s, s + L);
-    for (int64_t t = L; t < padded; ++t) s[t] = -INFINITY;
-    vec total{};
-    for (int64_t t = 0; t < padded; t += W) {
-      vec e = exp(load(s + t) - top);
-      if (t + W > L)
-        for (int i = 0; i < W; ++i) e[i] = t + i < L ? e[i] : 0.0f;
-      total += e;
-      store(s + t, e);
+  const float inverse = 1.0f / sum(total);
+  for (int64_t t = 0; t < padded; t += W) store(s + t, load(s + t) * inverse);
+}
+
+// acc[D] += sum over n tokens of s[t] * v[t].
+template <class T>
+inline void weigh(float* acc, const float* s, const T* v, int64_t n, int64_t stride, int64_t D) {
+  int64_t d = 0;
+  for (; d + 4 * W <= D; d += 4 * W) {  // four accumulators hide the latency of one
+    vec a0 = load(acc + d), a1 = load(acc + d + W), a2 = load(acc + d + 2 * W), a3 = load(acc + d + 3 * W);
+    for (int64_t t = 0; t < n; ++t) {
+      const T* row = v + t * stride + d;
+      const vec w = splat(s[t]);
+      a0 += w * load(row), a1 += w * load(row + W), a2 += w * load(row + 2 * W), a3 += w * load(row + 3 * W);
     }
-    const float inverse = 1.0f / sum(total);
-    for (int64_t t = 0; t < padded; t += W) store(s + t, load(s + t) * inverse);
+    store(acc + d, a0), store(acc + d + W, a1), store(acc + d + 2 * W, a2), store(acc + d + 3 * W, a3);
   }
-  std::fill(acc, acc + G * D, 0.0f);
-  for (int64_t t0 = 0; t0 < L; t0 += a.block_tokens) {
-    const T* v = a.cache + table[t0 / a.block_tokens] * a.block_stride + a.v_offset + h * a.head_stride;
-    const int64_t n = std::min(a.block_tokens, L - t0);
-    for (int64_t g = 0; g < G; ++g) {
-      const float* s = scores + g * padded + t0;
-      int64_t d = 0;
-      for (; d + W <= D; d += W) {
-        vec sum_d = load(acc + g * D + d);
-        for (int64_t t = 0; t < n; ++t) sum_d += s[t] * load(v + t * a.token_stride + d);
-        store(acc + g * D + d, sum_d);
-      }
-      for (; d < D; ++d)
-        for (int64_t t = 0; t < n; ++t) acc[g * D + d] += s[t] * to_float(v[t * a.token_stride + d]);
+  for (; d + W <= D; d += W) {
+    vec a0 = load(acc + d);
+    for (int64_t t = 0; t < n; ++t) a0 += s[t] * load(v + t * stride + d);
+    store(acc + d, a0);
+  }
+  for (; d < D; ++d)
+    for (int64_t t = 0; t < n; ++t) acc[d] += s[t] * to_float(v[t * stride + d]);
+}
+
+// Request r, KV heads h0 .. h1 - 1; G = heads / kv_heads queries share every key and value. The heads of a token lie
+// side by side, so taking them together streams through a block; the next block is fetched meanwhile. `scratch` is the
+// thread's own.
+template <class T>
+inline void decode_one(const DecodeArgs<T>& a, int64_t r, int64_t h0, int64_t h1, std::vector<float>& scratch) {
+  const int64_t G = a.heads / a.kv_heads, D = a.dim, L = a.lengths[r], padded = (L + W - 1) / W * W;
+  const int64_t n_heads = (h1 - h0) * G, blocks = (L + a.block_tokens - 1) / a.block_tokens;
+  const int64_t line = 64 / sizeof(T), row = (h1 - h0) * D;
+  scratch.resize(n_heads * (padded + 2 * D));
+  float *q = scratch.data(), *acc = q + n_heads * D, *scores = acc + n_heads * D;  // [heads, D] twice, [heads, padded]
+  const T* from = a.q + r * a.q_stride + h0 * G * D;
+  for (int64_t i = 0; i < n_heads * D; ++i) q[i] = to_float(from[i]) * a.scale;
+  std::fill(acc, acc + n_heads * D, 0.0f);
+  const int32_t* table = a.tables + r * a.table_stride;
+  const auto page = [&](int64_t b) { return a.cache + table[b] * a.block_stride + h0 * a.head_stride; };
+
+  for (int64_t b = 0; b < blocks; ++b) {
+    const T *k = page(b), *next = page(std::min(b + 1, blocks - 1));
+    const int64_t t0 = b * a.block_tokens, n = std::min(a.block_tokens, L - t0);
+    for (int64_t t = 0; t < n; ++t, k += a.token_stride, next += a.token_stride) {
+      for (int64_t d = 0; d < row; d += line) __builtin_prefetch(next + d);
+      for (int64_t i = 0; i < n_heads; ++i)
+        scores[i * padded + t0 + t] = dot(q + i * D, k + i / G * a.head_stride, D);
     }
   }
-  for (int64_t g = 0; g < G; ++g)
-    for (int64_t d = 0; d < D; ++d) from_float(acc[g * D + d], a.out[(r * a.heads + h * G + g) * D + d]);
+  for (int64_t i = 0; i < n_heads; ++i) {
+    std::fill(scores + i * padded + L, scores + (i + 1) * padded, 0.0f);
+    softmax(scores + i * padded, L, padded);
+  }
+  for (int64_t b = 0; b < blocks; ++b) {
+    const T *v = page(b) + a.v_offset, *next = page(std::min(b + 1, blocks - 1)) + a.v_offset;
+    const int64_t t0 = b * a.block_tokens, n = std::min(a.block_tokens, L - t0);
+    for (int64_t i = 0; i < n_heads; ++i) {
+      for (int64_t t = i; t < n; t += n_heads)
+        for (int64_t d = 0; d < row; d += line) __builtin_prefetch(next + t * a.token_stride + d);
+      weigh(acc + i * D, scores + i * padded + t0, v + i / G * a.head_stride, n, a.token_stride, D);
+    }
+  }
+  T* to = a.out + r * a.heads * D + h0 * G * D;
+  for (int64_t i = 0; i < n_heads * D; ++i) from_float(acc[i], to[i]);
 }
 
 }  // namespace hydra

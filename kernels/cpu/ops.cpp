@@ -62,12 +62,14 @@ void attention_decode(TensorView q, TensorView cache, TensorView tables, TensorV
                           data<int32_t>(lengths), q.stride(0),    tables.stride(0), cache.stride(0),
                           cache.stride(1),    cache.stride(2),    cache.stride(3), q.size(1),
                           cache.size(3),      q.size(2),          cache.size(2),   float(scale)};
-    const int64_t tasks = q.size(0) * a.kv_heads;
+    // One task per request; with few requests their KV heads are shared out too.
+    const int64_t n = q.size(0), parts = n >= 2 * omp_get_max_threads() ? 1 : std::min<int64_t>(a.kv_heads, 4);
 #pragma omp parallel
     {
       std::vector<float> scratch;
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < tasks; ++i) decode_one(a, i / a.kv_heads, i % a.kv_heads, scratch);
+      for (int64_t i = 0; i < n * parts; ++i)
+        decode_one(a, i / parts, i % parts * a.kv_heads / parts, (i % parts + 1) * a.kv_heads / parts, scratch);
     }
   });
 }
@@ -157,6 +159,25 @@ void silu_and_mul(TensorView gate_up, TensorView out) {
   });
 }
 
+// x contiguous, any shape: x * sigmoid(1.702 x) in place.
+void quick_gelu(TensorView x) {
+  by_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    T* p = data<T>(x);
+    int64_t n = 1;
+    for (int i = 0; i < x.ndim(); ++i) n *= x.size(i);
+#pragma omp parallel for if (n > 32768)
+    for (int64_t i = 0; i < n / W; ++i) {
+      const vec v = load(p + i * W);
+      store(p + i * W, v / (1.0f + exp(v * -1.702f)));
+    }
+    for (int64_t i = n / W * W; i < n; ++i) {
+      const float v = to_float(p[i]);
+      from_float(v / (1.0f + std::exp(v * -1.702f)), p[i]);
+    }
+  });
+}
+
 }  // namespace hydra
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, hydra::linear);
@@ -165,3 +186,4 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_kv, hydra::write_kv);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rope, hydra::rope);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm, hydra::rms_norm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, hydra::silu_and_mul);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(quick_gelu, hydra::quick_gelu);

@@ -47,5 +47,19 @@ def test_auto_is_the_absence_of_a_value():
     assert load({"model": "m", "kv_cache_gib": "auto"}).config.kv_cache_gib is None
 
 
+@pytest.mark.parametrize(
+    "given", [{"kv_cache_gib": "0.5"}, {"image_cache_gib": 1}, {"threads": "2"}, {"max_model_len": 64}, {"api_key": "k"}]
+)
+def test_optional_options_take_values(given):
+    config = load({"model": "m", **given}).config
+    assert all(type(v)(getattr(config, k)) == v for k, v in given.items())
+
+
+def test_optional_options_have_bounds():
+    for name in ("kv_cache_gib", "threads", "max_model_len"):
+        with pytest.raises(ConfigError, match=name):
+            load({"model": "m", name: 0})
+
+
 def test_every_option_says_what_it_is_for():
     assert all(o.help.endswith(".") and o.group for o in options())

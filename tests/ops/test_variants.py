@@ -66,6 +66,7 @@ def test_rowwise(pair, dtype, rows, width):
     close(fast.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     wide = random(rows, 2 * width, dtype=dtype, seed=2) * 20  # exp at its ends too
     close(fast.silu_and_mul(wide), reference.silu_and_mul(wide))
+    close(fast.quick_gelu(wide.clone()), reference.quick_gelu(wide.clone()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -111,6 +112,7 @@ def paged(counts: list[int], contexts: list[int], kv_heads: int, head_dim: int, 
 BATCHES = {
     "decodes": ([1, 1, 1], [0, 3, 37]),
     "whole prompts": ([5, 17], [0, 0]),
+    "tiles of a long prompt and of a long chunk": ([300, 150], [0, 11]),
     "chunks with context": ([2, 9], [1, 23]),
     "mixed": ([1, 1, 6, 3, 4], [16, 40, 0, 5, 4]),
 }

@@ -1,0 +1,42 @@
+"""What `make demo` shows: one question about one picture, over HTTP, streamed."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import orjson
+
+from hydrainfer.core import InvalidRequest
+
+
+def ask(url: str, model: str, image: Path, question: str, max_tokens: int) -> Iterator[str]:
+    """Pieces of the answer as they arrive. `url` has no `/v1`. Raises `InvalidRequest` if the picture cannot be read,
+    `httpx.HTTPError` if the server refuses."""
+    try:
+        picture = base64.b64encode(image.read_bytes()).decode()
+    except OSError as e:
+        raise InvalidRequest(f"cannot read {image}: {e.strerror}", param="image") from None
+    kind = mimetypes.guess_type(image.name)[0] or "image/jpeg"
+    content = [
+        {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{picture}"}},
+        {"type": "text", "text": question},
+    ]
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=300) as answer:
+        if answer.is_error:
+            answer.read()
+        answer.raise_for_status()
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                for choice in orjson.loads(line.removeprefix("data: "))["choices"]:
+                    yield choice["delta"].get("content") or ""
