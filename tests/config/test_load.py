@@ -48,7 +48,8 @@ def test_auto_is_the_absence_of_a_value():
 
 
 @pytest.mark.parametrize(
-    "given", [{"kv_cache_gib": "0.5"}, {"image_cache_gib": 1}, {"threads": "2"}, {"max_model_len": 64}, {"api_key": "k"}]
+    "given",
+    [{"kv_cache_gib": "0.5"}, {"image_cache_gib": 1}, {"threads": "2"}, {"max_model_len": 64}, {"api_key": "k"}],
 )
 def test_optional_options_take_values(given):
     config = load({"model": "m", **given}).config

@@ -44,7 +44,5 @@ class Tally:
 
     def check(self) -> None:
         total = self.decided + len(self.skipped)
-        print(
-            f"greedy equality: {self.decided} of {total} cases decided, near-ties in {self.skipped or 'none'}"
-        )
+        print(f"greedy equality: {self.decided} of {total} cases decided, near-ties in {self.skipped or 'none'}")
         assert self.decided >= LEAST_DECIDED * total, f"too many near-ties: {self.skipped}"

@@ -1,0 +1,123 @@
+"""`hydrainfer serve` as a process: it starts, answers, refuses in one line, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.checkpoints import make_llava
+
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return make_llava(tmp_path_factory.mktemp("llava"))
+
+
+class Served:
+    """A server process; `url` once it is ready, `output` what it printed."""
+
+    def __init__(self, *args):
+        self.output = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "hydrainfer", "serve", *map(str, args)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+        )
+        self._ready = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.output += line
+            if "curl" in line:
+                self._ready.set()
+
+    @property
+    def url(self):
+        assert self._ready.wait(90), self.output
+        return re.search(r"ready (http://\S+)/v1", self.output)[1]
+
+    def stop(self, sig):
+        self.process.send_signal(sig)
+        return self.process.wait(60)
+
+
+def body(**options):
+    return {"messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 8, "temperature": 0, **options}
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal_and_finishes_what_it_is_answering(checkpoint, sig):
+    server = Served(checkpoint, "--port", 0, "--served-model-name", "tiny", "--api-key", "secret")
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.post("/v1/chat/completions", json=body()).status_code == 401
+        key = {"Authorization": "Bearer secret"}
+        assert client.get("/v1/models", headers=key).json()["data"][0]["id"] == "tiny"
+        with client.stream(
+            "POST", "/v1/chat/completions", json=body(stream=True, max_tokens=400, ignore_eos=True), headers=key
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(sig)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+    assert server.process.wait(60) == 0
+    assert "Traceback" not in server.output, server.output
+    assert "secret" not in server.output
+
+
+def test_a_killed_server_leaves_no_process_and_no_port(checkpoint):
+    server = Served(checkpoint, "--port", 0)
+    port = int(server.url.rsplit(":", 1)[1])
+    children = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True).stdout.split()
+    server.stop(signal.SIGKILL)
+    time.sleep(0.2)
+    assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("127.0.0.1", port))
+
+
+def refused(*args, env=None):
+    done = subprocess.run(
+        [sys.executable, "-m", "hydrainfer", "serve", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1", **(env or {})},
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("error:")]
+    return line
+
+
+def test_wrong_options_are_one_line(checkpoint, tmp_path):
+    assert "no such" in refused(tmp_path / "none")
+    assert "must be one of" in refused(checkpoint, "--dtype", "int8")
+    assert "HYDRAINFER_PORT" in refused(checkpoint, env={"HYDRAINFER_PORT": "high"})
+    assert "this version runs one" in refused(checkpoint, "--layout", "1E1P1D")
+    assert "max_model_len" in refused(checkpoint, "--max-model-len", 4000, "--kv-cache-gib", 0.0001)
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    assert "supported" in refused(tmp_path)
+
+
+def test_a_taken_port_is_found_before_the_model_loads(checkpoint):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        assert "cannot listen" in refused(checkpoint, "--port", s.getsockname()[1])
