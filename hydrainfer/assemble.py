@@ -15,9 +15,10 @@ import torch
 from hydrainfer.cache import CacheKind, CacheSet, CacheSpec
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, Lane, Layout, Role
-from hydrainfer.engine import Engine, EngineThread, OutputSink
+from hydrainfer.engine import Engine, EngineThread, OutputSink, Overlap
 from hydrainfer.metrics import PrometheusRecorder
-from hydrainfer.models import Model, load_model, read_config, vision_fingerprint
+from hydrainfer.models import DTYPES, Model, load_model, read_config, vision_fingerprint
+from hydrainfer.ops import select_ops
 from hydrainfer.processor import MediaLimits, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.runtime import LanguageRunner, VisionRunner
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
@@ -60,7 +61,8 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     description = load_description(path, max_context=config.max_model_len)
     model_config = read_config(path)
     dtype = dtype or _auto_dtype(device, model_config.dtype)
-    model = load_model(path, role, device, dtype, on_progress)
+    ops = select_ops(device, DTYPES[dtype], model_config.text.head_dim, use_native=config.native_kernels)
+    model = load_model(path, role, device, dtype, on_progress, ops)
     sizes = _cache_sizes(config, model, description.n_context)
     description = _fit_context(config, description, sizes)
 
@@ -88,8 +90,9 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         "dtype": dtype,
         "max_model_len": description.n_context,
         "threads": n_threads,
+        "overlap": _overlap(config, device),
         **{_SIZE_OPTION[s.kind]: round(n * s.block_bytes / _GIB, 3) for s, n in sizes.items()},
-        "operators": ", ".join(f"{op}={variant}" for op, variant in model.ops.describe()),
+        "operators": _operators(model),
     }
     intake = Intake(processor, sessions, n_threads=config.preprocess_threads, timeout_s=config.request_timeout_s)
     return Instance(config, name, intake, sessions, thread, recorder, caches, facts)
@@ -121,8 +124,16 @@ def _engine(
             model, stores["kv"], stores["embed"], wake=thread.wake, threads=threads_beside(Lane.VISION)
         ),
     }
-    engine = Engine(scheduler, runners, sink, recorder.record, config.overlap)
+    engine = Engine(scheduler, runners, sink, recorder.record, _overlap(config, model.device))
     return engine
+
+
+def _operators(model: Model) -> str:
+    """Which variants run, and why not others, in one line each."""
+    by_variant: dict[str, list[str]] = {}
+    for op, variant in model.ops.describe():
+        by_variant.setdefault(variant, []).append(op)
+    return "\n".join([*(f"{v}: {', '.join(ops)}" for v, ops in by_variant.items()), *model.ops.notes])
 
 
 _SIZE_OPTION = {CacheKind.FULL: "kv_cache_gib", CacheKind.EMBED: "image_cache_gib"}
@@ -142,6 +153,13 @@ def _device(config: ServeConfig) -> torch.device:
         raise ConfigError("--device cuda, but torch sees no CUDA device; use --device cpu", param="device")
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+
+def _overlap(config: ServeConfig, device: torch.device) -> Overlap:
+    """On a CPU the lanes would only halve each other's cores: taking turns measures better (benchmarks/b05)."""
+    if config.overlap == "auto":
+        return "free" if device.type == "cuda" else "off"
+    return config.overlap
 
 
 def _dtype(config: ServeConfig) -> str | None:

@@ -35,10 +35,8 @@ def complaints() -> list[str]:
         doc = ast.get_docstring(ast.parse(path.read_text())) or ""
         if not 1 <= len(doc.splitlines()) <= 6:
             found.append(f"{path.relative_to(ROOT)}: a room says its job in one to six lines")
-    for name in ("kernels", "datasets"):
-        if (ROOT / name / "__init__.py").exists():
-            found.append(f"{name}/__init__.py: must not be a package")
-    return found
+    packages = [name for name in ("kernels", "datasets") if (ROOT / name / "__init__.py").exists()]
+    return found + [f"{name}/__init__.py: must not be a package" for name in packages]
 
 
 if __name__ == "__main__":

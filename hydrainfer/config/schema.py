@@ -28,6 +28,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         DType, _help("Model", "float32, bfloat16, float16 or auto (CPU: float32; CUDA: the checkpoint's, 16 bit).")
     ] = "auto"
     layout: Annotated[str, _help("Model", "Instances and their stages, e.g. 1EPD.")] = "1EPD"
+    native_kernels: Annotated[
+        bool, _help("Model", "Compile and use our CPU kernels (true or false; false uses torch's operators).")
+    ] = True
     max_model_len: Annotated[
         ContextLength | None,
         _help("Model", "Context length in tokens; default: the model's, or what the KV cache holds."),
@@ -40,7 +43,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stall_s: Annotated[float, _help("Server", "/health says 503 when work stands still this long.", gt=0)] = 120.0
     max_waiting: Annotated[int, _help("Server", "Requests in the system before new ones get 429.", ge=1)] = 512
 
-    token_budget: Annotated[int, _help("Scheduler", "Language tokens per batch.", ge=1)] = 1024
+    token_budget: Annotated[int, _help("Scheduler", "Language tokens per batch.", ge=1)] = 2048
     image_budget: Annotated[int, _help("Scheduler", "Pictures per vision batch.", ge=1)] = 4
     max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 64
     encode_gate: Annotated[
@@ -53,8 +56,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int, _help("Scheduler", "KV tokens reserved beyond prompt and answer so far, before a lease has to grow.", ge=0)
     ] = 32
     overlap: Annotated[
-        Literal["free", "step", "off"], _help("Scheduler", "How the vision and language lanes run side by side.")
-    ] = "free"
+        Literal["auto", "free", "step", "off"],
+        _help(
+            "Scheduler", "Vision and language side by side: free, joined at each step, off; auto: free on CUDA only."
+        ),
+    ] = "auto"
     threads: Annotated[Count | None, _help("Scheduler", "CPU threads for compute; default: all cores.")] = None
 
     kv_cache_gib: Annotated[

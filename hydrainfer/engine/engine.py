@@ -50,6 +50,7 @@ class Engine:
         self._in_flight: dict[Lane, Ticket] = {}
         self._last_lane = Lane.LANGUAGE
         self._outputs: list[Output] = []
+        self._open: set[str] = set()  # submitted, and their final output not made yet
         self._deadlines: list[tuple[float, str]] = []
         self._progress_s = 0.0
         self._n_steps = 0
@@ -58,6 +59,7 @@ class Engine:
 
     def submit(self, request: Request, now: float) -> None:
         """Queue it; if it can never run here, its final output says why. Outputs leave with the next step."""
+        self._open.add(request.id)
         arrival_s = request.arrival_s or now
         self._record(LifecycleEvent(request.id, EventKind.ARRIVED, arrival_s, n=request.n_prompt))
         if not self._busy:
@@ -77,11 +79,15 @@ class Engine:
                 self._end(request_id, now, "abort")
 
     def fail_all(self, error: HydraError, now: float) -> None:
-        """End every live request with `error`. Blocks of a batch in flight come back when it is applied."""
-        for request_id in self.scheduler.live_ids():
+        """End every request that has not ended with `error`, also one that the scheduler lost when a step failed. Blocks
+        of a batch in flight come back when it is applied."""
+        request_ids = sorted(self._open)
+        for request_id in request_ids:
+            self._finish(request_id, "error", error=error)
+        self._flush()  # before the books, which may be what is broken
+        for request_id in request_ids:
             self.scheduler.cancel(request_id)
-            self._end(request_id, now, "error", error=error)
-        self._flush()
+            self._event(request_id, EventKind.FINISHED, now, detail="error")
 
     # ---- the loop
 
@@ -147,7 +153,19 @@ class Engine:
         logprobs: object = None,
         error: HydraError | None = None,
     ) -> None:
+        self._finish(request_id, finish, token, logprobs, error)
+        self._event(request_id, EventKind.FINISHED, now, detail=finish)
+
+    def _finish(
+        self,
+        request_id: str,
+        finish: str,
+        token: int | None = None,
+        logprobs: object = None,
+        error: HydraError | None = None,
+    ) -> None:
         """The one place where a request's final output is made."""
+        self._open.discard(request_id)
         self._outputs.append(
             Output(
                 request_id,
@@ -158,7 +176,6 @@ class Engine:
                 error=ErrorInfo.of(error) if error else None,
             )
         )
-        self._event(request_id, EventKind.FINISHED, now, detail=finish)
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -169,8 +186,8 @@ class Engine:
 
     def _flush(self) -> None:
         if self._outputs:
-            outputs, self._outputs = self._outputs, []
-            self._sink(outputs)
+            self._sink(self._outputs)
+            self._outputs = []  # not before: what a failing sink did not take is handed out again
 
     def _wake_at(self, now: float) -> float | None:
         times = [t for ticket in self._in_flight.values() if (t := ticket.ready_at()) is not None]

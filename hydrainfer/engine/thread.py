@@ -74,7 +74,7 @@ class EngineThread:
             logger.exception("the engine stopped after an internal error")
             self._dead = InternalError("the engine stopped after an internal error; see the server's log")
             while not self._closing:
-                self._refuse(engine, self._dead)
+                self._refuse_dead(engine, self._dead)
                 self._woken.wait()
                 self._woken.clear()
         finally:
@@ -93,8 +93,20 @@ class EngineThread:
             self._inbox.popleft()(engine, now)
 
     def _refuse(self, engine: Engine, error: HydraError) -> None:
-        """Everything here and everything that still comes ends with `error`. The batches in flight land first."""
+        """Everything here ends with `error`; the batches in flight land."""
         self._drain(engine)
         engine.fail_all(error, self._clock())
-        while self._dead is None and not engine.idle:
+        while not engine.idle:
             self._turn(engine)
+
+    def _refuse_dead(self, engine: Engine, error: HydraError) -> None:
+        """After a bug: whatever else is broken, everything here and everything that still comes is answered."""
+        while self._inbox:
+            try:
+                self._drain(engine)
+            except Exception:
+                logger.exception("a call to the stopped engine failed")
+        try:
+            engine.fail_all(error, self._clock())
+        except Exception:
+            logger.exception("the stopped engine could not put its books in order")

@@ -3,54 +3,71 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import ninja
 import torch
 
 from hydrainfer.ops.native import Kernels
 
+_log = logging.getLogger(__name__)
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]:
-    """The kernels for this device, or None and the reason in one line. `HYDRAINFER_NATIVE=0` turns them off.
+    """The kernels for this device, or None and the reason in one line.
 
     The first call on a machine compiles for about ten seconds; later ones load what is cached there.
     """
     if device.type != "cpu":
         return None, ()
-    if os.environ.get("HYDRAINFER_NATIVE", "1") == "0":
-        return None, ("CPU kernels are off (HYDRAINFER_NATIVE=0); using torch operators",)
     folder = _sources()
     if folder is None:
         return None, ("CPU kernels are not part of this installation; using torch operators",)
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None or shutil.which("ninja") is None:
-        missing = "C++ compiler" if compiler is None else "ninja"
-        return None, (f"no {missing} found, so CPU kernels are not built; using torch operators (slower decode)",)
+    if compiler is None:
+        return None, ("no C++ compiler found, so CPU kernels are not built; using torch operators (slower decode)",)
     try:
         import tvm_ffi.cpp
 
         target = _cache() / _key(folder, compiler)
         target.mkdir(parents=True, exist_ok=True)
-        module = tvm_ffi.cpp.load(
-            "hydra_cpu",
-            sources=str(folder / "ops.cpp"),
-            extra_cflags=list(_FLAGS),
-            extra_ldflags=["-fopenmp"],
-            build_directory=str(target),
-        )
+        if not any(target.glob("*.so")):
+            _log.warning("compiling the CPU kernels, once for this machine: about ten seconds")
+        with _ninja_on_path():
+            module = tvm_ffi.cpp.load(
+                "hydra_cpu",
+                sources=str(folder / "ops.cpp"),
+                extra_cflags=list(_FLAGS),
+                extra_ldflags=["-fopenmp"],
+                build_directory=str(target),
+            )
         return Kernels(module), ()
     except Exception as e:  # a compiler can fail in any way; the torch operators do not need it
         reason = " ".join(str(e).split())[:160]
         return None, (
             f"CPU kernels did not build ({type(e).__name__}: {reason}); using torch operators (slower decode)",
         )
+
+
+@contextmanager
+def _ninja_on_path() -> Iterator[None]:
+    """The `ninja` that was installed with us lies beside our python, which need not be on PATH."""
+    before = os.environ.get("PATH", "")
+    if shutil.which("ninja") is None:
+        os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{before}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
 
 
 def _sources() -> Path | None:

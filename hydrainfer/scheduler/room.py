@@ -13,6 +13,7 @@ class SequenceRoom:
         self.caches = caches
         self._headroom = headroom_tokens
         self._leases: dict[str, Lease] = {}
+        self._keys: dict[str, list[bytes]] = {}  # by sequence id: its `embed_keys`, which a waiting head needs each step
         self.n_embed_queries = 0  # pictures wanted, and of them found in the cache
         self.n_embed_hits = 0
         self.token_specs = [s for s in caches.specs.values() if s.kind is CacheKind.FULL]
@@ -47,12 +48,22 @@ class SequenceRoom:
         if self.embed_spec is None or not seq.request.media:
             return NO_HIT
         name = self.embed_spec.name
-        hit = self.caches.match({name: embed_keys(seq.request, self.embed_spec)})
+        hit = self.caches.match({name: self._keys_of(seq, self.embed_spec)})
         found = list(hit.blocks[name])
         for blocks in embed_ranges(seq.request, self.embed_spec):
             if any(found[b] is None for b in blocks):
                 found[blocks.start : blocks.stop] = [None] * len(blocks)
         return Hit(hit.keys, {name: found})
+
+    def needs_encode(self, seq: Sequence) -> bool:
+        """Whether the embeddings of some picture of it are not in the cache now."""
+        return self.embed_spec is not None and not self.match(seq).complete(self.embed_spec.name)
+
+    def _keys_of(self, seq: Sequence, spec: CacheSpec) -> list[bytes]:
+        keys = self._keys.get(seq.id)
+        if keys is None:
+            keys = self._keys[seq.id] = embed_keys(seq.request, spec)
+        return keys
 
     def reserve(self, seq: Sequence, hit: Hit) -> bool:
         """Room for this whole visit: embeddings, prompt, what it has produced, and a headroom. All or nothing."""
@@ -102,7 +113,7 @@ class SequenceRoom:
         """The embeddings of picture `index` are written: others may find them."""
         assert self.embed_spec is not None
         blocks = embed_ranges(seq.request, self.embed_spec)[index]
-        keys = embed_keys(seq.request, self.embed_spec)[blocks.start : blocks.stop]
+        keys = self._keys_of(seq, self.embed_spec)[blocks.start : blocks.stop]
         self.caches.commit(self._leases[seq.id], self.embed_spec.name, blocks.start, keys)
 
     def release_embeddings(self, seq: Sequence) -> None:
@@ -112,6 +123,7 @@ class SequenceRoom:
 
     def release(self, seq: Sequence) -> None:
         """Give everything back. Safe if it holds nothing."""
+        self._keys.pop(seq.id, None)
         lease = self._leases.pop(seq.id, None)
         if lease is not None:
             self.caches.release(lease)

@@ -162,10 +162,9 @@ class Scheduler:
         work: list[EncodeWork] = []
         for seq in self.encoding.values():
             work += self._pictures(seq, budget - len(work))
-        for seq in self._admit_encode():
-            work += self._pictures(seq, budget - len(work))
-            if len(work) >= budget:
-                break
+        admitted = self._admit_encode()
+        while len(work) < budget and (new := next(admitted, None)) is not None:
+            work += self._pictures(new, budget - len(work))
         return work
 
     @staticmethod
@@ -189,19 +188,24 @@ class Scheduler:
 
     def _admit_prefill(self) -> Sequence | None:
         """The oldest waiting request that needs no encoding (text, or pictures all in the cache) and finds room."""
+        if self.n_running >= self.budgets.running:
+            return None
         heads = [q[0] for q in self.waiting.values() if q]
         for seq in sorted(heads, key=lambda s: s.order):
-            hit = self.room.match(seq)
-            if self.room.embed_spec and not hit.complete(self.room.embed_spec.name):
+            if self.room.needs_encode(seq):
                 continue
             return seq if self._admit(seq) else None
         return None
 
     def _admit_encode(self) -> Iterator[Sequence]:
         """Waiting picture requests, oldest first, that find room. A picture that another request is encoding right now
-        is waited for, not encoded twice."""
+        is waited for, not encoded twice; and who waits so is not passed by a younger one that would encode another of
+        its pictures, or there might always be one to wait for."""
+        wanted: set[bytes] = set()
         for seq in list(self.waiting[Stage.ENCODE]):
-            if any(m.key in self._being_encoded for m in seq.request.media):
+            keys = {m.key for m in seq.request.media}
+            if keys & self._being_encoded.keys() or (keys & wanted and self.room.needs_encode(seq)):
+                wanted |= keys
                 continue
             if not self._admit(seq):
                 return
