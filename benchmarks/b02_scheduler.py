@@ -1,7 +1,9 @@
 """How long does the scheduler take per step, for 1 to 256 running requests?
 
 `steady`: everything decodes. `churn`: answers end and new requests of 600 tokens are admitted and prefilled all the
-time. Timed is what the engine calls between two batches: `next` and `apply`. No tensors, no device.
+time. `arrivals`: in every step a request (or `--arrivals`) comes, is admitted and has its picture encoded, another is
+prefilled and another ends. Timed is what the engine calls between two batches: `next` of both lanes, and `apply`. No
+tensors, no device.
 """
 
 from __future__ import annotations
@@ -19,24 +21,41 @@ from rich.table import Table
 from benchmarks.figure import save_lines
 from benchmarks.record import write_result
 from hydrainfer.cache import CacheSet, CacheSpec
-from hydrainfer.core import Lane, Request, Role, SamplingParams, StepResult, TokenWork
-from hydrainfer.scheduler import Budgets, Scheduler
+from hydrainfer.core import (
+    Lane,
+    MediaSpan,
+    Request,
+    Role,
+    SamplingParams,
+    StepBatch,
+    StepResult,
+    TokenWork,
+)
+from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.workload import Percentiles
 
 PROMPT_TOKENS = 600  # a 336 px picture and a question, to LLaVA-1.5
+PICTURE_TOKENS = 576
+KINDS = ("steady", "churn", "arrivals")
 TARGET_S = 100e-6  # for 64 running requests
 
 
 class Load:
-    """Keeps `n` requests in a scheduler and answers every batch at once."""
+    """Keeps about `n` requests in a scheduler and answers every batch at once. They produce a length drawn from
+    `max_tokens`. With `arrivals`, so many come with a picture in every step; without, texts replace those that end."""
 
-    def __init__(self, n: int, max_tokens: range, seed: int) -> None:
-        self._draw, self._lengths = random.Random(seed), max_tokens
+    def __init__(self, n: int, max_tokens: range, seed: int, arrivals: int = 0) -> None:
+        self._draw, self._lengths, self._arrivals = random.Random(seed), max_tokens, arrivals
         kv = CacheSpec.full(layers=12, kv_heads=4, head_dim=64, dtype="float32")
-        caches = CacheSet({kv: n * kv.blocks_for(PROMPT_TOKENS + max_tokens.stop + 64)})
-        self.scheduler = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=1024, running=n))
+        embed = CacheSpec.embed(width=768, dtype="float32")
+        running = n + 4 * arrivals  # these are in encode, in prefill or ending
+        pictures = embed.blocks_for(PICTURE_TOKENS) * (64 + 4 * arrivals)
+        caches = CacheSet({kv: running * kv.blocks_for(PROMPT_TOKENS + max_tokens.stop + 64), embed: pictures})
+        tokens = max(1024, n + (arrivals + 1) * PROMPT_TOKENS) if arrivals else 1024
+        budgets = Budgets(tokens=tokens, images=max(1, arrivals), running=running)
+        self.scheduler = Scheduler(Role.parse("EPD"), caches, budgets, Policy(encode_wait_s=0.0))
         self._n_added = 0
-        for _ in range(n):
+        for _ in range(0 if arrivals else n):
             self._add()
 
     def _add(self) -> None:
@@ -44,62 +63,77 @@ class Load:
         sampling = SamplingParams(max_tokens=n, ignore_eos=True)
         name = f"r{self._n_added}"
         self._n_added += 1
-        request = Request(id=name, prompt_ids=(1,) * PROMPT_TOKENS, sampling=sampling, max_tokens=n, seed=0)
+        key = self._n_added.to_bytes(16, "little")
+        media = (MediaSpan(1, PICTURE_TOKENS, key, name),) if self._arrivals else ()
+        ids = (1,) * PROMPT_TOKENS
+        request = Request(id=name, prompt_ids=ids, sampling=sampling, max_tokens=n, seed=0, media=media)
         self.scheduler.add(request, 0.0)
 
     def step(self) -> tuple[float, float]:
-        """Seconds that `next` and `apply` took; ended requests are replaced outside of both."""
+        """Seconds that `next` and `apply` took; requests come outside of both."""
+        for _ in range(self._arrivals):
+            self._add()
         start_s = time.perf_counter()
-        batch = self.scheduler.next(0.0, Lane.LANGUAGE)
+        batches = [self.scheduler.next(0.0, lane) for lane in (Lane.VISION, Lane.LANGUAGE)]
         next_s = time.perf_counter() - start_s
-        assert batch is not None
-        n_sampled = sum(isinstance(item, TokenWork) and item.sample for item in batch.work)
-        result = StepResult(batch, tokens=[5] * n_sampled)
+        results = [StepResult(batch, tokens=[5] * _n_sampled(batch)) for batch in batches if batch is not None]
         start_s = time.perf_counter()
-        outcomes = self.scheduler.apply(result, 0.0)
+        outcomes = [self.scheduler.apply(result, 0.0) for result in results]
         apply_s = time.perf_counter() - start_s
         self.scheduler.started.clear()  # as the engine does
-        for outcome in outcomes:
-            if outcome.finish is not None:
-                self._add()
+        ended = sum(o.finish is not None for of_lane in outcomes for o in of_lane)
+        for _ in range(0 if self._arrivals else ended):
+            self._add()
         return next_s, apply_s
 
 
-def measure(n: int, n_steps: int, churn: bool, seed: int) -> dict[str, Any]:
+def _n_sampled(batch: StepBatch) -> int:
+    return sum(isinstance(item, TokenWork) and item.sample for item in batch.work)
+
+
+def load_of(kind: str, n: int, n_steps: int, arrivals: int, seed: int) -> Load:
+    if kind == "arrivals":
+        length = max(1, n // arrivals)
+        return Load(n, range(length, length + 1), seed, arrivals)
     forever = n_steps + 2 * n + 64
-    load = Load(n, range(16, 128) if churn else range(forever, forever + 1), seed)
+    return Load(n, range(16, 128) if kind == "churn" else range(forever, forever + 1), seed)
+
+
+def measure(kind: str, n: int, n_steps: int, arrivals: int, seed: int) -> dict[str, Any]:
+    load = load_of(kind, n, n_steps, arrivals, seed)
     for _ in range(n + 32):
         load.step()  # until all have been prefilled
     times = [load.step() for _ in range(n_steps)]
     return {
         "next_s": msgspec.to_builtins(Percentiles.of(t for t, _ in times)),
         "apply_s": msgspec.to_builtins(Percentiles.of(t for _, t in times)),
+        "running": load.scheduler.n_running,
+        "preemptions": load.scheduler.n_preemptions,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--running", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
+    parser.add_argument("--arrivals", type=int, default=1, help="per step, in the case of that name")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     results: dict[str, Any] = {"target_s": TARGET_S}
     shown = Table(title="µs, p50 (p99)")
-    for column in ("running", "steady next", "steady apply", "churn next", "churn apply"):
+    for column in ("running", *(f"{kind} {call}" for kind in KINDS for call in ("next", "apply"))):
         shown.add_column(column, justify="right")
     for n in args.running:
-        row = results[str(n)] = {
-            name: measure(n, args.steps, churn, args.seed) for name, churn in (("steady", False), ("churn", True))
-        }
-        cells = [row[a][b] for a in ("steady", "churn") for b in ("next_s", "apply_s")]
+        row = results[str(n)] = {kind: measure(kind, n, args.steps, args.arrivals, args.seed) for kind in KINDS}
+        cells = [row[a][b] for a in KINDS for b in ("next_s", "apply_s")]
         shown.add_row(str(n), *(f"{c['p50'] * 1e6:.1f} ({c['p99'] * 1e6:.1f})" for c in cells))
     Console().print(shown)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     path = write_result("b02_scheduler", __doc__.splitlines()[0], settings, results, args.out)
     series = {
         f"{kind} {call.removesuffix('_s')}": [results[str(n)][kind][call]["p50"] * 1e6 for n in args.running]
-        for kind in ("steady", "churn")
+        for kind in KINDS
         for call in ("next_s", "apply_s")
     }
     x = [float(n) for n in args.running]

@@ -3,6 +3,9 @@
 A step lasts from the start of one forward pass to the start of the next, while a fixed number of requests decodes.
 Inside are the model's embedding, layers and output head; everything else is overhead: sampling, packing, scheduling,
 the hand-over between threads, and detokenisation by the same process, as in the server.
+
+On CUDA the device is synchronised before and after each of these calls, so that a call's time is its work's and not its
+launch's. Host work that would have run beside the device then runs after it: the overhead is an upper bound.
 """
 
 from __future__ import annotations
@@ -19,12 +22,13 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.b01_side_by_side import make_model
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
+from benchmarks.runs import make_model
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.models import Model
 from hydrainfer.workload import Percentiles
@@ -36,15 +40,19 @@ SETTLE_STEPS = 5  # after the last prefill
 
 @dataclass
 class Spans:
-    """Calls into the model: (rows, start, end) of forward passes; start and end of anything, in order of their end."""
+    """Calls into the model: (rows, start, end) of forward passes; start and end of anything, in order of their end.
+    `wait()` returns once the device has done all it was given."""
 
+    wait: Callable[[], object]
     forwards: list[tuple[int, float, float]] = field(default_factory=list)
     inside: list[tuple[float, float]] = field(default_factory=list)
 
     def timed(self, call: Callable[..., Any], forward: bool) -> Callable[..., Any]:
         def run(model: Model, first: Any, *args: Any) -> Any:
+            self.wait()
             start_s = time.perf_counter()
             result = call(model, first, *args)
+            self.wait()
             end_s = time.perf_counter()
             self.inside.append((start_s, end_s))
             if forward:
@@ -66,9 +74,9 @@ class Spans:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Spans]:
-    """Time every call into a model. CPU only: a CUDA call returns before its work is done."""
-    spans = Spans()
+def watched(device: str) -> Iterator[Spans]:
+    """Time every call into a model."""
+    spans = Spans(torch.cuda.synchronize if device == "cuda" else lambda: None)
     with contextlib.ExitStack() as stack:
         for name in ("embed", "forward", "logits"):
             timed = spans.timed(getattr(Model, name), name == "forward")
@@ -76,11 +84,11 @@ def watched() -> Iterator[Spans]:
         yield spans
 
 
-def measure(llm: LLM, n: int, output_tokens: int, seed: int) -> dict[str, Any]:
+def measure(llm: LLM, device: str, n: int, output_tokens: int, seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
     prompts = [[1] + [draw.randrange(300, 30_000) for _ in range(PROMPT_TOKENS - 1)] for _ in range(n)]
     sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0)
-    with watched() as spans:
+    with watched(device) as spans:
         llm.generate(prompts, sampling, use_tqdm=False)
     steps = spans.steps(n)
     return {
@@ -93,6 +101,8 @@ def measure(llm: LLM, n: int, output_tokens: int, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", default="auto", help="auto: float32 on a CPU, 16 bit on CUDA")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--output-tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
@@ -101,11 +111,11 @@ def main() -> None:
     args = parser.parse_args()
     make_model(args.model)
     runs: dict[int, list[dict[str, Any]]] = {n: [] for n in args.batch}
-    with LLM(str(args.model), device="cpu", dtype="float32") as llm:
-        measure(llm, 1, 16, seed=0)  # buffers made at first use
+    with LLM(str(args.model), device=args.device, dtype=args.dtype) as llm:
+        measure(llm, args.device, 1, 16, seed=0)  # buffers made at first use
         for rank in range(args.rounds):
             for n in args.batch:
-                runs[n].append(measure(llm, n, args.output_tokens, args.seed * 1000 + rank))
+                runs[n].append(measure(llm, args.device, n, args.output_tokens, args.seed * 1000 + rank))
     results = {
         str(n): {
             "outside_fraction": spread([r["outside_fraction"] for r in of_n]),

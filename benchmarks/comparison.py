@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from benchmarks.figure import Panel, save_bars
+from benchmarks.footprint import described
 from benchmarks.record import spread
 from hydrainfer.workload import LoadResult, Report
 
@@ -21,10 +22,12 @@ METRICS = {  # name -> (label, factor to the unit shown)
     "itl_p99_s": ("ITL p99, ms", 1e3),
     "requests_per_s": ("requests/s", 1.0),
     "output_tokens_per_s": ("output tokens/s", 1.0),
+    "cpu_s_per_request": ("CPU s/request", 1.0),
 }
 
 
-def metrics(report: Report) -> dict[str, float]:
+def metrics(report: Report, cpu_s: float) -> dict[str, float]:
+    """`cpu_s`: processor time of the server per request. Empty if nothing was answered."""
     if report.ttft_s is None or report.tpot_s is None or report.itl_s is None:
         return {}
     return {
@@ -35,6 +38,7 @@ def metrics(report: Report) -> dict[str, float]:
         "itl_p99_s": report.itl_s.p99,
         "requests_per_s": report.requests_per_s,
         "output_tokens_per_s": report.output_tokens_per_s,
+        "cpu_s_per_request": cpu_s,
     }
 
 
@@ -50,24 +54,27 @@ def agreement(a: LoadResult, b: LoadResult) -> list[dict[str, Any]]:
     return pairs
 
 
+def kept_metrics(runs: list[dict[str, Any]], server: str, clients: int) -> dict[int, dict[str, float]]:
+    """seed → metrics of a server's kept runs. Runs of one round have one seed."""
+    return {
+        r["seed"]: r["metrics"] for r in runs if (r["server"], r["concurrency"], r["kept"]) == (server, clients, True)
+    }
+
+
+def ratio(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]], metric: str) -> dict[str, float] | None:
+    """Spread of a / b over the rounds of which both runs were kept."""
+    return spread([a[s][metric] / b[s][metric] for s in sorted(a.keys() & b.keys())])
+
+
 def summary(runs: list[dict[str, Any]], concurrencies: list[int]) -> dict[str, Any]:
-    """Per concurrency and metric: each server's spread over kept runs, and that of the ratio ours / vLLM over rounds
-    of which both runs were kept."""
+    """Per concurrency and metric: each server's spread over kept runs, and that of the ratio ours / vLLM."""
     found: dict[str, Any] = {}
     for clients in concurrencies:
-        by_server = {
-            name: {
-                r["seed"]: r["metrics"]
-                for r in runs
-                if (r["server"], r["concurrency"], r["kept"]) == (name, clients, True)
-            }
-            for name in (OURS, PEER)
-        }
-        both = sorted(by_server[OURS].keys() & by_server[PEER].keys())
+        by_server = {name: kept_metrics(runs, name, clients) for name in (OURS, PEER)}
         found[str(clients)] = {
             metric: {
                 **{name: spread([m[metric] for m in by_server[name].values()]) for name in by_server},
-                "ratio": spread([by_server[OURS][s][metric] / by_server[PEER][s][metric] for s in both]),
+                "ratio": ratio(by_server[OURS], by_server[PEER], metric),
             }
             for metric in METRICS
         }
@@ -96,7 +103,7 @@ def table(results: dict[str, Any]) -> Group:
     for clients, by_metric in results["summary"].items():
         for name, cells in by_metric.items():
             label, factor = METRICS[name]
-            shown.add_row(clients, label, *(_cell(cells[c], factor) for c in (OURS, PEER)), _cell(cells["ratio"], 1.0))
+            shown.add_row(clients, label, *(cell(cells[c], factor) for c in (OURS, PEER)), cell(cells["ratio"]))
         shown.add_section()
     sizes = Table()
     for column in ("server", "start-up, s", "peak RSS (sum of VmHWM), MB", "PSS at the end, MB", "processes"):
@@ -105,10 +112,12 @@ def table(results: dict[str, Any]) -> Group:
         memory = [f"{s[k] / 1e6:.0f}" for k in ("hwm_sum_bytes", "pss_bytes")]
         sizes.add_row(name, f"{s['startup_s']:.1f}", *memory, str(s["processes"]))
     ids = results["ids"]
-    return Group(shown, sizes, f"greedy ids equal: {ids['equal']} of {ids['compared']} requests")
+    check = [described(results["memory_check"])] if "memory_check" in results else []
+    return Group(shown, sizes, *check, f"greedy ids equal: {ids['equal']} of {ids['compared']} requests")
 
 
-def _cell(s: dict[str, float] | None, factor: float) -> str:
+def cell(s: dict[str, float] | None, factor: float = 1.0) -> str:
+    """The median and, in brackets, least–greatest."""
     if s is None:
         return "–"
     digits = 1 if s["median"] * factor >= 10 else 2

@@ -6,7 +6,9 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-COLOURS = ("#2f6db3", "#d9822b", "#4a9a5d", "#8a5aa8")
+COLOURS = ("#2f6db3", "#d9822b", "#4a9a5d", "#8a5aa8", "#b5484f", "#6b6f76")
+WIDE_LABELS = 32  # characters under one panel, beyond which they are slanted
+MAX_TICKS = 12
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,12 @@ def save_bars(path: Path, title: str, panels: list[Panel]) -> None:
                 label = name if not any(groups[:i]) else None
                 axis.bar(x, statistics.median(samples), width * 0.92, color=COLOURS[rank], alpha=0.75, label=label)
                 axis.plot([x] * len(samples), samples, "o", color="black", markersize=2.5, alpha=0.6)
-        axis.set_xticks(range(len(panel.groups)), panel.groups)
+        slanted = {"rotation": 35, "ha": "right"} if len("".join(panel.groups)) > WIDE_LABELS else {}
+        axis.set_xticks(range(len(panel.groups)), panel.groups, **slanted)
         axis.set_title(panel.title, fontsize=10)
         axis.set_ylim(bottom=0)
         axis.spines[["top", "right"]].set_visible(False)
-    if axes[0][0].patches:
+    if axes[0][0].patches and len(panels[0].series) > 1:
         axes[0][0].legend(frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)
     figure.tight_layout()
@@ -58,12 +61,14 @@ def save_lines(
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(5, 3.4))
+    assert len(series) <= len(COLOURS)
     for colour, (name, y) in zip(COLOURS, series.items(), strict=False):
         axis.plot(x, y, "o-", color=colour, label=name)
     if log:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-    axis.set_xticks(x, [f"{v:g}" for v in x])
+    ticks = x[:: -(-len(x) // MAX_TICKS)]
+    axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
     axis.set_xlabel(x_label)
     axis.set_ylabel(y_label)
     axis.set_title(title, fontsize=11)

@@ -35,6 +35,7 @@ class Server:
         self.name, self.command, self._log = name, command, log
         self.url = f"http://127.0.0.1:{port}"
         self.startup_s: float | None = None
+        self.startup_hwm_bytes: int | None = None
         self._started_s = time.perf_counter()
         with log.open("wb") as out:
             self._process = subprocess.Popen(
@@ -48,7 +49,7 @@ class Server:
         self.stop()
 
     async def wait_healthy(self, limit_s: float) -> None:
-        """Until `/health` answers 200; then `startup_s` is set. Raises `ServerFailed`."""
+        """Until `/health` answers 200; then `startup_s` and `startup_hwm_bytes` are set. Raises `ServerFailed`."""
         async with ChatClient(Target(base_url=self.url), time.perf_counter) as client:
             while not await client.healthy():
                 self.check_alive()
@@ -56,6 +57,7 @@ class Server:
                     raise ServerFailed(f"{self.name} is not healthy after {limit_s:.0f} s\n{self.log_tail()}")
                 await asyncio.sleep(0.1)
             self.startup_s = time.perf_counter() - self._started_s
+            self.startup_hwm_bytes = self.memory()["hwm_sum_bytes"]
 
     async def model(self) -> str:
         """The first name it serves."""
@@ -104,12 +106,16 @@ class Server:
 
     def memory(self) -> dict[str, int]:
         """`hwm_sum_bytes`: the processes' peak resident sizes added up (shared pages count in each); `pss_bytes`:
-        their proportional sizes now."""
+        their proportional sizes now. `shared_bytes`: their shared anonymous mappings, `shared_touched_bytes`: of those,
+        what is resident now. `file_bytes`: resident pages of files, most of them code."""
         pids = self._session()
         return {
             "processes": len(pids),
             "hwm_sum_bytes": sum(_field(f"/proc/{p}/status", "VmHWM:") for p in pids),
             "pss_bytes": sum(_field(f"/proc/{p}/smaps_rollup", "Pss:") for p in pids),
+            "shared_bytes": sum(_shared_anonymous(p, "Size:") for p in pids),
+            "shared_touched_bytes": sum(_shared_anonymous(p, "Rss:") for p in pids),
+            "file_bytes": sum(_field(f"/proc/{p}/status", "RssFile:") for p in pids),
         }
 
 
@@ -132,6 +138,22 @@ def _field(path: str, key: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
+
+
+def _shared_anonymous(pid: int, key: str) -> int:
+    """`key` summed over the mappings that the kernel calls /dev/zero: what `mmap(-1, n)` makes."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    except OSError:
+        return 0
+    total, inside = 0, False
+    for line in lines:
+        first, _, rest = line.partition(" ")
+        if not first.endswith(":"):  # the head of a mapping
+            inside = "/dev/zero" in rest
+        elif inside and first == key:
+            total += int(rest.split()[0]) * 1024
+    return total
 
 
 @dataclass(frozen=True)

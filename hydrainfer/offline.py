@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +52,13 @@ class LLM:
         print(answer.outputs[0].text)
 
     `options` are those of `hydrainfer serve` (see `hydrainfer.config.ServeConfig`). Raises `ConfigError` or
-    `CheckpointError`. Use it in a `with` block, or call `close`.
+    `CheckpointError`. Use it in a `with` block, or call `close`. Calls from several threads take turns.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
         config = load({"max_waiting": _NO_LIMIT, "request_timeout_s": 1e9, **options, "model": str(model)}).config
         self._instance: Instance = start_instance(config)
+        self._turn = threading.Lock()  # sessions belong to one event loop at a time
 
     def chat(
         self,
@@ -103,8 +106,8 @@ class LLM:
                 f"{len(params)} sampling parameters for {len(jobs)} prompts; give one, or one each",
                 param="sampling_params",
             )
-        with tqdm(total=len(jobs), desc="requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            return asyncio.run(self._gather(zip(jobs, params), bar))
+        with self._turn, tqdm(total=len(jobs), desc="requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            return _run_to_end(self._gather(zip(jobs, params), bar))
 
     async def _gather(self, work: Iterable[tuple[Job, SamplingParams]], bar: tqdm) -> list[RequestOutput]:
         # pictures are decoded no further ahead than the engine can use them
@@ -140,3 +143,13 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _run_to_end(work: Coroutine[Any, Any, list[RequestOutput]]) -> list[RequestOutput]:
+    """`asyncio.run`, on a thread of its own where a loop already runs (notebooks)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -22,11 +23,26 @@ from hydrainfer.server import ServerSettings, create_app
 from hydrainfer.version import __version__
 
 GRACEFUL_SHUTDOWN_S = 30
-"""After SIGTERM, requests that are being answered get this long to finish."""
+"""After SIGTERM, requests that are being answered get this long to finish; then they end with an error."""
+_LAST_WORDS_S = 5
+"""For those errors to reach the clients; then connections are cut."""
 
 
 class _Server(uvicorn.Server):
-    """Stops on SIGINT and SIGTERM without raising them again afterwards: the instance has to be closed first."""
+    """Stops on SIGINT and SIGTERM without raising them again afterwards: the instance has to be closed first.
+    `end_requests` is called on the event loop when the time to finish is over."""
+
+    def __init__(self, config: uvicorn.Config, end_requests: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end_requests = end_requests
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, in which nobody is cut off without a word."""
+        timer = asyncio.get_running_loop().call_later(GRACEFUL_SHUTDOWN_S, self._end_requests)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -101,9 +117,10 @@ def _server(instance: Instance) -> _Server:
             app,
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
+            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S + _LAST_WORDS_S,
             server_header=False,
-        )
+        ),
+        instance.sessions.close,
     )
 
 

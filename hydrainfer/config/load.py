@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -73,14 +74,17 @@ def _check_known(key: str, source: str) -> None:
 def _convert(key: str, value: Any, source: str) -> Any:
     """Check one value against its field, strings (from the environment) converted."""
     field = next(f for f in msgspec.structs.fields(ServeConfig) if f.name == key)
-    if value in ("auto", "") and isinstance(value, str) and field.default is None:
-        return None
+    if value in ("auto", "") and isinstance(value, str) and field.default is None and key != "api_key":
+        return None  # (an empty key, of an unset shell variable, must not open the server to all)
     try:
-        return msgspec.convert(value, field.type, strict=False)
+        converted = msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError as e:
         raise ConfigError(
             f"{key} ({source}): {_rule(field.type) or str(e).lower()}, got {value!r}", param=key
         ) from None
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ConfigError(f"{key} ({source}): must be finite, got {value!r}", param=key)
+    return converted
 
 
 def _rule(annotated: Any) -> str:
@@ -90,10 +94,10 @@ def _rule(annotated: Any) -> str:
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from None
-    except yaml.YAMLError as e:
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path} is not valid YAML: {str(e).splitlines()[0]}") from None
     if content is None:
         return {}

@@ -11,6 +11,7 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
+NotEmpty = Annotated[str, Meta(min_length=1)]
 ContextLength = Annotated[int, Meta(ge=8)]
 
 
@@ -38,7 +39,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     host: Annotated[str, _help("Server", "Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, _help("Server", "Port to listen on; 0 picks a free one.", ge=0, le=65535)] = 8000
-    api_key: Annotated[str | None, _help("Server", "Require this key as a bearer token.")] = None
+    api_key: Annotated[NotEmpty | None, _help("Server", "Require this key as a bearer token.")] = None
     request_timeout_s: Annotated[float, _help("Server", "A request ends with 504 after this long.", gt=0)] = 600.0
     stall_s: Annotated[float, _help("Server", "/health says 503 when work stands still this long.", gt=0)] = 120.0
     max_waiting: Annotated[int, _help("Server", "Requests in the system before new ones get 429.", ge=1)] = 512

@@ -13,6 +13,7 @@ from hydrainfer.core.stage import Stage
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
+MAX_TOKEN_IDS = 1024  # of stop_token_ids and of logit_bias: all are looked at for every token
 
 PixelSource = Callable[[str], Any]
 """Resolves `MediaSpan.pixels` to the picture's uint8 array, as its model adapter shaped it. Raises `KeyError`."""
@@ -79,6 +80,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "must fit in 64 bits", self.seed)
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"takes at most {MAX_STOP_STRINGS} strings", len(self.stop))
         _check(all(self.stop), "stop", "must not hold an empty string", list(self.stop))
+        for name in ("stop_token_ids", "logit_bias"):
+            n = len(getattr(self, name))
+            _check(n <= MAX_TOKEN_IDS, name, f"takes at most {MAX_TOKEN_IDS} entries", n)
         for token, bias in self.logit_bias:
             _check(-100.0 <= bias <= 100.0, "logit_bias", "values must be in [-100, 100]", bias)
             _check(token >= 0, "logit_bias", "keys must be token ids", token)

@@ -111,7 +111,9 @@ class Processor:
     ) -> Prepared:
         """A text, several texts, the ids of one, the ids of several. Raises `InvalidRequest`."""
         token_lists: list[tuple[int, ...]] = []
-        for one in _split(prompt):
+        texts = _split(prompt)
+        _check_choices(len(texts), sampling.n)  # before any work for them
+        for one in texts:
             if isinstance(one, str):
                 token_lists.append(tuple(self.encode(one, add_special=add_special)))
             else:
@@ -177,8 +179,6 @@ class Processor:
         pixels: tuple[str, ...] = (),
         continues: bool = False,
     ) -> Prepared:
-        if len(token_lists) * sampling.n > MAX_CHOICES:
-            raise InvalidRequest(f"prompts times n must not exceed {MAX_CHOICES}", param="n")
         n_vocabulary = self.model.vocabulary.n_tokens
         ids = [*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)]
         if any(not 0 <= i < n_vocabulary for i in ids):
@@ -204,6 +204,11 @@ class Processor:
             for choice in range(sampling.n)
         ]
         return Prepared(id, tuple(requests), pixels, continues)
+
+
+def _check_choices(n_prompts: int, n: int) -> None:
+    if n_prompts * n > MAX_CHOICES:
+        raise InvalidRequest(f"prompts times n must not exceed {MAX_CHOICES}", param="n")
 
 
 def _split(prompt: object) -> list[str] | list[list[int]]:

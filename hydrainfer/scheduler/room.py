@@ -13,7 +13,7 @@ class SequenceRoom:
         self.caches = caches
         self._headroom = headroom_tokens
         self._leases: dict[str, Lease] = {}
-        self._keys: dict[str, list[bytes]] = {}  # by sequence id: its `embed_keys`, which a waiting head needs each step
+        self._keys: dict[str, list[bytes]] = {}  # by sequence id: its `embed_keys`, needed each step
         self.n_embed_queries = 0  # pictures wanted, and of them found in the cache
         self.n_embed_hits = 0
         self.token_specs = [s for s in caches.specs.values() if s.kind is CacheKind.FULL]

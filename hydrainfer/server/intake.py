@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from hydrainfer.core import SamplingParams
+from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
 from hydrainfer.processor import ChatMessage, Prepared, Processor, Timing
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import TokenStream
@@ -52,7 +52,7 @@ class Intake:
         """Something else of the processor's, in one of its threads; it holds a place meanwhile."""
         place = self.sessions.admit()
         try:
-            return await asyncio.wrap_future(self._threads.submit(work))
+            return await asyncio.wrap_future(self._submit(work))
         finally:
             place.leave()
 
@@ -66,14 +66,25 @@ class Intake:
 
     async def _start(self, n: int, prepare: Callable[[], Prepared]) -> TokenStream:
         place = self.sessions.admit(n)
-        future = self._threads.submit(prepare)
+        future: Future[Prepared] | None = None
         try:
-            prepared = await asyncio.wrap_future(future)
-        except BaseException:
+            future = self._submit(prepare)
+            async with asyncio.timeout(self._timeout_s):
+                prepared = await asyncio.wrap_future(future)
+        except BaseException as e:
             place.leave()
-            future.add_done_callback(self._discard_late)
+            if future is not None:
+                future.add_done_callback(self._discard_late)
+            if isinstance(e, TimeoutError):
+                raise DeadlineExceeded("the request could not be prepared in time; retry when idle") from None
             raise
         return self.sessions.start(prepared, place)
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        try:
+            return self._threads.submit(work)
+        except RuntimeError:  # the pool has been shut down
+            raise Unavailable("the server is shutting down", retry_after_s=5.0) from None
 
     def _discard_late(self, future: Future[Prepared]) -> None:
         if not future.cancelled() and future.exception() is None:

@@ -11,14 +11,17 @@ until then a lost encode may be repeated.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from hydrainfer.core import HydraError, Output, Overloaded, Unavailable
+from hydrainfer.core import HydraError, InternalError, Output, Overloaded, Unavailable
 from hydrainfer.engine.ports import EngineHandle
 from hydrainfer.processor import PixelStore, Prepared, Vocabulary
 from hydrainfer.server.stream import TokenStream
+
+logger = logging.getLogger(__name__)
 
 DEADLINE_GRACE_S = 2.0
 """How long after a deadline the session waits for the engine's own word before it ends the request itself."""
@@ -85,6 +88,9 @@ class Sessions:
         if loop is not self._loop:
             self._loop = loop
             self._dispatch()  # what a closed loop left
+        if self._closing and place is not None:  # closed while it was prepared
+            place.leave()
+            place = None
         try:
             place = place or self.admit(len(prepared.requests))
         except HydraError:
@@ -141,7 +147,11 @@ class Sessions:
                 stream = self._streams.get(output.request_id)
                 if stream is None:
                     continue
-                stream.push(output)
+                try:
+                    stream.push(output)
+                except Exception:  # the others of this step must still be told
+                    logger.exception("request %s failed while its tokens became text", output.request_id)
+                    stream.fail(InternalError("the answer could not be made into text; see the server's log"))
                 if output.finish_reason is not None:
                     self._settle(output.request_id)
 

@@ -31,16 +31,16 @@ class Leases(RuleBasedStateMachine):
         before = self.caches.usage()
         owner = f"r{self.n}"
         self.n += 1
-        lease = self.caches.reserve(owner, {"kv": kv, "embed": len(keys)}, hit)
         fresh = len({k for k, b in zip(keys, hit.blocks["embed"]) if b is None})
         revived = {b for b in hit.blocks["embed"] if b is not None and self.caches.pools["embed"].is_cached(b)}
+        lease = self.caches.reserve(owner, {"kv": kv, "embed": len(keys)}, hit)
         if lease is None:
             assert self.caches.usage() == before
             return
         assert len(lease.blocks["kv"]) == kv == len(set(lease.blocks["kv"]))
         same_key_same_block = dict(zip(keys, lease.blocks["embed"]))
         assert [same_key_same_block[k] for k in keys] == lease.blocks["embed"]
-        assert before["embed"][1] + fresh <= self.caches.usage()["embed"][1] + len(revived) + fresh
+        assert self.caches.usage()["embed"][1] == before["embed"][1] + fresh + len(revived)
         self.leases[owner] = lease
         self.keys[owner] = keys
 

@@ -26,11 +26,17 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
         ({"model": "x", "device": "tpu"}, "must be one of auto, cpu, cuda, got 'tpu'"),
         ({"model": "x", "token_budget": "many"}, "token_budget .flag.*got 'many'"),
         ({}, "no model given"),
+        ({"model": "x", "api_key": ""}, "api_key .flag.*length >= 1"),  # `--api-key "$UNSET"` must not open the server
+        ({"model": "x", "kv_cache_gib": "inf"}, "kv_cache_gib .flag.: must be finite"),
     ],
 )
 def test_a_wrong_option_names_source_key_and_rule(flags, message):
     with pytest.raises(ConfigError, match=message):
         load(flags)
+
+
+def test_auto_is_a_key_like_any_other():
+    assert load({"model": "x", "api_key": "auto", "dtype": "auto", "threads": "auto"}).config.api_key == "auto"
 
 
 @pytest.mark.parametrize(("content", "message"), [("[1, 2]", "keys and values"), ("a: [", "not valid YAML")])

@@ -52,6 +52,8 @@ def test_impossible_layouts_are_refused(text):
         ("stop", ("",)),
         ("stop", tuple("abcdefghijklmnopq")),
         ("logit_bias", ((1, 200.0),)),
+        ("logit_bias", ((1, 2.0),) * 1025),
+        ("stop_token_ids", [5] * 1025),
         ("seed", 2**64),
     ],
 )

@@ -192,13 +192,13 @@ class Immediate(TimedRunner):
         return ticket
 
 
-def threaded(device=None):
+def threaded(device=None, record=lambda _: None, sink=None):
     thread, outputs = EngineThread(), []
     device = device or FakeDevice()
     runners = {lane: Immediate(device, thread.wake) for lane in Lane}
     caches = make_caches()
     scheduler = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=16, images=2))
-    thread.start(Engine(scheduler, runners, outputs.extend))
+    thread.start(Engine(scheduler, runners, sink(outputs) if sink else outputs.extend, record))
     return thread, outputs, caches
 
 
@@ -235,6 +235,49 @@ def test_a_bug_in_the_loop_ends_every_request_and_shows_in_stats():
     thread.submit(make_request("b"))
     wait_for(lambda: len(outputs) == 2)
     assert [o.error.status for o in outputs] == [500, 500]
+    assert thread.stats().stalled_s == float("inf")
+    thread.close()
+
+
+class ForgetfulDevice(FakeDevice):
+    """Samples one token too few."""
+
+    def run(self, batch):
+        result = super().run(batch)
+        del result.tokens[1:]
+        return result
+
+
+def broken_record(event):
+    raise RuntimeError("a bug in the metrics")
+
+
+def sink_that_fails_once(outputs):
+    failed = []
+
+    def sink(new):
+        if not failed:
+            failed.append(1)
+            raise RuntimeError("a bug in the sink")
+        outputs.extend(new)
+
+    return sink
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"device": ForgetfulDevice()}, {"record": broken_record}, {"sink": sink_that_fails_once}],
+    ids=["apply", "record", "sink"],
+)
+def test_whatever_breaks_every_request_ends_once(broken):
+    thread, outputs, _ = threaded(**broken)
+    both = [make_request("a", n_text=3, max_tokens=1), make_request("b", n_text=3, max_tokens=1)]
+    thread._inbox.extend(lambda engine, now, r=r: engine.submit(r, now) for r in both)  # one batch: a ends, b fails
+    thread.wake()
+    wait_for(lambda: len(outputs) >= 2)
+    thread.submit(make_request("c"))
+    wait_for(lambda: len(outputs) >= 3)
+    assert sorted(o.request_id for o in outputs if o.finish_reason) == ["a", "b", "c"]
     assert thread.stats().stalled_s == float("inf")
     thread.close()
 

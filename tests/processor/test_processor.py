@@ -51,6 +51,12 @@ def prepare(processor, *messages, **sampling):
     return processor.chat("r", parse_messages(list(messages)), SamplingParams(**{"max_tokens": 8, **sampling}))
 
 
+def test_too_many_prompts_are_refused_before_any_is_tokenised(processor, monkeypatch):
+    monkeypatch.setattr(processor, "encode", lambda *_, **__: pytest.fail("work for a request that is refused"))
+    with pytest.raises(InvalidRequest, match="prompts times n"):
+        processor.complete("r", ["hello"] * 65, SamplingParams(n=2))
+
+
 CHATS = {
     "text": [{"role": "user", "content": "hello there"}],
     "system": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}],

@@ -64,16 +64,47 @@ def test_the_gate_holds_encode_back_while_something_is_in_prefill(gate):
     assert (late is not None) == (gate == "aged")
 
 
-def test_steady_text_cannot_starve_a_picture():
-    s, device = make(Budgets(tokens=4), Policy(encode_wait_s=1.0)), FakeDevice()
-    s.add(make_request("picture", pictures=[1], max_tokens=1), 0)
+@pytest.mark.parametrize("gate", ["paper", "aged"])
+def test_steady_text_cannot_starve_a_picture_behind_an_aging_gate(gate):
+    s, device = make(Budgets(tokens=4), Policy(encode_gate=gate, encode_wait_s=1.0)), FakeDevice()
     done = []
-    for step in range(60):
-        s.add(make_request(f"t{step}", n_text=8, max_tokens=1), step * 0.1)
-        for lane in Lane:
+    for step in range(60):  # 61 is prime to the budget: there is always a prompt half way through prefill
+        s.add(make_request(f"t{step}", n_text=61, max_tokens=1), step * 0.1)
+        if step == 1:
+            s.add(make_request("picture", pictures=[1], max_tokens=1), 0)
+        for lane in reversed(Lane):
             if (out := turn(s, device, lane, step * 0.1)) is not None:
                 done += [o.seq.id for o in out[1] if o.finish]
-    assert "picture" in done
+    assert bool(device.n_encoded) == (gate == "aged")
+    assert done
+
+
+def one_block_pictures(name, *pictures):
+    return make_request(name, n_text=2, pictures=pictures, picture_tokens=4, max_tokens=1)
+
+
+def test_nobody_is_admitted_to_encode_who_would_only_hold_room():
+    s, device = make(Budgets(tokens=64, images=2)), FakeDevice()
+    s.add(one_block_pictures("a", 1, 2, 3, 4, 5), 0)
+    turn(s, device, Lane.VISION)
+    s.add(one_block_pictures("b", 6), 0)
+    turn(s, device, Lane.VISION)  # a fills this batch, too
+    assert list(s.encoding) == ["a"]
+    assert [w.seq.id for w in turn(s, device, Lane.VISION)[0].work] == ["a", "b"]
+
+
+def test_who_waits_for_anothers_encoding_is_not_passed_for_ever_by_those_who_share_a_picture_with_it():
+    s, device, n, done = make(Budgets(tokens=64, images=2), embed_blocks=8), FakeDevice(), 0, []
+    s.add(one_block_pictures("first", 1000, 1001, 1), 0)
+    s.add(one_block_pictures("victim", *range(1, 9)), 0)
+    for _ in range(60):  # always somebody is half way through encoding one of the victim's pictures, evicted since
+        while s.n_waiting < 4:
+            s.add(one_block_pictures(f"y{n}", 2000 + n, 1 + (n + 1) % 8), 0)
+            n += 1
+        for lane in Lane:
+            if (out := turn(s, device, lane)) is not None:
+                done += [o.seq.id for o in out[1] if o.finish]
+    assert done[:2] == ["first", "victim"]
 
 
 def test_one_picture_in_two_requests_is_encoded_once():

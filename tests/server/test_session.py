@@ -5,7 +5,17 @@ import time
 
 import pytest
 
-from hydrainfer.core import ErrorInfo, HydraError, InvalidRequest, Output, Overloaded, SamplingParams, Unavailable
+from hydrainfer.core import (
+    DeadlineExceeded,
+    ErrorInfo,
+    HydraError,
+    InternalError,
+    InvalidRequest,
+    Output,
+    Overloaded,
+    SamplingParams,
+    Unavailable,
+)
 from hydrainfer.processor import PixelStore, Processor, parse_messages
 from hydrainfer.server import Intake, Sessions
 from tests.server.conftest import image_part, wait_until
@@ -182,6 +192,55 @@ async def test_refusals_hold_no_place_and_no_picture(make):
     bench.sessions.close()
     with pytest.raises(Unavailable):
         await bench.intake.chat(CHAT, SamplingParams())
+    bench.check_idle()
+
+
+async def test_a_closed_intake_refuses_and_holds_nothing(make):
+    bench = make()
+    bench.intake.close()
+    for work in (bench.intake.chat(CHAT, SamplingParams()), bench.intake.run(lambda: 1)):
+        with pytest.raises(Unavailable):
+            await work
+    bench.check_idle()
+
+
+async def test_what_is_still_prepared_at_its_deadline_ends_then(make):
+    bench = make()
+    intake, prepare = bench.intake, bench.intake.processor.chat
+    intake._timeout_s, intake.processor.chat = 0.1, lambda *args: time.sleep(0.5) or prepare(*args)
+    start = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await intake.chat(CHAT, SamplingParams())
+    assert time.monotonic() - start < 0.4
+    bench.sessions.check(idle=True)
+    await asyncio.sleep(0.6)  # until the thread has made the picture that nobody wants any more
+    bench.check_idle()
+    assert not bench.engine.submitted
+
+
+async def test_what_is_prepared_while_the_sessions_close_does_not_start(make):
+    bench = make()
+    prepare = bench.intake.processor.chat
+    bench.intake.processor.chat = lambda *args: time.sleep(0.2) or prepare(*args)
+    task = asyncio.ensure_future(answer(bench))
+    await asyncio.sleep(0.05)
+    bench.sessions.close()
+    with pytest.raises(Unavailable):
+        await task
+    bench.check_idle()
+    assert not bench.engine.submitted
+
+
+async def test_a_bug_in_one_answers_text_ends_that_answer_only(make):
+    bench = make(step_s=0.005)
+    bench.engine.hold.set()
+    bad, good = [await bench.intake.chat(CHAT, SamplingParams(max_tokens=50)) for _ in range(2)]
+    bad._texts[0].push = lambda *_, **__: 1 / 0
+    bench.engine.hold.clear()
+    assert (await good.result())[0].text == "one two three"
+    with pytest.raises(InternalError):
+        await bad.result()
+    await asyncio.sleep(0.05)
     bench.check_idle()
 
 

@@ -1,0 +1,137 @@
+"""Which overlap mode and which budgets suit this machine?
+
+Variants of `hydrainfer serve`, written MODE/TOKENS as in `off/2048` (--overlap off --token-budget 2048), all run; one
+at a time is loaded, in rounds, whose order moves on by one each time. In a round all get the same pictures. Runs that
+other processes disturbed are dropped as in b01. Ratios are to the first variant, within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.comparison import METRICS, cell, kept_metrics, line_of, ratio
+from benchmarks.figure import Panel, save_bars
+from benchmarks.record import spread, write_result
+from benchmarks.runs import Bench, Plan, add_load_options, hydrainfer_plan, make_model, seed_of
+from benchmarks.servers import ServerFailed
+
+VARIANTS = ["off/2048", "free/2048", "step/2048", "off/256", "off/1024"]
+SHOWN = ("ttft_p50_s", "tpot_p50_s", "itl_p99_s", "requests_per_s", "cpu_s_per_request")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_load_options(parser, rounds=5, concurrency=[4], requests=12)
+    parser.add_argument("--variants", nargs="+", default=VARIANTS, metavar="MODE/TOKENS")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    for variant in args.variants:
+        mode, _, tokens = variant.partition("/")
+        if mode not in ("off", "free", "step") or not tokens.isdigit():
+            parser.error(f"{variant!r} is no variant; write MODE/TOKENS, such as off/2048")
+    return args
+
+
+def plan(variant: str, args: argparse.Namespace) -> Plan:
+    mode, tokens = variant.split("/")
+    return hydrainfer_plan(variant, args, ["--overlap", mode, "--token-budget", tokens])
+
+
+async def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    runs: list[dict[str, Any]] = []
+    plans = [plan(variant, args) for variant in args.variants]
+    with tempfile.TemporaryDirectory() as logs:
+        async with Bench.of(plans, args, Path(logs), console) as bench:
+            for rank in range(args.rounds):
+                first = rank % len(bench.servers)
+                for clients in args.concurrency:
+                    for server in bench.servers[first:] + bench.servers[:first]:
+                        await asyncio.sleep(args.pause_s)
+                        run, _ = await bench.run(server, clients, seed_of(args, rank, clients))
+                        runs.append({"round": rank, **run})
+                        console.print(line_of(runs[-1]), soft_wrap=True)
+            servers = bench.facts()
+    return {
+        "servers": servers,
+        "summary": summary(runs, args.variants, args.concurrency),
+        "n_runs": len(runs),
+        "n_dropped": sum(not r["kept"] for r in runs),
+        "runs": runs,
+    }
+
+
+def summary(runs: list[dict[str, Any]], variants: list[str], concurrencies: list[int]) -> dict[str, Any]:
+    """Per concurrency, variant and metric: the spread over kept runs, and that of the ratio to the first variant."""
+    found: dict[str, Any] = {}
+    for clients in concurrencies:
+        kept = {v: kept_metrics(runs, v, clients) for v in variants}
+        found[str(clients)] = {
+            v: {
+                metric: {
+                    "value": spread([m[metric] for m in kept[v].values()]),
+                    "ratio": ratio(kept[v], kept[variants[0]], metric),
+                }
+                for metric in METRICS
+            }
+            for v in variants
+        }
+    return found
+
+
+def table(results: dict[str, Any]) -> Table:
+    shown = Table(
+        title=f"{results['n_runs']} runs, {results['n_dropped']} dropped; median (least–greatest) over rounds"
+    )
+    for column in ("concurrency", "overlap/tokens", *(METRICS[m][0] for m in SHOWN)):
+        shown.add_column(column, justify="right")
+    for clients, by_variant in results["summary"].items():
+        for variant, cells in by_variant.items():
+            shown.add_row(clients, variant, *(cell(cells[m]["value"], METRICS[m][1]) for m in SHOWN))
+        shown.add_section()
+    return shown
+
+
+def figure(path: Path, results: dict[str, Any], variants: list[str], concurrencies: list[int]) -> None:
+    kept = [r for r in results["runs"] if r["kept"]]
+    panels = []
+    for metric in SHOWN:
+        label, factor = METRICS[metric]
+        series = {
+            f"concurrency {c}": [
+                [r["metrics"][metric] * factor for r in kept if (r["server"], r["concurrency"]) == (v, c)]
+                for v in variants
+            ]
+            for c in concurrencies
+        }
+        panels.append(Panel(label, variants, series))
+    save_bars(path, "Overlap mode / token budget", panels)
+
+
+def main() -> int:
+    args = arguments()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    try:
+        make_model(args.model)
+        results = asyncio.run(experiment(args, console))
+    except (ServerFailed, OSError, subprocess.CalledProcessError) as e:
+        console.print(str(e), style="red", markup=False, soft_wrap=True)
+        return 1
+    console.print(table(results))
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    path = write_result("b05_overlap_and_budgets", __doc__.splitlines()[0], settings, results, args.out)
+    figure(path.with_suffix(".png"), results, args.variants, args.concurrency)
+    console.print(f"wrote {path} and {path.with_suffix('.png').name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

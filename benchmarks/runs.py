@@ -1,0 +1,141 @@
+"""What the experiments with loaded servers share: the checkpoint, starting servers, and one run against one of them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from rich.console import Console
+
+from benchmarks.comparison import metrics
+from benchmarks.record import ROOT
+from benchmarks.servers import CpuWatch, Server, free_port
+from hydrainfer.workload import Closed, LoadResult, Target, distinct_chats, report_of, run_load
+
+PEERS = ROOT / "benchmarks" / "peers"
+QUIET_CORES = 0.1
+
+
+def add_load_options(parser: argparse.ArgumentParser, *, rounds: int, concurrency: list[int], requests: int) -> None:
+    parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=concurrency)
+    parser.add_argument(
+        "--requests", type=int, default=requests, help="per run, at least; 3 per client if that is more"
+    )
+    parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument("--picture-px", type=int, default=336)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep-noisy", action="store_true", help="drop nothing: for a look at a busy machine")
+    parser.add_argument("--pause-s", type=float, default=1.0, help="before each run")
+    parser.add_argument("--start-limit-s", type=float, default=300.0)
+
+
+def make_model(path: Path) -> None:
+    """The checkpoint of that name if it is not there: by vLLM's environment, so that it is the same for both, or by
+    this one."""
+    if not (path / "config.json").exists():
+        python = Path(os.environ.get("PEERS_HOME", Path.home() / ".cache/hydrainfer-peers")) / "venv/bin/python"
+        maker = [str(PEERS / "make_models.py"), "--out", str(path.parent), "--only", path.name]
+        subprocess.run([str(python) if python.exists() else sys.executable, *maker], check=True)
+
+
+class Plan(NamedTuple):
+    """A server to start."""
+
+    name: str
+    command: list[str]
+    port: int
+    env: dict[str, str]
+
+
+def hydrainfer_plan(name: str, args: argparse.Namespace, flags: list[str]) -> Plan:
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("hydrainfer")), "serve", str(args.model), "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--dtype", args.dtype, *flags]
+    return Plan(name, command, port, dict(os.environ))
+
+
+def shown(command: list[str]) -> str:
+    return shlex.join(command).replace(f"{ROOT}/", "")
+
+
+class Bench:
+    """Servers that all run while one at a time is loaded. `args`: the options of `add_load_options`."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self.servers: list[Server] = []
+        self._models: dict[str, str] = {}
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(
+        cls, plans: list[Plan], args: argparse.Namespace, logs: Path, console: Console
+    ) -> AsyncIterator[Bench]:
+        """Start the servers one after the other, so that start-up times are their own, and load each once: buffers
+        made at first use are not what is measured. Raises `ServerFailed`."""
+        bench = cls(args)
+        with contextlib.ExitStack() as stack:
+            for i, plan in enumerate(plans):
+                console.print(f"starting {plan.name}: {shown(plan.command)}", soft_wrap=True)
+                server = stack.enter_context(Server(plan.name, plan.command, plan.port, logs / str(i), plan.env))
+                await server.wait_healthy(args.start_limit_s)
+                bench.servers.append(server)
+                bench._models[server.name] = await server.model()
+            for server in bench.servers:
+                await bench.run(server, max(args.concurrency), seed=args.seed << 20)
+            yield bench
+
+    async def run(self, server: Server, clients: int, seed: int) -> tuple[dict[str, Any], LoadResult]:
+        """Load one server; what came of it, and whether the machine was quiet meanwhile."""
+        args = self._args
+        n = max(args.requests, 3 * clients)
+        size = {"width": args.picture_px, "height": args.picture_px, "max_tokens": args.output_tokens}
+        chats = distinct_chats(n + 1, seed=seed, **size)
+        target = Target(base_url=server.url, model=self._models[server.name])
+        watch = CpuWatch(self.servers)
+        result = await run_load(target, chats, Closed(clients), seed=seed, n_warmup=1)
+        use = watch.stop()
+        server.check_alive()
+        idle = max((cores for name, cores in use.servers.items() if name != server.name), default=0.0)
+        report = report_of(result)
+        quiet = args.keep_noisy or max(use.others, idle) <= QUIET_CORES
+        run = {
+            "server": server.name,
+            "concurrency": clients,
+            "seed": seed,
+            "kept": quiet and report.n_ok == report.n_requests,
+            "cores": asdict(use),
+            "metrics": metrics(report, cpu_s=use.servers[server.name] * use.wall_s / len(chats)),
+            "report": msgspec.to_builtins(report),
+        }
+        return run, result
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Per server: its command, version, start-up time and memory up to now."""
+        return {
+            s.name: {
+                "startup_s": s.startup_s,
+                "startup_hwm_bytes": s.startup_hwm_bytes,
+                "command": shown(s.command),
+                "version": s.version(),
+                **s.memory(),
+            }
+            for s in self.servers
+        }
+
+
+def seed_of(args: argparse.Namespace, rank: int, clients: int) -> int:
+    """The same for every server of a round: they get the same pictures, which nobody gets twice."""
+    return (args.seed << 20) + (rank + 1) * 1000 + clients

@@ -1,0 +1,69 @@
+"""Ends of life of the ways in: a server that has to stop, a `LLM` used from threads, notebooks and after its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from rich.console import Console
+
+from hydrainfer import LLM, SamplingParams, serving
+from hydrainfer.config import load
+from hydrainfer.core import Unavailable
+from tests.checkpoints import make_llava
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return make_llava(tmp_path_factory.mktemp("llava"))
+
+
+def test_who_is_not_done_when_the_server_must_stop_is_told_so(checkpoint, monkeypatch):
+    monkeypatch.setattr(serving, "GRACEFUL_SHUTDOWN_S", 0.3)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "ignore_eos": True, "n": 16}
+    loaded = load({"model": str(checkpoint), "port": 0})
+    with serving.serve_in_background(loaded, Console(quiet=True)) as (url, instance):
+        monkeypatch.setattr(instance.sessions.handle._engine, "_launch", lambda now: None)  # it takes for ever
+
+        def post(stream):
+            response = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": stream}, timeout=60)
+            return response.status_code, response.json()["error"]["type"]
+
+        clients = ThreadPoolExecutor(2)
+        answers = [clients.submit(post, stream) for stream in (True, False)]
+        end = time.monotonic() + 20
+        while instance.sessions.n_live < 32:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert [a.result(20) for a in answers] == [(503, "service_unavailable")] * 2
+    instance.sessions.check(idle=True)
+    instance.caches.check(idle=True)
+
+
+def test_one_llm_in_several_threads_in_a_running_loop_and_closed(checkpoint):
+    with LLM(str(checkpoint), max_running=4) as llm:
+        lengths = []
+        threads = [
+            threading.Thread(target=lambda: lengths.append(len(llm.generate(["hi"] * 6, SHORT, use_tqdm=False))))
+            for _ in range(3)
+        ]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(30)
+        assert lengths == [6, 6, 6]
+
+        async def notebook():
+            return llm.generate("hi", SHORT, use_tqdm=False)
+
+        import asyncio
+
+        assert len(asyncio.run(notebook())[0].outputs[0].token_ids) == 4
+    with pytest.raises(Unavailable):
+        llm.generate("hi", SHORT, use_tqdm=False)
