@@ -91,7 +91,7 @@ class Stages:
             seed=1,
             media=(MediaSpan(1, n_picture, b"%d" % i, str(i)),),
         )
-        seq = Sequence(request, i, 0.0)
+        seq = Sequence(request, (0.0, i), 0.0)
         seq.blocks = {
             "embed": list(range(i * picture_blocks, (i + 1) * picture_blocks)),
             "kv": list(range(i * blocks, (i + 1) * blocks)),

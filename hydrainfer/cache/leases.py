@@ -91,6 +91,12 @@ class CacheSet:
             blocks.append(b)
         return blocks
 
+    def rename(self, lease: Lease, owner: str) -> None:
+        """The lease goes on under another name, so that its old owner may reserve anew."""
+        assert owner not in self._leases, f"{owner} already holds a lease"
+        self._leases[owner] = self._leases.pop(lease.owner)
+        lease.owner = owner
+
     def grow(self, lease: Lease, spec: str, n: int) -> bool:
         """`n` more blocks of `spec` at the end of the lease, or False and nothing changed."""
         pool = self.pools[spec]

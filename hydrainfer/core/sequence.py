@@ -24,7 +24,8 @@ from hydrainfer.core.stage import Lane, Stage
 class Sequence:
     """Owner: the scheduler, which alone mutates it. A runner reads it while it packs a batch, never later.
 
-    `order`: arrival rank, smaller is older. `attempt`: times it was placed. `blocks`: per cache spec, the block ids of
+    `order`: (arrival time, rank at the instance it came to first), smaller is older; it keeps its age wherever it goes.
+    `attempt`: times it was placed. `blocks`: per cache spec, the block ids of
     the present lease. `capacity`: tokens that the reserved KV blocks hold. `pending_media`: indices of pictures whose
     embeddings are still to be computed. `in_flight`: work items of it that lanes are executing. `started`: its present
     stage has been part of a batch.
@@ -47,7 +48,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, order: int, now: float) -> None:
+    def __init__(self, request: Request, order: tuple[float, int], now: float) -> None:
         self.request = request
         self.plan = request.plan()
         self.cursor = 0

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from hydrainfer.cache import NO_HIT, CacheKind, CacheSet, CacheSpec, Hit, Lease, embed_keys, embed_ranges
-from hydrainfer.core import InvalidRequest, Request, Sequence
+from hydrainfer.core import Handoff, InvalidRequest, Request, Sequence, Stage
+
+Visit = tuple[Stage, ...]
+"""The steps of a request that follow each other at one instance."""
+Pulls = dict[str, tuple[list[int], list[int]]]
+"""Per spec: the source's blocks and, one by one, the target's that take their bytes."""
 
 
 class SequenceRoom:
@@ -19,10 +24,21 @@ class SequenceRoom:
         self.token_specs = [s for s in caches.specs.values() if s.kind is CacheKind.FULL]
         self.embed_spec: CacheSpec | None = next((s for s in caches.specs.values() if s.kind is CacheKind.EMBED), None)
 
-    def check_fits_empty(self, request: Request) -> None:
-        """Raises `InvalidRequest` if the request could not finish even if it were alone here."""
+    def specs_of(self, request: Request, visit: Visit) -> list[CacheSpec]:
+        """The caches that these steps read or write."""
+        speaks = Stage.PREFILL in visit or Stage.DECODE in visit
+        specs = self.token_specs if speaks else []
+        if self.embed_spec and request.media and (Stage.ENCODE in visit or Stage.PREFILL in visit):
+            specs = [*specs, self.embed_spec]
+        return specs
+
+    def check_fits_empty(self, request: Request, visit: Visit) -> None:
+        """Raises `InvalidRequest` if the request could not pass these steps even if it were alone here."""
         n = request.n_prompt + request.max_tokens
-        for spec in self.token_specs:
+        specs = self.specs_of(request, visit)
+        for spec in specs:
+            if spec is self.embed_spec:
+                continue
             if not self.caches.fits_empty({spec.name: spec.blocks_for(n)}):
                 held = self.caches.pools[spec.name].n_blocks * spec.block_tokens
                 raise InvalidRequest(
@@ -31,7 +47,7 @@ class SequenceRoom:
                     param="max_tokens",
                     code="context_length_exceeded",
                 )
-        if self.embed_spec and request.media:
+        if self.embed_spec in specs and self.embed_spec:
             need = len(set(embed_keys(request, self.embed_spec)))
             if not self.caches.fits_empty({self.embed_spec.name: need}):
                 held = self.caches.pools[self.embed_spec.name].n_blocks * self.embed_spec.block_tokens
@@ -65,20 +81,24 @@ class SequenceRoom:
             keys = self._keys[seq.id] = embed_keys(seq.request, spec)
         return keys
 
-    def reserve(self, seq: Sequence, hit: Hit) -> bool:
-        """Room for this whole visit: embeddings, prompt, what it has produced, and a headroom. All or nothing."""
-        n_tokens = len(seq.tokens) + min(self._headroom, seq.request.max_tokens - seq.n_produced)
-        need = {spec.name: spec.blocks_for(n_tokens) for spec in self.token_specs}
-        if self.embed_spec and seq.request.media:
-            need[self.embed_spec.name] = len(hit.blocks[self.embed_spec.name])
+    def reserve(self, seq: Sequence, hit: Hit, visit: Visit) -> bool:
+        """Room for this whole visit: embeddings, prompt, what it has produced and, where it decodes, a headroom. All or
+        nothing."""
+        n_tokens = len(seq.tokens)
+        if Stage.DECODE in visit:
+            n_tokens += min(self._headroom, seq.request.max_tokens - seq.n_produced)
+        need = {
+            spec.name: len(hit.blocks[spec.name]) if spec is self.embed_spec else spec.blocks_for(n_tokens)
+            for spec in self.specs_of(seq.request, visit)
+        }
         lease = self.caches.reserve(seq.id, need, hit)
         if lease is None:
             return False
         self._leases[seq.id] = lease
         seq.blocks = lease.blocks
         self._set_capacity(seq)
-        seq.pending_media = self._missing(seq, hit)
-        if self.embed_spec:
+        seq.pending_media = self._missing(seq, hit) if Stage.PREFILL in visit or Stage.ENCODE in visit else []
+        if Stage.ENCODE in visit:
             self.n_embed_queries += len(seq.request.media)
             self.n_embed_hits += len(seq.request.media) - len(seq.pending_media)
         return True
@@ -95,6 +115,38 @@ class SequenceRoom:
             seen.add(key)
         return missing
 
+    def pulls(self, seq: Sequence, handoff: Handoff, hit: Hit) -> Pulls:
+        """What has to be copied into the blocks just reserved: not what the cache already has, nothing twice."""
+        pulls: Pulls = {}
+        for spec in self.caches.specs.values():
+            source = handoff.blocks.get(spec.name)
+            if source is None or spec.name not in seq.blocks:
+                continue
+            if spec is self.embed_spec:
+                found = hit.blocks[spec.name]
+            else:
+                source, found = source[: spec.blocks_for(seq.n_computed)], ()
+            targets = seq.blocks[spec.name]
+            pairs = {targets[i]: b for i, b in enumerate(source) if i >= len(found) or found[i] is None}
+            if pairs:
+                pulls[spec.name] = (list(pairs.values()), list(pairs))
+        return pulls
+
+    def publish_all(self, seq: Sequence) -> None:
+        """All its embeddings have been pulled: others may find them."""
+        if self.embed_spec is not None and self.embed_spec.name in seq.blocks:
+            for index in range(len(seq.request.media)):
+                self.publish(seq, index)
+        seq.pending_media = []
+
+    def detach(self, seq: Sequence, owner: str) -> Lease | None:
+        """Its blocks belong to `owner` from now on, who releases them; None if it holds none."""
+        self._keys.pop(seq.id, None)
+        lease = self._leases.pop(seq.id, None)
+        if lease is not None:
+            self.caches.rename(lease, owner)
+        return lease
+
     def grow(self, seq: Sequence) -> bool:
         """Room for one more block of every token cache, or False and nothing changed."""
         lease = self._leases[seq.id]
@@ -106,7 +158,7 @@ class SequenceRoom:
         return True
 
     def _set_capacity(self, seq: Sequence) -> None:
-        held = (len(seq.blocks[s.name]) * s.block_tokens for s in self.token_specs)
+        held = (len(seq.blocks[s.name]) * s.block_tokens for s in self.token_specs if s.name in seq.blocks)
         seq.capacity = min(held, default=len(seq.tokens))
 
     def publish(self, seq: Sequence, index: int) -> None:

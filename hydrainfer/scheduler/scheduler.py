@@ -4,6 +4,8 @@
               ^                    │             │            │
               └──── preempted (youngest first, rewound, keeps its tokens and its age)
 
+    expect ─reserve─> arriving ─land─> the stage its cursor names; the next stage runs elsewhere ─> migrating
+
 Order of a language batch: all decodes, then continuing prefill chunks, then new prefills within the token budget.
 A vision batch is filled within the image budget while the encode gate is open. Each lane asks for itself.
 
@@ -15,11 +17,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 from hydrainfer.cache import CacheSet
 from hydrainfer.core import (
     EncodeWork,
+    Handoff,
     HydraError,
     Lane,
     Request,
@@ -32,7 +36,7 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.scheduler.policy import Budgets, Policy
-from hydrainfer.scheduler.room import SequenceRoom
+from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
 
 
 class Outcome(NamedTuple):
@@ -59,6 +63,8 @@ class Scheduler:
         self.prefilling: dict[str, Sequence] = {}
         self.decoding: dict[str, Sequence] = {}
         self._running = {Stage.ENCODE: self.encoding, Stage.PREFILL: self.prefilling, Stage.DECODE: self.decoding}
+        self.migrating: dict[str, Sequence] = {}  # live, hold their blocks, wait for an instance of their next stage
+        self.arriving: dict[str, Sequence] = {}  # room is reserved and being filled; not live before `land`
         self._live: dict[str, Sequence] = {}
         self._blocked: Sequence | None = None
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
@@ -67,18 +73,37 @@ class Scheduler:
         self.n_preemptions = 0
         self.started: list[tuple[Sequence, Stage]] = []  # first batch of a stage, since the engine last looked
         self.preempted: list[Sequence] = []
+        self.departing: list[Sequence] = []  # began to migrate since the engine last looked
 
     # ---- requests come and go
 
     def add(self, request: Request, now: float) -> Sequence:
         """Queue it. Raises `InvalidRequest` if it could never fit the caches, even alone."""
         assert request.id not in self._live, f"request {request.id} is already here"
-        self.room.check_fits_empty(request)
-        seq = Sequence(request, self._n_added, now)
+        seq = Sequence(request, (request.arrival_s or now, self._n_added), now)
+        self.room.check_fits_empty(request, self._visit(seq))
         self._n_added += 1
         self._live[seq.id] = seq
-        self.waiting[seq.stage].append(seq)
+        self._wait(seq)
         return seq
+
+    def _wait(self, seq: Sequence) -> None:
+        """Into the queue of its stage, by age; or out of here, if another instance runs that stage."""
+        if not self.role.runs(seq.stage):
+            self._depart(seq)
+            return
+        queue = self.waiting[seq.stage]
+        place = len(queue)
+        while place and queue[place - 1].order > seq.order:
+            place -= 1
+        queue.insert(place, seq)
+
+    def _depart(self, seq: Sequence) -> None:
+        self.migrating[seq.id] = seq
+        self.departing.append(seq)
+
+    def _visit(self, seq: Sequence) -> Visit:
+        return tuple(takewhile(self.role.runs, seq.plan[seq.cursor :]))
 
     def cancel(self, request_id: str) -> bool:
         """Forget it and free its blocks, at once or, if a lane is executing it, when that batch is applied. False if it
@@ -93,6 +118,7 @@ class Scheduler:
         if queue and seq in queue:
             queue.remove(seq)
         self._running[seq.stage].pop(seq.id, None)
+        self.migrating.pop(seq.id, None)
         if not seq.in_flight:
             self._free(seq)
         return True
@@ -110,6 +136,51 @@ class Scheduler:
 
     def get(self, request_id: str) -> Sequence | None:
         return self._live.get(request_id)
+
+    # ---- arrivals from other instances
+
+    def expect(self, handoff: Handoff, now: float) -> Pulls | None:
+        """Reserve room for its visit here and say what to copy into it; None if there is no room now. A request that
+        brings nothing needs none. Raises `InvalidRequest` if there could never be enough."""
+        seq = handoff.sequence(now)
+        visit = self._visit(seq)
+        self.room.check_fits_empty(seq.request, visit)
+        if seq.id in self._live or seq.id in self.arriving or not self._may_pass(seq):
+            return None
+        if not handoff.blocks:
+            self.arriving[seq.id] = seq
+            return {}
+        if self.n_running + len(self.arriving) >= self.budgets.running:
+            return None
+        hit = self.room.match(seq)
+        if not self.room.reserve(seq, hit, visit):
+            self._blocked = seq
+            return None
+        if self._blocked is not None and self._blocked.id == seq.id:
+            self._blocked = None
+        self.arriving[seq.id] = seq
+        return self.room.pulls(seq, handoff, hit)
+
+    def land(self, request_id: str, now: float) -> Sequence:
+        """Its blocks are written and it is ours."""
+        seq = self.arriving.pop(request_id)
+        seq.queued_s = now
+        self._live[seq.id] = seq
+        if seq.blocks:
+            self.room.publish_all(seq)
+            self._running[seq.stage][seq.id] = seq
+        else:
+            self._wait(seq)
+        return seq
+
+    def drop_arrival(self, request_id: str) -> None:
+        """It does not come; nothing writes to its blocks any more."""
+        self.room.release(self.arriving.pop(request_id))
+
+    def forget_blocked(self, request_id: str) -> None:
+        """An offer that waited for room was taken back."""
+        if self._blocked is not None and self._blocked.id == request_id and request_id not in self._live:
+            self._blocked = None
 
     # ---- batches
 
@@ -212,11 +283,11 @@ class Scheduler:
             yield seq
 
     def _admit(self, seq: Sequence) -> bool:
-        if self.n_running >= self.budgets.running:
+        if self.n_running + len(self.arriving) >= self.budgets.running:
             return False
-        if self._blocked is not None and self._blocked.order < seq.order:
+        if not self._may_pass(seq):
             return False
-        if not self.room.reserve(seq, self.room.match(seq)):
+        if not self.room.reserve(seq, self.room.match(seq), self._visit(seq)):
             self._blocked = seq
             return False
         if self._blocked is seq:
@@ -226,8 +297,24 @@ class Scheduler:
             self._being_encoded[seq.request.media[i].key] = seq.id
         if seq.stage is Stage.ENCODE and not seq.pending_media:
             seq.cursor += 1  # every picture was in the cache
-        self._running[seq.stage][seq.id] = seq
+        self._enter(seq)
         return True
+
+    def _may_pass(self, seq: Sequence) -> bool:
+        """Not before an older one that waits for room in the same caches. (In other caches it may: who already holds KV
+        elsewhere must not wait for one that wants room for its embeddings, or both may wait for ever.)"""
+        blocked = self._blocked
+        if blocked is None or blocked.order >= seq.order:
+            return True
+        wanted = self.room.specs_of(blocked.request, self._visit(blocked))
+        return not any(spec in wanted for spec in self.room.specs_of(seq.request, self._visit(seq)))
+
+    def _enter(self, seq: Sequence) -> None:
+        """Among those that run the stage its cursor names, here or elsewhere."""
+        if self.role.runs(seq.stage):
+            self._running[seq.stage][seq.id] = seq
+        else:
+            self._depart(seq)
 
     def _advance(self, seq: Sequence, now: float) -> None:
         """To the next step of its plan."""
@@ -235,7 +322,7 @@ class Scheduler:
         seq.cursor += 1
         seq.started = False
         seq.queued_s = now
-        self._running[seq.stage][seq.id] = seq
+        self._enter(seq)
 
     # ---- when blocks run out
 
@@ -250,11 +337,12 @@ class Scheduler:
                 self._preempt(victim, now)
 
     def _youngest_idle(self, than: Sequence) -> Sequence | None:
-        """The youngest running sequence that no lane is executing; `than` itself only if nobody younger runs at all."""
+        """The youngest running sequence that no lane is executing; `than` itself only if nobody younger runs at all or
+        is about to (who arrives can be preempted once it has landed)."""
         running = [*self.encoding.values(), *self.prefilling.values(), *self.decoding.values()]
         younger = [s for s in running if s.order > than.order]
         if not younger:
-            return than
+            return None if self.arriving else than
         return max((s for s in younger if not s.in_flight), key=lambda s: s.order, default=None)
 
     def _preempt(self, seq: Sequence, now: float) -> None:
@@ -263,9 +351,7 @@ class Scheduler:
         self._free(seq)
         seq.rewind()
         seq.queued_s = now
-        queue = self.waiting[seq.stage]
-        place = next((i for i, other in enumerate(queue) if other.order > seq.order), len(queue))
-        queue.insert(place, seq)
+        self._wait(seq)
         self.n_preemptions += 1
         self.preempted.append(seq)
 
@@ -337,7 +423,10 @@ class Scheduler:
             *self.encoding.values(),
             *self.prefilling.values(),
             *self.decoding.values(),
+            *self.migrating.values(),
         ]
+        assert not self.arriving.keys() & self._live.keys(), "seen before it landed"
+        assert not any(self.role.runs(s.stage) for s in self.migrating.values()), "migrates though it could stay"
         assert len(places) == len({s.id for s in places}) == len(self._live), "a sequence is lost or doubled"
         for stage, group in (
             (Stage.ENCODE, self.encoding),
@@ -347,5 +436,4 @@ class Scheduler:
             assert all(s.stage is stage for s in group.values()), f"a sequence is not in {stage.value}"
         for queue in self.waiting.values():
             assert sorted(queue, key=lambda s: s.order) == list(queue), "a queue is out of order"
-        assert self._blocked is None or self._blocked.id in self._live, "blocked by a request that is gone"
         self.room.caches.check()

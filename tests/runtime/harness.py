@@ -85,7 +85,7 @@ class Rig:
             media=tuple(media),
             **fields,
         )
-        seq = Sequence(request, 0, 0.0)
+        seq = Sequence(request, (0.0, 0), 0.0)
         embed, kv = self.embeds.spec, self.kv.spec
         need = {"embed": len(media) * embed.blocks_for(n), "kv": kv.blocks_for(len(ids) + n_new)}
         lease = self.caches.reserve(name, need)

@@ -30,7 +30,7 @@ def work(prompt=(3, 4, 5), produced=(), eos=(2,), seed=7, choice=0, max_tokens=2
         choice=choice,
         eos_ids=eos,
     )
-    seq = Sequence(request, 0, 0.0)
+    seq = Sequence(request, (0.0, 0), 0.0)
     seq.tokens += produced
     return TokenWork(seq, len(seq.tokens) - 1, 1, True)
 

@@ -1,0 +1,158 @@
+"""What travels between two instances: a request on its way, and the messages that move it (DESIGN 2.6).
+
+    source                         target
+      Offer(handoff)  ─────────────>  waits for room (back-pressure), says so by Renew
+      <───────────────────────  Admit   room is reserved, the copy begins
+      <──────────────────────  Landed   the bytes are here: did the lease hold?
+      Confirm(held)   ─────────────>  held: it is the target's from now on
+      <─────────────────────  Release   this copy is over: nothing of it reads or asks any more
+
+Reject sends the offer back, Withdraw takes it back. Every message names (request, attempt) and may come twice, late or
+never. An instance hands a request's outputs and lifecycle events out before it offers it, so neither travels with it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hydrainfer.core.events import ErrorInfo
+from hydrainfer.core.request import Request
+from hydrainfer.core.sequence import Sequence
+
+Key = tuple[str, int]
+"""(request id, attempt): an attempt is offered to one peer, once."""
+
+
+class ExportHandle(msgspec.Struct, frozen=True):
+    """Where a peer finds the blocks of one cache. `transport` names who understands `address`."""
+
+    transport: str
+    address: str
+    n_blocks: int
+    block_bytes: int
+
+
+class Handoff(msgspec.Struct, frozen=True, kw_only=True):
+    """A request between two stages. `produced`: its tokens so far. `n_computed`: tokens whose KV lies in the blocks.
+    `order`: its age, see `Sequence`. `blocks`: per cache spec the source's block ids, in token order, of what the next
+    stage reads; empty when all is to be computed again. `exports`: where those blocks are."""
+
+    request: Request
+    cursor: int
+    produced: tuple[int, ...]
+    n_computed: int
+    attempt: int
+    order: tuple[float, int]
+    source: str
+    incarnation: int
+    blocks: dict[str, tuple[int, ...]]
+    exports: dict[str, ExportHandle]
+
+    @property
+    def key(self) -> Key:
+        return self.request.id, self.attempt
+
+    @property
+    def deadline_s(self) -> float:
+        return self.request.deadline_s
+
+    @classmethod
+    def of(cls, seq: Sequence, source: str, incarnation: int, exports: dict[str, ExportHandle]) -> Handoff:
+        return cls(
+            request=seq.request,
+            cursor=seq.cursor,
+            produced=tuple(seq.tokens[seq.request.n_prompt :]),
+            n_computed=seq.n_computed,
+            attempt=seq.attempt,
+            order=seq.order,
+            source=source,
+            incarnation=incarnation,
+            blocks={spec: tuple(ids) for spec, ids in seq.blocks.items()},
+            exports={spec: exports[spec] for spec in seq.blocks},
+        )
+
+    def sequence(self, now: float) -> Sequence:
+        """It as a live sequence of the target, which holds no blocks yet."""
+        seq = Sequence(self.request, self.order, now)
+        seq.cursor = self.cursor
+        seq.attempt = self.attempt
+        seq.tokens += self.produced
+        seq.n_computed = self.n_computed
+        return seq
+
+
+class Offer(msgspec.Struct, frozen=True, tag=True):
+    """Source: come and get it."""
+
+    handoff: Handoff
+
+    @property
+    def key(self) -> Key:
+        return self.handoff.key
+
+
+class Admit(msgspec.Struct, frozen=True, tag=True):
+    """Target: room is reserved; from now on the blocks are read."""
+
+    key: Key
+
+
+class Reject(msgspec.Struct, frozen=True, tag=True):
+    """Target: not here. `error`: why it could never run here."""
+
+    key: Key
+    error: ErrorInfo | None = None
+
+
+class Landed(msgspec.Struct, frozen=True, tag=True):
+    """Target: copy number `pull` is complete. Asks for a `Confirm`."""
+
+    key: Key
+    pull: int
+
+
+class Confirm(msgspec.Struct, frozen=True, tag=True):
+    """Source: whether the lease held throughout copy `pull`. If so the request is the target's."""
+
+    key: Key
+    pull: int
+    held: bool
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Target: copy `pull` (0: none was begun) is over. It reads nothing and waits for nothing any more."""
+
+    key: Key
+    pull: int
+
+
+class Withdraw(msgspec.Struct, frozen=True, tag=True):
+    """Source: the offer holds no longer. Answered by `Release` once no copy reads."""
+
+    key: Key
+
+
+class Renew(msgspec.Struct, frozen=True, tag=True):
+    """Target: these offers are known and waited for; renews their leases."""
+
+    keys: tuple[Key, ...]
+
+
+Message = Offer | Admit | Reject | Landed | Confirm | Release | Withdraw | Renew
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    """All that one instance has to say to another after one step."""
+
+    sender: str
+    incarnation: int
+    messages: tuple[Message, ...]
+
+
+def encode_parcel(parcel: Parcel) -> bytes:
+    return msgspec.msgpack.encode(parcel)
+
+
+def decode_parcel(data: bytes) -> Parcel:
+    """Raises `msgspec.ValidationError` on anything that is not a parcel."""
+    return msgspec.msgpack.decode(data, type=Parcel)

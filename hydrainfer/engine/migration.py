@@ -1,0 +1,348 @@
+"""Who owns a request that moves, and who may read its blocks: both sides of a migration as pure state machines.
+
+Source, per (request, attempt):
+    OFFERED ─Admit─> ADMITTED ─Landed─> RELEASED ─Release─> forgotten      the target's from RELEASED on
+       └──────┬─────────┘
+              ├─Reject, Release─> REJECTED, FAILED: choose again
+              └─lease over─> EXPIRED: choose again; its blocks wait in quarantine for the peer's Release or death
+
+Target:  OFFERED ─room─> ADMITTED ─> PULLING ─copied─> LANDED ─Confirm(held)─> the scheduler's
+
+The source has the last word, on the first `Landed` of a live offer: whatever a late or repeated message starts, it ends
+in Confirm(held=False) and is dropped. Each copy has a number, so that an old copy's messages cannot speak for a new one.
+No clock, no sockets, no tensors: calls take the time and return what is to be done.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hydrainfer.core import (
+    Admit,
+    Confirm,
+    ErrorInfo,
+    Handoff,
+    Key,
+    Landed,
+    Message,
+    Offer,
+    Reject,
+    Release,
+    Renew,
+    Withdraw,
+)
+
+
+class State(enum.StrEnum):
+    OFFERED = "offered"
+    ADMITTED = "admitted"
+    PULLING = "pulling"
+    LANDED = "landed"
+    RELEASED = "released"
+    EXPIRED = "expired"
+
+
+_LIVE = (State.OFFERED, State.ADMITTED)
+
+
+class Timing(NamedTuple):
+    """`lease_s`: an offer whose target is silent this long has expired. `renew_s`: how often a target speaks.
+    `resend_s`: after how long an unanswered message is sent again."""
+
+    lease_s: float = 10.0
+    renew_s: float = 2.0
+    resend_s: float = 1.0
+
+
+class Send(NamedTuple):
+    peer: str
+    message: Message
+
+
+class Moved(NamedTuple):
+    """The request is the peer's now."""
+
+    request_id: str
+
+
+class Retry(NamedTuple):
+    """The request is still here: choose again, without `peer`. `error`: why it could never run there."""
+
+    request_id: str
+    peer: str
+    error: ErrorInfo | None = None
+
+
+class Free(NamedTuple):
+    """Nobody reads the blocks of this hold any more, and they belong to no request: give them back."""
+
+    hold: int
+
+
+class Land(NamedTuple):
+    """The request is ours now: its blocks are written and the scheduler may see it."""
+
+    key: Key
+
+
+class Drop(NamedTuple):
+    """Nothing copies into its blocks and it will not come: give them back."""
+
+    key: Key
+
+
+Effect = Send | Moved | Retry | Free | Land | Drop
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    key: Key
+    peer: str
+    hold: int
+    message: Offer
+    lease_until: float
+    resend_at: float
+    state: State = State.OFFERED
+    pull: int = 0
+
+
+class Source:
+    """What this instance offers. A *hold* is one sequence's blocks at this instance; several attempts may read it, one
+    after the other, and it is freed when it is closed (the request has moved, ended or starts again) and no peer may
+    still read."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._offers: dict[Key, _Outgoing] = {}
+        self._live: dict[str, Key] = {}  # request id -> its present offer
+        self._readers: dict[int, int] = {}  # hold -> attempts whose peer may still read
+        self._closed: set[int] = set()
+
+    def offer(self, handoff: Handoff, peer: str, hold: int, now: float) -> list[Effect]:
+        assert handoff.request.id not in self._live, f"{handoff.request.id} is offered already"
+        message, t = Offer(handoff), self._timing
+        self._offers[handoff.key] = _Outgoing(handoff.key, peer, hold, message, now + t.lease_s, now + t.resend_s)
+        self._live[handoff.request.id] = handoff.key
+        self._readers[hold] = self._readers.get(hold, 0) + 1
+        return [Send(peer, message)]
+
+    def close(self, request_id: str, hold: int, now: float) -> list[Effect]:
+        """The request needs `hold` no longer: it ended, or starts again without its blocks."""
+        effects: list[Effect] = []
+        key = self._live.get(request_id)
+        if key is not None:
+            effects += self._withdraw(self._offers[key], now)
+        self._closed.add(hold)
+        return effects + self._free(hold)
+
+    def handle(self, peer: str, message: Message, now: float) -> list[Effect]:
+        if isinstance(message, Renew):
+            return [e for key in message.keys for e in self._renewed(peer, key, now)]
+        assert isinstance(message, Admit | Reject | Landed | Release)
+        key, o = message.key, self._offers.get(message.key)
+        if o is not None and o.peer != peer:
+            o = None
+        match message:
+            case Admit():
+                if o is not None and o.state is State.OFFERED:
+                    o.state = State.ADMITTED
+                return self._renewed(peer, key, now)
+            case Landed(pull=pull):
+                return self._landed(o, peer, key, pull, now)
+            case Reject(error=error):
+                return self._over(o, error) if o is not None and o.state is not State.RELEASED else []
+            case Release(pull=pull):
+                if o is None or (o.state is State.RELEASED and o.pull != pull):
+                    return []
+                return self._over(o, None)
+
+    def tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for o in list(self._offers.values()):
+            if o.state in _LIVE and o.lease_until <= now:
+                effects += [*self._withdraw(o, now), Retry(o.key[0], o.peer)]
+            elif o.resend_at <= now and o.state is not State.ADMITTED:
+                o.resend_at = now + self._timing.resend_s
+                effects.append(Send(o.peer, self._last_word(o)))
+        return effects
+
+    def peer_dead(self, peer: str) -> list[Effect]:
+        """Its process is known to be gone: it reads nothing."""
+        return [e for o in list(self._offers.values()) if o.peer == peer for e in self._over(o, None)]
+
+    def wake_at(self) -> float:
+        times = (
+            o.resend_at if o.state not in _LIVE else min(o.lease_until, o.resend_at)
+            if o.state is State.OFFERED
+            else o.lease_until
+            for o in self._offers.values()
+        )
+        return min(times, default=float("inf"))
+
+    @property
+    def idle(self) -> bool:
+        """No offer is open and no block in quarantine."""
+        return not self._offers and not self._readers and not self._closed
+
+    def _landed(self, o: _Outgoing | None, peer: str, key: Key, pull: int, now: float) -> list[Effect]:
+        if o is not None and o.state in _LIVE:
+            o.state, o.pull, o.resend_at = State.RELEASED, pull, now + self._timing.resend_s
+            del self._live[key[0]]
+            self._closed.add(o.hold)
+            return [Send(peer, Confirm(key, pull, True)), Moved(key[0]), *self._reader_gone(o.hold)]
+        held = o is not None and o.state is State.RELEASED and o.pull == pull
+        return [Send(peer, Confirm(key, pull, held))]
+
+    def _renewed(self, peer: str, key: Key, now: float) -> list[Effect]:
+        o = self._offers.get(key)
+        if o is not None and o.peer == peer and o.state in _LIVE:
+            o.lease_until = now + self._timing.lease_s
+            o.resend_at = o.lease_until  # it has arrived: no need to repeat it while it is renewed
+            return []
+        known = o is not None and o.peer == peer and o.state is State.RELEASED
+        return [] if known else [Send(peer, Withdraw(key))]
+
+    def _withdraw(self, o: _Outgoing, now: float) -> list[Effect]:
+        o.state, o.resend_at = State.EXPIRED, now + self._timing.resend_s
+        del self._live[o.key[0]]
+        return [Send(o.peer, Withdraw(o.key))]
+
+    @staticmethod
+    def _last_word(o: _Outgoing) -> Message:
+        if o.state is State.OFFERED:
+            return o.message
+        return Confirm(o.key, o.pull, True) if o.state is State.RELEASED else Withdraw(o.key)
+
+    def _over(self, o: _Outgoing, error: ErrorInfo | None) -> list[Effect]:
+        """The peer has no more to do with this attempt."""
+        del self._offers[o.key]
+        if o.state is State.RELEASED:
+            return []
+        effects = self._reader_gone(o.hold)
+        if o.state in _LIVE:
+            del self._live[o.key[0]]
+            effects.append(Retry(o.key[0], o.peer, error))
+        return effects
+
+    def _reader_gone(self, hold: int) -> list[Effect]:
+        self._readers[hold] -= 1
+        return self._free(hold)
+
+    def _free(self, hold: int) -> list[Effect]:
+        if self._readers.get(hold, 0) or hold not in self._closed:
+            return []
+        self._readers.pop(hold, None)
+        self._closed.remove(hold)
+        return [Free(hold)]
+
+
+@dataclass(slots=True)
+class _Incoming:
+    handoff: Handoff
+    peer: str
+    state: State = State.OFFERED
+    pull: int = 0
+    withdrawn: bool = False
+    resend_at: float = 0.0
+
+
+class Target:
+    """What is offered to this instance."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._offers: dict[Key, _Incoming] = {}
+        self._n_pulls = 0
+        self._renew_at = float("inf")
+
+    def waiting(self) -> list[Handoff]:
+        """Offers that wait for room, oldest request first."""
+        found = [i.handoff for i in self._offers.values() if i.state is State.OFFERED]
+        return sorted(found, key=lambda h: h.order)
+
+    def handle(self, peer: str, message: Message, now: float) -> list[Effect]:
+        assert isinstance(message, Offer | Confirm | Withdraw)
+        i = self._offers.get(message.key)
+        match message:
+            case Offer(handoff=handoff):
+                if i is None:
+                    self._offers[handoff.key] = _Incoming(handoff, peer)
+                    self._renew_at = min(self._renew_at, now + self._timing.renew_s)
+                    return [Send(peer, Renew((handoff.key,)))]
+                if i.state is State.LANDED:
+                    return [Send(peer, Landed(handoff.key, i.pull))]
+                return [Send(peer, Renew((handoff.key,)))]
+            case Confirm(key=key, pull=pull, held=held):
+                if i is None or i.pull != pull:
+                    return [Send(peer, Release(key, pull))]
+                if not held:
+                    return self._call_off(key, i)
+                assert i.state is State.LANDED, f"{key} confirmed before it landed"
+                del self._offers[key]
+                return [Land(key), Send(peer, Release(key, pull))]
+            case Withdraw(key=key):
+                return self._call_off(key, i) if i is not None else [Send(peer, Release(key, 0))]
+
+    def admit(self, key: Key) -> list[Effect]:
+        """Room for it is reserved."""
+        i = self._offers[key]
+        assert i.state is State.OFFERED
+        self._n_pulls += 1
+        i.state, i.pull = State.ADMITTED, self._n_pulls
+        return [Send(i.peer, Admit(key))]
+
+    def pulling(self, key: Key) -> None:
+        """Its copy has begun."""
+        self._offers[key].state = State.PULLING
+
+    def reject(self, key: Key, error: ErrorInfo | None) -> list[Effect]:
+        return [Send(self._offers.pop(key).peer, Reject(key, error))]
+
+    def pulled(self, key: Key, ok: bool, now: float) -> list[Effect]:
+        """Its copy is terminal."""
+        i = self._offers[key]
+        if i.withdrawn or not ok:
+            del self._offers[key]
+            return [Drop(key), Send(i.peer, Release(key, i.pull))]
+        i.state, i.resend_at = State.LANDED, now + self._timing.resend_s
+        return [Send(i.peer, Landed(key, i.pull))]
+
+    def tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for key, i in self._offers.items():
+            if i.state is State.LANDED and i.resend_at <= now:
+                i.resend_at = now + self._timing.resend_s
+                effects.append(Send(i.peer, Landed(key, i.pull)))
+        if self._renew_at <= now:
+            known: dict[str, list[Key]] = {}
+            for key, i in self._offers.items():
+                known.setdefault(i.peer, []).append(key)
+            effects += [Send(peer, Renew(tuple(keys))) for peer, keys in known.items()]
+            self._renew_at = now + self._timing.renew_s if known else float("inf")
+        return effects
+
+    def peer_dead(self, peer: str) -> list[Effect]:
+        """Its process is gone: what it has not confirmed will never be."""
+        gone = [(key, i) for key, i in self._offers.items() if i.peer == peer]
+        return [e for key, i in gone for e in self._call_off(key, i)]
+
+    def wake_at(self) -> float:
+        resends = (i.resend_at for i in self._offers.values() if i.state is State.LANDED)
+        return min(self._renew_at, *resends, float("inf"))
+
+    def keys(self) -> Iterable[Key]:
+        return self._offers.keys()
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def _call_off(self, key: Key, i: _Incoming) -> list[Effect]:
+        if i.state in (State.ADMITTED, State.PULLING):
+            i.withdrawn = True  # until the copy is terminal
+            return []
+        del self._offers[key]
+        dropped = [Drop(key)] if i.state is State.LANDED else []
+        return [*dropped, Send(i.peer, Release(key, i.pull))]
