@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from hydrainfer.cache import CacheKind, CacheSet, CacheSpec
+from hydrainfer.cluster import LocalLink, Member, Router
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import ConfigError, Lane, Layout, Role
-from hydrainfer.engine import Engine, EngineThread, OutputSink, Overlap
+from hydrainfer.core import ConfigError, Lane, Layout
+from hydrainfer.engine import Engine, EngineHandle, EngineThread, Moves, OutputSink, Overlap, Runner
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import DTYPES, Model, load_model, read_config, vision_fingerprint
 from hydrainfer.ops import select_ops
@@ -23,7 +27,7 @@ from hydrainfer.processor import MediaLimits, ModelDescription, PixelStore, Proc
 from hydrainfer.runtime import LanguageRunner, VisionRunner
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.server import Intake, Sessions
-from hydrainfer.storage import BlockStore
+from hydrainfer.storage import BlockStore, LocalExports, LocalTransport, StorePuller
 
 Progress = Callable[[int, int], None]
 _GIB = 1 << 30
@@ -34,17 +38,24 @@ _TOKENS_PER_RUNNING = 1024  # the automatic KV cache holds this many tokens for 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One running EPD instance and what the server and the offline API need beside it. `facts`: the resolved values
-    of options that were `auto`."""
+    """The running instances of one layout and what the server and the offline API need beside them. `engine`: the only
+    instance, or the router in front of several. `pools`: the caches of each, by name. `facts`: the resolved values of
+    options that were `auto`."""
 
     config: ServeConfig
     name: str
     intake: Intake
     sessions: Sessions
-    engine: EngineThread
+    engine: EngineHandle
     recorder: PrometheusRecorder
-    caches: CacheSet
+    pools: dict[str, CacheSet]
     facts: dict[str, Any]
+
+    @property
+    def caches(self) -> CacheSet:
+        """Of the only instance."""
+        (caches,) = self.pools.values()
+        return caches
 
     def close(self) -> None:
         """End what runs, stop every thread. Safe to repeat."""
@@ -53,18 +64,29 @@ class Instance:
         self.sessions.settle_all()
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One instance before it runs: its name, weights and the sizes of its caches."""
+
+    name: str
+    model: Model
+    sizes: dict[CacheSpec, int]
+
+
 def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> Instance:
-    """Load the model and start the engine. Raises `ConfigError` or `CheckpointError`, one line each."""
-    role = _single_role(config.layout)
+    """Load the model and start the engines. Raises `ConfigError` or `CheckpointError`, one line each."""
+    layout = Layout.parse(config.layout)
     device, dtype = _device(config), _dtype(config)
     path = Path(config.model).expanduser()
     description = load_description(path, max_context=config.max_model_len)
     model_config = read_config(path)
     dtype = dtype or _auto_dtype(device, model_config.dtype)
     ops = select_ops(device, DTYPES[dtype], model_config.text.head_dim, use_native=config.native_kernels)
-    model = load_model(path, role, device, dtype, on_progress, ops)
-    sizes = _cache_sizes(config, model, description.n_context)
-    description = _fit_context(config, description, sizes)
+    models = [load_model(path, role, device, dtype, on_progress, ops) for role in layout.instances]
+    sizes = [_cache_sizes(config, m, description.n_context, 1 / len(models)) for m in models]
+    for s in sizes:
+        description = _fit_context(config, description, s)
+    parts = [_Part(n, m, s) for n, m, s in zip(_names(layout), models, sizes)]
 
     clock = time.monotonic
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20))
@@ -73,59 +95,113 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     sessions = Sessions(description.vocabulary, pixels, clock, max_requests=config.max_waiting)
     name = config.served_model_name or path.resolve().name
 
-    thread = EngineThread(clock)
-    recorder = PrometheusRecorder(name, thread.stats)
-    caches = CacheSet(sizes)
-    policy = Policy(
-        encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s, headroom_tokens=config.headroom_tokens
-    )
-    budgets = Budgets(tokens=config.token_budget, images=config.image_budget, running=config.max_running)
-    scheduler = Scheduler(role, caches, budgets, policy)
+    threads = {part.name: EngineThread(clock, f"engine-{part.name}") for part in parts}
+    handle: EngineHandle
+    placed: _Placed | None = None
+    if len(parts) == 1:
+        (handle,) = threads.values()
+    else:
+        lock = threading.Lock()
+        router = Router(
+            [Member(part.name, part.model.role, threads[part.name]) for part in parts], lock, config.balancing
+        )
+        for part in parts:
+            threads[part.name].on_death = partial(router.lost, part.name)
+        handle, placed = router, _Placed(router, LocalLink(threads, lock), LocalExports())
+    recorder = PrometheusRecorder(name, handle.stats)
     n_threads = config.threads or len(os.sched_getaffinity(0))
-    thread.start(_engine(model, sizes, scheduler, pixels, thread, sessions.sink, recorder, config, n_threads))
-    sessions.attach(thread)
+    share = max(1, n_threads // len(parts))
+    pools = {part.name: CacheSet(part.sizes) for part in parts}
+    engines = {
+        part.name: _engine(
+            config, part, pools[part.name], pixels, threads[part.name], sessions.sink, recorder, share, placed
+        )
+        for part in parts
+    }
+    for part in parts:
+        threads[part.name].start(engines[part.name])
+    sessions.attach(handle)
     facts = {
         "served_model_name": name,
         "device": str(device),
         "dtype": dtype,
         "max_model_len": description.n_context,
-        "threads": n_threads,
+        "threads": n_threads if len(parts) == 1 else f"{share} for each of {len(parts)} instances",
         "overlap": _overlap(config, device),
-        **{_SIZE_OPTION[s.kind]: round(n * s.block_bytes / _GIB, 3) for s, n in sizes.items()},
-        "operators": _operators(model),
+        **_cache_facts(parts),
+        "operators": _operators(models[0]),
     }
     intake = Intake(processor, sessions, n_threads=config.preprocess_threads, timeout_s=config.request_timeout_s)
-    return Instance(config, name, intake, sessions, thread, recorder, caches, facts)
+    return Instance(config, name, intake, sessions, handle, recorder, pools, facts)
+
+
+def _names(layout: Layout) -> list[str]:
+    """E0, E1, P0 …"""
+    seen: Counter[str] = Counter()
+    names = []
+    for role in map(str, layout.instances):
+        names.append(f"{role}{seen[role]}")
+        seen[role] += 1
+    return names
+
+
+class _Placed(NamedTuple):
+    """What an engine needs to have peers."""
+
+    router: Router
+    link: LocalLink
+    exports: LocalExports
 
 
 def _engine(
-    model: Model,
-    sizes: dict[CacheSpec, int],
-    scheduler: Scheduler,
+    config: ServeConfig,
+    part: _Part,
+    caches: CacheSet,
     pixels: PixelStore,
     thread: EngineThread,
     sink: OutputSink,
     recorder: PrometheusRecorder,
-    config: ServeConfig,
     n_threads: int,
+    placed: _Placed | None,
 ) -> Engine:
-    stores = {spec.name: BlockStore(spec, n, model.device) for spec, n in sizes.items()}
+    model, role = part.model, part.model.role
+    policy = Policy(
+        encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s, headroom_tokens=config.headroom_tokens
+    )
+    budgets = Budgets(tokens=config.token_budget, images=config.image_budget, running=config.max_running)
+    scheduler = Scheduler(role, caches, budgets, policy)
+    stores = {spec.name: BlockStore(spec, n, model.device) for spec, n in part.sizes.items()}
     engine: Engine
 
     def threads_beside(other: Lane) -> Callable[[], int]:
         """All cores while the other lane is idle, half of them while it runs."""
         return lambda: max(1, n_threads // 2) if engine.in_flight(other) else n_threads
 
-    runners = {
-        Lane.VISION: VisionRunner(
+    runners: dict[Lane, Runner] = {}
+    if Lane.VISION in role.lanes:
+        runners[Lane.VISION] = VisionRunner(
             model, stores["embed"], pixels.get, wake=thread.wake, threads=threads_beside(Lane.LANGUAGE)
-        ),
-        Lane.LANGUAGE: LanguageRunner(
-            model, stores["kv"], stores["embed"], wake=thread.wake, threads=threads_beside(Lane.VISION)
-        ),
-    }
-    engine = Engine(scheduler, runners, sink, recorder.record, _overlap(config, model.device))
+        )
+    if Lane.LANGUAGE in role.lanes:
+        runners[Lane.LANGUAGE] = LanguageRunner(
+            model, stores["kv"], stores.get("embed"), wake=thread.wake, threads=threads_beside(Lane.VISION)
+        )
+    moves = None
+    if placed is not None:
+        exports = {spec: placed.exports.add(f"{part.name}/{spec}", store) for spec, store in stores.items()}
+        puller = StorePuller(stores, exports, {"local": LocalTransport(placed.exports)}, thread.wake)
+        moves = Moves(part.name, 0, scheduler, placed.router, placed.link, puller)
+    engine = Engine(scheduler, runners, sink, recorder.record, _overlap(config, model.device), moves)
     return engine
+
+
+def _cache_facts(parts: list[_Part]) -> dict[str, Any]:
+    """Sizes as the options give them: per instance."""
+    sizes: dict[str, list[float]] = {}
+    for part in parts:
+        for spec, n in part.sizes.items():
+            sizes.setdefault(_SIZE_OPTION[spec.kind], []).append(round(n * spec.block_bytes / _GIB, 3))
+    return {option: s[0] if len(s) == 1 else ", ".join(map(str, s)) for option, s in sizes.items()}
 
 
 def _operators(model: Model) -> str:
@@ -137,15 +213,6 @@ def _operators(model: Model) -> str:
 
 
 _SIZE_OPTION = {CacheKind.FULL: "kv_cache_gib", CacheKind.EMBED: "image_cache_gib"}
-
-
-def _single_role(layout: str) -> Role:
-    roles = Layout.parse(layout).instances
-    if len(roles) != 1:
-        raise ConfigError(
-            f"layout {layout} has {len(roles)} instances; this version runs one, --layout 1EPD", param="layout"
-        )
-    return roles[0]
 
 
 def _device(config: ServeConfig) -> torch.device:
@@ -173,24 +240,32 @@ def _auto_dtype(device: torch.device, checkpoint: str) -> str:
     return "bfloat16" if checkpoint == "float32" else checkpoint
 
 
-def _cache_sizes(config: ServeConfig, model: Model, n_context: int) -> dict[CacheSpec, int]:
-    """Blocks per cache, from the options or from the memory that is free."""
-    specs = model.cache_specs(kv_block_tokens=config.block_tokens)
-    kv = next(s for s in specs if s.kind is CacheKind.FULL)
-    embed = next(s for s in specs if s.kind is CacheKind.EMBED)
-    picture_blocks = embed.blocks_for(model.config.vision.tokens)
-    n_embed = _blocks(config.image_cache_gib, embed) or picture_blocks * max(_PICTURES_CACHED, config.max_images)
-    n_kv = _blocks(config.kv_cache_gib, kv)
-    if n_kv is None:
-        wanted = max(kv.blocks_for(config.max_running * _TOKENS_PER_RUNNING), kv.blocks_for(n_context))
-        free = _free_bytes(config, model.device) - n_embed * embed.block_bytes
-        n_kv = min(wanted, free // kv.block_bytes) if model.device.type == "cpu" else free // kv.block_bytes
-    if n_kv < 1 or n_embed < picture_blocks:
+def _cache_sizes(config: ServeConfig, model: Model, n_context: int, share: float) -> dict[CacheSpec, int]:
+    """Blocks per cache of an instance, from the options or from its share of the memory that is free."""
+    specs = {s.kind: s for s in model.cache_specs(kv_block_tokens=config.block_tokens)}
+    embed, kv = specs.get(CacheKind.EMBED), specs.get(CacheKind.FULL)
+    sizes: dict[CacheSpec, int] = {}
+    wants = []
+    if embed is not None:
+        picture_blocks = embed.blocks_for(model.config.vision.tokens)
+        pictures = picture_blocks * max(_PICTURES_CACHED, config.max_images)
+        sizes[embed] = _blocks(config.image_cache_gib, embed) or pictures
+        wants.append(f"a picture {picture_blocks * embed.block_bytes}")
+    if kv is not None:
+        n_kv = _blocks(config.kv_cache_gib, kv)
+        if n_kv is None:
+            wanted = max(kv.blocks_for(config.max_running * _TOKENS_PER_RUNNING), kv.blocks_for(n_context))
+            taken = sizes[embed] * embed.block_bytes if embed is not None else 0
+            fits = int(_free_bytes(config, model.device) * share - taken) // kv.block_bytes
+            n_kv = min(wanted, fits) if model.device.type == "cpu" else fits
+        sizes[kv] = n_kv
+        wants.append(f"a KV block {kv.block_bytes}")
+    if (kv is not None and sizes[kv] < 1) or (embed is not None and sizes[embed] < picture_blocks):
         raise ConfigError(
-            f"no memory for the caches: a KV block takes {kv.block_bytes} bytes and a picture "
-            f"{picture_blocks * embed.block_bytes}; lower --max-running or give --kv-cache-gib and --image-cache-gib"
+            f"no memory for the caches of an instance {model.role}: {' and '.join(wants)} bytes; lower --max-running or "
+            "give --kv-cache-gib and --image-cache-gib"
         )
-    return {embed: n_embed, kv: n_kv}
+    return sizes
 
 
 def _blocks(gib: float | None, spec: CacheSpec) -> int | None:
@@ -209,7 +284,7 @@ def _free_bytes(config: ServeConfig, device: torch.device) -> int:
 
 def _fit_context(config: ServeConfig, description: ModelDescription, sizes: dict[CacheSpec, int]) -> ModelDescription:
     """The context length can be no longer than what the whole KV cache holds."""
-    held = next(s.block_tokens * n for s, n in sizes.items() if s.kind is CacheKind.FULL)
+    held = next((s.block_tokens * n for s, n in sizes.items() if s.kind is CacheKind.FULL), description.n_context)
     if held >= description.n_context:
         return description
     if config.max_model_len is not None:

@@ -28,7 +28,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Annotated[
         DType, _help("Model", "float32, bfloat16, float16 or auto (CPU: float32; CUDA: the checkpoint's, 16 bit).")
     ] = "auto"
-    layout: Annotated[str, _help("Model", "Instances and their stages, e.g. 1EPD.")] = "1EPD"
+    layout: Annotated[str, _help("Model", "Instances and their stages, e.g. 1EPD, 1E1P1D, 1E2PD+1EPD.")] = "1EPD"
+    balancing: Annotated[
+        Literal["least_load", "round_robin", "random"],
+        _help("Model", "How a request chooses among instances: least_load, round_robin or random."),
+    ] = "least_load"
     native_kernels: Annotated[
         bool, _help("Model", "Compile and use our CPU kernels (true or false; false uses torch's operators).")
     ] = True
@@ -65,10 +69,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     threads: Annotated[Count | None, _help("Scheduler", "CPU threads for compute; default: all cores.")] = None
 
     kv_cache_gib: Annotated[
-        Positive | None, _help("Memory", "KV cache size; default: from free memory and max_running.")
+        Positive | None, _help("Memory", "KV cache size of an instance; default: from free memory and max_running.")
     ] = None
     image_cache_gib: Annotated[
-        Positive | None, _help("Memory", "Image embedding cache size; default: 64 pictures.")
+        Positive | None, _help("Memory", "Image embedding cache size of an instance; default: 64 pictures.")
     ] = None
     block_tokens: Annotated[int, _help("Memory", "Tokens per KV block.", ge=1, le=256)] = 16
     gpu_memory_fraction: Annotated[float, _help("Memory", "Share of the GPU for weights and caches.", gt=0, le=1)] = 0.9

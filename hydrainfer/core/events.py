@@ -42,13 +42,14 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class EventKind(enum.StrEnum):
-    """`QUEUED`, `STARTED` and `ENDED` name a stage in `LifecycleEvent.stage`; the others stand alone."""
+    """`QUEUED`, `STARTED`, `ENDED` and `MIGRATING` (to it) name a stage in `LifecycleEvent.stage`; the others stand alone."""
 
     ARRIVED = "arrived"
     QUEUED = "queued"
     STARTED = "started"
     ENDED = "ended"
     TOKEN = "token"
+    MIGRATING = "migrating"
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
@@ -81,3 +82,7 @@ class InstanceStats(msgspec.Struct, frozen=True):
     n_preemptions: int
     n_steps: int
     stalled_s: float
+    n_migrating: int = 0  # wait for another instance to pull them
+    n_arriving: int = 0  # offered by other instances, and not here yet
+    blocks_pulled: dict[str, int] = {}  # spec -> blocks copied from other instances so far
+    n_landed: int = 0

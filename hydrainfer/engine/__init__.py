@@ -4,7 +4,24 @@ Called by the server and offline API through `EngineHandle`. Sees tensors only t
 """
 
 from hydrainfer.engine.engine import Engine, EventSink, Overlap
-from hydrainfer.engine.ports import EngineHandle, OutputSink, Runner, Ticket
+from hydrainfer.engine.migration import Timing
+from hydrainfer.engine.moves import Moves
+from hydrainfer.engine.ports import Completion, EngineHandle, OutputSink, PeerLink, Placement, Puller, Runner, Ticket
 from hydrainfer.engine.thread import EngineThread
 
-__all__ = ["Engine", "EngineHandle", "EngineThread", "EventSink", "OutputSink", "Overlap", "Runner", "Ticket"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineHandle",
+    "EngineThread",
+    "EventSink",
+    "Moves",
+    "OutputSink",
+    "Overlap",
+    "PeerLink",
+    "Placement",
+    "Puller",
+    "Runner",
+    "Ticket",
+    "Timing",
+]

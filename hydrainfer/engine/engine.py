@@ -1,6 +1,7 @@
 """One instance: scheduler and runners turned by a synchronous `step`, which never blocks and never reads a clock.
 
-    step(now):  poll tickets → apply → expire deadlines → launch on free lanes → hand out outputs
+    step(now):  poll tickets → apply → moves between instances → expire deadlines → launch on free lanes
+                → hand out outputs → post to peers
 
 A thread drives it in production (`thread.py`), a virtual clock in the simulator and in tests.
 """
@@ -20,9 +21,12 @@ from hydrainfer.core import (
     Lane,
     LifecycleEvent,
     Output,
+    Parcel,
     Request,
+    Sequence,
     Stage,
 )
+from hydrainfer.engine.moves import Arrived, Left, Moves, Stranded
 from hydrainfer.engine.ports import OutputSink, Runner, Ticket
 from hydrainfer.scheduler import Outcome, Scheduler
 
@@ -32,7 +36,8 @@ EventSink = Callable[[LifecycleEvent], None]
 
 class Engine:
     """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
-    `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event."""
+    `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event. `moves`: its
+    dealings with other instances, None if there are none."""
 
     def __init__(
         self,
@@ -41,8 +46,10 @@ class Engine:
         sink: OutputSink,
         record: EventSink = lambda _: None,
         overlap: Overlap = "free",
+        moves: Moves | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._moves = moves
         self._runners = runners
         self._sink = sink
         self._record = record
@@ -69,14 +76,25 @@ class Engine:
         except HydraError as e:
             self._end(request.id, now, "error", error=e)
             return
+        self._watch(request)
+        self._queued(seq, now)
+
+    def _watch(self, request: Request) -> None:
         if request.deadline_s != float("inf"):
             heapq.heappush(self._deadlines, (request.deadline_s, request.id))
-        self._event(request.id, EventKind.QUEUED, now, seq.stage)
 
     def cancel(self, request_ids: Iterable[str], now: float) -> None:
         for request_id in request_ids:
-            if self.scheduler.cancel(request_id):
+            if self._stop(request_id, now):
                 self._end(request_id, now, "abort")
+            elif self._moves is not None:
+                self._moves.cancel_arrival(request_id)
+
+    def _stop(self, request_id: str, now: float) -> bool:
+        """Forget it, wherever it is here. False if it is not."""
+        if self._moves is not None:
+            self._moves.close(request_id, now)
+        return self.scheduler.cancel(request_id)
 
     def fail_all(self, error: HydraError, now: float) -> None:
         """End every request that has not ended with `error`, also one that the scheduler lost when a step failed. Blocks
@@ -86,8 +104,37 @@ class Engine:
             self._finish(request_id, "error", error=error)
         self._flush()  # before the books, which may be what is broken
         for request_id in request_ids:
-            self.scheduler.cancel(request_id)
+            self._stop(request_id, now)
             self._event(request_id, EventKind.FINISHED, now, detail="error")
+
+    # ---- other instances
+
+    def deliver(self, parcel: Parcel) -> None:
+        """What a peer has to say; read in the next step."""
+        assert self._moves is not None, "an engine without peers got a message"
+        self._moves.deliver(parcel)
+
+    def peer_dead(self, peer: str, now: float) -> None:
+        """Its process is known to be gone."""
+        if self._moves is not None:
+            self._moves.peer_dead(peer, now)
+
+    def _move(self, moves: Moves, now: float) -> None:
+        for move in moves.turn(now):
+            match move:
+                case Left(request_id):
+                    self._open.discard(request_id)
+                    self._progress_s = now
+                case Arrived(seq, cancelled):
+                    self._open.add(seq.id)
+                    self._progress_s = now
+                    self._watch(seq.request)
+                    self._queued(seq, now)
+                    if cancelled:
+                        self.cancel([seq.id], now)
+                case Stranded(request_id, error):
+                    if self._stop(request_id, now):
+                        self._end(request_id, now, "error", error=error)
 
     # ---- the loop
 
@@ -100,9 +147,16 @@ class Engine:
                 self._n_steps += 1
                 self._progress_s = now
                 self._commit(self.scheduler.apply(result, now), now)
+        moves = self._moves
+        if moves is not None:
+            self._move(moves, now)
         self._expire(now)
         self._launch(now)
+        if moves is not None and self.scheduler.departing:
+            moves.depart(now)
         self._flush()
+        if moves is not None:
+            moves.post()
         return self._wake_at(now)
 
     def _launch(self, now: float) -> None:
@@ -125,7 +179,7 @@ class Engine:
         scheduler = self.scheduler
         for seq in scheduler.preempted:
             self._event(seq.id, EventKind.PREEMPTED, now)
-            self._event(seq.id, EventKind.QUEUED, now, seq.stage)
+            self._queued(seq, now)
         for seq, stage in scheduler.started:
             self._event(seq.id, EventKind.STARTED, now, stage)
         scheduler.preempted.clear()
@@ -142,7 +196,11 @@ class Engine:
             elif token is not None:
                 self._outputs.append(Output(seq.id, (token,), (logprobs,) if logprobs else ()))
             if ended is not None and finish is None:
-                self._event(seq.id, EventKind.QUEUED, now, seq.stage)
+                self._queued(seq, now)
+
+    def _queued(self, seq: Sequence, now: float) -> None:
+        here = self.scheduler.role.runs(seq.stage)
+        self._event(seq.id, EventKind.QUEUED if here else EventKind.MIGRATING, now, seq.stage)
 
     def _end(
         self,
@@ -180,7 +238,7 @@ class Engine:
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id = heapq.heappop(self._deadlines)
-            if self.scheduler.cancel(request_id):
+            if self._stop(request_id, now):
                 error = DeadlineExceeded("the request's deadline passed before it was done; retry or raise the timeout")
                 self._end(request_id, now, "error", error=error)
 
@@ -199,6 +257,8 @@ class Engine:
             gate = self.scheduler.gate_opens_at()
             if now < gate < float("inf"):
                 times.append(gate)
+        if self._moves is not None and (at := self._moves.wake_at()) < float("inf"):
+            times.append(at)
         return min(times, default=None)
 
     def _event(self, request_id: str, kind: EventKind, at_s: float, stage: Stage | str = "", detail: str = "") -> None:
@@ -208,7 +268,9 @@ class Engine:
 
     @property
     def _busy(self) -> bool:
-        return bool(self.scheduler.n_running or self.scheduler.n_waiting or self._in_flight)
+        s = self.scheduler
+        moving = self._moves is not None and not self._moves.idle
+        return bool(s.n_running or s.n_waiting or self._in_flight or moving)
 
     def in_flight(self, lane: Lane) -> bool:
         return lane in self._in_flight
@@ -217,6 +279,11 @@ class Engine:
     def idle(self) -> bool:
         """Nothing lives here and no lane is executing: every block is back."""
         return not self._busy
+
+    @property
+    def still(self) -> bool:
+        """No lane is executing and no copy is running: threads can end."""
+        return not self._in_flight and not (self._moves is not None and self._moves.copying)
 
     def stats(self, now: float) -> InstanceStats:
         s, caches = self.scheduler, self.scheduler.room.caches
@@ -233,8 +300,14 @@ class Engine:
             n_preemptions=s.n_preemptions,
             n_steps=self._n_steps,
             stalled_s=now - self._progress_s if self._busy else 0.0,
+            n_migrating=len(s.migrating),
+            n_arriving=self._moves.n_arriving if self._moves is not None else 0,
+            blocks_pulled=dict(self._moves.blocks_pulled) if self._moves is not None else {},
+            n_landed=self._moves.n_landed if self._moves is not None else 0,
         )
 
     def close(self) -> None:
+        if self._moves is not None:
+            self._moves.shut()
         for runner in self._runners.values():
             runner.close()

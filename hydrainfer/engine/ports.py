@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
-from hydrainfer.core import InstanceStats, Output, Request, StepBatch, StepResult
+from hydrainfer.core import ExportHandle, InstanceStats, Output, Parcel, Request, Stage, StepBatch, StepResult
+from hydrainfer.scheduler import Pulls
 
 OutputSink = Callable[[list[Output]], None]
 """Called once per step on the engine's thread with everything that step produced. Must not block."""
@@ -30,6 +31,46 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Wait for what is running, then free threads and streams."""
+
+
+class Placement(Protocol):
+    """Where a request goes next."""
+
+    def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
+        """The name of an instance that runs `stage`, or None if there is none but `exclude`. Called on the engine's
+        thread; must not block."""
+
+
+class PeerLink(Protocol):
+    """The way to the other instances."""
+
+    def send(self, peer: str, parcel: Parcel) -> None:
+        """Hand it over and return; it may be lost if the peer is gone."""
+
+
+class Completion(Protocol):
+    """One copy in flight."""
+
+    def poll(self, now: float) -> bool | None:
+        """True once every byte is there, False if it failed and nothing writes any more, None while it runs. Never
+        raises."""
+
+    def ready_at(self) -> float | None:
+        """As of `Ticket`."""
+
+
+class Puller(Protocol):
+    """Copies blocks of peers into this instance's caches."""
+
+    @property
+    def exports(self) -> dict[str, ExportHandle]:
+        """What peers need to read this instance's caches, by spec."""
+
+    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> Completion:
+        """Start copying and return. The waker tells when it is done."""
+
+    def close(self) -> None:
+        """Wait for what is running, then free threads."""
 
 
 class EngineHandle(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from hydrainfer.core import HydraError, InstanceStats, InternalError, Request, Unavailable
+from hydrainfer.core import HydraError, InstanceStats, InternalError, Parcel, Request, Unavailable
 from hydrainfer.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -21,10 +21,16 @@ class EngineThread:
     """Every call is queued and carried out by the engine's own thread, so the engine needs no lock.
 
     `wake` is also what runners call when a ticket is complete. `close` aborts what is running and joins the thread.
+    `on_death` is called on that thread when a bug has stopped the engine.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, name: str = "engine") -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        name: str = "engine",
+    ) -> None:
         self._clock = clock
+        self.on_death: Callable[[], None] = lambda: None
         self._inbox: deque[Callable[[Engine, float], None]] = deque()
         self._woken = threading.Event()
         self._closing = False
@@ -47,17 +53,40 @@ class EngineThread:
     def cancel(self, request_ids: list[str]) -> None:
         self._post(lambda engine, now: engine.cancel(request_ids, now))
 
+    def deliver(self, parcel: Parcel) -> None:
+        """A peer's messages."""
+        self._post(lambda engine, _: engine.deliver(parcel))
+
+    def peer_dead(self, peer: str) -> None:
+        """A peer's process, or its thread, is gone."""
+        self._post(lambda engine, now: engine.peer_dead(peer, now))
+
+    @property
+    def alive(self) -> bool:
+        """It takes requests."""
+        return self._dead is None and not self._closing
+
     def stats(self) -> InstanceStats:
         """A snapshot; counts may be a step apart from each other."""
         assert self._engine is not None, "stats before start"
         stats = self._engine.stats(self._clock())
         return stats if self._dead is None else msgspec.structs.replace(stats, stalled_s=float("inf"))
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Begin to close, without waiting."""
         self._closing = True
         self.wake()
+
+    def close(self) -> None:
+        self.stop()
         if self._thread.is_alive():
             self._thread.join()
+
+    def bury(self, peers: list[str]) -> None:
+        """After `close` of this engine and of `peers`: nobody reads or writes any more, so every block comes back."""
+        assert self._engine is not None and not self._thread.is_alive(), "bury before close"
+        for peer in peers:
+            self._engine.peer_dead(peer, self._clock())
 
     def _post(self, call: Callable[[Engine, float], None]) -> None:
         self._inbox.append(call)
@@ -73,6 +102,7 @@ class EngineThread:
         except Exception:
             logger.exception("the engine stopped after an internal error")
             self._dead = InternalError("the engine stopped after an internal error; see the server's log")
+            self.on_death()
             while not self._closing:
                 self._refuse_dead(engine, self._dead)
                 self._woken.wait()
@@ -84,7 +114,7 @@ class EngineThread:
         self._woken.clear()
         self._drain(engine)
         wake_at = engine.step(self._clock())
-        if not self._inbox and not (self._closing and engine.idle):
+        if not self._inbox and not (self._closing and engine.still):
             self._woken.wait(None if wake_at is None else min(max(wake_at - self._clock(), 0.0), _LONGEST_WAIT_S))
 
     def _drain(self, engine: Engine) -> None:
@@ -96,7 +126,7 @@ class EngineThread:
         """Everything here ends with `error`; the batches in flight land."""
         self._drain(engine)
         engine.fail_all(error, self._clock())
-        while not engine.idle:
+        while not engine.still:
             self._turn(engine)
 
     def _refuse_dead(self, engine: Engine, error: HydraError) -> None:

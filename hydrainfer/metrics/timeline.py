@@ -18,6 +18,7 @@ INTERVALS = (
     "decode",
 )
 """The eight intervals of the paper's latency breakdown, in order. Stages that did not happen take 0 s."""
+_MIGRATION = {Stage.ENCODE: "encode_queue", Stage.PREFILL: "ep_migration", Stage.DECODE: "pd_migration"}
 
 
 @dataclass(slots=True)
@@ -80,6 +81,8 @@ class Timelines:
             timeline.switch(f"{Stage(stage).value}_queue", at_s)
         elif kind is EventKind.STARTED:
             timeline.switch(Stage(stage).value, at_s)
+        elif kind is EventKind.MIGRATING:
+            timeline.switch(_MIGRATION[Stage(stage)], at_s)
         elif kind is EventKind.PREEMPTED:
             timeline.n_preemptions += 1
         elif kind is EventKind.FINISHED:

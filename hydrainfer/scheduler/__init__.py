@@ -4,6 +4,7 @@ Called by the engine and, unchanged, by the simulator. Never touches tensors, so
 """
 
 from hydrainfer.scheduler.policy import Budgets, Policy
+from hydrainfer.scheduler.room import Pulls
 from hydrainfer.scheduler.scheduler import Outcome, Scheduler
 
-__all__ = ["Budgets", "Outcome", "Policy", "Scheduler"]
+__all__ = ["Budgets", "Outcome", "Policy", "Pulls", "Scheduler"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.cache import CacheKind, CacheSpec
+from hydrainfer.core import ExportHandle
 
 
 class BlockStore:
@@ -31,6 +32,10 @@ class BlockStore:
     @property
     def n_bytes(self) -> int:
         return self.n_blocks * self.spec.block_bytes
+
+    def export(self, transport: str, address: str) -> ExportHandle:
+        """What a peer needs to read its blocks, where `transport` finds it under `address`."""
+        return ExportHandle(transport, address, self.n_blocks, self.spec.block_bytes)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,0 +1,31 @@
+"""Consistent hashing: a picture keeps its encoder while encoders come and go, so that its embedding is found again."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect
+from collections.abc import Collection, Iterable
+
+_POINTS = 64  # per name: shares differ by about 1/sqrt(64)
+
+
+class HashRing:
+    """Names on a ring. A key belongs to the first name clockwise of it that is asked for."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        points = sorted((_place(f"{name}#{i}".encode()), name) for name in names for i in range(_POINTS))
+        self._places = [place for place, _ in points]
+        self._names = [name for _, name in points]
+
+    def owner(self, key: bytes, among: Collection[str]) -> str | None:
+        """None if no name of the ring is in `among`."""
+        first = bisect(self._places, _place(key))
+        for i in range(len(self._names)):
+            name = self._names[(first + i) % len(self._names)]
+            if name in among:
+                return name
+        return None
+
+
+def _place(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())

@@ -1,0 +1,277 @@
+"""Moves requests between this engine and its peers: the migration machines, tied to scheduler, placement and copies.
+
+    scheduler.departing ─> placement ─> Source ─Moved─> forgotten here
+    peer's offer ─> Target ─room─> copy ─Confirm─> scheduler.land
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hydrainfer.cache import Lease
+from hydrainfer.core import (
+    Admit,
+    ErrorInfo,
+    Handoff,
+    HydraError,
+    InvalidRequest,
+    Key,
+    Landed,
+    Message,
+    Parcel,
+    Reject,
+    Release,
+    Renew,
+    Sequence,
+    Stage,
+    Unavailable,
+    Withdraw,
+)
+from hydrainfer.engine.migration import Drop, Effect, Free, Land, Moved, Retry, Send, Source, Target, Timing
+from hydrainfer.engine.ports import Completion, PeerLink, Placement, Puller
+from hydrainfer.scheduler import Scheduler
+
+_ASK_AGAIN_S = 0.05  # when every instance of a stage has refused
+
+
+class Left(NamedTuple):
+    """A peer owns the request now."""
+
+    request_id: str
+
+
+class Arrived(NamedTuple):
+    """The request is ours. `cancelled`: that it shall end was heard while it was on its way."""
+
+    seq: Sequence
+    cancelled: bool
+
+
+class Stranded(NamedTuple):
+    """It is here and can go nowhere."""
+
+    request_id: str
+    error: HydraError
+
+
+Move = Left | Arrived | Stranded
+
+
+@dataclass(slots=True)
+class _Departure:
+    seq: Sequence
+    hold: int
+    try_at: float  # inf while an offer is open
+    offered: bool = False
+    exclude: set[str] = field(default_factory=set)
+    error: ErrorInfo | None = None
+
+
+class Moves:
+    """One engine's dealings with its peers; used on the engine's thread only. `name` and `incarnation` are its own."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        scheduler: Scheduler,
+        placement: Placement,
+        link: PeerLink,
+        puller: Puller,
+        timing: Timing | None = None,
+    ) -> None:
+        timing = timing or Timing()
+        self.name, self.incarnation = name, incarnation
+        self._scheduler, self._placement, self._link, self._puller = scheduler, placement, link, puller
+        self._source, self._target = Source(timing), Target(timing)
+        self._inbox: list[Parcel] = []
+        self._outbox: dict[str, list[Message]] = {}
+        self._out: dict[str, _Departure] = {}
+        self._holds: dict[int, Lease | None] = {}
+        self._n_holds = 0
+        self._copies: dict[Key, Completion] = {}
+        self._being_pulled: dict[bytes, Key] = {}  # picture key -> the arrival that brings it
+        self._cancelled: set[Key] = set()
+        self._moves: list[Move] = []
+        self.blocks_pulled: Counter[str] = Counter()
+        self.n_landed = 0
+
+    # ---- called by the engine
+
+    def deliver(self, parcel: Parcel) -> None:
+        self._inbox.append(parcel)
+
+    def turn(self, now: float) -> list[Move]:
+        """Read the messages, see to copies, admit offers that find room, place what departs."""
+        parcels, self._inbox = self._inbox, []
+        for parcel in parcels:
+            for message in parcel.messages:
+                self._handle(parcel.sender, message, now)
+        for key, copy in list(self._copies.items()):
+            done = copy.poll(now)
+            if done is not None:
+                del self._copies[key]
+                self._do(self._target.pulled(key, done, now), now)
+        self._do(self._source.tick(now), now)
+        self._do(self._target.tick(now), now)
+        if len(self._target):
+            self._admit(now)
+        elif self._cancelled:
+            self._cancelled.clear()
+        self.depart(now)
+        moves, self._moves = self._moves, []
+        return moves
+
+    def depart(self, now: float) -> None:
+        """Take over what the scheduler lets go, and offer it."""
+        for seq in self._scheduler.departing:
+            if seq.cancelled:
+                continue
+            self._n_holds += 1
+            self._holds[self._n_holds] = self._scheduler.room.detach(seq, f"{seq.id}/{self._n_holds}")
+            self._out[seq.id] = _Departure(seq, self._n_holds, now)
+        self._scheduler.departing.clear()
+        for departure in list(self._out.values()):
+            if departure.try_at <= now:
+                self._place(departure, now)
+
+    def post(self) -> None:
+        """Send what there is to say, one parcel per peer. Called when the step's outputs have left."""
+        for peer, messages in self._outbox.items():
+            self._link.send(peer, Parcel(self.name, self.incarnation, tuple(messages)))
+        self._outbox.clear()
+
+    def close(self, request_id: str, now: float) -> None:
+        """The request ends here: its offer is withdrawn, its blocks come back when nobody reads them."""
+        departure = self._out.pop(request_id, None)
+        if departure is not None:
+            self._do(self._source.close(request_id, departure.hold, now), now)
+
+    def cancel_arrival(self, request_id: str) -> None:
+        """It ends as soon as it is ours, if it ever is."""
+        self._cancelled.update(key for key in self._target.keys() if key[0] == request_id)
+
+    def peer_dead(self, peer: str, now: float) -> None:
+        """Its process is known to be gone."""
+        self._do(self._source.peer_dead(peer), now)
+        self._do(self._target.peer_dead(peer), now)
+
+    def wake_at(self) -> float:
+        ready = [t for c in self._copies.values() if (t := c.ready_at()) is not None]
+        times = [d.try_at for d in self._out.values()]
+        return min([self._source.wake_at(), self._target.wake_at(), *ready, *times])
+
+    @property
+    def copying(self) -> bool:
+        return bool(self._copies)
+
+    @property
+    def idle(self) -> bool:
+        return not (self._out or self._copies or self._holds or len(self._target) or self._inbox or self._moves)
+
+    @property
+    def n_arriving(self) -> int:
+        return len(self._target)
+
+    def shut(self) -> None:
+        self._puller.close()
+
+    # ---- inside
+
+    def _handle(self, peer: str, message: Message, now: float) -> None:
+        if isinstance(message, Admit | Reject | Landed | Release | Renew):
+            self._do(self._source.handle(peer, message, now), now)
+            return
+        if isinstance(message, Withdraw):
+            self._scheduler.forget_blocked(message.key[0])
+        self._do(self._target.handle(peer, message, now), now)
+
+    def _do(self, effects: Iterable[Effect], now: float) -> None:
+        for effect in effects:
+            match effect:
+                case Send(peer, message):
+                    self._outbox.setdefault(peer, []).append(message)
+                case Moved(request_id):
+                    del self._out[request_id]
+                    self._scheduler.cancel(request_id)  # forgets it; its blocks are not its own any more
+                    self._moves.append(Left(request_id))
+                case Retry(request_id, peer, error):
+                    departure = self._out.get(request_id)
+                    if departure is not None:
+                        departure.exclude.add(peer)
+                        departure.error, departure.try_at = error or departure.error, now
+                case Free(hold):
+                    lease = self._holds.pop(hold)
+                    if lease is not None:
+                        self._scheduler.room.caches.release(lease)
+                case Land(key):
+                    self._forget_pull(key)
+                    self.n_landed += 1
+                    cancelled = key in self._cancelled
+                    self._moves.append(Arrived(self._scheduler.land(key[0], now), cancelled))
+                case Drop(key):
+                    self._forget_pull(key)
+                    self._scheduler.drop_arrival(key[0])
+
+    def _place(self, d: _Departure, now: float) -> None:
+        seq = d.seq
+        peer = self._placement.choose(seq.request, seq.stage, {self.name, *d.exclude})
+        if peer is not None:
+            seq.attempt += d.offered
+            d.offered, d.try_at = True, float("inf")
+            handoff = Handoff.of(seq, self.name, self.incarnation, self._puller.exports)
+            self._do(self._source.offer(handoff, peer, d.hold, now), now)
+        elif d.exclude and d.error is None:
+            d.exclude.clear()
+            d.try_at = now + _ASK_AGAIN_S
+        else:
+            d.try_at = float("inf")
+            none = Unavailable(f"no instance can {seq.stage.value} now; retry later", retry_after_s=5.0)
+            self._moves.append(Stranded(seq.id, d.error.exception() if d.error else none))
+
+    def _admit(self, now: float) -> None:
+        """Reserve room for offers, oldest first. A picture that another arrival is bringing is waited for, and nobody
+        passes who waits so (as in `Scheduler._admit_encode`)."""
+        full: set[Stage] = set()  # stages whose oldest offer found no room
+        wanted: set[bytes] = set()
+        for handoff in self._target.waiting():
+            stage = handoff.request.plan()[handoff.cursor]
+            if stage in full:
+                continue
+            pictures = {m.key for m in handoff.request.media} if "embed" in handoff.blocks else set()
+            if pictures & self._being_pulled.keys() or pictures & wanted:
+                wanted |= pictures
+                continue
+            try:
+                pulls = self._scheduler.expect(handoff, now)
+            except InvalidRequest as e:
+                self._do(self._target.reject(handoff.key, ErrorInfo.of(e)), now)
+                continue
+            if pulls is None:
+                full.add(stage)
+                continue
+            self._begin(handoff, pulls, pictures, now)
+
+    def _begin(
+        self, handoff: Handoff, pulls: dict[str, tuple[list[int], list[int]]], pictures: set[bytes], now: float
+    ) -> None:
+        key = handoff.key
+        self._do(self._target.admit(key), now)
+        if not pulls:
+            self._do(self._target.pulled(key, True, now), now)
+            return
+        self._being_pulled.update(dict.fromkeys(pictures, key))
+        for spec, (_, into) in pulls.items():
+            self.blocks_pulled[spec] += len(into)
+        self._target.pulling(key)
+        self._copies[key] = self._puller.pull({spec: handoff.exports[spec] for spec in pulls}, pulls)
+
+    def _forget_pull(self, key: Key) -> None:
+        for picture in [p for p, by in self._being_pulled.items() if by == key]:
+            del self._being_pulled[picture]
+
+
+__all__ = ["Arrived", "Left", "Move", "Moves", "Stranded"]
