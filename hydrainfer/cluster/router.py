@@ -25,14 +25,14 @@ class InstanceHandle(EngineHandle, Protocol):
     def deliver(self, parcel: Parcel) -> None:
         """A peer's messages."""
 
-    def peer_dead(self, peer: str) -> None:
+    def peer_dead(self, peer: str, incarnation: int) -> None:
         """A peer's process, or its thread, is gone."""
 
     def stop(self) -> None:
         """Begin to close, without waiting."""
 
-    def bury(self, peers: list[str]) -> None:
-        """After `close` of it and of `peers`: free what was between them."""
+    def bury(self, peers: dict[str, int]) -> None:
+        """After `close` of it and of `peers` (name → incarnation): free what was between them."""
 
     @property
     def alive(self) -> bool:
@@ -43,6 +43,7 @@ class Member(NamedTuple):
     name: str
     role: Role
     handle: InstanceHandle
+    incarnation: int = 0
 
 
 class Router:
@@ -86,13 +87,13 @@ class Router:
         for member in self.members.values():
             member.handle.close()
         for member in self.members.values():
-            member.handle.bury([name for name in self.members if name != member.name])
+            member.handle.bury({m.name: m.incarnation for m in self.members.values() if m.name != member.name})
 
     def lost(self, name: str) -> None:
         """That instance is dead: its peers need not wait for its word."""
         for member in self.members.values():
             if member.name != name:
-                member.handle.peer_dead(name)
+                member.handle.peer_dead(name, self.members[name].incarnation)
 
     # ---- Placement
 

@@ -114,10 +114,10 @@ class Engine:
         assert self._moves is not None, "an engine without peers got a message"
         self._moves.deliver(parcel)
 
-    def peer_dead(self, peer: str, now: float) -> None:
+    def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
         """Its process is known to be gone."""
         if self._moves is not None:
-            self._moves.peer_dead(peer, now)
+            self._moves.peer_dead(peer, incarnation, now)
 
     def _move(self, moves: Moves, now: float) -> None:
         for move in moves.turn(now):

@@ -88,6 +88,7 @@ class Moves:
         self._scheduler, self._placement, self._link, self._puller = scheduler, placement, link, puller
         self._source, self._target = Source(timing), Target(timing)
         self._inbox: list[Parcel] = []
+        self._dead: set[tuple[str, int]] = set()  # (peer, incarnation): not listened to any more
         self._outbox: dict[str, list[Message]] = {}
         self._out: dict[str, _Departure] = {}
         self._holds: dict[int, Lease | None] = {}
@@ -108,6 +109,8 @@ class Moves:
         """Read the messages, see to copies, admit offers that find room, place what departs."""
         parcels, self._inbox = self._inbox, []
         for parcel in parcels:
+            if (parcel.sender, parcel.incarnation) in self._dead:
+                continue
             for message in parcel.messages:
                 self._handle(parcel.sender, message, now)
         for key, copy in list(self._copies.items()):
@@ -154,8 +157,9 @@ class Moves:
         """It ends as soon as it is ours, if it ever is."""
         self._cancelled.update(key for key in self._target.keys() if key[0] == request_id)
 
-    def peer_dead(self, peer: str, now: float) -> None:
+    def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
         """Its process is known to be gone."""
+        self._dead.add((peer, incarnation))
         self._do(self._source.peer_dead(peer), now)
         self._do(self._target.peer_dead(peer), now)
 

@@ -57,9 +57,9 @@ class EngineThread:
         """A peer's messages."""
         self._post(lambda engine, _: engine.deliver(parcel))
 
-    def peer_dead(self, peer: str) -> None:
+    def peer_dead(self, peer: str, incarnation: int) -> None:
         """A peer's process, or its thread, is gone."""
-        self._post(lambda engine, now: engine.peer_dead(peer, now))
+        self._post(lambda engine, now: engine.peer_dead(peer, incarnation, now))
 
     @property
     def alive(self) -> bool:
@@ -82,11 +82,12 @@ class EngineThread:
         if self._thread.is_alive():
             self._thread.join()
 
-    def bury(self, peers: list[str]) -> None:
-        """After `close` of this engine and of `peers`: nobody reads or writes any more, so every block comes back."""
+    def bury(self, peers: dict[str, int]) -> None:
+        """After `close` of this engine and of `peers` (name → incarnation): nobody reads or writes any more, so every
+        block comes back."""
         assert self._engine is not None and not self._thread.is_alive(), "bury before close"
-        for peer in peers:
-            self._engine.peer_dead(peer, self._clock())
+        for peer, incarnation in peers.items():
+            self._engine.peer_dead(peer, incarnation, self._clock())
 
     def _post(self, call: Callable[[Engine, float], None]) -> None:
         self._inbox.append(call)

@@ -1,0 +1,154 @@
+"""Any layout under a virtual clock: every request ends once with its tokens, moves only what it must, leaks nothing."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydrainfer.metrics import INTERVALS, Timelines
+from tests.cluster.virtual import Cluster
+from tests.scheduler.fakes import expected_tokens, make_request
+
+pytestmark = pytest.mark.unit
+
+LAYOUTS = ["1EPD", "1E1P1D", "1EP1D", "1ED1P", "1E1PD", "2E1P2D", "1E2PD+1EPD", "2EPD", "1E1P1ED", "1EP1D+1ED1PD"]
+
+
+def mixed(n=8):
+    return [
+        make_request(f"r{i}", n_text=3 + 5 * (i % 4), pictures=list(range(i % 3)), max_tokens=1 + 3 * (i % 4))
+        for i in range(n)
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_tokens_and_moves_only_what_it_must(layout):
+    cluster = Cluster(layout, kv_blocks=64, embed_blocks=32)
+    requests = mixed()
+    for r in requests:
+        cluster.submit(r)
+    cluster.run()
+    for r in requests:
+        assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
+    cluster.check_whole()
+    pulled = {s: sum(p.n_blocks[s] for p in cluster.pullers.values()) for s in ("embed", "kv")}
+    if layout in ("1E1P1D", "1ED1P"):
+        assert pulled["embed"] == 2 * 2, "two pictures of two blocks: each crosses once"
+        assert pulled["kv"] == sum(-(-r.n_prompt // 4) for r in requests if r.max_tokens > 1)
+    if "EPD" in layout and "+" not in layout:
+        assert pulled == {"embed": 0, "kv": 0}
+        assert not any(e.stats(0.0).n_landed for e in cluster.engines.values())
+
+
+def test_text_never_touches_an_encoder():
+    cluster = Cluster("2E1P1D", 64, 32)
+    for i in range(4):
+        cluster.submit(make_request(f"t{i}"))
+    cluster.run()
+    assert all(not d.batches for name, d in cluster.devices.items() if name[0] == "E")
+    assert all(cluster.end(f"t{i}").finish_reason == "length" for i in range(4))
+
+
+def test_a_picture_finds_its_encoder_again():
+    cluster = Cluster("3E1P1D", 64, 32)
+    for i in range(9):
+        cluster.submit(make_request(f"r{i}", pictures=[i % 3]))
+        cluster.run()
+    encoded = [n for d in cluster.devices.values() for n in d.n_encoded.values()]
+    assert encoded == [1, 1, 1]
+    cluster.check_whole()
+
+
+def test_intervals_of_a_request_that_moves():
+    cluster, done = Cluster("1E1P1D", 64, 32), {}
+    timelines = Timelines(lambda request_id, t: done.update({request_id: t}))
+    cluster.submit(make_request("a", pictures=[1], max_tokens=5))
+    cluster.run()
+    for _, event in cluster.lifecycle:
+        timelines.record(event)
+    t = done["a"]
+    assert set(t.intervals_s) == set(INTERVALS) and t.intervals_s["ep_migration"] > 0 < t.intervals_s["pd_migration"]
+    assert sum(t.intervals_s.values()) == pytest.approx(t.e2e_s)
+
+
+def test_too_large_for_its_route_is_a_400():
+    cluster = Cluster("1E1P1D", kv_blocks=8, embed_blocks=32)
+    cluster.submit(make_request("large", n_text=50, pictures=[1]))
+    cluster.submit(make_request("small", pictures=[1]))
+    cluster.run()
+    assert cluster.end("large").error.status == 400 and cluster.end("small").finish_reason == "length"
+    cluster.check_whole()
+
+
+def test_a_dead_stage_is_a_503_and_nothing_hangs():
+    cluster = Cluster("1E1P1D", 64, 32)
+    cluster.router.members["D2"].handle.alive = False
+    cluster.submit(make_request("a", pictures=[1]))
+    cluster.run()
+    assert cluster.end("a").error.status == 503
+    cluster.check_whole()
+
+
+traffic = st.lists(
+    st.tuples(
+        st.integers(1, 14),  # text tokens
+        st.lists(st.integers(0, 4), max_size=2),  # pictures
+        st.integers(1, 12),  # max_tokens
+        st.floats(0.0, 30.0),  # arrives at
+        st.one_of(st.none(), st.none(), st.floats(0.0, 60.0)),  # cancelled after
+        st.one_of(st.none(), st.none(), st.floats(1.0, 80.0)),  # deadline after
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    specs=traffic,
+    layout=st.sampled_from(LAYOUTS),
+    kv_blocks=st.integers(10, 24),
+    embed_blocks=st.integers(4, 8),
+    headroom=st.integers(0, 4),
+    balancing=st.sampled_from(["least_load", "round_robin", "random"]),
+    chaos=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, seed):
+    cluster = Cluster(layout, kv_blocks, embed_blocks, seed, chaos, headroom, balancing)
+    requests = []
+    for i, (n_text, pictures, max_tokens, arrives, cancel_after, deadline_after) in enumerate(specs):
+        deadline = arrives + deadline_after if deadline_after is not None else float("inf")
+        r = make_request(f"r{i}", n_text, pictures, max_tokens, arrival_s=arrives, deadline_s=deadline)
+        requests.append((r, cancel_after, deadline_after))
+        cluster.at(arrives, lambda r=r: cluster.submit(r))
+        if cancel_after is not None:
+            cluster.at(arrives + cancel_after, lambda r=r: cluster.cancel(r.id))
+    cluster.run()
+    for r, cancel_after, deadline_after in requests:
+        end, tokens, wanted = cluster.end(r.id), cluster.tokens(r.id), expected_tokens(r)
+        if end.finish_reason == "length":
+            assert tokens == wanted
+        else:
+            assert tokens == wanted[: len(tokens)]
+            cause = cancel_after if end.finish_reason == "abort" else deadline_after
+            assert cause is not None and (end.error is None or end.error.status == 504), end
+    cluster.check_whole()
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(2, 12), seed=st.integers(0, 2**16), layout=st.sampled_from(["1ED1P", "2ED1P", "1ED2P", "1ED1PD"]))
+def test_ed_and_p_with_minimum_pools_always_finish(n, seed, layout):
+    """Each pool holds the largest request and nothing beside it."""
+    largest = make_request("x", n_text=4, pictures=[0, 1], max_tokens=10)
+    kv = -(-(largest.n_prompt + largest.max_tokens) // 4)
+    cluster = Cluster(layout, kv, 4, seed)
+    requests = [
+        make_request(f"r{i}", n_text=1 + i % 4, pictures=[i % 5, (i + seed) % 5][: 1 + i % 2], max_tokens=2 + i % 9)
+        for i in range(n)
+    ]
+    for r in requests:
+        cluster.submit(r)
+    cluster.run()
+    for r in requests:
+        assert cluster.tokens(r.id) == expected_tokens(r)
+    cluster.check_whole()

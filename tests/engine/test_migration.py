@@ -1,0 +1,263 @@
+"""The migration machines against a network that loses, repeats and reorders, copies that fail, and nodes that die at any
+transition: a request lands once or is recomputed, and blocks are freed only when nobody who matters reads them."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from hydrainfer.core import Admit, Handoff, Landed, Reject, Release, Renew, decode_parcel, encode_parcel
+from hydrainfer.core.handoff import ExportHandle, Parcel
+from hydrainfer.engine.migration import Drop, Free, Land, Moved, Retry, Send, Source, State, Target, Timing
+from tests.scheduler.fakes import make_request
+
+pytestmark = pytest.mark.unit
+
+TIMING = Timing(lease_s=10.0, renew_s=3.0, resend_s=2.0)
+
+
+def make_handoff(name, attempt=0, source="A"):
+    exports = {"kv": ExportHandle("local", f"{source}/kv", 8, 64)}
+    return Handoff(
+        request=make_request(name, pictures=[1]),
+        cursor=2,
+        produced=(7, 8),
+        n_computed=12,
+        attempt=attempt,
+        order=(1.5, 3),
+        source=source,
+        incarnation=4,
+        blocks={"kv": (3, 1, 2)},
+        exports=exports,
+    )
+
+
+class Node:
+    def __init__(self, name):
+        self.name, self.alive = name, True
+        self.source, self.target = Source(TIMING), Target(TIMING)
+        self.holds = {}  # hold -> request
+        self.arriving = {}  # key -> whether its copy, once terminal, read what was held throughout
+        self.copying = {}  # key -> hold it reads, or None if that was free when the copy began
+
+
+class World(RuleBasedStateMachine):
+    @initialize(n=st.integers(1, 3))
+    def begin(self, n):
+        self.now, self.wire = 0.0, []
+        self.nodes = {name: Node(name) for name in "ABC"}
+        self.owner, self.attempt, self.landed, self.recomputed, self.cancelled = {}, {}, [], set(), set()
+        self.hold_of = {}  # (source node, request) -> hold, while not freed
+        for i in range(n):
+            r = f"r{i}"
+            self.owner[r], self.attempt[r] = "A", 0
+            self.nodes["A"].holds[i], self.hold_of["A", r] = r, i
+            self.offer(r, "B")
+
+    def offer(self, r, peer):
+        if not self.nodes[peer].alive:
+            peer = "C" if peer == "B" else "B"
+        if not self.nodes[peer].alive:
+            self.cancel(r)  # no instance of its stage is left
+            return
+        source = self.nodes["A"].source
+        self.do("A", source.offer(make_handoff(r, self.attempt[r]), peer, self.hold_of["A", r], self.now))
+        self.attempt[r] += 1
+
+    def do(self, at, effects):
+        node = self.nodes[at]
+        for effect in effects:
+            match effect:
+                case Send(peer, message):
+                    self.wire.append((at, peer, message))
+                case Moved(r):
+                    assert self.owner[r] == at
+                    self.owner[r] = None
+                case Retry(r, peer):
+                    assert self.owner[r] == at
+                    self.offer(r, "C" if peer == "B" else "B")
+                case Free(hold):
+                    del self.hold_of[at, node.holds.pop(hold)]
+                case Land(key):
+                    assert node.arriving.pop(key), "landed with blocks that were freed under the copy"
+                    assert self.owner[key[0]] is None
+                    self.owner[key[0]] = at
+                    self.landed.append(key[0])
+                case Drop(key):
+                    del node.arriving[key]
+                    assert key not in node.copying, "dropped under a copy"
+
+    def deliver(self, i):
+        at, to, message = self.wire[i]
+        node = self.nodes[to]
+        if not (node.alive and self.nodes[at].alive):
+            return  # membership: who is known to be dead is not listened to
+        (message,) = decode_parcel(encode_parcel(Parcel(at, 0, (message,)))).messages
+        side = node.source if isinstance(message, Admit | Reject | Landed | Release | Renew) else node.target
+        self.do(to, side.handle(at, message, self.now))
+
+    def targets(self, state):
+        return [
+            (n, h.key)
+            for n in self.nodes.values()
+            if n.alive
+            for h in ([o.handoff for o in n.target._offers.values() if o.state is state])
+        ]
+
+    @rule(data=st.data(), again=st.booleans())
+    @precondition(lambda self: self.wire)
+    def message_arrives(self, data, again):
+        i = data.draw(st.integers(0, len(self.wire) - 1))
+        self.deliver(i)
+        if not again:
+            self.wire.pop(i)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.wire)
+    def message_is_lost(self, data):
+        self.wire.pop(data.draw(st.integers(0, len(self.wire) - 1)))
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 4.0, 11.0]))
+    def time_passes(self, seconds):
+        self.now += seconds
+        for node in self.nodes.values():
+            if node.alive:
+                self.do(node.name, node.source.tick(self.now))
+                self.do(node.name, node.target.tick(self.now))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.targets(State.OFFERED))
+    def room_is_found(self, data):
+        self.admit(*data.draw(st.sampled_from(self.targets(State.OFFERED))))
+
+    def admit(self, node, key):
+        self.do(node.name, node.target.admit(key))
+        node.target.pulling(key)
+        node.arriving[key] = False
+        node.copying[key] = self.hold_of.get(("A", key[0]))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.targets(State.OFFERED))
+    def offer_is_rejected(self, data):
+        node, key = data.draw(st.sampled_from(self.targets(State.OFFERED)))
+        self.do(node.name, node.target.reject(key, None))
+
+    @rule(data=st.data(), ok=st.booleans())
+    @precondition(lambda self: any(n.copying for n in self.nodes.values() if n.alive))
+    def copy_ends(self, data, ok):
+        copies = [(n, key) for n in self.nodes.values() if n.alive for key in n.copying]
+        self.finish(*data.draw(st.sampled_from(copies)), ok)
+
+    def finish(self, node, key, ok):
+        hold = node.copying.pop(key)
+        node.arriving[key] = hold is not None and hold in self.nodes["A"].holds
+        self.do(node.name, node.target.pulled(key, ok, self.now))
+
+    @rule(data=st.data())
+    @precondition(lambda self: "A" in self.owner.values())
+    def client_leaves(self, data):
+        self.cancel(data.draw(st.sampled_from([r for r, o in self.owner.items() if o == "A"])))
+
+    def cancel(self, r):
+        self.owner[r] = "gone"
+        self.cancelled.add(r)
+        self.do("A", self.nodes["A"].source.close(r, self.hold_of["A", r], self.now))
+
+    @rule(name=st.sampled_from("ABC"))
+    def node_dies(self, name):
+        node = self.nodes[name]
+        if not node.alive or sum(n.alive for n in self.nodes.values()) == 1:
+            return
+        node.alive = False
+        node.copying.clear()
+        for other in self.nodes.values():
+            if other.alive:
+                self.do(other.name, [*other.source.peer_dead(name), *other.target.peer_dead(name)])
+        for r, owner in self.owner.items():  # the supervisor: who is not at a living instance starts again
+            if owner == name or (owner is None and name == "A"):
+                self.recomputed.add(r)
+                self.owner[r] = "gone"
+            elif owner is None and not any(
+                n.alive and key[0] == r for n in self.nodes.values() for key in n.target.keys()
+            ):
+                self.recomputed.add(r)
+                self.owner[r] = "gone"
+
+    def teardown(self):
+        """From now on the network is good: everything comes to rest."""
+        if not hasattr(self, "nodes"):
+            return
+        for _ in range(300):
+            while self.wire:
+                self.deliver(0)
+                self.wire.pop(0)
+            for state_node, key in self.targets(State.OFFERED):
+                if key not in state_node.arriving:
+                    self.admit(state_node, key)
+            for node in self.nodes.values():
+                for key in list(node.copying) if node.alive else []:
+                    self.finish(node, key, True)
+            self.time_passes(2.0)
+            if not self.wire and all(n.source.idle and not len(n.target) for n in self.nodes.values() if n.alive):
+                break
+        else:
+            raise AssertionError("it never came to rest")
+        assert len(set(self.landed)) == len(self.landed), "landed twice"
+        for r in self.owner:
+            ends = (r in self.landed and r not in self.recomputed, r in self.recomputed, r in self.cancelled)
+            assert sum(ends) == 1, (r, ends)
+        for node in self.nodes.values():
+            assert not node.alive or not (node.holds or node.arriving), "blocks left behind"
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+
+
+def test_messages_survive_the_codec():
+    from hydrainfer.core import Confirm, ErrorInfo, InvalidRequest, Offer, Withdraw
+
+    key = ("a", 3)
+    messages = (
+        Offer(make_handoff("a", 3)),
+        Admit(key),
+        Reject(key, ErrorInfo.of(InvalidRequest("no"))),
+        Landed(key, 1),
+        Confirm(key, 1, True),
+        Release(key, 1),
+        Withdraw(key),
+        Renew((key, ("b", 0))),
+    )
+    parcel = Parcel("P0", 7, messages)
+    assert decode_parcel(encode_parcel(parcel)) == parcel
+    with pytest.raises(Exception, match="Expected|malformed|truncated|JSON|MessagePack"):
+        decode_parcel(b"\x93garbage")
+
+
+def test_a_handoff_is_a_sequence_again():
+    handoff = make_handoff("a", 2)
+    seq = handoff.sequence(now=5.0)
+    assert (seq.cursor, seq.attempt, seq.n_computed, seq.n_produced, seq.order) == (2, 2, 12, 2, (1.5, 3))
+    seq.blocks = {"kv": [3, 1, 2]}
+    assert Handoff.of(seq, "A", 4, handoff.exports) == handoff
+
+
+def test_a_quarantined_hold_is_freed_only_by_the_peers_word():
+    s = Source(TIMING)
+    s.offer(make_handoff("a"), "B", 0, 0.0)
+    effects = s.tick(10.0)
+    assert Retry("a", "B") in effects and not any(isinstance(e, Free) for e in effects)
+    assert not any(isinstance(e, Free) for e in s.close("a", 0, 11.0))
+    assert not any(isinstance(e, Free) for e in s.tick(100.0))
+    assert Free(0) in s.handle("B", Release(("a", 0), 1), 101.0) and s.idle
+
+
+def test_long_back_pressure_is_not_failure():
+    s, t = Source(TIMING), Target(TIMING)
+    (send,) = s.offer(make_handoff("a"), "B", 0, 0.0)
+    replies = t.handle("A", send.message, 0.0)
+    for now in range(1, 200):
+        for e in replies:
+            assert not s.handle("B", e.message, float(now))
+        assert not s.tick(float(now))
+        replies = t.tick(float(now))
