@@ -262,8 +262,8 @@ def _cache_sizes(config: ServeConfig, model: Model, n_context: int, share: float
         wants.append(f"a KV block {kv.block_bytes}")
     if (kv is not None and sizes[kv] < 1) or (embed is not None and sizes[embed] < picture_blocks):
         raise ConfigError(
-            f"no memory for the caches of an instance {model.role}: {' and '.join(wants)} bytes; lower --max-running or "
-            "give --kv-cache-gib and --image-cache-gib"
+            f"no memory for the caches of an instance {model.role}: {' and '.join(wants)} bytes; lower --max-running "
+            "or give --kv-cache-gib and --image-cache-gib"
         )
     return sizes
 

@@ -98,9 +98,7 @@ class Router:
     # ---- Placement
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
-        able = [
-            m for m in self.members.values() if m.role.runs(stage) and m.name not in exclude and m.handle.alive
-        ]
+        able = [m for m in self.members.values() if m.role.runs(stage) and m.name not in exclude and m.handle.alive]
         if not able:
             return None
         if stage is Stage.ENCODE:

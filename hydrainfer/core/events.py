@@ -42,7 +42,8 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class EventKind(enum.StrEnum):
-    """`QUEUED`, `STARTED`, `ENDED` and `MIGRATING` (to it) name a stage in `LifecycleEvent.stage`; the others stand alone."""
+    """`QUEUED`, `STARTED`, `ENDED` and `MIGRATING` (to an instance of it) name a stage in `LifecycleEvent.stage`; the
+    others stand alone."""
 
     ARRIVED = "arrived"
     QUEUED = "queued"

@@ -97,8 +97,8 @@ class Engine:
         return self.scheduler.cancel(request_id)
 
     def fail_all(self, error: HydraError, now: float) -> None:
-        """End every request that has not ended with `error`, also one that the scheduler lost when a step failed. Blocks
-        of a batch in flight come back when it is applied."""
+        """End every request that has not ended with `error`, also one that the scheduler lost when a step failed.
+        Blocks of a batch in flight come back when it is applied."""
         request_ids = sorted(self._open)
         for request_id in request_ids:
             self._finish(request_id, "error", error=error)

@@ -9,14 +9,13 @@ Source, per (request, attempt):
 Target:  OFFERED ─room─> ADMITTED ─> PULLING ─copied─> LANDED ─Confirm(held)─> the scheduler's
 
 The source has the last word, on the first `Landed` of a live offer: whatever a late or repeated message starts, it ends
-in Confirm(held=False) and is dropped. Each copy has a number, so that an old copy's messages cannot speak for a new one.
-No clock, no sockets, no tensors: calls take the time and return what is to be done.
+in Confirm(held=False) and is dropped. Each copy has a number, so that messages of an old copy cannot speak for a new
+one. No clock, no sockets, no tensors: calls take the time and return what is to be done.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -175,7 +174,9 @@ class Source:
 
     def wake_at(self) -> float:
         times = (
-            o.resend_at if o.state not in _LIVE else min(o.lease_until, o.resend_at)
+            o.resend_at
+            if o.state not in _LIVE
+            else min(o.lease_until, o.resend_at)
             if o.state is State.OFFERED
             else o.lease_until
             for o in self._offers.values()
@@ -333,8 +334,9 @@ class Target:
         resends = (i.resend_at for i in self._offers.values() if i.state is State.LANDED)
         return min(self._renew_at, *resends, float("inf"))
 
-    def keys(self) -> Iterable[Key]:
-        return self._offers.keys()
+    def keys_of(self, request_id: str) -> list[Key]:
+        """The attempts at this request that are on their way here."""
+        return [key for key in self._offers if key[0] == request_id]
 
     def __len__(self) -> int:
         return len(self._offers)

@@ -1,7 +1,7 @@
 """Moves requests between this engine and its peers: the migration machines, tied to scheduler, placement and copies.
 
-    scheduler.departing ─> placement ─> Source ─Moved─> forgotten here
-    peer's offer ─> Target ─room─> copy ─Confirm─> scheduler.land
+scheduler.departing ─> placement ─> Source ─Moved─> forgotten here
+peer's offer ─> Target ─room─> copy ─Confirm─> scheduler.land
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Moves:
 
     def cancel_arrival(self, request_id: str) -> None:
         """It ends as soon as it is ours, if it ever is."""
-        self._cancelled.update(key for key in self._target.keys() if key[0] == request_id)
+        self._cancelled.update(self._target.keys_of(request_id))
 
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
         """Its process is known to be gone."""

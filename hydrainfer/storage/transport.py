@@ -94,9 +94,7 @@ class StorePuller:
         self._thread = threading.Thread(target=self._loop, name="hydrainfer-pull", daemon=True)
         self._thread.start()
 
-    def pull(
-        self, sources: dict[str, ExportHandle], pulls: dict[str, tuple[list[int], list[int]]]
-    ) -> Copy:
+    def pull(self, sources: dict[str, ExportHandle], pulls: dict[str, tuple[list[int], list[int]]]) -> Copy:
         copy = Copy()
         self._queue.put((sources, pulls, copy))
         return copy

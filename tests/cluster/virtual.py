@@ -102,7 +102,9 @@ class Handle:
 class Cluster:
     """`chaos`: messages are lost, doubled and reordered, copies fail."""
 
-    def __init__(self, layout, kv_blocks, embed_blocks, seed=0, chaos=False, headroom=0, balancing="least_load", tokens=16):
+    def __init__(
+        self, layout, kv_blocks, embed_blocks, seed=0, chaos=False, headroom=0, balancing="least_load", tokens=16
+    ):
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
         self.events, self.n_events = [], 0
         self.outputs, self.lifecycle = [], []

@@ -1,5 +1,5 @@
-"""The migration machines against a network that loses, repeats and reorders, copies that fail, and nodes that die at any
-transition: a request lands once or is recomputed, and blocks are freed only when nobody who matters reads them."""
+"""The migration machines against a network that loses, repeats and reorders, copies that fail, and nodes that die at
+any transition: a request lands once or is recomputed, and blocks are freed only when nobody who matters reads them."""
 
 import pytest
 from hypothesis import settings
@@ -174,11 +174,10 @@ class World(RuleBasedStateMachine):
             if other.alive:
                 self.do(other.name, [*other.source.peer_dead(name), *other.target.peer_dead(name)])
         for r, owner in self.owner.items():  # the supervisor: who is not at a living instance starts again
-            if owner == name or (owner is None and name == "A"):
-                self.recomputed.add(r)
-                self.owner[r] = "gone"
-            elif owner is None and not any(
-                n.alive and key[0] == r for n in self.nodes.values() for key in n.target.keys()
+            if (
+                owner == name
+                or (owner is None and name == "A")
+                or (owner is None and not any(n.alive and n.target.keys_of(r) for n in self.nodes.values()))
             ):
                 self.recomputed.add(r)
                 self.owner[r] = "gone"
@@ -230,7 +229,7 @@ def test_messages_survive_the_codec():
     )
     parcel = Parcel("P0", 7, messages)
     assert decode_parcel(encode_parcel(parcel)) == parcel
-    with pytest.raises(Exception, match="Expected|malformed|truncated|JSON|MessagePack"):
+    with pytest.raises(Exception, match=r"Expected|malformed|truncated"):
         decode_parcel(b"\x93garbage")
 
 
