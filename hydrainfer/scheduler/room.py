@@ -139,6 +139,10 @@ class SequenceRoom:
                 self.publish(seq, index)
         seq.pending_media = []
 
+    def holds(self, request_id: str) -> bool:
+        """Whether it has blocks here, perhaps only until a batch in flight has landed."""
+        return request_id in self._leases
+
     def detach(self, seq: Sequence, owner: str) -> Lease | None:
         """Its blocks belong to `owner` from now on, who releases them; None if it holds none."""
         self._keys.pop(seq.id, None)

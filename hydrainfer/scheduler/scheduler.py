@@ -145,8 +145,8 @@ class Scheduler:
         seq = handoff.sequence(now)
         visit = self._visit(seq)
         self.room.check_fits_empty(seq.request, visit)
-        if seq.id in self._live or seq.id in self.arriving or not self._may_pass(seq):
-            return None
+        if seq.id in self._live or seq.id in self.arriving or self.room.holds(seq.id) or not self._may_pass(seq):
+            return None  # the first three: a late copy of an old offer
         if not handoff.blocks:
             self.arriving[seq.id] = seq
             return {}
