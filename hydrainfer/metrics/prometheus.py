@@ -113,6 +113,7 @@ class _StatsCollector(Collector):
             "num_requests_encoding": s.n_encoding,
             "num_requests_prefilling": s.n_prefilling,
             "num_requests_decoding": s.n_decoding,
+            "num_requests_migrating": s.n_migrating,
         }
         for spec, (total, leased, cached) in s.cache_blocks.items():
             gauges[f"{spec}_cache_usage_perc"] = leased / total if total else 0.0
@@ -123,6 +124,8 @@ class _StatsCollector(Collector):
             "mm_cache_queries": s.embed_queries,
             "mm_cache_hits": s.embed_hits,
             "engine_steps": s.n_steps,
+            "requests_landed": s.n_landed,
+            **{f"{spec}_blocks_pulled": n for spec, n in s.blocks_pulled.items()},
         }
         for name, value in gauges.items():
             gauge = GaugeMetricFamily(PREFIX + name, name.replace("_", " "), labels=["model_name"])

@@ -1,4 +1,4 @@
-"""The router: who gets a request, who keeps a picture, and what several engines on threads do when one of them breaks."""
+"""The router: who gets a request, who keeps a picture; engines on threads, and what they do when one of them breaks."""
 
 import random
 import threading

@@ -4,7 +4,7 @@ any transition: a request lands once or is recomputed, and blocks are freed only
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from hydrainfer.core import Admit, Handoff, Landed, Reject, Release, Renew, decode_parcel, encode_parcel
 from hydrainfer.core.handoff import ExportHandle, Parcel
@@ -211,6 +211,12 @@ class World(RuleBasedStateMachine):
 
 TestWorld = World.TestCase
 TestWorld.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_thousand_schedules():
+    run_state_machine_as_test(World, settings=settings(max_examples=10_000, stateful_step_count=50, deadline=None))
 
 
 def test_messages_survive_the_codec():
