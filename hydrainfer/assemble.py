@@ -109,7 +109,10 @@ def _engine(
     config: ServeConfig,
     n_threads: int,
 ) -> Engine:
-    stores = {spec.name: BlockStore(spec, n, model.device) for spec, n in sizes.items()}
+    try:
+        stores = {spec.name: BlockStore(spec, n, model.device) for spec, n in sizes.items()}
+    except (MemoryError, RuntimeError):  # torch's own kinds of being out of memory are RuntimeErrors
+        raise _no_memory(sizes) from None
     engine: Engine
 
     def threads_beside(other: Lane) -> Callable[[], int]:
@@ -190,7 +193,23 @@ def _cache_sizes(config: ServeConfig, model: Model, n_context: int) -> dict[Cach
             f"no memory for the caches: a KV block takes {kv.block_bytes} bytes and a picture "
             f"{picture_blocks * embed.block_bytes}; lower --max-running or give --kv-cache-gib and --image-cache-gib"
         )
-    return {embed: n_embed, kv: n_kv}
+    sizes = {embed: n_embed, kv: n_kv}
+    if sum(spec.block_bytes * n for spec, n in sizes.items()) > _total_bytes(model.device):
+        raise _no_memory(sizes)
+    return sizes
+
+
+def _no_memory(sizes: dict[CacheSpec, int]) -> ConfigError:
+    gib = sum(spec.block_bytes * n for spec, n in sizes.items()) / _GIB
+    return ConfigError(
+        f"no memory for caches of {gib:.3g} GiB; lower --kv-cache-gib, --image-cache-gib or --max-running"
+    )
+
+
+def _total_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _blocks(gib: float | None, spec: CacheSpec) -> int | None:

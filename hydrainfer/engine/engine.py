@@ -48,6 +48,7 @@ class Engine:
         self._record = record
         self._overlap = overlap
         self._in_flight: dict[Lane, Ticket] = {}
+        self._launched_s: dict[Lane, float] = {}
         self._last_lane = Lane.LANGUAGE
         self._outputs: list[Output] = []
         self._open: set[str] = set()  # submitted, and their final output not made yet
@@ -60,7 +61,7 @@ class Engine:
     def submit(self, request: Request, now: float) -> None:
         """Queue it; if it can never run here, its final output says why. Outputs leave with the next step."""
         self._open.add(request.id)
-        arrival_s = request.arrival_s or now
+        arrival_s = now if request.arrival_s is None else request.arrival_s
         self._record(LifecycleEvent(request.id, EventKind.ARRIVED, arrival_s, n=request.n_prompt))
         if not self._busy:
             self._progress_s = now
@@ -79,8 +80,8 @@ class Engine:
                 self._end(request_id, now, "abort")
 
     def fail_all(self, error: HydraError, now: float) -> None:
-        """End every request that has not ended with `error`, also one that the scheduler lost when a step failed. Blocks
-        of a batch in flight come back when it is applied."""
+        """End every request that has not ended with `error`, also one that the scheduler lost when a step failed.
+        Blocks of a batch in flight come back when it is applied."""
         request_ids = sorted(self._open)
         for request_id in request_ids:
             self._finish(request_id, "error", error=error)
@@ -115,6 +116,7 @@ class Engine:
             batch = self.scheduler.next(now, lane)
             if batch is None:
                 continue
+            self._launched_s[lane] = now  # first: `stats` may be asked by another thread
             self._in_flight[lane] = self._runners[lane].launch(batch)
             self._last_lane = lane
             if self._overlap == "off":
@@ -232,8 +234,13 @@ class Engine:
             embed_queries=s.room.n_embed_queries,
             n_preemptions=s.n_preemptions,
             n_steps=self._n_steps,
-            stalled_s=now - self._progress_s if self._busy else 0.0,
+            stalled_s=self._stalled_s(now),
         )
+
+    def _stalled_s(self, now: float) -> float:
+        """How long nothing has moved, or how long one lane has been at its batch, while the other one may go on."""
+        since = [self._launched_s[lane] for lane in list(self._in_flight)]
+        return now - min([self._progress_s, *since]) if self._busy else 0.0
 
     def close(self) -> None:
         for runner in self._runners.values():

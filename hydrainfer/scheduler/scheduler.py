@@ -172,14 +172,13 @@ class Scheduler:
         return [EncodeWork(seq, i) for i in seq.pending_media[: max(budget, 0)]]
 
     def _gate_open(self, now: float) -> bool:
-        if not self.prefilling:
-            return True
-        if self.policy.encode_gate == "paper":
-            return False
-        return now >= self.gate_opens_at()
+        return not self.prefilling or now >= self.gate_opens_at()
 
     def gate_opens_at(self) -> float:
-        """When the oldest picture that waits behind the gate will have waited `encode_wait_s`; inf if none waits."""
+        """When the oldest picture that waits behind the gate will have waited `encode_wait_s`; inf if none waits or the
+        gate does not age."""
+        if self.policy.encode_gate == "paper":
+            return float("inf")
         queued = [s.queued_s for s in self.encoding.values()]
         queued += [q[0].queued_s for q in (self.waiting[Stage.ENCODE],) if q]
         return min(queued, default=float("inf")) + self.policy.encode_wait_s
