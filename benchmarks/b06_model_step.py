@@ -30,7 +30,8 @@ from benchmarks.comparison import cell
 from benchmarks.figure import Panel, save_bars, save_lines
 from benchmarks.floors import Rates, Work, encode_work, language_work, measure_rates
 from benchmarks.record import spread, write_result
-from benchmarks.runs import make_model
+from benchmarks.runs import QUIET_CORES, make_model
+from benchmarks.servers import CpuWatch
 from hydrainfer.core import (
     EncodeWork,
     Lane,
@@ -309,18 +310,22 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     n_requests = max([1, *args.encode, *args.decode])
     models = {k: Stages(args.model, args.dtype, k, n_requests, args.prompt_tokens, args.threads) for k in KERNELS}
+    watch = CpuWatch([])
     try:
         results = measure_stages(args, models)
         results["rows"] = measure_rows(args, models)
+        results["machine"]["other_cores"] = watch.stop().others
     finally:
         for stages in models.values():
             stages.close()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
     console.print(stage_table(results))
     console.print(row_table(results["rows"]))
+    if results["machine"]["other_cores"] > QUIET_CORES:
+        console.print(f"not quiet: other processes took {results['machine']['other_cores']:.2f} cores", style="red")
     for kind, c in results["rows"]["crossing"].items():
         console.print(
-            f"{kind.removesuffix('_s'):<8} native faster up to {c['native_up_to']}, torch from {c['torch_from']}"
+            f"{kind.removesuffix('_s'):<8} native up to {c['native_up_to']} rows, torch from {c['torch_from']}"
         )
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     path = write_result("b06_model_step", __doc__.splitlines()[0], settings, results, args.out)

@@ -170,7 +170,10 @@ def _engine(
     )
     budgets = Budgets(tokens=config.token_budget, images=config.image_budget, running=config.max_running)
     scheduler = Scheduler(role, caches, budgets, policy)
-    stores = {spec.name: BlockStore(spec, n, model.device) for spec, n in part.sizes.items()}
+    try:
+        stores = {spec.name: BlockStore(spec, n, model.device) for spec, n in part.sizes.items()}
+    except (MemoryError, RuntimeError):  # torch's own kinds of being out of memory are RuntimeErrors
+        raise _no_memory(part.sizes) from None
     engine: Engine
 
     def threads_beside(other: Lane) -> Callable[[], int]:
@@ -265,7 +268,22 @@ def _cache_sizes(config: ServeConfig, model: Model, n_context: int, share: float
             f"no memory for the caches of an instance {model.role}: {' and '.join(wants)} bytes; lower --max-running "
             "or give --kv-cache-gib and --image-cache-gib"
         )
+    if sum(spec.block_bytes * n for spec, n in sizes.items()) > _total_bytes(model.device):
+        raise _no_memory(sizes)
     return sizes
+
+
+def _no_memory(sizes: dict[CacheSpec, int]) -> ConfigError:
+    gib = sum(spec.block_bytes * n for spec, n in sizes.items()) / _GIB
+    return ConfigError(
+        f"no memory for caches of {gib:.3g} GiB; lower --kv-cache-gib, --image-cache-gib or --max-running"
+    )
+
+
+def _total_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _blocks(gib: float | None, spec: CacheSpec) -> int | None:

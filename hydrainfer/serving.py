@@ -22,7 +22,7 @@ from hydrainfer.core import ConfigError, InternalError
 from hydrainfer.server import ServerSettings, create_app
 from hydrainfer.version import __version__
 
-GRACEFUL_SHUTDOWN_S = 30
+GRACEFUL_SHUTDOWN_S = 25
 """After SIGTERM, requests that are being answered get this long to finish; then they end with an error."""
 _LAST_WORDS_S = 5
 """For those errors to reach the clients; then connections are cut."""

@@ -53,42 +53,37 @@ class CacheSet:
         """`need[spec]` blocks of every spec, or None and nothing changed. Blocks found by `hit` are shared; blocks
         with equal keys inside one request are one block. `hit` must be of this very moment."""
         assert owner not in self._leases, f"{owner} already holds a lease"
-        sources: dict[str, list[int | None]] = {}  # block to share, or None for a fresh one
+        n_fresh: dict[str, int] = {}
         for spec, n in need.items():
-            pool, found = self.pools[spec], list(hit.blocks.get(spec, ()))
-            found += [None] * (n - len(found))
+            pool, keys, found = self.pools[spec], hit.keys.get(spec, ()), hit.blocks.get(spec, ())
             revived = {b for b in found if b is not None and pool.is_cached(b)}
-            if self._n_fresh(found, hit.keys.get(spec, ())) + len(revived) > pool.n_available:
+            n_fresh[spec] = n - len(found) + len({k for k, b in zip(keys, found) if b is None})
+            if n_fresh[spec] + len(revived) > pool.n_available:
                 return None
-            sources[spec] = found
         lease = Lease(owner, {})
-        for spec, found in sources.items():
-            lease.blocks[spec] = self._collect(self.pools[spec], found, hit.keys.get(spec, ()))
+        for spec, n in n_fresh.items():
+            keys, found = hit.keys.get(spec, ()), hit.blocks.get(spec, ())
+            lease.blocks[spec] = self._collect(self.pools[spec], n, keys, found)
         self._leases[owner] = lease
         return lease
 
     @staticmethod
-    def _n_fresh(found: Sequence[int | None], keys: Sequence[bytes]) -> int:
-        missing = [i for i, b in enumerate(found) if b is None]
-        return len({keys[i] if i < len(keys) else i for i in missing})
-
-    @staticmethod
-    def _collect(pool: BlockPool, found: Sequence[int | None], keys: Sequence[bytes]) -> list[int]:
-        for b in found:  # share first: what is held cannot be evicted by `take`
-            if b is not None:
-                pool.share(b)
+    def _collect(pool: BlockPool, n_fresh: int, keys: Sequence[bytes], found: Sequence[int | None]) -> list[int]:
+        """The blocks of one spec in order: those found, a fresh one for each missing key, then the keyless."""
+        for block in found:  # share first: what is held cannot be evicted by `take`
+            if block is not None:
+                pool.share(block)
+        fresh = iter(pool.take(n_fresh))
         blocks: list[int] = []
         mine: dict[bytes, int] = {}
-        for i, b in enumerate(found):
-            key = keys[i] if i < len(keys) else None
-            if b is None and key in mine:
-                b = mine[key]
-                pool.share(b)
-            elif b is None:
-                (b,) = pool.take(1)
-                if key is not None:
-                    mine[key] = b
-            blocks.append(b)
+        for key, block in zip(keys, found):
+            if block is None and key in mine:
+                block = mine[key]
+                pool.share(block)
+            elif block is None:
+                block = mine[key] = next(fresh)
+            blocks.append(block)
+        blocks += fresh
         return blocks
 
     def rename(self, lease: Lease, owner: str) -> None:

@@ -39,7 +39,9 @@ class BlockPool:
             block, _ = self._cached.popitem(last=False)
             del self._index[self._key_of.pop(block)]
             self._free.append(block)
-        blocks = [self._free.pop() for _ in range(n)]
+        split = len(self._free) - n
+        blocks = self._free[split:]
+        del self._free[split:]
         for b in blocks:
             self._refs[b] = 1
         return blocks

@@ -120,7 +120,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of one API request, ready to run on any instance.
 
     `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are seconds of
-    the engine's clock; `deadline_s` travels to the last copy.
+    the engine's clock: `arrival_s` None means when it reaches the engine; `deadline_s` travels to the last copy.
     """
 
     id: str
@@ -131,7 +131,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     choice: int = 0
     media: tuple[MediaSpan, ...] = ()
     eos_ids: tuple[int, ...] = ()
-    arrival_s: float = 0.0
+    arrival_s: float | None = None
     deadline_s: float = float("inf")
 
     @property

@@ -92,7 +92,7 @@ class Sequence:
         request, sampling = self.request, self.request.sampling
         n = self.n_produced
         is_stop = token in sampling.stop_token_ids or (not sampling.ignore_eos and token in request.eos_ids)
-        if is_stop and n >= sampling.min_tokens:
+        if is_stop and n > sampling.min_tokens:  # as vLLM: min_tokens, then possibly an end
             return "stop"
         return "length" if n >= request.max_tokens else None
 

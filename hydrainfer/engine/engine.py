@@ -55,6 +55,7 @@ class Engine:
         self._record = record
         self._overlap = overlap
         self._in_flight: dict[Lane, Ticket] = {}
+        self._launched_s: dict[Lane, float] = {}
         self._last_lane = Lane.LANGUAGE
         self._outputs: list[Output] = []
         self._open: set[str] = set()  # submitted, and their final output not made yet
@@ -67,7 +68,7 @@ class Engine:
     def submit(self, request: Request, now: float) -> None:
         """Queue it; if it can never run here, its final output says why. Outputs leave with the next step."""
         self._open.add(request.id)
-        arrival_s = request.arrival_s or now
+        arrival_s = now if request.arrival_s is None else request.arrival_s
         self._record(LifecycleEvent(request.id, EventKind.ARRIVED, arrival_s, n=request.n_prompt))
         if not self._busy:
             self._progress_s = now
@@ -169,6 +170,7 @@ class Engine:
             batch = self.scheduler.next(now, lane)
             if batch is None:
                 continue
+            self._launched_s[lane] = now  # first: `stats` may be asked by another thread
             self._in_flight[lane] = self._runners[lane].launch(batch)
             self._last_lane = lane
             if self._overlap == "off":
@@ -299,12 +301,17 @@ class Engine:
             embed_queries=s.room.n_embed_queries,
             n_preemptions=s.n_preemptions,
             n_steps=self._n_steps,
-            stalled_s=now - self._progress_s if self._busy else 0.0,
+            stalled_s=self._stalled_s(now),
             n_migrating=len(s.migrating),
             n_arriving=self._moves.n_arriving if self._moves is not None else 0,
             blocks_pulled=dict(self._moves.blocks_pulled) if self._moves is not None else {},
             n_landed=self._moves.n_landed if self._moves is not None else 0,
         )
+
+    def _stalled_s(self, now: float) -> float:
+        """How long nothing has moved, or how long one lane has been at its batch, while the other one may go on."""
+        since = [self._launched_s[lane] for lane in list(self._in_flight)]
+        return now - min([self._progress_s, *since]) if self._busy else 0.0
 
     def close(self) -> None:
         if self._moves is not None:

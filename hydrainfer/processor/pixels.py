@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hydrainfer.core import Overloaded
+from hydrainfer.core import Overloaded, RequestTooLarge
 
 Pixels = np.ndarray
 """uint8, shaped by the model's adapter; `[height, width, 3]` for LLaVA. Read-only once stored."""
@@ -25,13 +25,18 @@ class PixelStore:
 
     def put(self, key: bytes, make: Callable[[], Pixels]) -> str:
         """One more holder of the picture; `make` is called if it is not here. Returns the reference for `get` and
-        `release`. Raises `Overloaded` beyond the budget."""
+        `release`. Raises `Overloaded` beyond the budget, `RequestTooLarge` if it alone is."""
         ref = key.hex()
         with self._lock:
             if ref in self._arrays:
                 self._holders[ref] += 1
                 return ref
         array = make()
+        if array.nbytes > self.budget_bytes:
+            raise RequestTooLarge(
+                f"a picture takes {array.nbytes} bytes, more than the {self.budget_bytes} this server may hold",
+                param="messages",
+            )
         array.flags.writeable = False
         with self._lock:
             if ref not in self._arrays:

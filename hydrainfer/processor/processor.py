@@ -22,7 +22,7 @@ from hydrainfer.processor.pixels import PixelStore
 class Timing:
     """Seconds of the engine's clock."""
 
-    arrival_s: float = 0.0
+    arrival_s: float | None = None
     deadline_s: float = float("inf")
 
 

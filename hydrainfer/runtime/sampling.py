@@ -59,7 +59,7 @@ def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
         s = request.sampling
         if s.penalised:
             plan.penalties.append(_penalty(row, seq.tokens, request.n_prompt, s))
-        if s.min_tokens and seq.n_produced + 1 < s.min_tokens:
+        if s.min_tokens and seq.n_produced < s.min_tokens:
             ends = s.stop_token_ids if s.ignore_eos else s.stop_token_ids + request.eos_ids
             if ends:
                 plan.banned.append((row, ends))

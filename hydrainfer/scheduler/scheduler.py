@@ -80,7 +80,7 @@ class Scheduler:
     def add(self, request: Request, now: float) -> Sequence:
         """Queue it. Raises `InvalidRequest` if it could never fit the caches, even alone."""
         assert request.id not in self._live, f"request {request.id} is already here"
-        seq = Sequence(request, (request.arrival_s or now, self._n_added), now)
+        seq = Sequence(request, (now if request.arrival_s is None else request.arrival_s, self._n_added), now)
         self.room.check_fits_empty(request, self._visit(seq))
         self._n_added += 1
         self._live[seq.id] = seq
@@ -243,14 +243,13 @@ class Scheduler:
         return [EncodeWork(seq, i) for i in seq.pending_media[: max(budget, 0)]]
 
     def _gate_open(self, now: float) -> bool:
-        if not self.prefilling:
-            return True
-        if self.policy.encode_gate == "paper":
-            return False
-        return now >= self.gate_opens_at()
+        return not self.prefilling or now >= self.gate_opens_at()
 
     def gate_opens_at(self) -> float:
-        """When the oldest picture that waits behind the gate will have waited `encode_wait_s`; inf if none waits."""
+        """When the oldest picture that waits behind the gate will have waited `encode_wait_s`; inf if none waits or the
+        gate does not age."""
+        if self.policy.encode_gate == "paper":
+            return float("inf")
         queued = [s.queued_s for s in self.encoding.values()]
         queued += [q[0].queued_s for q in (self.waiting[Stage.ENCODE],) if q]
         return min(queued, default=float("inf")) + self.policy.encode_wait_s

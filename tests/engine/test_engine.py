@@ -179,6 +179,15 @@ def test_stall_is_measured_only_while_there_is_work():
     assert rig.engine.stats(999.0).stalled_s == 0.0
 
 
+def test_a_lane_that_hangs_shows_while_the_other_goes_on():
+    rig = Rig(encode_s=1000.0)
+    rig.engine.submit(make_request("picture", pictures=[1]), 0.0)
+    rig.engine.submit(make_request("text", max_tokens=60), 0.0)
+    rig.run(until=50.0)
+    assert len(rig.tokens("text")) == 50
+    assert rig.engine.stats(50.0).stalled_s == 50.0
+
+
 class Immediate(TimedRunner):
     """Ready at once, and says so by `wake` as a real lane does."""
 

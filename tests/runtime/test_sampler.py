@@ -149,9 +149,9 @@ def test_penalty_rows_beside_plain_rows():
     assert torch.equal(logits[1], plain)
 
 
-@pytest.mark.parametrize(("n_produced", "ends"), [(0, False), (1, False), (2, True)])
+@pytest.mark.parametrize(("n_produced", "ends"), [(0, False), (2, False), (3, True)])
 def test_min_tokens_masks_what_would_end_the_choice(n_produced, ends):
-    """With min_tokens=3 the third token may be the last, the first two may not."""
+    """With min_tokens=3 none of the first three tokens may end the choice, the fourth may (as vLLM)."""
     logits = some_logits(1)
     logits[0, 2], logits[0, 9] = 90.0, 80.0
     item = work(produced=[1] * n_produced, temperature=0.0, min_tokens=3, stop_token_ids=(9,))

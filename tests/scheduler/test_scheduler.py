@@ -186,8 +186,10 @@ def test_min_tokens_and_stop_tokens():
     seq.tokens += [5]
     assert seq.finish_reason(5) is None
     seq.tokens += [7, 5]
+    assert seq.finish_reason(5) is None
+    seq.tokens += [5]
     assert seq.finish_reason(5) == "stop"
-    seq.tokens += [7] * 6
+    seq.tokens += [7] * 5
     assert seq.finish_reason(7) == "length"
 
 
