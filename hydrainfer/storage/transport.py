@@ -105,6 +105,7 @@ class StorePuller:
         self._thread.join()
 
     def _loop(self) -> None:
+        torch.get_num_threads()  # first, or the next line would set the number for every thread
         torch.set_num_threads(1)
         device = next((s.data.device for s in self._stores.values()), torch.device("cpu"))
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
