@@ -10,7 +10,7 @@ from torch import Tensor
 from hydrainfer.ops import reference, torch_variants
 from hydrainfer.ops.batch import AttentionBatch
 
-FEW_ROWS = 32
+FEW_ROWS = 47
 """Up to here our matrix kernel, bound by reading the weights once, beats MKL's: `benchmarks/b06_model_step.py` measures
 both for 1 to 48 rows."""
 

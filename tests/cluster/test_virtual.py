@@ -10,7 +10,19 @@ from tests.scheduler.fakes import expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
 
-LAYOUTS = ["1EPD", "1E1P1D", "1EP1D", "1ED1P", "1E1PD", "2E1P2D", "1E2PD+1EPD", "2EPD", "1E1P1ED", "1EP1D+1ED1PD"]
+LAYOUTS = [
+    "1EPD",
+    "1E1P1D",
+    "1EP1D",
+    "1ED1P",
+    "1E1PD",
+    "2E1P2D",
+    "1E2PD+1EPD",
+    "2EPD",
+    "8EPD",
+    "1E1P1ED",
+    "1EP1D+1ED1PD",
+]
 
 
 def mixed(n=8):
