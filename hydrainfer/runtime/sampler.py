@@ -1,4 +1,4 @@
-"""Logits → tokens. The order is vLLM's: penalties, minimum length, bias, temperature, min_p / top_k / top_p.
+"""Logits → tokens. The order is vLLM's: minimum length, bias, penalties, temperature, min_p / top_k / top_p.
 
 Every row's result depends on that row alone: neither the batch around it nor a generator's state matters.
 """
@@ -37,6 +37,13 @@ def sample(logits: Tensor, plan: SamplingPlan) -> tuple[list[int], dict[int, Tok
 
 def _alter(logits: Tensor, plan: SamplingPlan) -> None:
     vocab, device = logits.shape[1], logits.device
+    for r, ids in plan.banned:
+        logits[r, [i for i in ids if i < vocab]] = float("-inf")
+    for r, ids, values in plan.biases:
+        kept = [(i, v) for i, v in zip(ids, values) if 0 <= i < vocab]
+        if kept:
+            where, amount = zip(*kept)
+            logits[r, list(where)] += torch.tensor(amount, device=device)
     for p in plan.penalties:
         row = logits[p.row]
         if p.repetition != 1.0:
@@ -46,13 +53,6 @@ def _alter(logits: Tensor, plan: SamplingPlan) -> None:
         if len(p.produced):
             counts = torch.from_numpy(p.counts).to(device)
             row[torch.from_numpy(p.produced).to(device)] -= p.frequency * counts + p.presence
-    for r, ids in plan.banned:
-        logits[r, [i for i in ids if i < vocab]] = float("-inf")
-    for r, ids, values in plan.biases:
-        kept = [(i, v) for i, v in zip(ids, values) if 0 <= i < vocab]
-        if kept:
-            where, amount = zip(*kept)
-            logits[r, list(where)] += torch.tensor(amount, device=device)
 
 
 def _draw_plain(logits: Tensor, draws: list[Draw], chosen: Tensor) -> None:
