@@ -145,6 +145,7 @@ def test_penalties_follow_their_definitions():
 def test_penalties_come_after_the_bias():
     """As vLLM: the bias lifts the logit above zero, and the repetition penalty then divides it."""
     logits = some_logits(1)
+    logits.fill_(-50.0)
     logits[0, 7], logits[0, 8] = -1.0, 6.0
     item = work(produced=[7], temperature=0.0, logit_bias=((7, 11.0),), repetition_penalty=2.0)
     assert sample(logits, plan_sampling([item]))[0] == [8]  # (11 - 1) / 2 < 6
