@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from hydrainfer.server.sse import event
 from hydrainfer.server.stream import Completion, Delta
 
 
-class Reply:
+class Reply(ABC):
     """What all bodies of one answer share. `model`: the name as the client wrote it."""
 
     kind: str
@@ -32,13 +33,13 @@ class Reply:
         """Events before the first token."""
         return b""
 
+    @abstractmethod
     def chunk(self, delta: Delta) -> dict[str, Any]:
         """One entry of `choices` in a chunk."""
-        raise NotImplementedError
 
+    @abstractmethod
     def choice(self, index: int, done: Completion) -> dict[str, Any]:
         """One entry of `choices` in the whole answer."""
-        raise NotImplementedError
 
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
         """A chunk per delta that says something. `n_tokens`: produced so far, per choice."""
