@@ -112,12 +112,16 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     n_threads = config.threads or len(os.sched_getaffinity(0))
     share = max(1, n_threads // len(parts))
     pools = {part.name: CacheSet(part.sizes) for part in parts}
-    engines = {
-        part.name: _engine(
-            config, part, pools[part.name], pixels, threads[part.name], sessions.sink, recorder, share, placed
-        )
-        for part in parts
-    }
+    engines: dict[str, Engine] = {}
+    try:
+        for part in parts:
+            engines[part.name] = _engine(
+                config, part, pools[part.name], pixels, threads[part.name], sessions.sink, recorder, share, placed
+            )
+    except ConfigError:
+        for engine in engines.values():  # their lanes have threads already
+            engine.close()
+        raise
     for part in parts:
         threads[part.name].start(engines[part.name])
     sessions.attach(handle)
