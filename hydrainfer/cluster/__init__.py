@@ -1,11 +1,33 @@
-"""Several instances as one: the router in front of them and between them, and the links they talk over.
+"""Several instances as one: the hub in the server, a node around each engine, and who gets a request.
 
-Called by assemble; the server sees the router as an `EngineHandle`, engines see it as their `Placement`. Knows an
-instance only by its handle; never schedules and never touches caches or tensors.
+Called by assemble; the server sees the hub as an `EngineHandle`, engines see a roster as their `Placement` and a node as
+their `PeerLink`. Knows an engine only by its handle and `step`; never schedules and never touches caches or tensors.
 """
 
+from hydrainfer.cluster.front import Front
 from hydrainfer.cluster.hashing import HashRing
-from hydrainfer.cluster.local import LocalLink
-from hydrainfer.cluster.router import Balancing, InstanceHandle, Member, Router
+from hydrainfer.cluster.host import host_identity
+from hydrainfer.cluster.hub import Hub
+from hydrainfer.cluster.launch import InProcess, Launcher
+from hydrainfer.cluster.mesh import Keys, Mesh
+from hydrainfer.cluster.node import Node, NodePlan, Pulse, run_node
+from hydrainfer.cluster.pixels import PixelClient
+from hydrainfer.cluster.roster import Balancing, Roster
 
-__all__ = ["Balancing", "HashRing", "InstanceHandle", "LocalLink", "Member", "Router"]
+__all__ = [
+    "Balancing",
+    "Front",
+    "HashRing",
+    "Hub",
+    "InProcess",
+    "Keys",
+    "Launcher",
+    "Mesh",
+    "Node",
+    "NodePlan",
+    "PixelClient",
+    "Pulse",
+    "Roster",
+    "host_identity",
+    "run_node",
+]

@@ -17,7 +17,7 @@ from hydrainfer.core.errors import (
     Unauthorized,
     Unavailable,
 )
-from hydrainfer.core.events import ErrorInfo, EventKind, InstanceStats, LifecycleEvent, Output
+from hydrainfer.core.events import ErrorInfo, EventKind, InstanceInfo, InstanceStats, LifecycleEvent, Load, Output, total
 from hydrainfer.core.handoff import (
     Admit,
     Confirm,
@@ -53,6 +53,7 @@ __all__ = [
     "ExportHandle",
     "Handoff",
     "HydraError",
+    "InstanceInfo",
     "InstanceStats",
     "InternalError",
     "InvalidRequest",
@@ -61,6 +62,7 @@ __all__ = [
     "Lane",
     "Layout",
     "LifecycleEvent",
+    "Load",
     "MediaError",
     "MediaSpan",
     "Message",
@@ -88,4 +90,5 @@ __all__ = [
     "Withdraw",
     "decode_parcel",
     "encode_parcel",
+    "total",
 ]

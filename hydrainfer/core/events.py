@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from typing import NamedTuple
 
 import msgspec
 
 from hydrainfer.core.errors import BY_STATUS, HydraError, InternalError
 from hydrainfer.core.sequence import TokenLogprobs
+from hydrainfer.core.stage import Layout, Role
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -31,7 +33,8 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 class Output(msgspec.Struct, frozen=True):
     """New tokens of one request, or its end. Exactly one output per request has a `finish_reason`
-    ("stop", "length", "abort" or "error"), and it is the last."""
+    ("stop", "length", "abort" or "error"), and it is the last. `start`: how many tokens it had before these; outputs of
+    several instances may overtake each other on their way."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -39,6 +42,7 @@ class Output(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_token: int | None = None
     error: ErrorInfo | None = None
+    start: int = 0
 
 
 class EventKind(enum.StrEnum):
@@ -52,6 +56,7 @@ class EventKind(enum.StrEnum):
     TOKEN = "token"
     MIGRATING = "migrating"
     PREEMPTED = "preempted"
+    RECOVERED = "recovered"
     FINISHED = "finished"
 
 
@@ -65,6 +70,20 @@ class LifecycleEvent(NamedTuple):
     stage: str = ""
     detail: str = ""
     n: int = 0
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What placement has to know of an instance: the work that waits there and what such work has lately cost.
+
+    `n_pictures` to encode, `n_tokens` to prefill, `n_decoding` sequences that decode or come to; `picture_s`, `token_s`
+    and `decode_s` (one token of one sequence) are running means of measured seconds, 0 before the first measurement."""
+
+    n_pictures: int = 0
+    n_tokens: int = 0
+    n_decoding: int = 0
+    picture_s: float = 0.0
+    token_s: float = 0.0
+    decode_s: float = 0.0
 
 
 class InstanceStats(msgspec.Struct, frozen=True):
@@ -87,3 +106,51 @@ class InstanceStats(msgspec.Struct, frozen=True):
     n_arriving: int = 0  # offered by other instances, and not here yet
     blocks_pulled: dict[str, int] = {}  # spec -> blocks copied from other instances so far
     n_landed: int = 0
+
+
+class InstanceInfo(msgspec.Struct, frozen=True):
+    """One instance of the layout, for `/v1/instances`. `state`: "alive", "suspect" (silent for a while) or "dead";
+    `heard_s`: seconds since it was last heard of."""
+
+    name: str
+    role: str
+    state: str
+    incarnation: int = 0
+    pid: int = 0
+    heard_s: float = 0.0
+    stats: InstanceStats | None = None
+
+
+def total(parts: list[InstanceStats]) -> InstanceStats:
+    """All instances as one: counts add up, and it stalls where the worst of them does."""
+    if not parts:
+        return InstanceStats("", 0, 0, 0, 0, 0, {}, 0, 0, 0, 0, 0.0)
+    blocks: dict[str, tuple[int, int, int]] = {}
+    pulled: Counter[str] = Counter()
+    for part in parts:
+        for spec, (n, leased, cached) in part.cache_blocks.items():
+            a, b, c = blocks.get(spec, (0, 0, 0))
+            blocks[spec] = (a + n, b + leased, c + cached)
+        pulled.update(part.blocks_pulled)
+
+    def add(name: str) -> int:
+        return sum(getattr(part, name) for part in parts)
+
+    return InstanceStats(
+        role=str(Layout(tuple(Role.parse(part.role) for part in parts))),
+        n_waiting=add("n_waiting"),
+        n_running=add("n_running"),
+        n_encoding=add("n_encoding"),
+        n_prefilling=add("n_prefilling"),
+        n_decoding=add("n_decoding"),
+        cache_blocks=blocks,
+        embed_hits=add("embed_hits"),
+        embed_queries=add("embed_queries"),
+        n_preemptions=add("n_preemptions"),
+        n_steps=add("n_steps"),
+        stalled_s=max(part.stalled_s for part in parts),
+        n_migrating=add("n_migrating"),
+        n_arriving=add("n_arriving"),
+        blocks_pulled=dict(pulled),
+        n_landed=add("n_landed"),
+    )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hydrainfer.core.events import ErrorInfo
+from hydrainfer.core.events import ErrorInfo, Load
 from hydrainfer.core.request import Request
 from hydrainfer.core.sequence import Sequence
 
@@ -34,7 +34,7 @@ class ExportHandle(msgspec.Struct, frozen=True):
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     """A request between two stages. `produced`: its tokens so far. `n_computed`: tokens whose KV lies in the blocks.
-    `order`: its age, see `Sequence`. `blocks`: per cache spec the source's block ids, in token order, of what the next
+    `order`, `hops`: see `Sequence`. `blocks`: per cache spec the source's block ids, in token order, of what the next
     stage reads; empty when all is to be computed again. `exports`: where those blocks are."""
 
     request: Request
@@ -43,6 +43,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     n_computed: int
     attempt: int
     order: tuple[float, int]
+    hops: int
     source: str
     incarnation: int
     blocks: dict[str, tuple[int, ...]]
@@ -65,6 +66,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
             n_computed=seq.n_computed,
             attempt=seq.attempt,
             order=seq.order,
+            hops=seq.hops,
             source=source,
             incarnation=incarnation,
             blocks={spec: tuple(ids) for spec, ids in seq.blocks.items()},
@@ -73,10 +75,10 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
 
     def sequence(self, now: float) -> Sequence:
         """It as a live sequence of the target, which holds no blocks yet."""
-        seq = Sequence(self.request, self.order, now)
+        seq = Sequence(self.request, self.order, now, self.produced)
         seq.cursor = self.cursor
         seq.attempt = self.attempt
-        seq.tokens += self.produced
+        seq.hops = self.hops + 1
         seq.n_computed = self.n_computed
         return seq
 
@@ -141,12 +143,13 @@ class Renew(msgspec.Struct, frozen=True, tag=True):
 Message = Offer | Admit | Reject | Landed | Confirm | Release | Withdraw | Renew
 
 
-class Parcel(msgspec.Struct, frozen=True):
-    """All that one instance has to say to another after one step."""
+class Parcel(msgspec.Struct, frozen=True, tag=True):
+    """All that one instance has to say to another after one step, and how busy it is."""
 
     sender: str
     incarnation: int
     messages: tuple[Message, ...]
+    load: Load = Load()
 
 
 def encode_parcel(parcel: Parcel) -> bytes:

@@ -20,12 +20,14 @@ from hydrainfer.core import (
     InstanceStats,
     Lane,
     LifecycleEvent,
+    Load,
     Output,
     Parcel,
     Request,
     Sequence,
     Stage,
 )
+from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.moves import Arrived, Left, Moves, Stranded
 from hydrainfer.engine.ports import OutputSink, Runner, Ticket
 from hydrainfer.scheduler import Outcome, Scheduler
@@ -37,7 +39,8 @@ EventSink = Callable[[LifecycleEvent], None]
 class Engine:
     """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
     `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event. `moves`: its
-    dealings with other instances, None if there are none."""
+    dealings with other instances, None if there are none. `moved(request id, instance, hops)` hears who owns a request
+    that came or went."""
 
     def __init__(
         self,
@@ -47,7 +50,9 @@ class Engine:
         record: EventSink = lambda _: None,
         overlap: Overlap = "free",
         moves: Moves | None = None,
+        moved: Callable[[str, str, int], None] = lambda *_: None,
     ) -> None:
+        self._moved = moved
         self.scheduler = scheduler
         self._moves = moves
         self._runners = runners
@@ -62,18 +67,20 @@ class Engine:
         self._deadlines: list[tuple[float, str]] = []
         self._progress_s = 0.0
         self._n_steps = 0
+        self._costs = Costs()
 
     # ---- requests
 
-    def submit(self, request: Request, now: float) -> None:
-        """Queue it; if it can never run here, its final output says why. Outputs leave with the next step."""
+    def submit(self, request: Request, now: float, produced: tuple[int, ...] = ()) -> None:
+        """Queue it, with the tokens that it already has; if it can never run here, its final output says why. Outputs
+        leave with the next step."""
         self._open.add(request.id)
         arrival_s = now if request.arrival_s is None else request.arrival_s
         self._record(LifecycleEvent(request.id, EventKind.ARRIVED, arrival_s, n=request.n_prompt))
         if not self._busy:
             self._progress_s = now
         try:
-            seq = self.scheduler.add(request, now)
+            seq = self.scheduler.add(request, now, produced)
         except HydraError as e:
             self._end(request.id, now, "error", error=e)
             return
@@ -123,11 +130,13 @@ class Engine:
     def _move(self, moves: Moves, now: float) -> None:
         for move in moves.turn(now):
             match move:
-                case Left(request_id):
+                case Left(request_id, peer, hops):
                     self._open.discard(request_id)
+                    self._moved(request_id, peer, hops)
                     self._progress_s = now
                 case Arrived(seq, cancelled):
                     self._open.add(seq.id)
+                    self._moved(seq.id, moves.name, seq.hops)
                     self._progress_s = now
                     self._watch(seq.request)
                     self._queued(seq, now)
@@ -147,6 +156,7 @@ class Engine:
                 del self._in_flight[lane]
                 self._n_steps += 1
                 self._progress_s = now
+                self._costs.observe(result.batch, now - self._launched_s[lane])
                 self._commit(self.scheduler.apply(result, now), now)
         moves = self._moves
         if moves is not None:
@@ -156,8 +166,8 @@ class Engine:
         if moves is not None and self.scheduler.departing:
             moves.depart(now)
         self._flush()
-        if moves is not None:
-            moves.post()
+        if moves is not None and moves.to_post:
+            moves.post(self.load())
         return self._wake_at(now)
 
     def _launch(self, now: float) -> None:
@@ -194,9 +204,10 @@ class Engine:
             if ended is not None:
                 self._event(seq.id, EventKind.ENDED, now, ended)
             if finish is not None:
-                self._end(seq.id, now, finish, token, logprobs, error)
+                self._end(seq.id, now, finish, token, logprobs, error, start=seq.n_produced - 1)
             elif token is not None:
-                self._outputs.append(Output(seq.id, (token,), (logprobs,) if logprobs else ()))
+                start = seq.n_produced - 1
+                self._outputs.append(Output(seq.id, (token,), (logprobs,) if logprobs else (), start=start))
             if ended is not None and finish is None:
                 self._queued(seq, now)
 
@@ -212,8 +223,9 @@ class Engine:
         token: int | None = None,
         logprobs: object = None,
         error: HydraError | None = None,
+        start: int = 0,
     ) -> None:
-        self._finish(request_id, finish, token, logprobs, error)
+        self._finish(request_id, finish, token, logprobs, error, start)
         self._event(request_id, EventKind.FINISHED, now, detail=finish)
 
     def _finish(
@@ -223,6 +235,7 @@ class Engine:
         token: int | None = None,
         logprobs: object = None,
         error: HydraError | None = None,
+        start: int = 0,
     ) -> None:
         """The one place where a request's final output is made."""
         self._open.discard(request_id)
@@ -234,6 +247,7 @@ class Engine:
                 finish_reason=finish,
                 stop_token=token if finish == "stop" else None,
                 error=ErrorInfo.of(error) if error else None,
+                start=start,
             )
         )
 
@@ -286,6 +300,9 @@ class Engine:
     def still(self) -> bool:
         """No lane is executing and no copy is running: threads can end."""
         return not self._in_flight and not (self._moves is not None and self._moves.copying)
+
+    def load(self) -> Load:
+        return self._costs.load(*self.scheduler.backlog())
 
     def stats(self, now: float) -> InstanceStats:
         s, caches = self.scheduler, self.scheduler.room.caches

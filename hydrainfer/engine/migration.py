@@ -49,11 +49,13 @@ _LIVE = (State.OFFERED, State.ADMITTED)
 
 class Timing(NamedTuple):
     """`lease_s`: an offer whose target is silent this long has expired. `renew_s`: how often a target speaks.
-    `resend_s`: after how long an unanswered message is sent again."""
+    `resend_s`: after how long an unanswered message is sent again. `patience_s`: how long a request waits for a stage
+    that no instance runs now."""
 
     lease_s: float = 10.0
     renew_s: float = 2.0
     resend_s: float = 1.0
+    patience_s: float = 20.0
 
 
 class Send(NamedTuple):
@@ -65,6 +67,7 @@ class Moved(NamedTuple):
     """The request is the peer's now."""
 
     request_id: str
+    peer: str
 
 
 class Retry(NamedTuple):
@@ -193,7 +196,7 @@ class Source:
             o.state, o.pull, o.resend_at = State.RELEASED, pull, now + self._timing.resend_s
             del self._live[key[0]]
             self._closed.add(o.hold)
-            return [Send(peer, Confirm(key, pull, True)), Moved(key[0]), *self._reader_gone(o.hold)]
+            return [Send(peer, Confirm(key, pull, True)), Moved(key[0], peer), *self._reader_gone(o.hold)]
         held = o is not None and o.state is State.RELEASED and o.pull == pull
         return [Send(peer, Confirm(key, pull, held))]
 
@@ -333,10 +336,6 @@ class Target:
     def wake_at(self) -> float:
         resends = (i.resend_at for i in self._offers.values() if i.state is State.LANDED)
         return min(self._renew_at, *resends, float("inf"))
-
-    def keys_of(self, request_id: str) -> list[Key]:
-        """The attempts at this request that are on their way here."""
-        return [key for key in self._offers if key[0] == request_id]
 
     def __len__(self) -> int:
         return len(self._offers)

@@ -20,6 +20,7 @@ from hydrainfer.core import (
     InvalidRequest,
     Key,
     Landed,
+    Load,
     Message,
     Parcel,
     Reject,
@@ -34,13 +35,16 @@ from hydrainfer.engine.migration import Drop, Effect, Free, Land, Moved, Retry, 
 from hydrainfer.engine.ports import Completion, PeerLink, Placement, Puller
 from hydrainfer.scheduler import Scheduler
 
-_ASK_AGAIN_S = 0.05  # when every instance of a stage has refused
+_ASK_AGAIN_S = 0.05  # when no instance of a stage takes a request
+_CANCELS_KEPT = 16384
 
 
 class Left(NamedTuple):
-    """A peer owns the request now."""
+    """A peer owns the request now, after `hops` moves."""
 
     request_id: str
+    peer: str
+    hops: int
 
 
 class Arrived(NamedTuple):
@@ -64,6 +68,7 @@ Move = Left | Arrived | Stranded
 class _Departure:
     seq: Sequence
     hold: int
+    give_up_at: float
     try_at: float  # inf while an offer is open
     offered: bool = False
     exclude: set[str] = field(default_factory=set)
@@ -85,6 +90,7 @@ class Moves:
     ) -> None:
         timing = timing or Timing()
         self.name, self.incarnation = name, incarnation
+        self._timing = timing
         self._scheduler, self._placement, self._link, self._puller = scheduler, placement, link, puller
         self._source, self._target = Source(timing), Target(timing)
         self._inbox: list[Parcel] = []
@@ -95,7 +101,7 @@ class Moves:
         self._n_holds = 0
         self._copies: dict[Key, Completion] = {}
         self._being_pulled: dict[bytes, Key] = {}  # picture key -> the arrival that brings it
-        self._cancelled: set[Key] = set()
+        self._cancelled: dict[str, None] = {}  # the latest ids that were cancelled while they were not here
         self._moves: list[Move] = []
         self.blocks_pulled: Counter[str] = Counter()
         self.n_landed = 0
@@ -122,8 +128,6 @@ class Moves:
         self._do(self._target.tick(now), now)
         if len(self._target):
             self._admit(now)
-        elif self._cancelled:
-            self._cancelled.clear()
         self.depart(now)
         moves, self._moves = self._moves, []
         return moves
@@ -135,16 +139,20 @@ class Moves:
                 continue
             self._n_holds += 1
             self._holds[self._n_holds] = self._scheduler.room.detach(seq, f"{seq.id}/{self._n_holds}")
-            self._out[seq.id] = _Departure(seq, self._n_holds, now)
+            self._out[seq.id] = _Departure(seq, self._n_holds, now + self._timing.patience_s, now)
         self._scheduler.departing.clear()
         for departure in list(self._out.values()):
             if departure.try_at <= now:
                 self._place(departure, now)
 
-    def post(self) -> None:
+    @property
+    def to_post(self) -> bool:
+        return bool(self._outbox)
+
+    def post(self, load: Load) -> None:
         """Send what there is to say, one parcel per peer. Called when the step's outputs have left."""
         for peer, messages in self._outbox.items():
-            self._link.send(peer, Parcel(self.name, self.incarnation, tuple(messages)))
+            self._link.send(peer, Parcel(self.name, self.incarnation, tuple(messages), load))
         self._outbox.clear()
 
     def close(self, request_id: str, now: float) -> None:
@@ -154,8 +162,10 @@ class Moves:
             self._do(self._source.close(request_id, departure.hold, now), now)
 
     def cancel_arrival(self, request_id: str) -> None:
-        """It ends as soon as it is ours, if it ever is."""
-        self._cancelled.update(self._target.keys_of(request_id))
+        """It ends as soon as it is ours, if it ever is: it may be on its way here, and nobody else will tell us then."""
+        self._cancelled[request_id] = None
+        if len(self._cancelled) > _CANCELS_KEPT:
+            del self._cancelled[next(iter(self._cancelled))]
 
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
         """Its process is known to be gone."""
@@ -198,10 +208,10 @@ class Moves:
             match effect:
                 case Send(peer, message):
                     self._outbox.setdefault(peer, []).append(message)
-                case Moved(request_id):
-                    del self._out[request_id]
+                case Moved(request_id, peer):
+                    seq = self._out.pop(request_id).seq
                     self._scheduler.cancel(request_id)  # forgets it; its blocks are not its own any more
-                    self._moves.append(Left(request_id))
+                    self._moves.append(Left(request_id, peer, seq.hops + 1))
                 case Retry(request_id, peer, error):
                     departure = self._out.get(request_id)
                     if departure is not None:
@@ -214,7 +224,7 @@ class Moves:
                 case Land(key):
                     self._forget_pull(key)
                     self.n_landed += 1
-                    cancelled = key in self._cancelled
+                    cancelled = key[0] in self._cancelled
                     self._moves.append(Arrived(self._scheduler.land(key[0], now), cancelled))
                 case Drop(key):
                     self._forget_pull(key)
@@ -228,13 +238,19 @@ class Moves:
             d.offered, d.try_at = True, float("inf")
             handoff = Handoff.of(seq, self.name, self.incarnation, self._puller.exports)
             self._do(self._source.offer(handoff, peer, d.hold, now), now)
-        elif d.exclude and d.error is None:
+        elif d.error is not None:
+            self._strand(d, d.error.exception())
+        elif d.exclude:  # all have refused, but that may pass
             d.exclude.clear()
             d.try_at = now + _ASK_AGAIN_S
+        elif now >= d.give_up_at:
+            self._strand(d, Unavailable(f"no instance can {seq.stage.value} now; retry later", retry_after_s=5.0))
         else:
-            d.try_at = float("inf")
-            none = Unavailable(f"no instance can {seq.stage.value} now; retry later", retry_after_s=5.0)
-            self._moves.append(Stranded(seq.id, d.error.exception() if d.error else none))
+            d.try_at = now + _ASK_AGAIN_S
+
+    def _strand(self, d: _Departure, error: HydraError) -> None:
+        d.try_at = float("inf")
+        self._moves.append(Stranded(d.seq.id, error))
 
     def _admit(self, now: float) -> None:
         """Reserve room for offers, oldest first. A picture that another arrival is bringing is waited for, and nobody

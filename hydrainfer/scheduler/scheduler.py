@@ -77,10 +77,12 @@ class Scheduler:
 
     # ---- requests come and go
 
-    def add(self, request: Request, now: float) -> Sequence:
-        """Queue it. Raises `InvalidRequest` if it could never fit the caches, even alone."""
+    def add(self, request: Request, now: float, produced: tuple[int, ...] = ()) -> Sequence:
+        """Queue it, with the tokens it already has. Raises `InvalidRequest` if it could never fit the caches, even
+        alone."""
         assert request.id not in self._live, f"request {request.id} is already here"
-        seq = Sequence(request, (now if request.arrival_s is None else request.arrival_s, self._n_added), now)
+        order = (now if request.arrival_s is None else request.arrival_s, self._n_added)
+        seq = Sequence(request, order, now, produced)
         self.room.check_fits_empty(request, self._visit(seq))
         self._n_added += 1
         self._live[seq.id] = seq
@@ -136,6 +138,19 @@ class Scheduler:
 
     def get(self, request_id: str) -> Sequence | None:
         return self._live.get(request_id)
+
+    def backlog(self) -> tuple[int, int, int]:
+        """Pictures that wait to be encoded here, tokens to be prefilled, and sequences that decode or come to."""
+        pictures = tokens = decoding = 0
+        here = [*self.encoding.values(), *self.prefilling.values(), *self.arriving.values()]
+        for seq in [*here, *(s for queue in list(self.waiting.values()) for s in list(queue))]:
+            if seq.stage is Stage.ENCODE:
+                pictures += len(seq.pending_media)
+            if seq.stage is Stage.DECODE:
+                decoding += 1
+            elif self.role.runs(Stage.PREFILL):
+                tokens += len(seq.tokens) - seq.n_computed
+        return pictures, tokens, decoding + len(self.decoding)
 
     # ---- arrivals from other instances
 

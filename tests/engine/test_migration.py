@@ -177,7 +177,7 @@ class World(RuleBasedStateMachine):
             if (
                 owner == name
                 or (owner is None and name == "A")
-                or (owner is None and not any(n.alive and n.target.keys_of(r) for n in self.nodes.values()))
+                or (owner is None and not any(n.alive and any(key[0] == r for key in n.target._offers) for n in self.nodes.values()))
             ):
                 self.recomputed.add(r)
                 self.owner[r] = "gone"

@@ -1,0 +1,316 @@
+"""Every live request of the server: which instance has it, what it has answered, and what to do when that is lost.
+
+    submit ─> placed at an instance ─moves─> another … ─> its end is told, once
+                        │ the instance dies; a token is missing
+                        └─> the next life: a new name at the instances, prompt + tokens told so far, placed again
+
+A life's name is unique, so that nothing left of an earlier life, wherever it still is, can speak for a later one; what
+the client has been told is never told again. Pure: no sockets, no clock. Calls return nothing; what is to be said to
+instances is taken from `orders`, what is to be told to clients goes to `sink`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from hydrainfer.cluster.messages import Beat, Cancel, Hello, Members, Moved, Order, Peer, Report, Submit
+from hydrainfer.cluster.node import Pulse
+from hydrainfer.cluster.roster import Roster
+from hydrainfer.core import (
+    DeadlineExceeded,
+    ErrorInfo,
+    EventKind,
+    HydraError,
+    InstanceStats,
+    InternalError,
+    LifecycleEvent,
+    Output,
+    Request,
+    Unavailable,
+)
+
+Sink = Callable[[list[Output]], None]
+_MAX_LIVES = 4
+_Instance = tuple[str, int]  # name and incarnation
+
+
+@dataclass(slots=True)
+class _Live:
+    """`name`: of its present life. `owner`: the instance that answers for it; None while no instance can take it.
+    `giver`: who handed it to `owner`, until `owner` has said that it is there."""
+
+    request: Request
+    name: str
+    n_lives: int = 1
+    produced: list[int] = field(default_factory=list)
+    owner: _Instance | None = None
+    giver: _Instance | None = None
+    hops: int = 0
+    early: list[Output] = field(default_factory=list)  # came before an earlier one
+    since: float = 0.0  # of having no owner, or of the first `early`
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Member:
+    """One live incarnation. `progress_s`: when it was last heard of."""
+
+    hello: Hello
+    heard_s: float
+    stats: InstanceStats | None = None
+
+
+class Front:
+    """`record` gets the lifecycle events of all instances under the requests' own names."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        sink: Sink,
+        record: Callable[[LifecycleEvent], None] = lambda _: None,
+        pulse: Pulse | None = None,
+        stall_s: float = float("inf"),
+    ) -> None:
+        self.roster = roster
+        self.members: dict[str, _Member] = {}
+        self.kills: list[_Instance] = []  # believed to hang
+        self.n_recovered = 0
+        self._sink = sink
+        self._record = record
+        self._pulse = pulse or Pulse()
+        self._stall_s = stall_s
+        self._live: dict[str, _Live] = {}  # by the request's id
+        self._lives: dict[str, _Live] = {}  # by the name of its present life
+        self._orders: dict[str, list[Order]] = {}
+        self._out: list[Output] = []
+        self._beat_at = 0.0
+
+    # ---- clients
+
+    def submit(self, request: Request, now: float) -> None:
+        """Raises `Unavailable` if no instance runs its first stage now."""
+        live = _Live(request, request.id)
+        if not self._place(live, now):
+            raise Unavailable(f"no instance can {request.plan()[0].value} now; retry later", retry_after_s=5.0)
+        self._live[request.id] = self._lives[request.id] = live
+
+    def cancel(self, request_ids: Iterable[str], now: float) -> None:
+        lives = [self._live[i] for i in request_ids if i in self._live]
+        for live in lives:
+            live.cancelled = True
+            if live.owner is None:
+                self._end(live, now, "abort")
+        self._revoke([live.name for live in lives if live.owner is not None])
+        self._flush()
+
+    def end_all(self, error: HydraError, now: float) -> None:
+        """The instances are gone."""
+        for live in list(self._live.values()):
+            self._end(live, now, "error", error)
+        self._flush()
+
+    # ---- instances
+
+    def hello(self, hello: Hello, now: float) -> None:
+        """An instance runs; if it ran before, that incarnation is dead."""
+        known = self.members.get(hello.peer.name)
+        if known is not None and known.hello.peer.incarnation != hello.peer.incarnation:
+            self.gone(hello.peer.name, known.hello.peer.incarnation, now)
+        self.members[hello.peer.name] = _Member(hello, now)
+        self._announce()
+        self._beat_at = now  # somebody may wait for it
+
+    def gone(self, name: str, incarnation: int, now: float) -> None:
+        """The process of that incarnation is known to be dead: whatever it had goes on elsewhere."""
+        member = self.members.get(name)
+        if member is None or member.hello.peer.incarnation != incarnation:
+            return
+        del self.members[name]
+        self._orders.pop(name, None)
+        self._announce()
+        dead = (name, incarnation)
+        for live in list(self._live.values()):
+            if dead in (live.owner, live.giver):
+                self._lose(live, now)
+        self._flush()
+
+    def report(self, report: Report, now: float) -> None:
+        member = self.members.get(report.name)
+        if member is None or member.hello.peer.incarnation != report.incarnation:
+            return
+        member.heard_s = now
+        member.stats = report.stats or member.stats
+        self.roster.loads[report.name] = report.load
+        for moved in report.moved:
+            self._follow((report.name, report.incarnation), moved, now)
+        for event in report.events:
+            live = self._lives.get(event.request_id)
+            if live is not None and (live.n_lives == 1 or event.kind is not EventKind.ARRIVED):
+                self._record(event._replace(request_id=live.request.id))
+        for output in report.outputs:
+            live = self._lives.get(output.request_id)
+            if live is not None:
+                self._hear(live, output, report.at_s, now)
+        self._flush()
+
+    # ---- time
+
+    def tick(self, now: float) -> float:
+        """Deadlines, silence, requests without an instance. Returns when it wants to be called again."""
+        pulse = self._pulse
+        if now >= self._beat_at:
+            self._beat_at = now + pulse.beat_s
+            self._check_members(now)
+            self._tell_all(Beat(dict(self.roster.loads)))
+            for live in list(self._live.values()):
+                self._check(live, now)
+            self._flush()
+        return self._beat_at
+
+    def orders(self) -> dict[str, list[Order]]:
+        """What is to be said, by instance; each is returned once."""
+        orders, self._orders = self._orders, {}
+        return orders
+
+    @property
+    def n_live(self) -> int:
+        return len(self._live)
+
+    # ---- inside: requests
+
+    def _place(self, live: _Live, now: float) -> bool:
+        name = self.roster.choose(live.request, live.request.plan()[0], ())
+        if name is None:
+            live.owner, live.since = None, now
+            return False
+        live.owner = (name, self.roster.peers[name].incarnation)
+        request = msgspec.structs.replace(live.request, id=live.name)
+        self._orders.setdefault(name, []).append(Submit(request, tuple(live.produced)))
+        return True
+
+    def _lose(self, live: _Live, now: float) -> None:
+        """Its present life is over without an end: begin the next one with what the client has been told."""
+        self._revoke([live.name])  # should any of it still be somewhere
+        if live.cancelled:
+            self._end(live, now, "abort")
+            return
+        if live.n_lives >= _MAX_LIVES:
+            error = InternalError(f"{live.n_lives} instances in a row died while they ran this request", code="lost")
+            self._end(live, now, "error", error)
+            return
+        del self._lives[live.name]
+        self.n_recovered += 1
+        live.name = f"{live.request.id}~{live.n_lives}"
+        live.n_lives += 1
+        live.hops, live.giver = 0, None
+        live.early.clear()
+        self._lives[live.name] = live
+        self._record(LifecycleEvent(live.request.id, EventKind.RECOVERED, now))
+        self._place(live, now)
+
+    def _follow(self, reporter: _Instance, moved: Moved, now: float) -> None:
+        """Reports of giver and taker come in any order; the one of more moves is the later one."""
+        live = self._lives.get(moved.request_id)
+        if live is None or moved.hops < live.hops:
+            return
+        owner = (moved.owner, moved.incarnation)
+        if owner == reporter:
+            live.owner, live.giver, live.hops = owner, None, moved.hops
+        elif moved.hops > live.hops:
+            live.owner, live.giver, live.hops = owner, reporter, moved.hops
+            if not self.roster.knows(*owner):
+                self._lose(live, now)
+
+    def _hear(self, live: _Live, output: Output, at_s: float, now: float) -> None:
+        if output.error is not None or output.finish_reason == "abort":
+            self._end(live, at_s, output.finish_reason or "error", output=output)
+            return
+        if output.start > len(live.produced):
+            if not live.early:
+                live.since = now
+            live.early.append(output)
+            return
+        self._tell(live, output, at_s)
+        for early in sorted(live.early, key=lambda o: o.start):
+            if early.start <= len(live.produced) and live.request.id in self._live:
+                live.early.remove(early)
+                self._tell(live, early, at_s)
+
+    def _tell(self, live: _Live, output: Output, at_s: float) -> None:
+        """To the client: what of it is new."""
+        known = len(live.produced) - output.start
+        tokens = output.token_ids[known:]
+        live.produced += tokens
+        for _ in tokens:
+            self._record(LifecycleEvent(live.request.id, EventKind.TOKEN, at_s))
+        fresh = msgspec.structs.replace(output, token_ids=tokens, logprobs=output.logprobs[known:])
+        if output.finish_reason is not None:
+            self._end(live, at_s, output.finish_reason, output=fresh)
+        elif tokens:
+            self._out.append(msgspec.structs.replace(fresh, request_id=live.request.id))
+
+    def _end(
+        self, live: _Live, at_s: float, finish: str, error: HydraError | None = None, output: Output | None = None
+    ) -> None:
+        request_id = live.request.id
+        del self._live[request_id], self._lives[live.name]
+        output = output or Output("", finish_reason=finish, error=ErrorInfo.of(error) if error else None)
+        self._record(LifecycleEvent(request_id, EventKind.FINISHED, at_s, detail=finish))
+        self._out.append(msgspec.structs.replace(output, request_id=request_id))
+
+    def _check(self, live: _Live, now: float) -> None:
+        if now > live.request.deadline_s + (self._pulse.grace_s if live.owner is not None else 0.0):
+            self._revoke([live.name])
+            late = DeadlineExceeded("the request's deadline passed before it was done; retry or raise the timeout")
+            self._end(live, now, "error", late)
+        elif live.owner is None and not self._try_again(live, now):
+            stage = live.request.plan()[0].value
+            none = Unavailable(f"no instance can {stage} now; retry later", retry_after_s=5.0)
+            self._end(live, now, "error", none)
+        elif live.early and now > live.since + self._pulse.gap_s:
+            self._lose(live, now)
+
+    def _try_again(self, live: _Live, now: float) -> bool:
+        """False when its patience is over."""
+        since = live.since
+        if self._place(live, now):
+            return True
+        live.since = since
+        return now < since + self._pulse.patience_s
+
+    def _revoke(self, names: list[str]) -> None:
+        """Instances remember it: a request that is on its way from one to another ends where it comes to."""
+        if names:
+            self._tell_all(Cancel(tuple(names)))
+
+    def _flush(self) -> None:
+        if self._out:
+            self._sink(self._out)
+            self._out = []
+
+    # ---- inside: instances
+
+    def _check_members(self, now: float) -> None:
+        for name, member in self.members.items():
+            peer, silent_s = member.hello.peer, now - member.heard_s
+            stalled_s = member.stats.stalled_s if member.stats is not None else 0.0
+            if silent_s > self._pulse.dead_s or stalled_s > self._stall_s:
+                self.kills.append((name, peer.incarnation))
+            suspect = silent_s > self._pulse.suspect_s
+            if suspect != peer.suspect:
+                member.hello = msgspec.structs.replace(
+                    member.hello, peer=msgspec.structs.replace(peer, suspect=suspect)
+                )
+                self._announce()
+
+    def _announce(self) -> None:
+        peers: tuple[Peer, ...] = tuple(m.hello.peer for m in self.members.values())
+        self.roster.update(peers)
+        self._tell_all(Members(peers))
+
+    def _tell_all(self, order: Order) -> None:
+        for name in self.members:
+            self._orders.setdefault(name, []).append(order)

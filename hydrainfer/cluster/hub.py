@@ -1,0 +1,274 @@
+"""The server's side of the cluster: an `EngineHandle` over all instances, on a thread that owns the sockets."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+import zmq
+
+from hydrainfer.cluster.front import Front
+from hydrainfer.cluster.host import host_identity
+from hydrainfer.cluster.launch import Facts, Launcher
+from hydrainfer.cluster.mesh import Mesh
+from hydrainfer.cluster.messages import Close, Failed, Hello, Orders, ToHub, decode_to_hub, encode
+from hydrainfer.cluster.node import NodePlan
+from hydrainfer.cluster.pixels import answer_pixels
+from hydrainfer.core import (
+    ConfigError,
+    HydraError,
+    InstanceInfo,
+    InstanceStats,
+    PixelSource,
+    Request,
+    Unavailable,
+    total,
+)
+
+_log = logging.getLogger(__name__)
+_CLOSE_S = 15.0
+
+
+class _Watched(NamedTuple):
+    name: str
+    incarnation: int
+    fd: int  # a pidfd, readable once the process has ended
+
+
+class Hub:
+    """`start` waits until every instance of `plans` runs. All other methods may be called from any thread."""
+
+    def __init__(
+        self,
+        front: Front,
+        mesh: Mesh,
+        launcher: Launcher,
+        plans: Sequence[NodePlan],
+        pixels: PixelSource,
+        pixels_at: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.launcher = launcher
+        self.facts: dict[str, Facts] = {}
+        self._front, self._mesh, self._plans, self._clock = front, mesh, plans, clock
+        self._pixels = pixels
+        self._pixel_socket = mesh.listen(zmq.ROUTER, pixels_at)
+        self.pixels_at: str = self._pixel_socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._lock = threading.Lock()  # around the front
+        self._connected: dict[str, int] = {}
+        self._watched: list[_Watched] = []
+        self._gone: list[tuple[str, int]] = []
+        self._failed: dict[str, HydraError] = {}
+        self._host = host_identity()
+        self._closing = False
+        self._over = False
+        self._started = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
+
+    # ---- EngineHandle
+
+    def submit(self, request: Request) -> None:
+        if self._closing:
+            raise Unavailable("the server is shutting down", retry_after_s=1.0)
+        with self._lock:
+            self._front.submit(request, self._clock())
+        self._mesh.wake()
+
+    def cancel(self, request_ids: list[str]) -> None:
+        with self._lock:
+            self._front.cancel(request_ids, self._clock())
+        if not self._over:
+            self._mesh.wake()
+
+    def stats(self) -> InstanceStats:
+        return total([i.stats for i in self.instances() if i.stats is not None])
+
+    def instances(self) -> list[InstanceInfo]:
+        """Every instance of the layout, there or not."""
+        with self._lock:
+            members, now = dict(self._front.members), self._clock()
+        infos = []
+        for plan in self._plans:
+            member, role = members.get(plan.name), plan.roles[plan.name]
+            if member is None:
+                infos.append(InstanceInfo(plan.name, role, "dead"))
+                continue
+            peer = member.hello.peer
+            state = "suspect" if peer.suspect else "alive"
+            facts = (peer.incarnation, member.hello.pid, now - member.heard_s, member.stats)
+            infos.append(InstanceInfo(plan.name, role, state, *facts))
+        return infos
+
+    def close(self) -> None:
+        """End every request and every instance. Safe to repeat."""
+        if self._closing:
+            return
+        self._closing = True
+        self._mesh.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._over = True
+        self._mesh.close()
+
+    # ---- start
+
+    def start(self, timeout_s: float) -> None:
+        """Raises what an instance raised that could not start, or `ConfigError` after `timeout_s`."""
+        self._thread.start()
+        try:
+            self.launcher.start(self._plans, self._report_gone)
+            with self._started:
+                if not self._started.wait_for(lambda: self._failed or len(self.facts) == len(self._plans), timeout_s):
+                    missing = [p.name for p in self._plans if p.name not in self.facts]
+                    raise ConfigError(f"{', '.join(missing)} did not start within {timeout_s:.0f} s; see their logs")
+            for error in self._failed.values():
+                raise error
+        except BaseException:
+            self.close()
+            raise
+
+    def _report_gone(self, name: str, incarnation: int) -> None:
+        self._gone.append((name, incarnation))
+        if not self._over:
+            self._mesh.wake()
+
+    # ---- the loop
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+            self._shut()
+        except Exception:
+            _log.exception("the hub stopped after an internal error")
+            raise
+        finally:
+            with self._lock:
+                self._front.end_all(Unavailable("the server is shutting down", retry_after_s=5.0), self._clock())
+
+    def _turn(self) -> None:
+        answer_pixels(self._pixel_socket, self._pixels)
+        messages = [m for m in map(self._read, self._mesh.receive()) if m is not None]
+        with self._lock:
+            for message in messages:
+                self._hear(message)
+            self._bury()
+            wake_at = self._front.tick(self._clock())
+            orders, kills = self._front.orders(), self._front.kills[:]
+            self._front.kills.clear()
+            self._connect()
+        for name, given in orders.items():
+            if name in self._connected:
+                self._mesh.send(name, encode(Orders(self._connected[name], self._clock(), tuple(given))))
+        for name, incarnation in kills:
+            self._kill(name, incarnation)
+        self._mesh.poll(max(wake_at - self._clock(), 0.0))
+
+    @staticmethod
+    def _read(data: bytes) -> ToHub | None:
+        try:
+            return decode_to_hub(data)
+        except msgspec.MsgspecError:
+            _log.warning("the hub got a message it cannot read")
+            return None
+
+    def _hear(self, message: ToHub) -> None:
+        now = self._clock()
+        if isinstance(message, Failed):
+            _log.error("instance %s: %s", message.name, message.error.message)
+            with self._started:
+                self._failed[message.name] = message.error.exception()
+                self._started.notify_all()
+        elif isinstance(message, Hello):
+            self._front.hello(message, now)
+            self._watch(message)
+            with self._started:
+                self.facts[message.peer.name] = message.facts
+                self._failed.pop(message.peer.name, None)
+                self._started.notify_all()
+        else:
+            self._front.report(message, now)
+
+    def _connect(self) -> None:
+        members = self._front.members
+        for name in self._connected.keys() - members.keys():
+            del self._connected[name]
+            self._mesh.forget(name)
+        for name, member in members.items():
+            peer = member.hello.peer
+            if self._connected.get(name) != peer.incarnation:
+                self._mesh.connect(name, peer.address)
+                self._connected[name] = peer.incarnation
+
+    # ---- who has died
+
+    def _watch(self, hello: Hello) -> None:
+        peer = hello.peer
+        if hello.host != self._host or hello.pid == os.getpid():
+            self.launcher.watch(peer.name, peer.incarnation)
+            return
+        try:
+            fd = os.pidfd_open(hello.pid)
+        except ProcessLookupError:
+            self._gone.append((peer.name, peer.incarnation))
+            return
+        self._watched.append(_Watched(peer.name, peer.incarnation, fd))
+        self._mesh.watch(fd)
+
+    def _bury(self) -> None:
+        for watched in self._watched[:]:
+            if _has_ended(watched.fd):
+                self._unwatch(watched)
+                self._gone.append((watched.name, watched.incarnation))
+        gone, self._gone = self._gone, []
+        for name, incarnation in gone:
+            if not self._closing:
+                _log.error("instance %s has died", name)
+            self._front.gone(name, incarnation, self._clock())
+
+    def _unwatch(self, watched: _Watched) -> None:
+        self._watched.remove(watched)
+        self._mesh.unwatch(watched.fd)
+        os.close(watched.fd)
+
+    def _kill(self, name: str, incarnation: int) -> None:
+        _log.error("instance %s makes no progress and is killed", name)
+        for watched in self._watched:
+            if (watched.name, watched.incarnation) == (name, incarnation):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(watched.fd, signal.SIGKILL)
+                return
+        self.launcher.kill(name, incarnation)
+
+    def _shut(self) -> None:
+        """Tell all to close, hear their last words, end what does not."""
+        for name, incarnation in self._connected.items():
+            self._mesh.send(name, encode(Orders(incarnation, self._clock(), (Close(),))))
+        closed = threading.Event()
+
+        def end_instances() -> None:
+            self.launcher.close(_CLOSE_S)
+            closed.set()
+            self._mesh.wake()
+
+        thread = threading.Thread(target=end_instances, name="hub-close", daemon=True)
+        thread.start()
+        while not closed.is_set():
+            self._turn()
+        thread.join()
+        self._turn()
+        for watched in self._watched[:]:
+            self._unwatch(watched)
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = zmq.Poller()
+    poll.register(pidfd, zmq.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,155 @@
+"""One endpoint of the cluster's messages: a ZeroMQ socket to hear with, one to each peer to speak with.
+
+A message is one frame of bytes; sending never blocks and a message to a peer that is gone is lost, which the protocol
+above expects. Addresses are `ipc://` or loopback; one that leaves the machine needs `Keys`: CURVE, and a ZAP
+authenticator that admits the cluster's own key and no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterable
+
+import msgspec
+import zmq
+from zmq.utils.z85 import decode as z85
+
+from hydrainfer.core import ConfigError
+
+_log = logging.getLogger(__name__)
+_LOCAL = ("ipc://", "inproc://", "tcp://127.", "tcp://[::1]", "tcp://localhost")
+_QUEUE = 100_000  # messages to one peer; one that does not read so many is as good as gone
+_LONGEST_MESSAGE = 64 << 20
+_LAST_WORDS_MS = 500
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """The cluster's CURVE key pair (Z85): whoever has the secret half is a member."""
+
+    public: str
+    secret: str
+
+    @classmethod
+    def new(cls) -> Keys:
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode())
+
+
+class Mesh:
+    """Used on one thread, but for `wake`. `bind`: an address to hear at; a tcp port may be `*`."""
+
+    def __init__(self, bind: str, keys: Keys | None = None) -> None:
+        if keys is None and not bind.startswith(_LOCAL):
+            raise ConfigError(f"{bind} leaves this machine, which needs keys")
+        self._context = zmq.Context(io_threads=1)
+        self._keys = keys
+        self._peers: dict[str, zmq.Socket] = {}
+        self._poller = zmq.Poller()
+        self._gate = self._open_gate() if keys is not None else None
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._wake, zmq.POLLIN)
+        self._socket = self.listen(zmq.PULL, bind)
+        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def listen(self, kind: int, bind: str) -> zmq.Socket:
+        """A bound socket that `poll` watches, too. Raises `ConfigError` if the address cannot be had."""
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.RCVHWM, _QUEUE)
+        socket.setsockopt(zmq.MAXMSGSIZE, _LONGEST_MESSAGE)
+        socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
+        if self._keys is not None:
+            socket.curve_server = True
+            socket.curve_publickey, socket.curve_secretkey = self._keys.public.encode(), self._keys.secret.encode()
+        try:
+            socket.bind(bind)
+        except zmq.ZMQError as e:
+            raise ConfigError(f"cannot listen on {bind}: {e.strerror}") from None
+        self._poller.register(socket, zmq.POLLIN)
+        return socket
+
+    def connect(self, name: str, address: str) -> None:
+        """Speak to `name` at `address` from now on; what it did not hear at an earlier address is dropped."""
+        self.forget(name)
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, _QUEUE)
+        socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
+        speak_with(socket, self._keys)
+        socket.connect(address)
+        self._peers[name] = socket
+
+    def forget(self, name: str) -> None:
+        socket = self._peers.pop(name, None)
+        if socket is not None:
+            socket.close(linger=0)
+
+    def send(self, name: str, data: bytes) -> None:
+        """Hand it over and return; lost if `name` is not connected or has stopped reading."""
+        socket = self._peers.get(name)
+        if socket is None:
+            return
+        try:
+            socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            _log.warning("%s does not read; a message to it is lost", name)
+
+    def poll(self, timeout_s: float | None) -> None:
+        """Wait for a message, a `wake` or the timeout (None: for ever), whichever is first."""
+        ready = dict(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        if self._gate is not None and self._gate in ready:
+            self._admit(self._gate)
+
+    def watch(self, fd: int) -> None:
+        """`poll` returns also when `fd` is readable."""
+        self._poller.register(fd, zmq.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        self._poller.unregister(fd)
+
+    def receive(self) -> Iterable[bytes]:
+        """What has come."""
+        while True:
+            try:
+                yield self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+
+    def wake(self) -> None:
+        """End a `poll`. Any thread."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Last words get half a second to leave."""
+        self._context.destroy(linger=_LAST_WORDS_MS)
+        os.close(self._wake)
+
+    # ---- who may speak to us
+
+    def _open_gate(self) -> zmq.Socket:
+        """Where this context asks whether a key may come in (ZeroMQ RFC 27)."""
+        gate = self._context.socket(zmq.REP)
+        gate.bind("inproc://zeromq.zap.01")
+        self._poller.register(gate, zmq.POLLIN)
+        return gate
+
+    def _admit(self, gate: zmq.Socket) -> None:
+        assert self._keys is not None
+        version, request, _, address, _, mechanism, *credentials = gate.recv_multipart()
+        ours = mechanism == b"CURVE" and credentials == [z85(self._keys.public.encode())]
+        if not ours:
+            _log.warning("refused a connection from %s: not a key of this cluster", address.decode(errors="replace"))
+        status = (b"200", b"OK") if ours else (b"400", b"not a member")
+        gate.send_multipart([version, request, *status, b"", b""])
+
+
+def speak_with(socket: zmq.Socket, keys: Keys | None) -> None:
+    """Make `socket` a client of the cluster."""
+    if keys is not None:
+        socket.curve_serverkey = keys.public.encode()
+        socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+
+
+__all__ = ["Keys", "Mesh", "speak_with"]

@@ -1,0 +1,132 @@
+"""What the hub and the instances say to each other. Between instances it is `core.Parcel`; nothing else is on a socket.
+
+    instance: Hello ─────────────> hub      I am here (or `Failed`: I cannot start)
+              <── Orders(Members, Beat) ──  who else is, and how busy
+              <── Orders(Submit, Cancel) ─
+              Report ───────────────>       one per step: outputs, events, moves, load; also the heartbeat
+              <── Orders(Close) ──────────
+
+Times on the wire are the hub's clock.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from hydrainfer.core import ErrorInfo, InstanceStats, LifecycleEvent, Load, Output, Parcel, Request
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """One live incarnation of an instance. `suspect`: it has not been heard of for a while."""
+
+    name: str
+    role: str
+    incarnation: int
+    address: str
+    suspect: bool = False
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """It runs. `host`: see `storage.host_identity`; `facts`: what it found out at start, by name of the option."""
+
+    peer: Peer
+    host: str
+    pid: int
+    facts: dict[str, str | int | float]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """It cannot start, or has broken down."""
+
+    name: str
+    incarnation: int
+    error: ErrorInfo
+
+
+class Moved(NamedTuple):
+    """A request belongs to that incarnation of an instance after `hops` moves."""
+
+    request_id: str
+    owner: str
+    incarnation: int
+    hops: int
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """What a step gave, at `at_s`. `stats` only now and then."""
+
+    name: str
+    incarnation: int
+    at_s: float
+    outputs: tuple[Output, ...] = ()
+    events: tuple[LifecycleEvent, ...] = ()
+    moved: tuple[Moved, ...] = ()
+    load: Load = Load()
+    stats: InstanceStats | None = None
+
+
+ToHub = Hello | Failed | Report
+
+
+class Members(msgspec.Struct, frozen=True, tag=True):
+    """All live incarnations. One that is no longer named is known to be dead."""
+
+    peers: tuple[Peer, ...]
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Run it, with the tokens it has from an earlier life."""
+
+    request: Request
+    produced: tuple[int, ...] = ()
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """End these, wherever they are or will be."""
+
+    request_ids: tuple[str, ...]
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The hub lives; how busy each instance is."""
+
+    loads: dict[str, Load]
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    """End everything and stop."""
+
+
+Order = Members | Submit | Cancel | Beat | Close
+
+
+class Orders(msgspec.Struct, frozen=True, tag=True):
+    """All that the hub has to say to one incarnation, sent at `hub_s`."""
+
+    incarnation: int
+    hub_s: float
+    orders: tuple[Order, ...]
+
+
+ToInstance = Orders | Parcel
+
+_M = TypeVar("_M")
+_to_hub = msgspec.msgpack.Decoder(ToHub)
+_to_instance = msgspec.msgpack.Decoder(ToInstance)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToHub | ToInstance) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_hub(data: bytes) -> ToHub:
+    """Raises `msgspec.ValidationError` on anything else."""
+    return _to_hub.decode(data)
+
+
+def decode_to_instance(data: bytes) -> ToInstance:
+    """Raises `msgspec.ValidationError` on anything else."""
+    return _to_instance.decode(data)

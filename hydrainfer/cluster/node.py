@@ -1,0 +1,267 @@
+"""One instance between its sockets: drives the engine, hears the hub and the peers, reports after each step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from hydrainfer.cluster.host import host_identity
+from hydrainfer.cluster.messages import (
+    Beat,
+    Cancel,
+    Close,
+    Failed,
+    Hello,
+    Members,
+    Moved,
+    Order,
+    Orders,
+    Peer,
+    Report,
+    Submit,
+    ToHub,
+    decode_to_instance,
+    encode,
+)
+from hydrainfer.cluster.mesh import Keys, Mesh
+from hydrainfer.cluster.roster import Balancing, Roster
+from hydrainfer.core import (
+    ErrorInfo,
+    EventKind,
+    HydraError,
+    InternalError,
+    LifecycleEvent,
+    Output,
+    Parcel,
+    Role,
+    Unavailable,
+)
+from hydrainfer.engine import Engine
+
+_log = logging.getLogger(__name__)
+HUB = "hub"
+_REPORTED_BY_OUTPUTS = (EventKind.TOKEN, EventKind.FINISHED)
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """Who is believed to live, and for how long. `beat_s`: the hub and every instance speak at least this often.
+    `suspect_s`, `dead_s`: after this silence an instance gets no new requests, and is killed. `gap_s`: how long an
+    output that came before its turn waits for the missing one. `patience_s`: how long a request waits for an instance
+    of its stage. `grace_s`: an instance may be this late with a request's end after its deadline."""
+
+    beat_s: float = 0.25
+    suspect_s: float = 5.0
+    dead_s: float = 20.0
+    gap_s: float = 1.0
+    patience_s: float = 20.0
+    grace_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """What an instance is told at birth. `hub`: where the hub hears, on the machine `hub_host`; `bind`: where to hear,
+    with places for `name` and `incarnation`. `roles`: of every instance of the layout."""
+
+    name: str
+    roles: dict[str, str]
+    hub: str
+    bind: str
+    hub_host: str
+    keys: Keys | None = None
+    balancing: Balancing = "least_load"
+    pulse: Pulse = Pulse()
+
+
+class Node:
+    """Satisfies the engine's `PeerLink`; its `roster` is the engine's `Placement`, its `sink`, `record` and `moved` are
+    what the engine reports to. Everything but `wake` on one thread, the one that calls `run`."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self.name = plan.name
+        self.incarnation = time.time_ns() // 1000
+        self.roster = Roster({n: Role.parse(r) for n, r in plan.roles.items()}, plan.balancing)
+        self.engine: Engine | None = None
+        self._plan = plan
+        self._pulse = plan.pulse
+        self._mesh = Mesh(plan.bind.format(name=self.name, incarnation=self.incarnation), plan.keys)
+        self._mesh.connect(HUB, plan.hub)
+        self.wake = self._mesh.wake
+        self._outputs: list[Output] = []
+        self._events: list[LifecycleEvent] = []
+        self._moved: list[Moved] = []
+        self._host = host_identity()
+        self._clock = HubClock(time.monotonic, same=self._host == plan.hub_host)
+        self._heard_s = time.monotonic()
+        self._report_at = 0.0
+        self._closing = False
+
+    # ---- what the engine calls
+
+    def send(self, peer: str, parcel: Parcel) -> None:
+        self._mesh.send(peer, encode(parcel))
+
+    def sink(self, outputs: list[Output]) -> None:
+        self._outputs += outputs
+
+    def record(self, event: LifecycleEvent) -> None:
+        if event.kind not in _REPORTED_BY_OUTPUTS:
+            self._events.append(event)
+
+    def moved(self, request_id: str, owner: str, hops: int) -> None:
+        peer = self.roster.peers.get(owner)
+        incarnation = self.incarnation if owner == self.name else peer.incarnation if peer is not None else 0
+        self._moved.append(Moved(request_id, owner, incarnation, hops))
+
+    # ---- the life of an instance
+
+    def run(self, engine: Engine, facts: dict[str, str | int | float]) -> None:
+        """Until the hub says `Close`, or has been silent for too long."""
+        self.engine = engine
+        role = self._plan.roles[self.name]
+        me = Peer(self.name, role, self.incarnation, self._mesh.address)
+        self._tell(Hello(me, self._host, os.getpid(), facts))
+        try:
+            while not self._closing:
+                self._turn(engine)
+            engine.fail_all(Unavailable("the server is shutting down", retry_after_s=5.0), self._clock())
+            while not engine.still:
+                self._turn(engine)
+            self._report(engine, self._clock())
+        except Exception:
+            _log.exception("instance %s stopped after an internal error", self.name)
+            self.fail(InternalError(f"instance {self.name} stopped after an internal error; see its log"))
+            raise
+        finally:
+            engine.close()
+
+    def fail(self, error: HydraError) -> None:
+        """Say why there will be no instance."""
+        self._tell(Failed(self.name, self.incarnation, ErrorInfo.of(error)))
+
+    def close(self) -> None:
+        self._mesh.close()
+
+    def _turn(self, engine: Engine) -> None:
+        for data in self._mesh.receive():
+            self._hear(engine, data)
+        now = self._clock()
+        wake_at = engine.step(now)
+        self._watch_hub(engine, now)
+        if self._outputs or self._moved or now >= self._report_at:
+            self._report(engine, now)
+        wait_s = self._report_at - now
+        if wake_at is not None:
+            wait_s = min(wait_s, wake_at - self._clock())
+        self._mesh.poll(max(wait_s, 0.0))
+
+    def _report(self, engine: Engine, now: float) -> None:
+        stats = None
+        if now >= self._report_at:
+            stats = engine.stats(now)
+            self._report_at = now + self._pulse.beat_s
+        lists = tuple(self._outputs), tuple(self._events), tuple(self._moved)
+        self._tell(Report(self.name, self.incarnation, now, *lists, engine.load(), stats))
+        for each in (self._outputs, self._events, self._moved):
+            each.clear()
+
+    def _tell(self, message: ToHub) -> None:
+        self._mesh.send(HUB, encode(message))
+
+    def _watch_hub(self, engine: Engine, now: float) -> None:
+        """Without the server nobody wants the answers, nor any other instance's word about who lives."""
+        if time.monotonic() - self._heard_s > self._pulse.dead_s and not self._closing:
+            _log.error("instance %s has not heard of the server for %.0f s and stops", self.name, self._pulse.dead_s)
+            engine.fail_all(Unavailable("the server is gone", retry_after_s=5.0), now)
+            self._closing = True
+
+    # ---- what is heard
+
+    def _hear(self, engine: Engine, data: bytes) -> None:
+        try:
+            message = decode_to_instance(data)
+        except msgspec.MsgspecError:
+            _log.warning("instance %s got a message it cannot read", self.name)
+            return
+        if isinstance(message, Parcel):
+            if self.roster.knows(message.sender, message.incarnation):  # others are dead, or not yet announced
+                self.roster.loads[message.sender] = message.load
+                engine.deliver(message)
+        elif message.incarnation == self.incarnation:
+            self._heard_s = time.monotonic()
+            self._clock.hear(message.hub_s)
+            for order in message.orders:
+                self._obey(engine, order)
+
+    def _obey(self, engine: Engine, order: Order) -> None:
+        now = self._clock()
+        match order:
+            case Submit(request, produced):
+                engine.submit(request, now, produced)
+            case Cancel(request_ids):
+                engine.cancel(request_ids, now)
+            case Beat(loads):
+                self.roster.loads.update({n: load for n, load in loads.items() if n != self.name})
+            case Members(peers):
+                self._meet(engine, peers)
+            case Close():
+                self._closing = True
+
+    def _meet(self, engine: Engine, peers: tuple[Peer, ...]) -> None:
+        before = {(p.name, p.incarnation) for p in self.roster.peers.values()}
+        for gone in self.roster.update(peers):
+            if gone.name != self.name:
+                self._mesh.forget(gone.name)
+                engine.peer_dead(gone.name, gone.incarnation, self._clock())
+        for peer in peers:
+            if peer.name != self.name and (peer.name, peer.incarnation) not in before:
+                self._mesh.connect(peer.name, peer.address)
+
+
+class HubClock:
+    """The hub's clock as heard here: the local one, shifted. On the `same` machine they are one clock; elsewhere the
+    least delayed message of late tells the shift. Never runs backwards."""
+
+    def __init__(self, local: Callable[[], float], same: bool) -> None:
+        self._local = local
+        self._same = same
+        self._shift_s: float | None = None
+        self._last_s = 0.0
+
+    def hear(self, hub_s: float) -> None:
+        """A message of the hub, sent at `hub_s`, has arrived."""
+        if self._same:
+            return
+        shift_s = hub_s - self._local()  # too small by the time it travelled
+        if self._shift_s is None or shift_s > self._shift_s:
+            self._shift_s = shift_s
+        else:
+            self._shift_s -= min(self._shift_s - shift_s, _DRIFT_S)
+
+    def __call__(self) -> float:
+        self._last_s = max(self._last_s, self._local() + (self._shift_s or 0.0))
+        return self._last_s
+
+
+_DRIFT_S = 1e-5  # per message
+
+
+def run_node(plan: NodePlan, build: Callable[[Node], tuple[Engine, dict[str, str | int | float]]]) -> None:
+    """The whole life of an instance: `build` makes its engine. The hub hears why, if that fails."""
+    node = Node(plan)
+    try:
+        try:
+            engine, facts = build(node)
+        except HydraError as e:
+            node.fail(e)
+            raise
+        except Exception as e:
+            node.fail(InternalError(f"instance {plan.name} cannot start: {type(e).__name__}: {e}"))
+            raise
+        node.run(engine, facts)
+    finally:
+        node.close()

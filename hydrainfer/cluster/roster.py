@@ -1,0 +1,87 @@
+"""Who is there, how busy, and who takes a request next: the `Placement` of the hub and of every instance.
+
+A request that may stay where it is never comes here (the scheduler keeps it): self first. Pictures go to the encoder
+that their content names, everything else by `Balancing`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from hydrainfer.cluster.hashing import HashRing
+from hydrainfer.cluster.messages import Peer
+from hydrainfer.core import Load, Request, Role, Stage
+
+Balancing = Literal["least_load", "round_robin", "random"]
+_GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3)  # of an instance that has not measured yet
+
+
+class Roster:
+    """`roles`: every instance of the layout by name, there or not. Loads are as last told, plus what was chosen since."""
+
+    def __init__(
+        self, roles: Mapping[str, Role], balancing: Balancing = "least_load", rng: random.Random | None = None
+    ) -> None:
+        self.roles = dict(roles)
+        self.peers: dict[str, Peer] = {}
+        self.loads: dict[str, Load] = {}
+        self._balancing = balancing
+        self._rng = rng or random.Random()
+        self._n_chosen = 0
+        self._chosen_at = dict.fromkeys(self.roles, 0)
+        self._encoders = HashRing(name for name, role in self.roles.items() if role.runs(Stage.ENCODE))
+
+    def update(self, peers: Iterable[Peer]) -> list[Peer]:
+        """These live now. Returns who did and does no longer."""
+        now = {p.name: p for p in peers}
+        gone = [p for name, p in self.peers.items() if name not in now or now[name].incarnation != p.incarnation]
+        for p in gone:
+            self.loads.pop(p.name, None)
+        self.peers = now
+        return gone
+
+    def knows(self, name: str, incarnation: int) -> bool:
+        peer = self.peers.get(name)
+        return peer is not None and peer.incarnation == incarnation
+
+    def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
+        able = [p for n, p in self.peers.items() if n not in exclude and self.roles[n].runs(stage)]
+        names = [p.name for p in able if not p.suspect] or [p.name for p in able]  # a suspect is better than nobody
+        if not names:
+            return None
+        if stage is Stage.ENCODE and (owner := self._encoders.owner(request.media[0].key, names)) is not None:
+            return owner
+        if self._balancing == "random":
+            return self._rng.choice(names)
+        delay = dict.fromkeys(names, 0.0)
+        if self._balancing == "least_load":
+            delay = {n: delay_s(self.loads.get(n, Load())) for n in names}
+        name = min(names, key=lambda n: (delay[n], self._chosen_at[n]))
+        self._n_chosen += 1
+        self._chosen_at[name] = self._n_chosen
+        self.loads[name] = _with(self.loads.get(name, Load()), request, stage)
+        return name
+
+    def dark(self) -> list[Stage]:
+        """Stages that no instance runs now."""
+        return [s for s in Stage if not any(self.roles[n].runs(s) for n in self.peers)]
+
+
+def delay_s(load: Load) -> float:
+    """How long an instance works on what it has: the lanes share one device, so all of it delays what comes."""
+    return (
+        load.n_pictures * (load.picture_s or _GUESS.picture_s)
+        + load.n_tokens * (load.token_s or _GUESS.token_s)
+        + load.n_decoding * (load.decode_s or _GUESS.decode_s)
+    )
+
+
+def _with(load: Load, request: Request, stage: Stage) -> Load:
+    """As it will be when `request` is there."""
+    if stage is Stage.DECODE:
+        return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
+    return msgspec.structs.replace(load, n_tokens=load.n_tokens + request.n_prompt)

@@ -1,0 +1,31 @@
+"""What work has lately cost here, for whoever chooses among instances."""
+
+from __future__ import annotations
+
+from hydrainfer.core import Lane, Load, StepBatch
+
+_WEIGHT = 0.2  # of the newest measurement
+
+
+class Costs:
+    """Running means of measured batches, in seconds per picture, per prefilled token and per decoded token."""
+
+    def __init__(self) -> None:
+        self._picture_s = self._token_s = self._decode_s = 0.0
+
+    def observe(self, batch: StepBatch, seconds: float) -> None:
+        """One batch took this long. A batch with prefill in it speaks for prefill: decodes are the smaller part."""
+        each_s = seconds / batch.n_items
+        if batch.lane is Lane.VISION:
+            self._picture_s = _mean(self._picture_s, each_s)
+        elif batch.n_items == len(batch.work):
+            self._decode_s = _mean(self._decode_s, each_s)
+        else:
+            self._token_s = _mean(self._token_s, each_s)
+
+    def load(self, n_pictures: int, n_tokens: int, n_decoding: int) -> Load:
+        return Load(n_pictures, n_tokens, n_decoding, self._picture_s, self._token_s, self._decode_s)
+
+
+def _mean(old: float, new: float) -> float:
+    return old + _WEIGHT * (new - old) if old else new
