@@ -11,6 +11,7 @@ instances is taken from `orders`, what is to be told to clients goes to `sink`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -28,11 +29,12 @@ from hydrainfer.core import (
     InternalError,
     LifecycleEvent,
     Output,
+    OutputSink,
     Request,
     Unavailable,
 )
 
-Sink = Callable[[list[Output]], None]
+_log = logging.getLogger(__name__)
 _MAX_LIVES = 4
 _Instance = tuple[str, int]  # name and incarnation
 
@@ -69,7 +71,7 @@ class Front:
     def __init__(
         self,
         roster: Roster,
-        sink: Sink,
+        sink: OutputSink,
         record: Callable[[LifecycleEvent], None] = lambda _: None,
         pulse: Pulse | None = None,
         stall_s: float = float("inf"),
@@ -149,7 +151,7 @@ class Front:
         for event in report.events:
             live = self._lives.get(event.request_id)
             if live is not None and (live.n_lives == 1 or event.kind is not EventKind.ARRIVED):
-                self._record(event._replace(request_id=live.request.id))
+                self._note(event._replace(request_id=live.request.id))
         for output in report.outputs:
             live = self._lives.get(output.request_id)
             if live is not None:
@@ -208,7 +210,7 @@ class Front:
         live.hops, live.giver = 0, None
         live.early.clear()
         self._lives[live.name] = live
-        self._record(LifecycleEvent(live.request.id, EventKind.RECOVERED, now))
+        self._note(LifecycleEvent(live.request.id, EventKind.RECOVERED, now))
         self._place(live, now)
 
     def _follow(self, reporter: _Instance, moved: Moved, now: float) -> None:
@@ -245,7 +247,7 @@ class Front:
         tokens = output.token_ids[known:]
         live.produced += tokens
         for _ in tokens:
-            self._record(LifecycleEvent(live.request.id, EventKind.TOKEN, at_s))
+            self._note(LifecycleEvent(live.request.id, EventKind.TOKEN, at_s))
         fresh = msgspec.structs.replace(output, token_ids=tokens, logprobs=output.logprobs[known:])
         if output.finish_reason is not None:
             self._end(live, at_s, output.finish_reason, output=fresh)
@@ -258,7 +260,7 @@ class Front:
         request_id = live.request.id
         del self._live[request_id], self._lives[live.name]
         output = output or Output("", finish_reason=finish, error=ErrorInfo.of(error) if error else None)
-        self._record(LifecycleEvent(request_id, EventKind.FINISHED, at_s, detail=finish))
+        self._note(LifecycleEvent(request_id, EventKind.FINISHED, at_s, detail=finish))
         self._out.append(msgspec.structs.replace(output, request_id=request_id))
 
     def _check(self, live: _Live, now: float) -> None:
@@ -285,6 +287,12 @@ class Front:
         """Instances remember it: a request that is on its way from one to another ends where it comes to."""
         if names:
             self._tell_all(Cancel(tuple(names)))
+
+    def _note(self, event: LifecycleEvent) -> None:
+        try:
+            self._record(event)
+        except Exception:  # who only counts must not stop who serves
+            _log.exception("an event could not be recorded")
 
     def _flush(self) -> None:
         if self._out:

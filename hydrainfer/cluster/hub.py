@@ -43,22 +43,25 @@ class _Watched(NamedTuple):
 
 
 class Hub:
-    """`start` waits until every instance of `plans` runs. All other methods may be called from any thread."""
+    """`start` waits until every instance runs. All other methods may be called from any thread."""
 
     def __init__(
         self,
         front: Front,
         mesh: Mesh,
         launcher: Launcher,
-        plans: Sequence[NodePlan],
         pixels: PixelSource,
         pixels_at: str,
+        on_closed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.launcher = launcher
         self.facts: dict[str, Facts] = {}
-        self._front, self._mesh, self._plans, self._clock = front, mesh, plans, clock
+        self._front, self._mesh, self._clock = front, mesh, clock
+        self._plans: Sequence[NodePlan] = ()
+        self.address = mesh.address
         self._pixels = pixels
+        self._on_closed = on_closed
         self._pixel_socket = mesh.listen(zmq.ROUTER, pixels_at)
         self.pixels_at: str = self._pixel_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._lock = threading.Lock()  # around the front
@@ -68,7 +71,7 @@ class Hub:
         self._failed: dict[str, HydraError] = {}
         self._host = host_identity()
         self._closing = False
-        self._over = False
+        self._over = self._broken = False
         self._started = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
 
@@ -88,7 +91,8 @@ class Hub:
             self._mesh.wake()
 
     def stats(self) -> InstanceStats:
-        return total([i.stats for i in self.instances() if i.stats is not None])
+        stats = total([i.stats for i in self.instances() if i.stats is not None])
+        return msgspec.structs.replace(stats, stalled_s=float("inf")) if self._broken else stats
 
     def instances(self) -> list[InstanceInfo]:
         """Every instance of the layout, there or not."""
@@ -108,19 +112,22 @@ class Hub:
 
     def close(self) -> None:
         """End every request and every instance. Safe to repeat."""
-        if self._closing:
+        if self._over:
             return
         self._closing = True
         self._mesh.wake()
         if self._thread.is_alive():
             self._thread.join()
+        self.launcher.close(_CLOSE_S)
         self._over = True
         self._mesh.close()
+        self._on_closed()
 
     # ---- start
 
-    def start(self, timeout_s: float) -> None:
+    def start(self, plans: Sequence[NodePlan], timeout_s: float) -> None:
         """Raises what an instance raised that could not start, or `ConfigError` after `timeout_s`."""
+        self._plans = plans
         self._thread.start()
         try:
             self.launcher.start(self._plans, self._report_gone)
@@ -148,7 +155,7 @@ class Hub:
             self._shut()
         except Exception:
             _log.exception("the hub stopped after an internal error")
-            raise
+            self._closing = self._broken = True
         finally:
             with self._lock:
                 self._front.end_all(Unavailable("the server is shutting down", retry_after_s=5.0), self._clock())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
-from hydrainfer.cluster.host import host_identity
+from hydrainfer.cluster.host import host_identity, local_ip
+from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.messages import (
     Beat,
     Cancel,
@@ -20,7 +22,6 @@ from hydrainfer.cluster.messages import (
     Members,
     Moved,
     Order,
-    Orders,
     Peer,
     Report,
     Submit,
@@ -28,7 +29,6 @@ from hydrainfer.cluster.messages import (
     decode_to_instance,
     encode,
 )
-from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.roster import Balancing, Roster
 from hydrainfer.core import (
     ErrorInfo,
@@ -45,6 +45,7 @@ from hydrainfer.engine import Engine
 
 _log = logging.getLogger(__name__)
 HUB = "hub"
+_GOODBYE_S = 2.0  # for peers to say that they read our blocks no more
 _REPORTED_BY_OUTPUTS = (EventKind.TOKEN, EventKind.FINISHED)
 
 
@@ -62,48 +63,73 @@ class Pulse(msgspec.Struct, frozen=True):
     grace_s: float = 5.0
 
 
+_PULSE = Pulse()
+
+
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What an instance is told at birth. `hub`: where the hub hears, on the machine `hub_host`; `bind`: where to hear,
-    with places for `name` and `incarnation`. `roles`: of every instance of the layout."""
+    """What an instance is told at birth. `hub`: where the hub hears, on machine `hub_host`; `pixels`: where it gives
+    out pictures; `bind`: where to hear, with places for `name`, `incarnation` and the `ip` from which this machine
+    reaches the hub. `roles`: of every instance of the layout. `secret`: what its transports know members by."""
 
     name: str
     roles: dict[str, str]
     hub: str
+    pixels: str
     bind: str
     hub_host: str
+    secret: bytes = b""
     keys: Keys | None = None
     balancing: Balancing = "least_load"
-    pulse: Pulse = Pulse()
+    pulse: Pulse = _PULSE
+
+
+class Wire(Protocol):
+    """What a node asks of its `Mesh`."""
+
+    address: str
+
+    def connect(self, name: str, address: str) -> None: ...
+    def forget(self, name: str) -> None: ...
+    def send(self, name: str, data: bytes) -> None: ...
+    def receive(self) -> Iterable[bytes]: ...
+    def poll(self, timeout_s: float | None) -> None: ...
+    def wake(self) -> None: ...
 
 
 class Node:
     """Satisfies the engine's `PeerLink`; its `roster` is the engine's `Placement`, its `sink`, `record` and `moved` are
-    what the engine reports to. Everything but `wake` on one thread, the one that calls `run`."""
+    what the engine reports to. Everything but `wake` on one thread, the one that calls `run`. `at_end`: called when the
+    engine has been closed."""
 
-    def __init__(self, plan: NodePlan) -> None:
+    def __init__(
+        self, plan: NodePlan, incarnation: int, mesh: Wire, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.plan = plan
         self.name = plan.name
-        self.incarnation = time.time_ns() // 1000
+        self.incarnation = incarnation
         self.roster = Roster({n: Role.parse(r) for n, r in plan.roles.items()}, plan.balancing)
         self.engine: Engine | None = None
-        self._plan = plan
         self._pulse = plan.pulse
-        self._mesh = Mesh(plan.bind.format(name=self.name, incarnation=self.incarnation), plan.keys)
+        self._mesh = mesh
         self._mesh.connect(HUB, plan.hub)
-        self.wake = self._mesh.wake
+        self.wake = mesh.wake
         self._outputs: list[Output] = []
         self._events: list[LifecycleEvent] = []
         self._moved: list[Moved] = []
+        self._parcels: list[tuple[str, Parcel]] = []
         self._host = host_identity()
-        self._clock = HubClock(time.monotonic, same=self._host == plan.hub_host)
-        self._heard_s = time.monotonic()
+        self._local = clock
+        self.clock = HubClock(clock, same=self._host == plan.hub_host)
+        self._heard_s = clock()
         self._report_at = 0.0
-        self._closing = False
+        self.closing = False
+        self.at_end: list[Callable[[], None]] = []
 
     # ---- what the engine calls
 
     def send(self, peer: str, parcel: Parcel) -> None:
-        self._mesh.send(peer, encode(parcel))
+        self._parcels.append((peer, parcel))
 
     def sink(self, outputs: list[Output]) -> None:
         self._outputs += outputs
@@ -119,45 +145,56 @@ class Node:
 
     # ---- the life of an instance
 
-    def run(self, engine: Engine, facts: dict[str, str | int | float]) -> None:
-        """Until the hub says `Close`, or has been silent for too long."""
+    def start(self, engine: Engine, facts: dict[str, str | int | float]) -> None:
+        """Say `Hello`."""
         self.engine = engine
-        role = self._plan.roles[self.name]
+        role = self.plan.roles[self.name]
         me = Peer(self.name, role, self.incarnation, self._mesh.address)
         self._tell(Hello(me, self._host, os.getpid(), facts))
+
+    def run(self) -> None:
+        """Until the hub says `Close`, or has been silent for too long."""
+        engine = self.engine
+        assert engine is not None, "run before start"
         try:
-            while not self._closing:
-                self._turn(engine)
-            engine.fail_all(Unavailable("the server is shutting down", retry_after_s=5.0), self._clock())
-            while not engine.still:
-                self._turn(engine)
-            self._report(engine, self._clock())
+            while not self.closing:
+                self._mesh.poll(self.turn())
+            engine.fail_all(Unavailable("the server is shutting down", retry_after_s=5.0), self.clock())
+            end_s = self._local() + _GOODBYE_S
+            while not engine.still or (not engine.idle and self._local() < end_s):
+                self._mesh.poll(min(self.turn(), _GOODBYE_S / 10))
+            self._report(engine, self.clock())
         except Exception:
             _log.exception("instance %s stopped after an internal error", self.name)
             self.fail(InternalError(f"instance {self.name} stopped after an internal error; see its log"))
             raise
         finally:
             engine.close()
+            for call in self.at_end:
+                call()
 
-    def fail(self, error: HydraError) -> None:
-        """Say why there will be no instance."""
-        self._tell(Failed(self.name, self.incarnation, ErrorInfo.of(error)))
-
-    def close(self) -> None:
-        self._mesh.close()
-
-    def _turn(self, engine: Engine) -> None:
+    def turn(self) -> float:
+        """Hear what has come, step, report. Returns how long nothing is to do, in seconds."""
+        engine = self.engine
+        assert engine is not None
         for data in self._mesh.receive():
             self._hear(engine, data)
-        now = self._clock()
+        now = self.clock()
         wake_at = engine.step(now)
         self._watch_hub(engine, now)
         if self._outputs or self._moved or now >= self._report_at:
             self._report(engine, now)
+        for peer, parcel in self._parcels:  # after the report: what a peer goes on from has been told
+            self._mesh.send(peer, encode(parcel))
+        self._parcels.clear()
         wait_s = self._report_at - now
         if wake_at is not None:
-            wait_s = min(wait_s, wake_at - self._clock())
-        self._mesh.poll(max(wait_s, 0.0))
+            wait_s = min(wait_s, wake_at - self.clock())
+        return max(wait_s, 0.0)
+
+    def fail(self, error: HydraError) -> None:
+        """Say why there will be no instance."""
+        self._tell(Failed(self.name, self.incarnation, ErrorInfo.of(error)))
 
     def _report(self, engine: Engine, now: float) -> None:
         stats = None
@@ -174,10 +211,10 @@ class Node:
 
     def _watch_hub(self, engine: Engine, now: float) -> None:
         """Without the server nobody wants the answers, nor any other instance's word about who lives."""
-        if time.monotonic() - self._heard_s > self._pulse.dead_s and not self._closing:
+        if self._local() - self._heard_s > self._pulse.dead_s and not self.closing:
             _log.error("instance %s has not heard of the server for %.0f s and stops", self.name, self._pulse.dead_s)
             engine.fail_all(Unavailable("the server is gone", retry_after_s=5.0), now)
-            self._closing = True
+            self.closing = True
 
     # ---- what is heard
 
@@ -192,13 +229,13 @@ class Node:
                 self.roster.loads[message.sender] = message.load
                 engine.deliver(message)
         elif message.incarnation == self.incarnation:
-            self._heard_s = time.monotonic()
-            self._clock.hear(message.hub_s)
+            self._heard_s = self._local()
+            self.clock.hear(message.hub_s)
             for order in message.orders:
                 self._obey(engine, order)
 
     def _obey(self, engine: Engine, order: Order) -> None:
-        now = self._clock()
+        now = self.clock()
         match order:
             case Submit(request, produced):
                 engine.submit(request, now, produced)
@@ -209,14 +246,14 @@ class Node:
             case Members(peers):
                 self._meet(engine, peers)
             case Close():
-                self._closing = True
+                self.closing = True
 
     def _meet(self, engine: Engine, peers: tuple[Peer, ...]) -> None:
         before = {(p.name, p.incarnation) for p in self.roster.peers.values()}
         for gone in self.roster.update(peers):
             if gone.name != self.name:
                 self._mesh.forget(gone.name)
-                engine.peer_dead(gone.name, gone.incarnation, self._clock())
+                engine.peer_dead(gone.name, gone.incarnation, self.clock())
         for peer in peers:
             if peer.name != self.name and (peer.name, peer.incarnation) not in before:
                 self._mesh.connect(peer.name, peer.address)
@@ -252,16 +289,19 @@ _DRIFT_S = 1e-5  # per message
 
 def run_node(plan: NodePlan, build: Callable[[Node], tuple[Engine, dict[str, str | int | float]]]) -> None:
     """The whole life of an instance: `build` makes its engine. The hub hears why, if that fails."""
-    node = Node(plan)
+    incarnation = time.time_ns() // 1000
+    ip = local_ip(plan.hub) if "{ip}" in plan.bind else ""
+    mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, ip=ip), plan.keys)
     try:
+        node = Node(plan, incarnation, mesh)
         try:
-            engine, facts = build(node)
+            node.start(*build(node))
         except HydraError as e:
             node.fail(e)
             raise
         except Exception as e:
             node.fail(InternalError(f"instance {plan.name} cannot start: {type(e).__name__}: {e}"))
             raise
-        node.run(engine, facts)
+        node.run()
     finally:
-        node.close()
+        mesh.close()

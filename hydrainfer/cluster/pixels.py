@@ -6,6 +6,7 @@ The server keeps them until the request ends, so that a lost encode can be repea
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,7 +39,8 @@ def answer_pixels(socket: zmq.Socket, pixels: PixelSource) -> None:
             socket.send_multipart([who, ref, b"", b""])
             continue
         header = msgspec.msgpack.encode(_Header(array.shape))
-        socket.send_multipart([who, ref, header, np.ascontiguousarray(array)], copy=False)
+        frames: list[Any] = [who, ref, header, np.ascontiguousarray(array)]
+        socket.send_multipart(frames, copy=False)
 
 
 class PixelClient:

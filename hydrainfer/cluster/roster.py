@@ -21,7 +21,7 @@ _GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3)  # of an instance tha
 
 
 class Roster:
-    """`roles`: every instance of the layout by name, there or not. Loads are as last told, plus what was chosen since."""
+    """`roles`: every instance of the layout by name, there or not. Loads: as last told, plus what was chosen since."""
 
     def __init__(
         self, roles: Mapping[str, Role], balancing: Balancing = "least_load", rng: random.Random | None = None

@@ -46,6 +46,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     api_key: Annotated[NotEmpty | None, _help("Server", "Require this key as a bearer token.")] = None
     request_timeout_s: Annotated[float, _help("Server", "A request ends with 504 after this long.", gt=0)] = 600.0
     stall_s: Annotated[float, _help("Server", "/health says 503 when work stands still this long.", gt=0)] = 120.0
+    start_timeout_s: Annotated[
+        float, _help("Server", "Give up when the instances have not started after this long.", gt=0)
+    ] = 600.0
     max_waiting: Annotated[int, _help("Server", "Requests in the system before new ones get 429.", ge=1)] = 512
 
     token_budget: Annotated[int, _help("Scheduler", "Language tokens per batch.", ge=1)] = 2048

@@ -17,7 +17,17 @@ from hydrainfer.core.errors import (
     Unauthorized,
     Unavailable,
 )
-from hydrainfer.core.events import ErrorInfo, EventKind, InstanceInfo, InstanceStats, LifecycleEvent, Load, Output, total
+from hydrainfer.core.events import (
+    ErrorInfo,
+    EventKind,
+    InstanceInfo,
+    InstanceStats,
+    LifecycleEvent,
+    Load,
+    Output,
+    OutputSink,
+    total,
+)
 from hydrainfer.core.handoff import (
     Admit,
     Confirm,
@@ -69,6 +79,7 @@ __all__ = [
     "ModelNotFound",
     "Offer",
     "Output",
+    "OutputSink",
     "Overloaded",
     "Parcel",
     "PixelSource",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -43,6 +44,10 @@ class Output(msgspec.Struct, frozen=True):
     stop_token: int | None = None
     error: ErrorInfo | None = None
     start: int = 0
+
+
+OutputSink = Callable[[list[Output]], None]
+"""Called once per step on the engine's thread with everything that step produced. Must not block."""
 
 
 class EventKind(enum.StrEnum):

@@ -25,9 +25,9 @@ class Sequence:
     """Owner: the scheduler, which alone mutates it. A runner reads it while it packs a batch, never later.
 
     `order`: (arrival time, rank at the instance it came to first), smaller is older; it keeps its age wherever it goes.
-    `attempt`: times it was placed; `hops`: times it came to another instance. `blocks`: per cache spec, the block ids of
-    the present lease. `capacity`: tokens that the reserved KV blocks hold. `pending_media`: indices of pictures whose
-    embeddings are still to be computed. `in_flight`: work items of it that lanes are executing. `started`: its present
+    `attempt`: times it was placed; `hops`: times it came to another instance. `blocks`: per cache spec, the block ids
+    of the present lease. `capacity`: tokens that the reserved KV blocks hold. `pending_media`: indices of pictures that
+    are still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present
     stage has been part of a batch.
     """
 
@@ -49,9 +49,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(
-        self, request: Request, order: tuple[float, int], now: float, produced: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, request: Request, order: tuple[float, int], now: float, produced: tuple[int, ...] = ()) -> None:
         """`produced`: tokens it already has, of a life that was lost; only its KV has to be computed again."""
         self.request = request
         self.plan = request.plan()

@@ -6,7 +6,7 @@ Called by the server and offline API through `EngineHandle`. Sees tensors only t
 from hydrainfer.engine.engine import Engine, EventSink, Overlap
 from hydrainfer.engine.migration import Timing
 from hydrainfer.engine.moves import Moves
-from hydrainfer.engine.ports import Completion, EngineHandle, OutputSink, PeerLink, Placement, Puller, Runner, Ticket
+from hydrainfer.engine.ports import Completion, EngineHandle, PeerLink, Placement, Puller, Runner, Ticket
 from hydrainfer.engine.thread import EngineThread
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "EngineThread",
     "EventSink",
     "Moves",
-    "OutputSink",
     "Overlap",
     "PeerLink",
     "Placement",

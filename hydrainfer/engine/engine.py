@@ -22,6 +22,7 @@ from hydrainfer.core import (
     LifecycleEvent,
     Load,
     Output,
+    OutputSink,
     Parcel,
     Request,
     Sequence,
@@ -29,7 +30,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.moves import Arrived, Left, Moves, Stranded
-from hydrainfer.engine.ports import OutputSink, Runner, Ticket
+from hydrainfer.engine.ports import Runner, Ticket
 from hydrainfer.scheduler import Outcome, Scheduler
 
 Overlap = Literal["free", "step", "off"]
@@ -50,9 +51,9 @@ class Engine:
         record: EventSink = lambda _: None,
         overlap: Overlap = "free",
         moves: Moves | None = None,
-        moved: Callable[[str, str, int], None] = lambda *_: None,
+        moved: Callable[[str, str, int], None] | None = None,
     ) -> None:
-        self._moved = moved
+        self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler
         self._moves = moves
         self._runners = runners

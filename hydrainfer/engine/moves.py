@@ -162,7 +162,7 @@ class Moves:
             self._do(self._source.close(request_id, departure.hold, now), now)
 
     def cancel_arrival(self, request_id: str) -> None:
-        """It ends as soon as it is ours, if it ever is: it may be on its way here, and nobody else will tell us then."""
+        """It ends as soon as it is ours, if it ever is: it may be on its way here, and nobody will say so again."""
         self._cancelled[request_id] = None
         if len(self._cancelled) > _CANCELS_KEPT:
             del self._cancelled[next(iter(self._cancelled))]
@@ -170,6 +170,9 @@ class Moves:
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
         """Its process is known to be gone."""
         self._dead.add((peer, incarnation))
+        for handoff in self._target.waiting():
+            if handoff.source == peer:
+                self._scheduler.forget_blocked(handoff.request.id)
         self._do(self._source.peer_dead(peer), now)
         self._do(self._target.peer_dead(peer), now)
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Protocol
 
-from hydrainfer.core import ExportHandle, InstanceStats, Output, Parcel, Request, Stage, StepBatch, StepResult
+from hydrainfer.core import ExportHandle, InstanceStats, Parcel, Request, Stage, StepBatch, StepResult
 from hydrainfer.scheduler import Pulls
-
-OutputSink = Callable[[list[Output]], None]
-"""Called once per step on the engine's thread with everything that step produced. Must not block."""
 
 
 class Ticket(Protocol):

@@ -9,7 +9,7 @@ from hydrainfer.models.families import FAMILIES, read_config
 from hydrainfer.models.fingerprint import vision_fingerprint
 from hydrainfer.models.llama import LastRows
 from hydrainfer.models.load import DTYPES, load_model
-from hydrainfer.models.model import Model
+from hydrainfer.models.model import Model, cache_specs
 
 __all__ = [
     "DTYPES",
@@ -20,6 +20,7 @@ __all__ = [
     "Rope",
     "TextConfig",
     "VisionConfig",
+    "cache_specs",
     "load_model",
     "read_config",
     "vision_fingerprint",

@@ -36,22 +36,9 @@ class Model:
         return sum(slot.into.nbytes for slot in self.slots().values())
 
     def cache_specs(self, *, kv_block_tokens: int = 16, embed_block_tokens: int = 64) -> tuple[CacheSpec, ...]:
-        """The caches of an instance of this role: "embed" if it encodes or prefills, "kv" if it prefills or decodes."""
-        text, dtype = self.config.text, str(self.dtype).removeprefix("torch.")
-        specs: list[CacheSpec] = []
-        if self.role.runs(Stage.ENCODE) or self.role.runs(Stage.PREFILL):
-            specs.append(CacheSpec.embed(width=text.hidden, dtype=dtype, block_tokens=embed_block_tokens))
-        if self.language is not None:
-            specs.append(
-                CacheSpec.full(
-                    layers=text.layers,
-                    kv_heads=text.kv_heads,
-                    head_dim=text.head_dim,
-                    dtype=dtype,
-                    block_tokens=kv_block_tokens,
-                )
-            )
-        return tuple(specs)
+        """As of `cache_specs`."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return cache_specs(self.config, self.role, dtype, kv_block_tokens, embed_block_tokens)
 
     def encode(self, pictures: list[np.ndarray]) -> list[Tensor]:
         """uint8 [image_size, image_size, 3] pictures, already resized and cropped → [tokens, hidden] each."""
@@ -84,3 +71,17 @@ class Model:
         assert self.language is not None, f"role {self.role} loads no language model"
         with torch.inference_mode():
             return self.language.logits(hidden)
+
+
+def cache_specs(
+    config: ModelConfig, role: Role, dtype: str, kv_block_tokens: int = 16, embed_block_tokens: int = 64
+) -> tuple[CacheSpec, ...]:
+    """The caches of an instance of this role: "embed" if it encodes or prefills, "kv" if it prefills or decodes."""
+    text = config.text
+    specs: list[CacheSpec] = []
+    if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):
+        specs.append(CacheSpec.embed(width=text.hidden, dtype=dtype, block_tokens=embed_block_tokens))
+    if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
+        heads = {"kv_heads": text.kv_heads, "head_dim": text.head_dim}
+        specs.append(CacheSpec.full(layers=text.layers, **heads, dtype=dtype, block_tokens=kv_block_tokens))
+    return tuple(specs)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydrainfer.core import Stage, Unavailable
 from hydrainfer.metrics import INTERVALS, Timelines
-from tests.cluster.virtual import Cluster
+from tests.cluster.virtual import PULSE, Cluster
 from tests.scheduler.fakes import expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
@@ -93,13 +94,38 @@ def test_too_large_for_its_route_is_a_400():
 
 def test_a_dead_stage_is_a_503_and_nothing_hangs():
     cluster = Cluster("1E1P1D", 64, 32)
-    cluster.router.members["D2"].handle.alive = False
     cluster.submit(make_request("a", pictures=[1]))
+    cluster.crash("D2")
     cluster.run()
-    assert cluster.end("a").error.status == 503
+    assert cluster.end("a").error.status == 503 and cluster.now < PULSE.patience_s + 30
+    assert cluster.front.roster.dark() == [Stage.DECODE]
+    cluster.crash("P1")
+    cluster.run()
+    with pytest.raises(Unavailable, match="prefill"):
+        cluster.submit(make_request("b"))
     cluster.check_whole()
 
 
+def test_a_stage_that_comes_back_in_time_serves_who_waited():
+    cluster = Cluster("1E1P1D", 64, 32)
+    requests = [make_request(f"r{i}", pictures=[i], max_tokens=6) for i in range(4)]
+    for r in requests:
+        cluster.submit(r)
+    cluster.at(7.0, lambda: cluster.crash("D2", restart_s=20.0), awaited=True)
+    cluster.run()
+    for r in requests:
+        assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
+    assert cluster.front.n_recovered > 0 and len(cluster.devices["D2"].batches) > 0
+    cluster.check_whole()
+
+
+crash = st.tuples(
+    st.floats(0.0, 60.0),  # at
+    st.integers(0, 8),  # who
+    st.floats(0.0, 4.0),  # the hub learns of it after
+    st.one_of(st.none(), st.floats(4.0, 30.0)),  # it is there again after
+)
+crashes = st.one_of(st.just([]), st.lists(crash, max_size=3))
 traffic = st.lists(
     st.tuples(
         st.integers(1, 14),  # text tokens
@@ -123,23 +149,58 @@ traffic = st.lists(
     headroom=st.integers(0, 4),
     balancing=st.sampled_from(["least_load", "round_robin", "random"]),
     chaos=st.booleans(),
+    crashes=crashes,
     seed=st.integers(0, 2**16),
 )
-def test_random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, seed):
+def test_random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed):
+    random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(max_examples=10_000, deadline=None)
+@given(
+    specs=traffic,
+    layout=st.sampled_from(["1E1P1D", "2E1P2D", "1ED1P", "2EPD", "1E2PD+1EPD"]),
+    crashes=st.lists(crash, min_size=1, max_size=4),
+    seed=st.integers(0, 2**32),
+)
+def test_ten_thousand_schedules_of_a_whole_cluster(specs, layout, crashes, seed):
+    random_traffic(specs, layout, 16, 6, 2, "least_load", True, crashes, seed)
+
+
+def random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed):
+    """Every request ends once: with its tokens, or for a reason that was given it; nothing told twice."""
     cluster = Cluster(layout, kv_blocks, embed_blocks, seed, chaos, headroom, balancing)
-    requests = []
+    names, requests, refused = list(cluster.roles), [], set()
+
+    def submit(r):
+        try:
+            cluster.submit(r)
+        except Unavailable:
+            refused.add(r.id)
+
+    for at_s, who, notice_s, restart_s in crashes:
+        name = names[who % len(names)]
+        cluster.at(at_s, lambda c=(name, notice_s, restart_s): cluster.crash(*c), awaited=True)
     for i, (n_text, pictures, max_tokens, arrives, cancel_after, deadline_after) in enumerate(specs):
         deadline = arrives + deadline_after if deadline_after is not None else float("inf")
         r = make_request(f"r{i}", n_text, pictures, max_tokens, arrival_s=arrives, deadline_s=deadline)
         requests.append((r, cancel_after, deadline_after))
-        cluster.at(arrives, lambda r=r: cluster.submit(r))
+        cluster.at(arrives, lambda r=r: submit(r), awaited=True)
         if cancel_after is not None:
-            cluster.at(arrives + cancel_after, lambda r=r: cluster.cancel(r.id))
+            cluster.at(arrives + cancel_after, lambda r=r: cluster.cancel(r.id), awaited=True)
     cluster.run()
+    assert cluster.quiet, (cluster.front._live, {n: e.stats(cluster.now) for n, e in cluster.engines.items()})
     for r, cancel_after, deadline_after in requests:
+        if r.id in refused:
+            assert crashes
+            continue
         end, tokens, wanted = cluster.end(r.id), cluster.tokens(r.id), expected_tokens(r)
         if end.finish_reason == "length":
             assert tokens == wanted
+        elif end.error is not None and end.error.status in (500, 503):
+            assert tokens == wanted[: len(tokens)] and crashes
         else:
             assert tokens == wanted[: len(tokens)]
             cause = cancel_after if end.finish_reason == "abort" else deadline_after

@@ -1,29 +1,22 @@
-"""A cluster on a virtual clock: real engines, scheduler, router and codec; fake devices; messages that may be late,
-repeated, out of order or lost; copies that take their time and may fail."""
+"""A cluster on a virtual clock: real engines, nodes, front, roster and codec; fake devices; messages between instances
+that may be late, repeated, out of order or lost; copies that take their time and may fail; instances that crash."""
 
 from __future__ import annotations
 
 import heapq
 import random
-import threading
 
 from hydrainfer.cache import CacheSet
-from hydrainfer.cluster import Member, Router
-from hydrainfer.core import (
-    ExportHandle,
-    Lane,
-    Layout,
-    Stage,
-    StepResult,
-    decode_parcel,
-    encode_parcel,
-)
+from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster, host_identity
+from hydrainfer.cluster.messages import Hello, Orders, decode_to_hub, encode
+from hydrainfer.core import ExportHandle, Lane, Layout, Stage, StepResult
 from hydrainfer.engine import Engine, Moves, Timing
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.engine.test_engine import TimedRunner
 from tests.scheduler.fakes import EMBED, KV, FakeDevice
 
-TIMING = Timing(lease_s=12.0, renew_s=3.0, resend_s=2.0)
+TIMING = Timing(lease_s=12.0, renew_s=3.0, resend_s=2.0, patience_s=60.0)
+PULSE = Pulse(beat_s=2.0, suspect_s=15.0, dead_s=1e9, gap_s=5.0, patience_s=60.0, grace_s=10.0)
 
 
 class FakeCopy:
@@ -38,23 +31,23 @@ class FakeCopy:
 
 
 class FakePuller:
-    """Copies what the peer's slots hold when the copy is *done*, as a one-sided read may."""
+    """Copies what the peer's slots hold when the copy is *done*, as a one-sided read may; memory outlives its owner."""
 
-    def __init__(self, name, cluster):
-        self.name, self.cluster = name, cluster
-        self.exports = {spec: ExportHandle("fake", f"{name}/{spec}", 0, 0) for spec in ("kv", "embed")}
+    def __init__(self, name, incarnation, cluster):
+        self.cluster, self.me = cluster, f"{name}/{incarnation}"
+        self.exports = {spec: ExportHandle("fake", self.me, 0, 0) for spec in ("kv", "embed")}
         self.n_blocks = {"kv": 0, "embed": 0}
 
     def pull(self, sources, pulls):
         rng, now = self.cluster.rng, self.cluster.now
-        mine = self.cluster.devices[self.name]
+        mine = self.cluster.memory[self.me]
         end = now + rng.uniform(0.0, self.cluster.copy_s)
         if self.cluster.chaos and rng.random() < 0.1:
             return FakeCopy(end, False)
 
         def copy():
             for spec, (source_ids, ids) in pulls.items():
-                theirs = self.cluster.devices[sources[spec].address.split("/")[0]]
+                theirs = self.cluster.memory[sources[spec].address]
                 self.n_blocks[spec] += len(ids)
                 for a, b in zip(source_ids, ids, strict=True):
                     if spec == "embed":
@@ -64,6 +57,9 @@ class FakePuller:
 
         self.cluster.at(end, copy)
         return FakeCopy(end, True)
+
+    def forget(self, owner):
+        pass
 
     def close(self):
         pass
@@ -84,96 +80,205 @@ class CheckedDevice(FakeDevice):
         return super().run(batch)
 
 
-class Handle:
-    def __init__(self, cluster, name):
-        self.cluster, self.name = cluster, name
-        self.alive = True
+class Wire:
+    """A node's sockets. To and from the hub messages keep their order; between instances anything may happen."""
 
-    def submit(self, request):
-        self.cluster.engines[self.name].submit(request, self.cluster.now)
+    def __init__(self, cluster, name, incarnation):
+        self.cluster, self.name, self.address = cluster, name, f"{name}/{incarnation}"
+        self.inbox, self.known = [], {}
 
-    def cancel(self, ids):
-        self.cluster.engines[self.name].cancel(ids, self.cluster.now)
+    def connect(self, name, address):
+        self.known[name] = address
 
-    def stats(self):
-        return self.cluster.engines[self.name].stats(self.cluster.now)
+    def forget(self, name):
+        self.known.pop(name, None)
+
+    def send(self, name, data):
+        if name in self.known:
+            self.cluster.post(self.address, self.known[name], data)
+
+    def receive(self):
+        inbox, self.inbox = self.inbox, []
+        return inbox
+
+    def wake(self):
+        self.cluster.wakes[self.address] = self.cluster.now
 
 
 class Cluster:
-    """`chaos`: messages are lost, doubled and reordered, copies fail."""
+    """`chaos`: messages between instances are lost, doubled and reordered, copies fail."""
 
     def __init__(
         self, layout, kv_blocks, embed_blocks, seed=0, chaos=False, headroom=0, balancing="least_load", tokens=16
     ):
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
-        self.events, self.n_events = [], 0
+        self.kv_blocks, self.embed_blocks, self.headroom, self.tokens_budget = kv_blocks, embed_blocks, headroom, tokens
+        self.events, self.n_events, self.n_awaited = [], 0, 0
         self.outputs, self.lifecycle = [], []
-        self.engines, self.caches, self.devices, self.pullers, members = {}, {}, {}, {}, []
-        for i, role in enumerate(Layout.parse(layout).instances):
-            name = f"{role}{i}"
-            members.append(Member(name, role, Handle(self, name)))
-        self.router = Router(members, threading.Lock(), balancing, random.Random(seed))
-        for name, role, _, _ in members:
-            sizes = {}
-            if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):
-                sizes[EMBED] = embed_blocks
-            if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
-                sizes[KV] = kv_blocks
-            self.caches[name] = CacheSet(sizes)
-            self.devices[name] = CheckedDevice(role, self)
-            self.pullers[name] = FakePuller(name, self)
-            policy = Policy(encode_wait_s=2.0, headroom_tokens=headroom)
-            s = Scheduler(role, self.caches[name], Budgets(tokens=tokens, images=2, running=6), policy)
-            runners = {
-                lane: TimedRunner(self.devices[name], lambda: self.now, 3.0 if lane is Lane.VISION else 1.0)
-                for lane in role.lanes
-            }
-            moves = Moves(name, 0, s, self.router, self, self.pullers[name], TIMING)
-            self.engines[name] = Engine(
-                s, runners, self.outputs.extend, lambda e: self.lifecycle.append((self.now, e)), moves=moves
-            )
-        self.wakes = dict.fromkeys(self.engines, 0.0)
+        self.roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
+        roster = Roster(self.roles, balancing, random.Random(seed))
+        self.front = Front(roster, self.outputs.extend, lambda e: self.lifecycle.append((self.now, e)), PULSE)
+        plan = {"hub": "hub/0", "bind": "", "hub_host": host_identity(), "balancing": balancing, "pulse": PULSE}
+        names = {name: str(role) for name, role in self.roles.items()}
+        self.plans = {name: NodePlan(name=name, roles=names, **plan) for name in self.roles}
+        self.engines, self.caches, self.devices, self.pullers, self.nodes, self.wires = {}, {}, {}, {}, {}, {}
+        self.memory = {}  # by address; outlives its instance
+        self.wakes, self.links, self.incarnations = {}, {}, dict.fromkeys(self.roles, 0)
+        for name in self.roles:
+            self.start(name)
+        for name in self.roles:
+            self.settle(name)
 
-    # a PeerLink
-    def send(self, peer, parcel):
-        data = encode_parcel(parcel)
+    def start(self, name):
+        """A new incarnation."""
+        role, incarnation = self.roles[name], self.incarnations[name] + 1
+        self.incarnations[name] = incarnation
+        sizes = {}
+        if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):
+            sizes[EMBED] = self.embed_blocks
+        if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
+            sizes[KV] = self.kv_blocks
+        self.caches[name] = CacheSet(sizes)
+        self.devices[name] = self.memory[f"{name}/{incarnation}"] = CheckedDevice(role, self)
+        self.pullers[name] = FakePuller(name, incarnation, self)
+        policy = Policy(encode_wait_s=2.0, headroom_tokens=self.headroom)
+        budgets = Budgets(tokens=self.tokens_budget, images=2, running=6)
+        s = Scheduler(role, self.caches[name], budgets, policy)
+        runners = {
+            lane: TimedRunner(self.devices[name], lambda: self.now, 3.0 if lane is Lane.VISION else 1.0)
+            for lane in role.lanes
+        }
+        wire = self.wires[name] = Wire(self, name, incarnation)
+        node = self.nodes[name] = Node(self.plans[name], incarnation, wire, lambda: self.now)
+        moves = Moves(name, incarnation, s, node.roster, node, self.pullers[name], TIMING)
+        self.engines[name] = Engine(s, runners, node.sink, node.record, moves=moves, moved=node.moved)
+        node.start(self.engines[name], {})
+        self.wakes[wire.address] = self.now
+
+    def settle(self, name):
+        """Let its `Hello` arrive at once."""
+        for link in [link for link in self.links if link[0] == self.wires[name].address]:
+            for _, data in self.links.pop(link):
+                self._hub_hears(data)
+
+    # ---- messages
+
+    def post(self, source, target, data):
+        if target == "hub/0" or source == "hub/0":
+            queue = self.links.setdefault((source, target), [])
+            last = queue[-1][0] if queue else self.now
+            late = self.rng.uniform(0.0, 2.0) if self.chaos else 0.01
+            at = max(last, self.now + late)
+            queue.append((at, data))
+            self.at(at, lambda: self._next(source, target, data))
+            return
         if self.chaos and self.rng.random() < 0.15:
             return
         for _ in range(2 if self.chaos and self.rng.random() < 0.15 else 1):
             late = self.rng.uniform(0.0, 4.0) if self.chaos else 0.01
-            self.at(self.now + late, lambda: self._deliver(peer, data))
+            self.at(self.now + late, lambda: self._deliver(target, data))
 
-    def _deliver(self, peer, data):
-        self.engines[peer].deliver(decode_parcel(data))
-        self.wakes[peer] = self.now
+    def _next(self, source, target, data):
+        queue = self.links.get((source, target))
+        if not queue or queue[0][1] is not data:
+            return  # lost with its sender
+        queue.pop(0)
+        if target == "hub/0":
+            self._hub_hears(data)
+        else:
+            self._deliver(target, data)
 
-    def at(self, time, call):
+    def _deliver(self, address, data):
+        name = address.split("/")[0]
+        if name in self.wires and self.wires[name].address == address:
+            self.wires[name].inbox.append(data)
+            self.wakes[address] = self.now
+
+    def _hub_hears(self, data):
+        message = decode_to_hub(data)
+        (self.front.hello if isinstance(message, Hello) else self.front.report)(message, self.now)
+        self.pump()
+
+    def pump(self):
+        """Send what the front has to say."""
+        for name, orders in self.front.orders().items():
+            peer = self.front.members[name].hello.peer
+            message = encode(Orders(peer.incarnation, self.now, tuple(orders)))
+            self.post("hub/0", f"{name}/{peer.incarnation}", message)
+
+    # ---- deaths
+
+    def crash(self, name, notice_s=1.0, restart_s=None):
+        """Its process is gone, with some of what it had said last; the hub learns of it `notice_s` later."""
+        if name not in self.wires:
+            return
+        address, incarnation = self.wires[name].address, self.incarnations[name]
+        for held in (self.engines, self.caches, self.devices, self.nodes, self.wires):
+            del held[name]
+        self.wakes.pop(address, None)
+        for link, queue in self.links.items():
+            if link[0] == address and self.rng.random() < 0.7:
+                del queue[self.rng.randint(0, len(queue)) :]
+
+        def notice():
+            self.front.gone(name, incarnation, self.now)
+            self.pump()
+
+        self.at(self.now + notice_s, notice, awaited=True)
+        if restart_s is not None:
+            self.at(self.now + restart_s, lambda: self.start(name), awaited=True)
+
+    # ---- time
+
+    def at(self, time, call, awaited=False):
+        """`awaited`: `run` does not end before it."""
         self.n_events += 1
-        heapq.heappush(self.events, (time, self.n_events, call))
+        self.n_awaited += awaited
+
+        def run():
+            self.n_awaited -= awaited
+            call()
+
+        heapq.heappush(self.events, (time, self.n_events, run))
 
     def submit(self, request):
-        self.router.submit(request)
-        self.wakes.update(dict.fromkeys(self.wakes, self.now))
+        self.front.submit(request, self.now)
+        self.pump()
 
     def cancel(self, request_id):
-        self.router.cancel([request_id])
-        self.wakes.update(dict.fromkeys(self.wakes, self.now))
+        self.front.cancel([request_id], self.now)
+        self.pump()
 
     def run(self, until=20_000.0):
         """Until nothing is left to do."""
-        while True:
-            times = [t for t in self.wakes.values() if t is not None] + [t for t, _, _ in self.events[:1]]
-            if not times or min(times) > until:
+        tick_at = self.now
+        while not self.quiet:
+            times = [*self.wakes.values(), *(t for t, _, _ in self.events[:1]), tick_at]
+            if min(times) > until:
                 return
             self.now = max(self.now, min(times))
             while self.events and self.events[0][0] <= self.now:
                 heapq.heappop(self.events)[2]()
-            names = [n for n, t in self.wakes.items() if t is not None and t <= self.now]
+            if tick_at <= self.now:
+                tick_at = self.front.tick(self.now)
+                self.pump()
+            names = [n for n in self.wires if self.wakes[self.wires[n].address] <= self.now]
             self.rng.shuffle(names)
             for name in names:
-                wake = self.engines[name].step(self.now)
-                self.wakes[name] = None if wake is None else max(wake, self.now)
+                self.wakes[self.wires[name].address] = self.now + self.nodes[name].turn()
                 self.engines[name].scheduler.check()
+
+    @property
+    def quiet(self):
+        return not (
+            self.n_awaited
+            or self.front.n_live
+            or any(self.links.values())
+            or any(w.inbox for w in self.wires.values())
+            or not all(e.idle and e._moves._source.idle for e in self.engines.values())
+        )
+
+    # ---- what came of it
 
     def tokens(self, request_id):
         return [t for o in self.outputs if o.request_id == request_id for t in o.token_ids]

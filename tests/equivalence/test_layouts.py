@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from hydrainfer import LLM, SamplingParams
+from hydrainfer.cluster import Pulse
 from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.processor import parse_messages
 from tests.checkpoints import make_llava, make_picture
@@ -74,12 +75,18 @@ def wanted(path):
         return ask(llm)
 
 
+def settled_stats(llm):
+    """Instances tell theirs now and then."""
+    time.sleep(3 * Pulse().beat_s)
+    return llm._instance.engine.stats()
+
+
 def check_whole(llm, seconds=10.0):
     instance, end = llm._instance, time.monotonic() + seconds
-    while any(leased for pool in instance.pools.values() for _, leased, _ in pool.usage().values()):
+    while any(leased for pool in instance.pools().values() for _, leased, _ in pool.usage().values()):
         assert time.monotonic() < end, instance.engine.stats()
         time.sleep(0.005)
-    for pool in instance.pools.values():
+    for pool in instance.pools().values():
         pool.check(idle=True)
     instance.sessions.check(idle=True)
     instance.intake.processor.pixels.check(idle=True)
@@ -89,8 +96,8 @@ def check_whole(llm, seconds=10.0):
 def test_tokens_are_those_of_one_instance(path, wanted, layout):
     with start(path, layout) as llm:
         assert ask(llm) == wanted
-        stats = llm._instance.engine.stats()
         check_whole(llm)
+        stats = settled_stats(llm)
         if layout in ("1E1P1D", "1E1PD", "1ED1P"):
             assert stats.blocks_pulled["embed"] == 4, "each of four pictures crosses once"
         if layout in ("1E1P1D", "1EP1D", "1ED1P"):
@@ -99,7 +106,8 @@ def test_tokens_are_those_of_one_instance(path, wanted, layout):
             assert stats.n_landed == n_requests + n_pictures, "each KV crosses once"
         if layout == "2EPD":
             assert stats.n_landed == 0 and not stats.blocks_pulled
-        for name, engine in ((n, m.handle._engine) for n, m in llm._instance.engine.members.items()):
+        for name, node in llm._instance.engine.launcher.nodes.items():
+            engine = node.engine
             model = next(iter(engine._runners.values()))._model
             assert (model.vision is not None) == ("E" in name)
             assert (model.language is not None) == ("P" in name or "D" in name)
@@ -110,8 +118,8 @@ def test_few_blocks(path, wanted, layout):
     """Back-pressure everywhere; where decoding instances run full, preemption."""
     with start(path, layout, few=True) as llm:
         assert ask(llm, copies=2) == wanted
-        assert llm._instance.engine.stats().n_preemptions > 0 or layout == "2E1P2D"
         check_whole(llm)
+        assert settled_stats(llm).n_preemptions > 0 or layout == "2E1P2D"
 
 
 @pytest.mark.parametrize("layout", ["1E1P1D", "1ED1P"])
@@ -183,7 +191,7 @@ def test_a_server_that_closes_ends_everything(path):
 
     for answer in asyncio.run(leave()):
         assert isinstance(answer, list | HydraError), answer
-    for pool in instance.pools.values():
+    for pool in instance.pools().values():
         pool.check(idle=True)
 
 

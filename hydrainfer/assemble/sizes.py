@@ -1,0 +1,118 @@
+"""What options that say `auto` come to on this machine: device, type of numbers, sizes of caches, context length."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import torch
+
+from hydrainfer.cache import CacheKind, CacheSpec
+from hydrainfer.config import ServeConfig
+from hydrainfer.core import ConfigError, Role
+from hydrainfer.engine import Overlap
+from hydrainfer.models import ModelConfig, cache_specs
+from hydrainfer.processor import ModelDescription
+
+GIB = 1 << 30
+_CUDA_WORKSPACE_BYTES = 2 * GIB
+_PICTURES_CACHED = 64
+_TOKENS_PER_RUNNING = 1024  # the automatic KV cache holds this many tokens for each of max_running requests
+SIZE_OPTION = {CacheKind.FULL: "kv_cache_gib", CacheKind.EMBED: "image_cache_gib"}
+
+
+def torch_device(config: ServeConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda, but torch sees no CUDA device; use --device cpu", param="device")
+    cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+
+def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
+    """On a CPU the lanes would only halve each other's cores: taking turns measures better (benchmarks/b05)."""
+    if config.overlap == "auto":
+        return "free" if device.type == "cuda" else "off"
+    return config.overlap
+
+
+def dtype_of(config: ServeConfig, device: torch.device, checkpoint: str) -> str:
+    """CPU: float32 (few have 16-bit arithmetic). CUDA: the checkpoint's, or bfloat16 if that is float32."""
+    if config.dtype != "auto":
+        return config.dtype
+    if device.type == "cpu":
+        return "float32"
+    return "bfloat16" if checkpoint == "float32" else checkpoint
+
+
+def cache_sizes(
+    config: ServeConfig, model: ModelConfig, role: Role, dtype: str, device: torch.device, n_context: int, share: float
+) -> dict[CacheSpec, int]:
+    """Blocks per cache of an instance, from the options or from its `share` of the memory that is free. Raises
+    `ConfigError` if there is too little."""
+    specs = {s.kind: s for s in cache_specs(model, role, dtype, config.block_tokens)}
+    embed, kv = specs.get(CacheKind.EMBED), specs.get(CacheKind.FULL)
+    sizes: dict[CacheSpec, int] = {}
+    wants = []
+    if embed is not None:
+        picture_blocks = embed.blocks_for(model.vision.tokens)
+        pictures = picture_blocks * max(_PICTURES_CACHED, config.max_images)
+        sizes[embed] = _blocks(config.image_cache_gib, embed) or pictures
+        wants.append(f"a picture {picture_blocks * embed.block_bytes}")
+    if kv is not None:
+        n_kv = _blocks(config.kv_cache_gib, kv)
+        if n_kv is None:
+            wanted = max(kv.blocks_for(config.max_running * _TOKENS_PER_RUNNING), kv.blocks_for(n_context))
+            taken = sizes[embed] * embed.block_bytes if embed is not None else 0
+            fits = int(_free_bytes(config, device) * share - taken) // kv.block_bytes
+            n_kv = min(wanted, fits) if device.type == "cpu" else fits
+        sizes[kv] = n_kv
+        wants.append(f"a KV block {kv.block_bytes}")
+    if (kv is not None and sizes[kv] < 1) or (embed is not None and sizes[embed] < picture_blocks):
+        raise ConfigError(
+            f"no memory for the caches of an instance {role}: {' and '.join(wants)} bytes; lower --max-running "
+            "or give --kv-cache-gib and --image-cache-gib"
+        )
+    if sum(spec.block_bytes * n for spec, n in sizes.items()) > _total_bytes(device):
+        raise no_memory(sizes)
+    return sizes
+
+
+def no_memory(sizes: dict[CacheSpec, int]) -> ConfigError:
+    gib = sum(spec.block_bytes * n for spec, n in sizes.items()) / GIB
+    return ConfigError(
+        f"no memory for caches of {gib:.3g} GiB; lower --kv-cache-gib, --image-cache-gib or --max-running"
+    )
+
+
+def fit_context(config: ServeConfig, description: ModelDescription, kv_tokens: int) -> ModelDescription:
+    """The context length can be no longer than what a whole KV cache holds."""
+    if kv_tokens >= description.n_context:
+        return description
+    if config.max_model_len is not None:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but the KV cache holds {kv_tokens} tokens; "
+            "raise --kv-cache-gib or lower --max-model-len",
+            param="max_model_len",
+        )
+    return dataclasses.replace(description, n_context=kv_tokens)
+
+
+def _total_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _blocks(gib: float | None, spec: CacheSpec) -> int | None:
+    return None if gib is None else max(1, int(gib * GIB) // spec.block_bytes)
+
+
+def _free_bytes(config: ServeConfig, device: torch.device) -> int:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free - (1 - config.gpu_memory_fraction) * total) - _CUDA_WORKSPACE_BYTES
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 // 2  # half: the rest of the machine lives here, too
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
