@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from hydrainfer.core import ExportHandle, InstanceStats, Parcel, Request, Stage, StepBatch, StepResult
+from hydrainfer.core import (
+    ExportHandle,
+    InstanceInfo,
+    InstanceStats,
+    Parcel,
+    Request,
+    Stage,
+    StepBatch,
+    StepResult,
+)
 from hydrainfer.scheduler import Pulls
 
 
@@ -71,7 +80,7 @@ class Puller(Protocol):
 
 
 class EngineHandle(Protocol):
-    """One running instance as servers and routers see it. All methods may be called from any thread."""
+    """The running instances, one or several, as the server sees them. All methods may be called from any thread."""
 
     def submit(self, request: Request) -> None:
         """Run it. Its outputs reach the handle's `OutputSink`; every request ends with exactly one final output.
@@ -80,7 +89,11 @@ class EngineHandle(Protocol):
     def cancel(self, request_ids: list[str]) -> None:
         """End these requests with `finish_reason="abort"`; ids that are unknown or done are ignored."""
 
-    def stats(self) -> InstanceStats: ...
+    def stats(self) -> InstanceStats:
+        """Of all instances together."""
+
+    def instances(self) -> list[InstanceInfo]:
+        """Every instance of the layout, there or not."""
 
     def close(self) -> None:
         """Abort what is running, stop the thread, free the caches."""

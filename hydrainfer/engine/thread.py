@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from hydrainfer.core import HydraError, InstanceStats, InternalError, Parcel, Request, Unavailable
+from hydrainfer.core import HydraError, InstanceInfo, InstanceStats, InternalError, Parcel, Request, Unavailable
 from hydrainfer.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -20,15 +21,12 @@ _LONGEST_WAIT_S = 3600.0  # an event's wait cannot take infinity
 class EngineThread:
     """Every call is queued and carried out by the engine's own thread, so the engine needs no lock.
 
-    `wake` is also what runners call when a ticket is complete. `close` aborts what is running and joins the thread.
-    `on_death` is called on that thread when a bug has stopped the engine.
+    `name`: of the instance. `wake` is also what runners call when a ticket is complete. `close` aborts what is running
+    and joins the thread. `on_death` is called on that thread when a bug has stopped the engine.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        name: str = "engine",
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, name: str = "EPD0") -> None:
+        self.name = name
         self._clock = clock
         self.on_death: Callable[[], None] = lambda: None
         self._inbox: deque[Callable[[Engine, float], None]] = deque()
@@ -36,7 +34,7 @@ class EngineThread:
         self._closing = False
         self._dead: HydraError | None = None
         self._engine: Engine | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
 
     def start(self, engine: Engine) -> None:
         self._engine = engine
@@ -71,6 +69,13 @@ class EngineThread:
         assert self._engine is not None, "stats before start"
         stats = self._engine.stats(self._clock())
         return stats if self._dead is None else msgspec.structs.replace(stats, stalled_s=float("inf"))
+
+    def instances(self) -> list[InstanceInfo]:
+        """This one."""
+        stats = self.stats()
+        if not self.alive:
+            return [InstanceInfo(self.name, stats.role, "dead", pid=os.getpid())]
+        return [InstanceInfo(self.name, stats.role, "alive", pid=os.getpid(), stats=stats)]
 
     def stop(self) -> None:
         """Begin to close, without waiting."""

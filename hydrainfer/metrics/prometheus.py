@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hydrainfer.core import EventKind, InstanceStats, LifecycleEvent
+from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
 PREFIX = "hydrainfer:"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_KEPT = 1024
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 _HISTOGRAMS = {
@@ -30,10 +32,13 @@ _HISTOGRAMS = {
 
 
 class PrometheusRecorder:
-    """Takes lifecycle events on the engine's thread; `page` may be called from any thread."""
+    """Takes lifecycle events, from one thread at a time; `page` and `timings` may be called from any thread.
+    `instances` is asked at each scrape."""
 
-    def __init__(self, model: str, stats: Callable[[], InstanceStats]) -> None:
+    def __init__(self, model: str, instances: Callable[[], list[InstanceInfo]]) -> None:
         self._registry = CollectorRegistry()
+        self._done: dict[str, Timeline] = {}  # the latest that nobody has asked for
+        self._lock = threading.Lock()  # around those
         self._timelines = Timelines(self._request_done)
         labels = ("model_name",)
         self._histograms = {
@@ -56,23 +61,40 @@ class PrometheusRecorder:
             (*labels, "finished_reason"),
             registry=self._registry,
         )
+        self._recovered = Counter(
+            PREFIX + "requests_recovered",
+            "Times that a request went on elsewhere because its instance had died.",
+            labels,
+            registry=self._registry,
+        ).labels(model)
         self._model = model
-        self._registry.register(_StatsCollector(model, stats))
+        self._registry.register(_InstancesCollector(model, instances))
 
     def record(self, event: LifecycleEvent) -> None:
         timeline = self._timelines.record(event)
+        if timeline is None:
+            return
         if event.kind is EventKind.ARRIVED:
             self._tokens["prompt"].labels(self._model).inc(event.n)
             self._histograms["request_prompt_tokens"].observe(event.n)
-        if event.kind is EventKind.TOKEN and timeline is not None:
+        if event.kind is EventKind.RECOVERED:
+            self._recovered.inc()
+        if event.kind is EventKind.TOKEN and len(timeline.token_s) > 1:
             at = timeline.token_s
-            if len(at) == 1:
-                self._histograms["time_to_first_token_seconds"].observe(at[0] - timeline.arrived_s)
-            else:
-                self._histograms["inter_token_latency_seconds"].observe(at[-1] - at[-2])
+            self._histograms["inter_token_latency_seconds"].observe(max(at[-1] - at[-2], 0.0))
+        elif event.kind in (EventKind.ARRIVED, EventKind.TOKEN) and timeline.ttft_s is not None:
+            self._histograms["time_to_first_token_seconds"].observe(timeline.ttft_s)
+
+    def timings(self, request_id: str) -> Timeline | None:
+        """The timeline of a request that has finished; once, and only while it is among the latest."""
+        with self._lock:
+            return self._done.pop(request_id, None)
 
     def _request_done(self, request_id: str, timeline: Timeline) -> None:
-        del request_id
+        with self._lock:
+            self._done[request_id] = timeline
+            if len(self._done) > _KEPT:
+                del self._done[next(iter(self._done))]
         observe = {
             "request_time_per_output_token_seconds": timeline.tpot_s,
             "e2e_request_latency_seconds": timeline.e2e_s,
@@ -95,43 +117,61 @@ class PrometheusRecorder:
         return generate_latest(self._registry)
 
 
-class _StatsCollector(Collector):
-    """Gauges read from the instance at scrape time."""
+class _InstancesCollector(Collector):
+    """What is read from the instances at scrape time: one sample per live instance, labelled `engine` as vLLM's."""
 
-    def __init__(self, model: str, stats: Callable[[], InstanceStats]) -> None:
+    def __init__(self, model: str, instances: Callable[[], list[InstanceInfo]]) -> None:
         self._model = model
-        self._stats = stats
+        self._instances = instances
 
     def describe(self) -> list[Metric]:
-        return []  # names are known only with the instance's caches; `collect` is not called at registration
+        return []  # names are known only with the instances' caches; `collect` is not called at registration
 
     def collect(self) -> Iterator[Metric]:
-        s = self._stats()
-        gauges: dict[str, float] = {
-            "num_requests_running": s.n_running,
-            "num_requests_waiting": s.n_waiting,
-            "num_requests_encoding": s.n_encoding,
-            "num_requests_prefilling": s.n_prefilling,
-            "num_requests_decoding": s.n_decoding,
-            "num_requests_migrating": s.n_migrating,
-        }
-        for spec, (total, leased, cached) in s.cache_blocks.items():
-            gauges[f"{spec}_cache_usage_perc"] = leased / total if total else 0.0
-            gauges[f"{spec}_cache_blocks"] = total
-            gauges[f"{spec}_cache_reusable_blocks"] = cached
-        counters = {
-            "num_preemptions": s.n_preemptions,
-            "mm_cache_queries": s.embed_queries,
-            "mm_cache_hits": s.embed_hits,
-            "engine_steps": s.n_steps,
-            "requests_landed": s.n_landed,
-            **{f"{spec}_blocks_pulled": n for spec, n in s.blocks_pulled.items()},
-        }
-        for name, value in gauges.items():
-            gauge = GaugeMetricFamily(PREFIX + name, name.replace("_", " "), labels=["model_name"])
-            gauge.add_metric([self._model], value)
-            yield gauge
-        for name, value in counters.items():
-            counter = CounterMetricFamily(PREFIX + name, name.replace("_", " "), labels=["model_name"])
-            counter.add_metric([self._model], value)
-            yield counter
+        labels = ["model_name", "engine"]
+        up = GaugeMetricFamily(PREFIX + "instance_up", "1 unless the instance is dead.", labels=[*labels, "role"])
+        gauges: dict[str, GaugeMetricFamily] = {}
+        counters: dict[str, CounterMetricFamily] = {}
+        for info in self._instances():
+            up.add_metric([self._model, info.name, info.role], float(info.state != "dead"))
+            if info.stats is None or info.state == "dead":
+                continue
+            for name, value in _gauges(info.stats).items():
+                gauge = gauges.get(name)
+                if gauge is None:
+                    gauge = gauges[name] = GaugeMetricFamily(PREFIX + name, name.replace("_", " "), labels=labels)
+                gauge.add_metric([self._model, info.name], value)
+            for name, value in _counters(info.stats).items():
+                counter = counters.get(name)
+                if counter is None:
+                    counter = counters[name] = CounterMetricFamily(PREFIX + name, name.replace("_", " "), labels=labels)
+                counter.add_metric([self._model, info.name], value)
+        yield from (up, *gauges.values(), *counters.values())
+
+
+def _gauges(s: InstanceStats) -> dict[str, float]:
+    gauges: dict[str, float] = {
+        "num_requests_running": s.n_running,
+        "num_requests_waiting": s.n_waiting,
+        "num_requests_encoding": s.n_encoding,
+        "num_requests_prefilling": s.n_prefilling,
+        "num_requests_decoding": s.n_decoding,
+        "num_requests_migrating": s.n_migrating,
+        "num_requests_arriving": s.n_arriving,
+    }
+    for spec, (total, leased, cached) in s.cache_blocks.items():
+        gauges[f"{spec}_cache_usage_perc"] = leased / total if total else 0.0
+        gauges[f"{spec}_cache_blocks"] = total
+        gauges[f"{spec}_cache_reusable_blocks"] = cached
+    return gauges
+
+
+def _counters(s: InstanceStats) -> dict[str, float]:
+    return {
+        "num_preemptions": s.n_preemptions,
+        "mm_cache_queries": s.embed_queries,
+        "mm_cache_hits": s.embed_hits,
+        "engine_steps": s.n_steps,
+        "requests_landed": s.n_landed,
+        **{f"{spec}_blocks_pulled": n for spec, n in s.blocks_pulled.items()},
+    }

@@ -21,6 +21,8 @@ from hydrainfer.server.stream import TokenStream
 FIRST_OUTPUT_S = 5.0
 """A stream's headers wait this long for the first output, so that an early failure has its status code; then they go
 out, so that a client in a long queue sees that it is being served."""
+SETTLED_S = 1.0
+"""An answer with `timings` waits this long for the engine to be done with a request that a stop string has ended."""
 
 
 class Answers:
@@ -86,7 +88,10 @@ async def _begun(start: Awaitable[TokenStream]) -> TokenStream:
 async def _whole(start: Awaitable[TokenStream], reply_to: Callable[[TokenStream], Reply]) -> tuple[str, bytes]:
     stream = await start
     done = await stream.result()
-    return stream.prepared.id, reply_to(stream).body(done)
+    reply = reply_to(stream)
+    if reply.timings:
+        await stream.settled(SETTLED_S)
+    return stream.prepared.id, reply.body(done, stream.timelines)
 
 
 async def _events(stream: TokenStream, reply: Reply) -> AsyncGenerator[bytes, None]:
@@ -97,4 +102,6 @@ async def _events(stream: TokenStream, reply: Reply) -> AsyncGenerator[bytes, No
         body = reply.events(deltas, stream.n_tokens)
         if body:
             yield body
-    yield reply.closing(stream.n_tokens) + DONE
+    if reply.timings and reply.include_usage:
+        await stream.settled(SETTLED_S)
+    yield reply.closing(stream.n_tokens, stream.timelines) + DONE

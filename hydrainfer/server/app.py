@@ -13,18 +13,21 @@ import orjson
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response
 
-from hydrainfer.core import InstanceStats, InvalidRequest, Unauthorized
+from hydrainfer.core import InvalidRequest, Unauthorized
 from hydrainfer.processor import parse_messages
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
 from hydrainfer.server.errors import install_error_handlers
 from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
+from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
+
+_RETRY_AFTER_S = "5"
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`model_names`: what clients may call the model. `api_keys`: any of them opens /v1, /tokenize and /detokenize;
-    none means open to all. `stall_s`: seconds without progress after which `/health` says 503."""
+    none means open to all. `stall_s`: seconds without progress of an instance after which `/health` says 503."""
 
     model_names: tuple[str, ...]
     version: str
@@ -62,14 +65,10 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
 
     @router.get("/health")
     async def health() -> Response:
-        stats = intake.sessions.handle.stats()
-        if stats.stalled_s <= settings.stall_s:
+        why_not = trouble(intake.sessions.handle.instances(), settings.stall_s)
+        if why_not is None:
             return _json({"status": "ok"})
-        stage = _stalled_stage(stats)
-        stopped = stats.stalled_s == float("inf")
-        message = "the engine has stopped" if stopped else f"no progress in {stage} for {stats.stalled_s:.0f} s"
-        body = {"status": "stalled", "stage": stage, "message": message}
-        return _json(body, 503)
+        return _json(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
     @router.get("/metrics")
     async def prometheus() -> Response:
@@ -86,17 +85,22 @@ def _model_routes(settings: ServerSettings, answers: Answers, created: int) -> A
     router = APIRouter()
     model = answers.intake.processor.model
 
-    def card(name: str) -> dict[str, Any]:
+    def model_card(name: str) -> dict[str, Any]:
         card = {"id": name, "object": "model", "created": created, "owned_by": "hydrainfer"}
         return {**card, "root": model.path.name, "max_model_len": model.n_context}
 
     @router.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [card(name) for name in settings.model_names]})
+        return _json({"object": "list", "data": [model_card(name) for name in settings.model_names]})
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
-        return _json(card(answers.check_model(name)))
+        return _json(model_card(answers.check_model(name)))
+
+    @router.get("/v1/instances")
+    async def instances() -> Response:
+        cards = [instance_card(info) for info in answers.intake.sessions.handle.instances()]
+        return _json({"object": "list", "data": cards})
 
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -153,11 +157,5 @@ def _require_key(keys: tuple[str, ...]) -> Callable[[Request], Awaitable[None]]:
     return check
 
 
-def _stalled_stage(stats: InstanceStats) -> str:
-    """Where the work is that makes no progress; the earliest stage that has some."""
-    counts = {"encode": stats.n_encoding, "prefill": stats.n_prefilling, "decode": stats.n_decoding}
-    return next((stage for stage, n in counts.items() if n), "admission")
-
-
-def _json(body: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")
+def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")

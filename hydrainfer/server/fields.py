@@ -69,6 +69,7 @@ class CommonFields(BaseModel):
     logit_bias: dict[str, float] | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    timings: bool | None = None
     best_of: int | None = None
     response_format: dict[str, Any] | None = None
     tool_choice: Any = None

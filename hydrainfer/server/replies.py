@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from hydrainfer.metrics import Timeline
 from hydrainfer.processor import Prepared, Vocabulary
 from hydrainfer.server.fields import CommonFields
 from hydrainfer.server.logprobs import chat_logprobs, completion_logprobs
 from hydrainfer.server.sse import event
 from hydrainfer.server.stream import Completion, Delta
+from hydrainfer.server.timings import breakdown
 
 
 class Reply(ABC):
@@ -24,6 +26,7 @@ class Reply(ABC):
         self.prepared = prepared
         self.vocabulary = words
         self.return_ids = bool(fields.return_token_ids)
+        self.timings = bool(fields.timings)
         self.include_usage = fields.include_usage
         self.continuous_usage = fields.continuous_usage
         self.n_logprobs = prepared.sampling.logprobs
@@ -47,17 +50,17 @@ class Reply(ABC):
         usage = self._usage(n_tokens) if self.continuous_usage else None
         return b"".join(self._event([self.chunk(d)], usage) for d in sent)
 
-    def closing(self, n_tokens: Sequence[int]) -> bytes:
-        """The usage chunk, if it was asked for."""
-        return self._event([], self._usage(n_tokens)) if self.include_usage else b""
+    def closing(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
+        """The usage chunk, if it was asked for. `timelines`: per choice."""
+        return self._event([], self._final_usage(n_tokens, timelines)) if self.include_usage else b""
 
-    def body(self, done: Sequence[Completion]) -> bytes:
+    def body(self, done: Sequence[Completion], timelines: Sequence[Timeline | None]) -> bytes:
         """The whole answer."""
         return orjson.dumps(
             {
                 **self._head,
                 "choices": [self.choice(i, one) for i, one in enumerate(done)],
-                "usage": self._usage([len(one.token_ids) for one in done]),
+                "usage": self._final_usage([len(one.token_ids) for one in done], timelines),
                 **self._body_extras(),
             }
         )
@@ -65,13 +68,17 @@ class Reply(ABC):
     def _body_extras(self) -> dict[str, Any]:
         return {}
 
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None, **extra: Any) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], usage: Mapping[str, Any] | None, **extra: Any) -> bytes:
         body = {**self._head, "choices": choices, **extra}
         if self.include_usage:
             body["usage"] = usage
         return event(orjson.dumps(body))
 
-    def _usage(self, n_tokens: Sequence[int]) -> dict[str, int]:
+    def _final_usage(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
+        usage = self._usage(n_tokens)
+        return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
+
+    def _usage(self, n_tokens: Sequence[int]) -> dict[str, Any]:
         n_prompt, n_answer = self.prepared.n_prompt_tokens, sum(n_tokens)
         return {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer}
 

@@ -18,11 +18,13 @@ from contextlib import suppress
 
 from hydrainfer.core import HydraError, InternalError, Output, Overloaded, Unavailable
 from hydrainfer.engine.ports import EngineHandle
+from hydrainfer.metrics import Timeline
 from hydrainfer.processor import PixelStore, Prepared, Vocabulary
 from hydrainfer.server.stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
+Timings = Callable[[str], Timeline | None]
 DEADLINE_GRACE_S = 2.0
 """How long after a deadline the session waits for the engine's own word before it ends the request itself."""
 
@@ -41,6 +43,7 @@ class Sessions:
         self._vocabulary = vocabulary
         self._pixels = pixels
         self._handle: EngineHandle | None = None
+        self._timings: Timings = lambda _: None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[list[Output]] = deque()  # filled by the engine's thread, emptied by the loop's
         self._streams: dict[str, TokenStream] = {}  # by engine request id
@@ -57,9 +60,10 @@ class Sessions:
         """Choices that hold a place: being prepared, queued or running."""
         return self._n_admitted
 
-    def attach(self, handle: EngineHandle) -> None:
-        """Name the engine whose outputs come to `sink`; once, before the first `start`."""
-        self._handle = handle
+    def attach(self, handle: EngineHandle, timings: Timings = lambda _: None) -> None:
+        """Name the engine whose outputs come to `sink`; once, before the first `start`. `timings` gives the timeline of
+        an engine request once its final output has come."""
+        self._handle, self._timings = handle, timings
 
     def sink(self, outputs: list[Output]) -> None:
         """The engine's `OutputSink`: called on its thread, once per step; hands over and returns."""
@@ -159,7 +163,7 @@ class Sessions:
         """The engine is done with one choice."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
-            stream.settle(request_id)
+            stream.settle(request_id, self._timings(request_id))
 
     def _cancel(self, request_ids: list[str]) -> None:
         self.handle.cancel(request_ids)

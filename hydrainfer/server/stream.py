@@ -9,6 +9,7 @@ from contextlib import suppress
 import msgspec
 
 from hydrainfer.core import DeadlineExceeded, HydraError, InternalError, Output, TokenLogprobs, Unavailable
+from hydrainfer.metrics import Timeline
 from hydrainfer.processor import Prepared, TextStream, Vocabulary
 
 
@@ -45,6 +46,7 @@ class TokenStream:
         sampling = prepared.sampling
         self.prepared = prepared
         self.n_tokens = [0] * len(prepared.requests)
+        self.timelines: list[Timeline | None] = [None] * len(prepared.requests)
         self.timer: asyncio.TimerHandle | None = None
         self.on_end: Callable[[], None] = lambda: None
         self._index = {r.id: i for i, r in enumerate(prepared.requests)}
@@ -57,6 +59,7 @@ class TokenStream:
         self._pending: dict[int, Delta] = {}
         self._error: HydraError | None = None
         self._news = asyncio.Event()
+        self._settled = asyncio.Event()
 
     # ---- the engine's side, on the event loop
 
@@ -93,8 +96,9 @@ class TokenStream:
             self._open.discard(output.request_id)
         self._news.set()
 
-    def settle(self, request_id: str) -> None:
+    def settle(self, request_id: str, timeline: Timeline | None = None) -> None:
         """The engine is done with this choice; after the last one nothing is held any more."""
+        self.timelines[self._index[request_id]] = timeline
         self._running.discard(request_id)
         if request_id in self._open:  # it ended without a word
             self.fail(InternalError("the engine ended the request without an answer"))
@@ -102,6 +106,7 @@ class TokenStream:
             on_end, self.on_end = self.on_end, lambda: None
             if self.timer is not None:
                 self.timer.cancel()
+            self._settled.set()
             on_end()
 
     def fail(self, error: HydraError) -> None:
@@ -135,6 +140,13 @@ class TokenStream:
                 await self._news.wait()
         if self._error is not None:
             raise self._error
+
+    async def settled(self, timeout_s: float) -> None:
+        """Wait until the engine is done with every choice, so that `timelines` are complete, but not longer than this.
+        It is done when the last delta comes, or a step later where a stop string ended the choice."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._settled.wait()
 
     def __aiter__(self) -> AsyncIterator[list[Delta]]:
         return self

@@ -1,5 +1,7 @@
 """The loop under a virtual clock: every request ends once, lanes overlap as asked, deadlines and failures are typed."""
 
+import os
+
 import pytest
 
 from hydrainfer.core import EventKind, InternalError, Lane, Role, StepResult
@@ -168,6 +170,23 @@ def test_intervals_of_a_request_add_up_to_its_life():
     assert any(t.n_preemptions for t in done.values())
 
 
+def test_the_end_is_recorded_before_it_is_told():
+    """So an answer finds the timeline of its request."""
+    rig = Rig()
+    told = []
+
+    def sink(outputs):
+        finished = {e.request_id for e in rig.events if e.kind is EventKind.FINISHED}
+        told.extend(o.request_id in finished for o in outputs if o.finish_reason)
+
+    rig.engine._sink = sink
+    for name, options in {"a": {}, "b": {"deadline_s": 2.5}, "c": {}, "large": {"n_text": 400}}.items():
+        rig.engine.submit(make_request(name, **options), 0.0)
+    rig.engine.cancel(["c"], 0.0)
+    rig.run()
+    assert told == [True] * 4
+
+
 def test_stall_is_measured_only_while_there_is_work():
     rig = Rig()
     assert rig.engine.stats(100.0).stalled_s == 0.0
@@ -223,6 +242,9 @@ def wait_for(condition, seconds=5.0):
 def test_a_thread_drives_the_engine_and_close_ends_what_runs():
     thread, outputs, caches = threaded()
     request = make_request("a", pictures=[1])
+    (info,) = thread.instances()
+    assert (info.name, info.role, info.state, info.pid) == ("EPD0", "EPD", "alive", os.getpid())
+    assert info.stats.cache_blocks == caches.usage()
     thread.submit(request)
     wait_for(lambda: any(o.finish_reason for o in outputs))
     assert [t for o in outputs for t in o.token_ids] == expected_tokens(request)
@@ -245,6 +267,8 @@ def test_a_bug_in_the_loop_ends_every_request_and_shows_in_stats():
     wait_for(lambda: len(outputs) == 2)
     assert [o.error.status for o in outputs] == [500, 500]
     assert thread.stats().stalled_s == float("inf")
+    (info,) = thread.instances()
+    assert (info.name, info.role, info.state, info.stats) == ("EPD0", "EPD", "dead", None)
     thread.close()
 
 

@@ -1,11 +1,18 @@
 import pytest
 
-from hydrainfer.core import EventKind, InstanceStats, LifecycleEvent
+from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent
 from hydrainfer.metrics import PrometheusRecorder, Timelines
 
 pytestmark = pytest.mark.unit
 
 STATS = InstanceStats("EPD", 2, 3, 1, 1, 1, {"kv": (10, 5, 1)}, 4, 8, 6, 99, 0.0)
+DECODES = InstanceStats("D", 0, 7, 0, 0, 7, {"kv": (20, 5, 1)}, 0, 0, 1, 50, 0.0, blocks_pulled={"kv": 12}, n_landed=3)
+INSTANCES = [
+    InstanceInfo("EPD0", "EPD", "alive", stats=STATS),
+    InstanceInfo("D0", "D", "suspect", stats=DECODES),
+    InstanceInfo("D1", "D", "dead"),
+    InstanceInfo("D2", "D", "dead", stats=DECODES),
+]
 E, P, D = "encode", "prefill", "decode"
 LIFE = [
     (EventKind.ARRIVED, 0.0, ""),
@@ -37,7 +44,7 @@ def test_timeline_has_the_papers_latencies():
     t = done["r"]
     assert (t.ttft_s, t.tpot_s, t.e2e_s) == (3.0, 1.5, 6.0)
     assert t.intervals_s == {
-        "encode_queue": 0.5,
+        "encode_queue": 1.0,  # what precedes it belongs to it
         "encode": 1.0,
         "prefill_queue": 0.25,
         "prefill": 0.75,
@@ -47,7 +54,7 @@ def test_timeline_has_the_papers_latencies():
 
 
 def test_the_page_carries_the_names_dashboards_key_on():
-    recorder = PrometheusRecorder("m", lambda: STATS)
+    recorder = PrometheusRecorder("m", lambda: INSTANCES)
     for e in events():
         recorder.record(e)
     page = recorder.page().decode()
@@ -55,11 +62,59 @@ def test_the_page_carries_the_names_dashboards_key_on():
         'hydrainfer:time_to_first_token_seconds_sum{model_name="m"} 3.0',
         'hydrainfer:inter_token_latency_seconds_count{model_name="m"} 2.0',
         'hydrainfer:request_success_total{finished_reason="length",model_name="m"} 1.0',
-        'hydrainfer:num_requests_running{model_name="m"} 3.0',
-        'hydrainfer:kv_cache_usage_perc{model_name="m"} 0.5',
-        'hydrainfer:mm_cache_hits_total{model_name="m"} 4.0',
-        'hydrainfer:num_preemptions_total{model_name="m"} 6.0',
+        'hydrainfer:num_requests_running{engine="EPD0",model_name="m"} 3.0',
+        'hydrainfer:num_requests_running{engine="D0",model_name="m"} 7.0',
+        'hydrainfer:kv_cache_usage_perc{engine="EPD0",model_name="m"} 0.5',
+        'hydrainfer:kv_cache_usage_perc{engine="D0",model_name="m"} 0.25',
+        'hydrainfer:mm_cache_hits_total{engine="EPD0",model_name="m"} 4.0',
+        'hydrainfer:num_preemptions_total{engine="EPD0",model_name="m"} 6.0',
+        'hydrainfer:engine_steps_total{engine="D0",model_name="m"} 50.0',
+        'hydrainfer:kv_blocks_pulled_total{engine="D0",model_name="m"} 12.0',
+        'hydrainfer:instance_up{engine="EPD0",model_name="m",role="EPD"} 1.0',
+        'hydrainfer:instance_up{engine="D0",model_name="m",role="D"} 1.0',
+        'hydrainfer:instance_up{engine="D1",model_name="m",role="D"} 0.0',
+        'hydrainfer:requests_recovered_total{model_name="m"} 0.0',
         'hydrainfer:prompt_tokens_total{model_name="m"} 20.0',
         'hydrainfer:generation_tokens_total{model_name="m"} 3.0',
     ):
         assert line in page, line
+    assert page.count("# TYPE hydrainfer:num_requests_running gauge") == 1
+    assert 'engine_steps_total{engine="D1"' not in page and 'engine_steps_total{engine="D2"' not in page
+
+
+def test_latencies_of_events_that_overtake_each_other():
+    """The first token is told before its arrival, and the second before the first."""
+    recorder = PrometheusRecorder("m", list)
+    arrived, *rest, finished = events()
+    tokens = [e for e in rest if e.kind is EventKind.TOKEN]
+    for e in (
+        tokens[0],
+        arrived,
+        arrived,
+        tokens[2],
+        tokens[1],
+        LifecycleEvent("r", EventKind.RECOVERED, 5.0),
+        finished,
+    ):
+        recorder.record(e)
+    page = recorder.page().decode()
+    for line in (
+        'hydrainfer:time_to_first_token_seconds_sum{model_name="m"} 3.0',
+        'hydrainfer:time_to_first_token_seconds_count{model_name="m"} 1.0',
+        'hydrainfer:inter_token_latency_seconds_sum{model_name="m"} 3.0',
+        'hydrainfer:prompt_tokens_total{model_name="m"} 20.0',
+        'hydrainfer:request_prompt_tokens_count{model_name="m"} 1.0',
+        'hydrainfer:requests_recovered_total{model_name="m"} 1.0',
+    ):
+        assert line in page, line
+
+
+def test_a_finished_timeline_is_kept_until_asked_for_or_too_old():
+    recorder = PrometheusRecorder("m", list)
+    for i in range(1025):
+        for e in events(f"r{i}"):
+            assert recorder.timings(f"r{i}") is None
+            recorder.record(e)
+    assert recorder.timings("r0") is None
+    assert recorder.timings("r1").e2e_s == 6.0 and recorder.timings("r1") is None
+    assert recorder.timings("r1024").finish_reason == "length"

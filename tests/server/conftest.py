@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from PIL import Image
 
+from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import MediaLimits, PixelStore, Processor, load_description
 from hydrainfer.server import Intake, ServerSettings, Sessions, create_app
 from tests.checkpoints import make_llava
@@ -24,7 +25,7 @@ def model(tmp_path_factory):
 
 
 class ServerUnderTest:
-    """`say`: what the engine answers, as text; `fail`: the error it answers with instead."""
+    """`say`: what the engine answers, as text; `fail`: the error it answers with instead (see `FakeEngine`)."""
 
     def __init__(self, model, *, step_s=0.0, max_requests=64, pixel_bytes=1 << 20, timeout_s=60.0, **settings):
         self.model = model
@@ -33,14 +34,16 @@ class ServerUnderTest:
         self.pixels = PixelStore(pixel_bytes)
         processor = Processor(model, self.pixels, weights=b"w", dtype="float32", limits=MediaLimits(max_images=3))
         self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic, max_requests=max_requests)
+        self.recorder = PrometheusRecorder("tiny", lambda: self.engine.instances())
         self.engine = FakeEngine(
             self.sessions.sink,
             lambda request: [*model.tokenizer.encode(self.say).ids, 2],
             step_s=step_s,
             fail=lambda request: self.fail,
             pixels=self.pixels.get,
+            record=self.recorder.record,
         )
-        self.sessions.attach(self.engine)
+        self.sessions.attach(self.engine, self.recorder.timings)
         self.intake = Intake(processor, self.sessions, n_threads=2, timeout_s=timeout_s)
         app = create_app(
             ServerSettings(**{"model_names": ("tiny", "alias"), "version": "9", "max_body_bytes": 1 << 22, **settings}),

@@ -6,20 +6,45 @@ import threading
 import time
 from collections.abc import Callable
 
-from hydrainfer.core import ErrorInfo, InstanceStats, Output, Request, TokenLogprobs
+from hydrainfer.core import (
+    ErrorInfo,
+    EventKind,
+    HydraError,
+    InstanceInfo,
+    InstanceStats,
+    LifecycleEvent,
+    Output,
+    Request,
+    TokenLogprobs,
+)
 
 Script = Callable[[Request], list[int]]
 
 
 class FakeEngine:
     """An `EngineHandle`. `script` gives a request's tokens; when they run out it goes on with `filler`. `fail` maps a
-    request to an error instead. `hold` freezes it: nothing is produced or ended while it is set."""
+    request to an error instead: an `ErrorInfo` that it ends with, a `HydraError` that `submit` raises. `hold` freezes
+    it: nothing is produced or ended while it is set. `infos`: what `instances` says instead of the truth. `record` gets
+    the events of a request that prefills and decodes."""
 
-    def __init__(self, sink, script: Script, *, step_s=0.0, filler=263, fail=None, pixels=None, tokens_per_step=1):
+    def __init__(
+        self,
+        sink,
+        script: Script,
+        *,
+        step_s=0.0,
+        filler=263,
+        fail=None,
+        pixels=None,
+        tokens_per_step=1,
+        record=lambda _: None,
+    ):
         self._sink, self._script, self._step_s, self._filler = sink, script, step_s, filler
         self._fail = fail or (lambda request: None)
         self._pixels = pixels
         self._tokens_per_step = tokens_per_step
+        self._record = record
+        self.infos: list[InstanceInfo] | None = None
         self._live: dict[str, tuple[Request, list[int], int]] = {}
         self._ended: list[Output] = []
         self._lock = threading.Condition()
@@ -36,6 +61,8 @@ class FakeEngine:
         with self._lock:
             self.submitted.append(request)
             error = self._fail(request)
+            if isinstance(error, HydraError):
+                raise error
             if isinstance(error, ErrorInfo):
                 self._ended.append(Output(request.id, finish_reason="error", error=error))
             else:
@@ -43,6 +70,8 @@ class FakeEngine:
                     if self._pixels is not None:
                         assert self._pixels(span.pixels).dtype == "uint8"
                 self._live[request.id] = (request, list(self._script(request)), 0)
+                self._event(request.id, EventKind.ARRIVED)
+                self._event(request.id, EventKind.QUEUED, "prefill")
             self._lock.notify()
 
     def cancel(self, request_ids: list[str]) -> None:
@@ -50,12 +79,21 @@ class FakeEngine:
             self.cancelled += request_ids
             for i in request_ids:
                 if self._live.pop(i, None):
+                    self._event(i, EventKind.FINISHED)
                     self._ended.append(Output(i, finish_reason="abort"))
             self._lock.notify()
 
     def stats(self) -> InstanceStats:
         n = len(self._live)
         return InstanceStats("EPD", 0, n, 0, 0, n, {}, 0, 0, 0, self.n_steps, self.stalled_s)
+
+    def instances(self) -> list[InstanceInfo]:
+        if self.infos is not None:
+            return self.infos
+        return [InstanceInfo("EPD0", "EPD", "alive", pid=1, stats=self.stats())]
+
+    def _event(self, request_id: str, kind: EventKind, stage: str = "") -> None:
+        self._record(LifecycleEvent(request_id, kind, time.monotonic(), stage))
 
     def close(self) -> None:
         with self._lock:
@@ -88,10 +126,15 @@ class FakeEngine:
 
     def _step(self, request_id: str) -> Output:
         request, tokens, n = self._live[request_id]
+        if n == 0:
+            self._event(request_id, EventKind.STARTED, "prefill")
         new, finish, stop_token = [], None, None
         for _ in range(self._tokens_per_step):
             token = tokens[n] if n < len(tokens) else self._filler
             new.append(token)
+            self._event(request_id, EventKind.TOKEN)
+            if n == 0:
+                self._event(request_id, EventKind.STARTED, "decode")
             n += 1
             sampling = request.sampling
             if token in sampling.stop_token_ids or (token in request.eos_ids and not sampling.ignore_eos):
@@ -106,6 +149,7 @@ class FakeEngine:
             logprobs = tuple(TokenLogprobs(-0.5, 1, tuple((t + j, -0.5 - j) for j in range(k))) for t in new)
         if finish:
             del self._live[request_id]
+            self._event(request_id, EventKind.FINISHED)
         else:
             self._live[request_id] = (request, tokens, n)
         return Output(request_id, tuple(new), logprobs, finish, stop_token)

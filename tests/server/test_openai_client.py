@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from hydrainfer.core import ErrorInfo
+from hydrainfer.core import ErrorInfo, Output, Unavailable
 from tests.server.conftest import image_part, picture
 
 pytestmark = pytest.mark.cpu
@@ -181,6 +181,31 @@ def test_the_engines_errors_have_their_status_even_for_streams(client, server, s
     with pytest.raises(kind, match="the engine says no") as e:
         client.chat.completions.create(model="tiny", messages=ask(), stream=stream)
     assert e.value.status_code == status and e.value.response.headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("where", ["submit", "output"])
+def test_unavailable_says_when_to_come_back(client, server, stream, where):
+    error = Unavailable("no instance can decode now; retry later", retry_after_s=5.0)
+    server.fail = error if where == "submit" else ErrorInfo.of(error)
+    with pytest.raises(openai.InternalServerError, match="no instance can decode") as e:
+        client.chat.completions.create(model="tiny", messages=ask(), stream=stream, n=2)
+    assert e.value.status_code == 503 and e.value.response.headers["retry-after"] == "5"
+    assert (e.value.type, e.value.code) == ("service_unavailable", "unavailable")
+
+
+def test_unavailable_after_the_first_token_is_an_event(client, server):
+    server.engine._step_s = 0.01
+    error = ErrorInfo.of(Unavailable("no instance can decode now; retry later", retry_after_s=5.0))
+    stream = client.chat.completions.create(model="tiny", messages=ask(), stream=True, extra_body={"ignore_eos": True})
+    with pytest.raises(openai.APIError, match="no instance can decode") as e:
+        for chunk in stream:
+            if chunk.choices[0].delta.content:
+                server.sessions.sink([Output(server.engine.submitted[0].id, finish_reason="error", error=error)])
+    server.engine._step_s = 0.0
+    server.engine.cancel([server.engine.submitted[0].id])  # it was not the engine that said so
+    assert (e.value.type, e.value.code) == ("service_unavailable", "unavailable")
+    assert e.value.body["param"] is None
 
 
 def test_typed_errors(client):

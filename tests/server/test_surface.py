@@ -2,6 +2,7 @@
 
 import pytest
 
+from hydrainfer.core import InstanceInfo, InstanceStats
 from tests.server.conftest import image_part
 
 pytestmark = pytest.mark.cpu
@@ -13,8 +14,78 @@ def test_health_names_the_stage_that_makes_no_progress(start):
     server.engine.stalled_s = 6.0
     response = server.http.get("/health")
     assert response.status_code == 503 and response.json()["stage"] == "admission"
+    assert response.json()["instance"] == "EPD0" and int(response.headers["retry-after"]) >= 1
     server.engine.stalled_s = float("inf")
-    assert "stopped" in server.http.get("/health").json()["message"]
+    assert "EPD0 has stopped" in server.http.get("/health").json()["message"]
+
+
+def info(name, state="alive", stalled_s=0.0, **counts):
+    at_rest = {"n_encoding": 0, "n_prefilling": 0, "n_decoding": 0, "n_migrating": 0, "n_arriving": 0, "n_landed": 0}
+    stats = InstanceStats(
+        name[:-1], 1, 2, cache_blocks={"kv": (10, 5, 3)}, embed_hits=0, embed_queries=0, n_preemptions=4, n_steps=9,
+        stalled_s=stalled_s, blocks_pulled={"kv": 7}, **(at_rest | counts),
+    )  # fmt: skip
+    return InstanceInfo(name, name[:-1], state, incarnation=3, pid=77, heard_s=0.12345, stats=stats)
+
+
+@pytest.mark.parametrize("state", ["alive", "suspect"])
+def test_health_names_the_stage_that_nobody_runs(start, state):
+    server = start()
+    server.engine.infos = [info("EP0"), info("D0", "dead"), info("D1", state)]
+    assert server.http.get("/health").json() == {"status": "ok"}
+    server.engine.infos[2] = info("D1", "dead")
+    response = server.http.get("/health")
+    assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
+    assert response.json() == {"status": "unavailable", "stage": "decode", "message": "no instance runs decode now"}
+
+
+def test_health_names_the_instance_that_is_stuck(start):
+    server = start(stall_s=5.0)
+    dead = info("P1", "dead", stalled_s=99.0, n_prefilling=1)
+    server.engine.infos = [info("E0", stalled_s=6.0, n_encoding=1), info("P0"), dead, info("D0", stalled_s=8.0)]
+    assert server.http.get("/health").json()["stage"] == "admission"
+    server.engine.infos[3] = info("D0", stalled_s=8.0, n_arriving=1)
+    response = server.http.get("/health")
+    assert response.status_code == 503
+    assert response.json() == {
+        "status": "stalled",
+        "instance": "D0",
+        "stage": "migration",
+        "message": "D0 has made no progress in migration for 8 s",
+    }
+
+
+def test_instances(start):
+    server = start(api_keys=("k",))
+    assert server.http.get("/v1/instances").status_code == 401
+    headers = {"Authorization": "Bearer k"}
+    (one,) = server.http.get("/v1/instances", headers=headers).json()["data"]
+    assert (one["id"], one["role"], one["state"], one["load"]["waiting"]) == ("EPD0", "EPD", "alive", 0)
+    server.engine.infos = [info("EP0", "suspect", n_migrating=2), info("D0", "dead"), InstanceInfo("D1", "D", "dead")]
+    body = server.http.get("/v1/instances", headers=headers).json()
+    assert body["object"] == "list" and [d["load"] for d in body["data"][1:]] == [None, None]
+    assert body["data"][0] == {
+        "id": "EP0",
+        "object": "instance",
+        "role": "EP",
+        "state": "suspect",
+        "incarnation": 3,
+        "pid": 77,
+        "heard_s": 0.123,
+        "load": {
+            "waiting": 1,
+            "running": 2,
+            "encoding": 0,
+            "prefilling": 0,
+            "decoding": 0,
+            "migrating": 2,
+            "arriving": 0,
+            "cache_blocks": {"kv": {"total": 10, "leased": 5, "reusable": 3}},
+            "preemptions": 4,
+            "landed": 0,
+            "blocks_pulled": {"kv": 7},
+        },
+    }
 
 
 def test_metrics_and_version(server):
@@ -38,7 +109,7 @@ def test_tokenize_and_back(server):
 
 def test_api_keys(start):
     server = start(api_keys=("one", "two"))
-    for path in ("/v1/models", "/v1/models/tiny"):
+    for path in ("/v1/models", "/v1/models/tiny", "/v1/instances"):
         refused = server.http.get(path)
         assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
         assert server.http.get(path, headers={"Authorization": "Bearer two"}).status_code == 200

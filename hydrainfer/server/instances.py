@@ -1,0 +1,72 @@
+"""What `/health` and `/v1/instances` say of the instances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydrainfer.core import InstanceInfo, InstanceStats, Role, Stage
+
+
+def trouble(instances: Sequence[InstanceInfo], stall_s: float) -> dict[str, str] | None:
+    """Why this server cannot do its work, or None: a stage that nobody runs, or else the instance that has made no
+    progress for the longest time, if that is over `stall_s`."""
+    there = [i for i in instances if i.state != "dead"]
+    for stage in Stage:
+        if not any(Role.parse(i.role).runs(stage) for i in there):
+            message = f"no instance runs {stage.value} now"
+            return {"status": "unavailable", "stage": stage.value, "message": message}
+    stalled = [(i.stats.stalled_s, i.name, i.stats) for i in there if i.stats is not None]
+    seconds, name, stats = max(stalled, key=lambda s: s[0], default=(0.0, "", None))
+    if stats is None or seconds <= stall_s:
+        return None
+    stage_name = _stalled_stage(stats)
+    stopped = seconds == float("inf")
+    message = f"{name} has stopped" if stopped else f"{name} has made no progress in {stage_name} for {seconds:.0f} s"
+    return {"status": "stalled", "instance": name, "stage": stage_name, "message": message}
+
+
+def instance_card(info: InstanceInfo) -> dict[str, Any]:
+    """One entry of `/v1/instances`."""
+    there = info.state != "dead"
+    return {
+        "id": info.name,
+        "object": "instance",
+        "role": info.role,
+        "state": info.state,
+        "incarnation": info.incarnation,
+        "pid": info.pid,
+        "heard_s": round(info.heard_s, 3),
+        "load": _load(info.stats) if there and info.stats is not None else None,
+    }
+
+
+def _load(s: InstanceStats) -> dict[str, Any]:
+    blocks = {
+        spec: {"total": total, "leased": leased, "reusable": reusable}
+        for spec, (total, leased, reusable) in s.cache_blocks.items()
+    }
+    return {
+        "waiting": s.n_waiting,
+        "running": s.n_running,
+        "encoding": s.n_encoding,
+        "prefilling": s.n_prefilling,
+        "decoding": s.n_decoding,
+        "migrating": s.n_migrating,
+        "arriving": s.n_arriving,
+        "cache_blocks": blocks,
+        "preemptions": s.n_preemptions,
+        "landed": s.n_landed,
+        "blocks_pulled": s.blocks_pulled,
+    }
+
+
+def _stalled_stage(s: InstanceStats) -> str:
+    """Where the work is that makes no progress; the earliest that has some."""
+    counts = {
+        "encode": s.n_encoding,
+        "prefill": s.n_prefilling,
+        "decode": s.n_decoding,
+        "migration": s.n_migrating + s.n_arriving,
+    }
+    return next((stage for stage, n in counts.items() if n), "admission")

@@ -1,0 +1,51 @@
+"""The timeline of a request that several instances tell of is there when its end is told."""
+
+import pytest
+
+from hydrainfer.cluster.front import Front
+from hydrainfer.cluster.messages import Hello, Moved, Peer, Report
+from hydrainfer.cluster.roster import Roster
+from hydrainfer.core import EventKind, LifecycleEvent, Output, Role
+from hydrainfer.metrics import PrometheusRecorder
+from tests.scheduler.fakes import make_request
+
+pytestmark = pytest.mark.unit
+P, D = ("P0", 1), ("D0", 2)
+
+
+def event(kind, at_s, stage=""):
+    return LifecycleEvent("r", kind, at_s, stage, n=5 if kind is EventKind.ARRIVED else 0)
+
+
+@pytest.mark.parametrize("first", ["giver", "taker"])
+def test_a_request_that_moved(first):
+    recorder, told = PrometheusRecorder("m", list), []
+
+    def sink(outputs):
+        told.extend(recorder.timings(o.request_id) for o in outputs if o.finish_reason)
+
+    front = Front(Roster({"P0": Role.parse("EP"), "D0": Role.parse("D")}), sink, recorder.record)
+    for name, incarnation in (P, D):
+        front.hello(Hello(Peer(name, name[:-1], incarnation, "-"), "host", 1, {}), 0.0)
+    front.submit(make_request("r", max_tokens=2), 0.0)
+    giver = Report(
+        *P, 3.0, (Output("r", (7,)),),
+        (
+            event(EventKind.ARRIVED, 0.0), event(EventKind.QUEUED, 0.0, "prefill"),
+            event(EventKind.STARTED, 1.0, "prefill"), event(EventKind.MIGRATING, 3.0, "decode"),
+        ),
+        (Moved("r", *D, 1),),
+    )  # fmt: skip
+    taker = Report(
+        *D, 4.5, (),
+        (event(EventKind.QUEUED, 4.0, "decode"), event(EventKind.STARTED, 4.5, "decode")), (Moved("r", *D, 1),),
+    )  # fmt: skip
+    for report in (giver, taker) if first == "giver" else (taker, giver):
+        front.report(report, 5.0)
+    assert not told
+    front.report(Report(*D, 6.0, (Output("r", (8,), finish_reason="length", start=1),)), 6.0)
+    (timeline,) = told
+    assert timeline.intervals_s == {
+        "prefill_queue": 1.0, "prefill": 2.0, "pd_migration": 1.0, "decode_queue": 0.5, "decode": 1.5,
+    }  # fmt: skip
+    assert (timeline.ttft_s, timeline.e2e_s, timeline.n_migrations) == (3.0, 6.0, 1)
