@@ -16,7 +16,6 @@ from hydrainfer.core import (
     InternalError,
     Lane,
     PixelSource,
-    Request,
     Sequence,
     StepBatch,
     StepResult,
@@ -153,72 +152,90 @@ class _Vision:
 
 
 class _Life:
-    """What is known of a sequence seen lately: its KV `ident`ity and the multiplier that its tokens come from."""
+    """What is known of a sequence seen lately: its KV `ident`ity; `n_pictured`, where its last picture ends; and what
+    its tokens come from. Token number `position` is `odd * position` modulo 2**31, scaled to the ids spoken: a function
+    of the prompt, the position and, unless greedy, the seed; `never` an end."""
 
-    __slots__ = ("attempt", "ident", "odd", "request")
+    __slots__ = ("attempt", "ident", "logprobs", "n_pictured", "never", "odd", "request")
 
     def __init__(self, seq: Sequence) -> None:
-        self.request, self.attempt = seq.request, seq.attempt
-        content = content_of(seq.request)
-        self.ident = kv_identity(seq.request, content)
-        if not seq.request.sampling.greedy:
-            content ^= (seq.request.seed + seq.request.choice * _GOLDEN) & MASK
-        self.odd = (content * _GOLDEN & MASK) | 1
+        request = seq.request
+        self.request, self.attempt = request, seq.attempt
+        content = content_of(request)
+        self.ident = kv_identity(request, content)
+        self.n_pictured = max((m.start + m.n_tokens for m in request.media), default=0)
+        if not request.sampling.greedy:
+            content ^= (request.seed + request.choice * _GOLDEN) & MASK
+        self.odd = ((content * _GOLDEN & MASK) >> 33) | 1
+        self.never = request.eos_ids
+        self.logprobs = request.sampling.logprobs
 
 
 class _Language:
     """Chunks and decodes: tags of what they read, tags of what they write, tokens."""
 
     def __init__(self, device: EmulatedDevice) -> None:
-        self._spoken = device.spoken
+        self._first, self._n_spoken = device.spoken.start, len(device.spoken)
         self._kv = device.tags["kv"]
         self._embeds = device.tags.get("embed")
         self._block_tokens = self._kv.spec.block_tokens
         self._lives: dict[str, _Life] = {}
 
     def pack(self, batch: StepBatch) -> Callable[[], StepResult]:
-        embeds, kv = Reads(), Reads()
+        embeds, kv, result = Reads(), Reads(), StepResult(batch)
         blocks: list[int] = []
         tags: list[int] = []
-        result = StepResult(batch)
         tokens, size, lives = result.tokens, self._block_tokens, self._lives
+        first, n_spoken = self._first, self._n_spoken
         turn = batch.id % len(batch.work)
         for i, item in enumerate(batch.work):
             seq, start, count, sample = item
             request, held = seq.request, seq.blocks["kv"]
             life = lives.get(request.id)
-            known = life is not None and life.request is request and life.attempt == seq.attempt
-            if life is None or not known:
+            if life is None or life.request is not request or life.attempt != seq.attempt:
                 life = self._meet(seq)
-            end, ident = start + count, life.ident
-            if count == 1 and known and i != turn:
-                kv.add(request.id, [held[(start - 1) // size]], [ident + start])
-                blocks.append(held[start // size])
-                tags.append(ident + end)
+                known = False
             else:
-                if start:
-                    kv.add(request.id, held[: -(-start // size)], kv_tags(ident, 0, start, size))
-                first = start // size
-                blocks += held[first : -(-end // size)]
-                tags += kv_tags(ident, first, end, size)
-                if request.media and start < request.n_prompt:
-                    self._look(item, embeds)
+                known = i != turn
+            if known and count == 1 and start:  # nearly always; written out, for a call costs more than this does
+                tag = life.ident + start
+                block = held[start // size]
+                kv.blocks.append(block if start % size else held[start // size - 1])
+                kv.tags.append(tag)
+                kv.readers.append(request.id)
+                blocks.append(block)
+                tags.append(tag + 1)
+            else:
+                self._chunk(item, life.ident, kv, blocks, tags)
+            if start < life.n_pictured:
+                self._look(item, embeds)
             if sample:
-                token = self._token(life.odd, end, request)
-                if request.sampling.logprobs is not None:
-                    result.logprobs[len(tokens)] = self._logprobs(token, request.sampling.logprobs)
+                token = first + ((life.odd * (start + count) & 0x7FFFFFFF) * n_spoken >> 31)
+                if token in life.never:
+                    token = self._another(token, life.never)
+                if life.logprobs is not None:
+                    result.logprobs[len(tokens)] = self._logprobs(token, life.logprobs)
                 tokens.append(token)
 
         def finish() -> StepResult:
-            wrong = kv.mismatches(self._kv)
+            wrong = self._kv.mismatches(kv)
             if self._embeds is not None:
-                wrong |= embeds.mismatches(self._embeds)
+                wrong |= self._embeds.mismatches(embeds)
             for reader, said in wrong.items():
                 result.failed[reader] = InternalError(f"a cache block is not what it was: {said}", code=_MISMATCH)
             self._kv.write(blocks, tags)
             return result
 
         return finish
+
+    def _chunk(self, work: TokenWork, ident: int, reads: Reads, blocks: list[int], tags: list[int]) -> None:
+        """Read all its context, fill its blocks."""
+        seq, start, count, _ = work
+        held, size, end = seq.blocks["kv"], self._block_tokens, start + count
+        if start:
+            reads.add(seq.id, held[: -(-start // size)], kv_tags(ident, 0, start, size))
+        blocks += held[start // size : -(-end // size)]
+        tags += kv_tags(ident, start // size, end, size)
 
     def _meet(self, seq: Sequence) -> _Life:
         lives = self._lives
@@ -241,20 +258,15 @@ class _Language:
                 ident = identity(digest(span.key))
                 reads.add(seq.id, blocks, [*range(ident + parts.start + 1, ident + parts.stop + 1)])
 
-    def _token(self, odd: int, position: int, request: Request) -> int:
-        """A function of the prompt, the position and, unless greedy, the seed; never one of the request's `eos_ids`."""
-        spoken = self._spoken
-        n = len(spoken)
-        token = spoken.start + ((odd * position & MASK) >> 32) * n // (1 << 32)
-        while token in request.eos_ids:
-            token = self._next(token)
-        return token
+    def _another(self, token: int, never: tuple[int, ...]) -> int:
+        """The next one that is none of these (or any, where nothing else is left)."""
+        others = (self._next(token, i) for i in range(1, self._n_spoken))
+        return next((t for t in others if t not in never), token)
 
-    def _next(self, token: int, by: int = 1) -> int:
-        spoken = self._spoken
-        return spoken.start + (token - spoken.start + by) % len(spoken)
+    def _next(self, token: int, by: int) -> int:
+        return self._first + (token - self._first + by) % self._n_spoken
 
     def _logprobs(self, token: int, n_top: int) -> TokenLogprobs:
         """The token has half of the probability, its neighbour half of the rest, and so on."""
-        n = min(n_top, len(self._spoken))
+        n = min(n_top, self._n_spoken)
         return TokenLogprobs(_LOG_HALF, 1, tuple((self._next(token, i), _LOG_HALF * (i + 1)) for i in range(n)))

@@ -9,7 +9,6 @@ how much of it was there when it was copied. The rest of a block is never touche
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from hashlib import blake2b
 
 import numpy as np
@@ -62,38 +61,31 @@ class TagStore:
         if blocks:
             self._words[blocks] = tags
 
-    def read(self, blocks: list[int]) -> np.ndarray:
-        return self._words[blocks]
+    def mismatches(self, reads: Reads) -> dict[str, str]:
+        """By reader: the first of its blocks that holds something else."""
+        if not reads.blocks:
+            return {}
+        held = self._words[reads.blocks].tolist()
+        if held == reads.tags:
+            return {}
+        found: dict[str, str] = {}
+        for reader, block, got, tag in zip(reads.readers, reads.blocks, held, reads.tags):
+            if got != tag:
+                found.setdefault(reader, f"{self.spec.name} block {block} holds {got:#018x}, not {tag:#018x}")
+        return found
 
 
 class Reads:
-    """Blocks that a batch reads, the tags they must hold, and who reads them."""
+    """Blocks that a batch reads, the tags they must hold, and which requests read them: one entry each per read."""
 
-    __slots__ = ("_ends", "_readers", "blocks", "tags")
+    __slots__ = ("blocks", "readers", "tags")
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
         self.tags: list[int] = []
-        self._ends: list[int] = []
-        self._readers: list[str] = []
+        self.readers: list[str] = []
 
     def add(self, reader: str, blocks: list[int], tags: list[int]) -> None:
         self.blocks += blocks
         self.tags += tags
-        self._ends.append(len(self.blocks))
-        self._readers.append(reader)
-
-    def mismatches(self, store: TagStore) -> dict[str, str]:
-        """By reader: the first of its blocks that holds something else."""
-        if not self.blocks:
-            return {}
-        held = store.read(self.blocks)
-        wanted = np.array(self.tags, dtype=np.int64)
-        if (held == wanted).all():
-            return {}
-        found: dict[str, str] = {}
-        for i in np.flatnonzero(held != wanted).tolist():
-            reader = self._readers[bisect_right(self._ends, i)]
-            said = f"{store.spec.name} block {self.blocks[i]} holds {int(held[i]):#018x}, not {self.tags[i]:#018x}"
-            found.setdefault(reader, said)
-        return found
+        self.readers += [reader] * len(blocks)
