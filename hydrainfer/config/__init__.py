@@ -3,8 +3,19 @@
 Called by the CLI and the offline API. Never mutates a configuration, never looks at the machine.
 """
 
+from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.load import ENV_PREFIX, Loaded, Option, load, options
 from hydrainfer.config.schema import ServeConfig
 from hydrainfer.config.table import config_table
 
-__all__ = ["ENV_PREFIX", "Loaded", "Option", "ServeConfig", "config_table", "load", "options"]
+__all__ = [
+    "ENV_PREFIX",
+    "Loaded",
+    "Option",
+    "ServeConfig",
+    "config_table",
+    "cost_model_of",
+    "load",
+    "options",
+    "read_cost_model",
+]

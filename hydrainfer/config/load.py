@@ -47,7 +47,7 @@ def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mappi
     source: dict[str, str] = {}
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if yaml_path is not None:
-        layers.append((str(yaml_path), _read_yaml(yaml_path)))
+        layers.append((str(yaml_path), read_yaml(yaml_path)))
     for key, text in sorted((environ or {}).items()):
         if key.startswith(ENV_PREFIX):
             layers.append((key, {key.removeprefix(ENV_PREFIX).lower(): text}))
@@ -92,7 +92,8 @@ def _rule(annotated: Any) -> str:
     return f"must be one of {', '.join(choices)}" if choices else ""
 
 
-def _read_yaml(path: Path) -> Mapping[str, Any]:
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    """Keys and values of a file. Raises `ConfigError` naming it."""
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as e:

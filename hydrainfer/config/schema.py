@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-Device = Literal["auto", "cpu", "cuda"]
+Device = Literal["auto", "cpu", "cuda", "emulated"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -24,7 +24,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     model: Annotated[str, _help("Model", "Checkpoint directory (Hugging Face format).")]
     served_model_name: Annotated[str | None, _help("Model", "Name clients use; default: the directory's name.")] = None
-    device: Annotated[Device, _help("Model", "Where to run: cpu, cuda or auto (cuda if there is one).")] = "auto"
+    device: Annotated[
+        Device,
+        _help(
+            "Model", "Where to run: cpu, cuda, auto (cuda if there is one), or emulated (no model; see --cost-model)."
+        ),
+    ] = "auto"
+    cost_model: Annotated[
+        str | None, _help("Model", "With device=emulated: YAML or JSON file of what each step takes (configs/costs/).")
+    ] = None
     dtype: Annotated[
         DType, _help("Model", "float32, bfloat16, float16 or auto (CPU: float32; CUDA: the checkpoint's, 16 bit).")
     ] = "auto"

@@ -3,6 +3,7 @@
 Called by all rooms. No I/O, no torch, no clock: time is an argument.
 """
 
+from hydrainfer.core.cost import CostModel
 from hydrainfer.core.errors import (
     CheckpointError,
     ConfigError,
@@ -56,6 +57,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "Confirm",
+    "CostModel",
     "DeadlineExceeded",
     "EncodeWork",
     "ErrorInfo",

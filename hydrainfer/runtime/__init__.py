@@ -3,7 +3,8 @@
 Called by the engine through its ports. Never schedules, owns no blocks, changes no sequence.
 """
 
+from hydrainfer.runtime.emulated import EmulatedDevice, EmulatedRunner, spoken_ids
 from hydrainfer.runtime.language import LanguageRunner
 from hydrainfer.runtime.vision import VisionRunner
 
-__all__ = ["LanguageRunner", "VisionRunner"]
+__all__ = ["EmulatedDevice", "EmulatedRunner", "LanguageRunner", "VisionRunner", "spoken_ids"]

@@ -23,7 +23,7 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
     [
         ({"modle": "x"}, "unknown option 'modle'.*did you mean model"),
         ({"model": "x", "port": 70000}, "port .flag.: expected `int` <= 65535, got 70000"),
-        ({"model": "x", "device": "tpu"}, "must be one of auto, cpu, cuda, got 'tpu'"),
+        ({"model": "x", "device": "tpu"}, "must be one of auto, cpu, cuda, emulated, got 'tpu'"),
         ({"model": "x", "token_budget": "many"}, "token_budget .flag.*got 'many'"),
         ({}, "no model given"),
         ({"model": "x", "api_key": ""}, "api_key .flag.*length >= 1"),  # `--api-key "$UNSET"` must not open the server

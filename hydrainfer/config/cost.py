@@ -1,0 +1,57 @@
+"""Reads the cost model of an emulated device."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hydrainfer.config.load import read_yaml
+from hydrainfer.config.schema import ServeConfig
+from hydrainfer.core import ConfigError, CostModel
+
+_FIELDS = {f.name: f for f in msgspec.structs.fields(CostModel)}
+
+
+def cost_model_of(config: ServeConfig) -> CostModel | None:
+    """The cost model of an emulated device, None for a real one. Raises `ConfigError` if one is given without the
+    other, or for what is wrong in the file."""
+    emulated = config.device == "emulated"
+    if emulated and config.cost_model is None:
+        raise ConfigError(
+            "--device emulated needs --cost-model FILE, such as configs/costs/fast.yaml", param="cost_model"
+        )
+    if config.cost_model is None:
+        return None
+    if not emulated:
+        raise ConfigError(
+            f"--cost-model is for --device emulated only, but the device is {config.device}", param="cost_model"
+        )
+    return read_cost_model(Path(config.cost_model).expanduser())
+
+
+def read_cost_model(path: Path) -> CostModel:
+    """From YAML or JSON. Raises `ConfigError` naming file, key and rule in one line."""
+    values = {str(key): _number(path, str(key), value) for key, value in read_yaml(path).items()}
+    missing = [name for name, f in _FIELDS.items() if f.required and name not in values]
+    if missing:
+        raise ConfigError(f"{path}: {' and '.join(missing)} missing from the cost model", param=missing[0])
+    return CostModel(**values)
+
+
+def _number(path: Path, key: str, value: Any) -> float:
+    if key not in _FIELDS:
+        near = difflib.get_close_matches(key, _FIELDS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(_FIELDS)}"
+        raise ConfigError(f"{path}: unknown key {key!r}; {hint}", param=key)
+    least = 1.0 if key == "overlap_slowdown" else 0.0
+    try:  # text, too: YAML 1.1 takes 1e-3 for a string
+        number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= least):
+        raise ConfigError(f"{path}: {key} must be a finite number of at least {least:g}, got {value!r}", param=key)
+    return number

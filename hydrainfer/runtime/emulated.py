@@ -1,0 +1,272 @@
+"""An emulated device: batches take the time a cost model says, tokens are a function of the prompt, blocks hold tags.
+
+No thread and no sleep: a ticket knows when it is ready, and the engine's driver wakes then. What a batch reads and
+writes is settled at launch and carried out when its time is over, so a block given away too early shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hydrainfer.cache import embed_ranges
+from hydrainfer.core import (
+    CostModel,
+    EncodeWork,
+    HydraError,
+    InternalError,
+    Lane,
+    PixelSource,
+    Sequence,
+    StepBatch,
+    StepResult,
+    TokenLogprobs,
+    TokenWork,
+)
+from hydrainfer.runtime.lane import guarded
+from hydrainfer.runtime.tags import MASK, Reads, TagStore, content_of, digest, identity, kv_identity, kv_tags
+from hydrainfer.storage import BlockStore
+
+_MISMATCH = "emulated_mismatch"
+_LIVES_KEPT = 1024
+_GOLDEN = 0x9E3779B97F4A7C15
+_LOG_HALF = -0.6931471805599453
+_FIRST_LEARNED = 259  # of a Llama vocabulary: before it the special tokens and the 256 bytes
+
+
+def spoken_ids(n_vocab: int, image_token: int) -> range:
+    """Token ids that spell something: between a Llama vocabulary's bytes and what was added behind it (the picture's
+    placeholder first), or all but the first three where that leaves nothing."""
+    first = _FIRST_LEARNED if n_vocab > 2 * _FIRST_LEARNED else 3
+    return range(first, image_token if image_token > first + 1 else n_vocab)
+
+
+class EmulatedDevice:
+    """What the lanes of one instance share. `clock` is the engine's; `stores` by spec name; `spoken`: the ids to answer
+    with. With `pixels`, each picture's pixels are fetched as a vision tower's would be.
+
+    The lanes run side by side. A batch launched while the other lane is busy runs `overlap_slowdown` times slower until
+    that lane's batch ends; the one that was there first is not slowed."""
+
+    def __init__(
+        self,
+        cost: CostModel,
+        clock: Callable[[], float],
+        stores: Mapping[str, BlockStore],
+        spoken: range,
+        pixels: PixelSource | None = None,
+    ) -> None:
+        self.clock, self.spoken, self.pixels = clock, spoken, pixels
+        self.tags = {name: TagStore(store) for name, store in stores.items()}
+        self._cost = cost
+        self._busy_until: dict[Lane, float] = {}
+
+    def occupy(self, batch: StepBatch) -> float:
+        """Begin the batch now; when it will be done."""
+        now, work_s, slowdown = self.clock(), self._cost.step_s(batch), self._cost.overlap_slowdown
+        shared_s = max((end_s - now for lane, end_s in self._busy_until.items() if lane is not batch.lane), default=0.0)
+        if shared_s > 0.0 and slowdown > 1.0:
+            work_s = work_s * slowdown if work_s * slowdown <= shared_s else shared_s + work_s - shared_s / slowdown
+        self._busy_until[batch.lane] = end_s = now + work_s
+        return end_s
+
+
+class EmulatedTicket:
+    """A batch that is done at `at`."""
+
+    __slots__ = ("_at", "_finish", "_result")
+
+    def __init__(self, at: float, finish: Callable[[], StepResult]) -> None:
+        self._at, self._finish = at, finish
+        self._result: StepResult | None = None
+
+    def poll(self, now: float) -> StepResult | None:
+        if self._result is None and now >= self._at:
+            self._result = self._finish()
+        return self._result
+
+    def ready_at(self) -> float | None:
+        return self._at
+
+
+class EmulatedRunner:
+    """One lane; satisfies `engine.ports.Runner`.
+
+    A request whose blocks do not hold what was written for it fails with `InternalError(code="emulated_mismatch")`.
+    Checked are: the embeddings that a chunk reads; all its context when a sequence is first seen here, or prefills; its
+    last block in every decode; and once a step all the context of one decoding sequence, in turns."""
+
+    def __init__(self, device: EmulatedDevice, lane: Lane) -> None:
+        self._device = device
+        self._work = _Vision(device) if lane is Lane.VISION else _Language(device)
+
+    def launch(self, batch: StepBatch) -> EmulatedTicket:
+        steps: list[Callable[[], StepResult]] = []
+
+        def pack() -> StepResult:
+            steps.append(self._work.pack(batch))
+            return StepResult(batch)
+
+        outcome = guarded(batch, pack)
+        if not steps:
+            return EmulatedTicket(float("-inf"), lambda: outcome)
+        return EmulatedTicket(self._device.occupy(batch), lambda: guarded(batch, steps[0]))
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class _Vision:
+    """Pictures: one tag for each of their blocks."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._pixels = device.pixels
+        self._embeds = device.tags["embed"]
+
+    def pack(self, batch: StepBatch) -> Callable[[], StepResult]:
+        blocks: list[int] = []
+        tags: list[int] = []
+        failed: dict[str, HydraError] = {}
+        for work in batch.work:
+            if not self._fetch(work):
+                failed[work.seq.id] = InternalError("the picture's pixels are no longer there", code="pixels_gone")
+                continue
+            span = work.seq.request.media[work.index]
+            held = embed_ranges(work.seq.request, self._embeds.spec)[work.index]
+            blocks += work.seq.blocks["embed"][held.start : held.stop]
+            ident = identity(digest(span.key))
+            tags += range(ident + 1, ident + 1 + len(held))
+
+        def finish() -> StepResult:
+            self._embeds.write(blocks, tags)
+            return StepResult(batch, failed=failed)
+
+        return finish
+
+    def _fetch(self, work: EncodeWork) -> bool:
+        try:
+            if self._pixels is not None:
+                self._pixels(work.seq.request.media[work.index].pixels)
+        except KeyError:
+            return False
+        return True
+
+
+class _Life:
+    """What is known of a sequence seen lately: its KV `ident`ity; `n_pictured`, where its last picture ends; and what
+    its tokens come from. Token number `position` is `odd * position` modulo 2**31, scaled to the ids spoken: a function
+    of the prompt, the position and, unless greedy, the seed; `never` an end."""
+
+    __slots__ = ("attempt", "ident", "logprobs", "n_pictured", "never", "odd", "request")
+
+    def __init__(self, seq: Sequence) -> None:
+        request = seq.request
+        self.request, self.attempt = request, seq.attempt
+        content = content_of(request)
+        self.ident = kv_identity(request, content)
+        self.n_pictured = max((m.start + m.n_tokens for m in request.media), default=0)
+        if not request.sampling.greedy:
+            content ^= (request.seed + request.choice * _GOLDEN) & MASK
+        self.odd = ((content * _GOLDEN & MASK) >> 33) | 1
+        self.never = request.eos_ids
+        self.logprobs = request.sampling.logprobs
+
+
+class _Language:
+    """Chunks and decodes: tags of what they read, tags of what they write, tokens."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._first, self._n_spoken = device.spoken.start, len(device.spoken)
+        self._kv = device.tags["kv"]
+        self._embeds = device.tags.get("embed")
+        self._block_tokens = self._kv.spec.block_tokens
+        self._lives: dict[str, _Life] = {}
+
+    def pack(self, batch: StepBatch) -> Callable[[], StepResult]:
+        embeds, kv, result = Reads(), Reads(), StepResult(batch)
+        blocks: list[int] = []
+        tags: list[int] = []
+        tokens, size, lives = result.tokens, self._block_tokens, self._lives
+        first, n_spoken = self._first, self._n_spoken
+        turn = batch.id % len(batch.work)
+        for i, item in enumerate(batch.work):
+            seq, start, count, sample = item
+            request, held = seq.request, seq.blocks["kv"]
+            life = lives.get(request.id)
+            if life is None or life.request is not request or life.attempt != seq.attempt:
+                life = self._meet(seq)
+                known = False
+            else:
+                known = i != turn
+            if known and count == 1 and start:  # nearly always; written out, for a call costs more than this does
+                tag = life.ident + start
+                block = held[start // size]
+                kv.blocks.append(block if start % size else held[start // size - 1])
+                kv.tags.append(tag)
+                kv.readers.append(request.id)
+                blocks.append(block)
+                tags.append(tag + 1)
+            else:
+                self._chunk(item, life.ident, kv, blocks, tags)
+            if start < life.n_pictured:
+                self._look(item, embeds)
+            if sample:
+                token = first + ((life.odd * (start + count) & 0x7FFFFFFF) * n_spoken >> 31)
+                if token in life.never:
+                    token = self._another(token, life.never)
+                if life.logprobs is not None:
+                    result.logprobs[len(tokens)] = self._logprobs(token, life.logprobs)
+                tokens.append(token)
+
+        def finish() -> StepResult:
+            wrong = self._kv.mismatches(kv)
+            if self._embeds is not None:
+                wrong |= self._embeds.mismatches(embeds)
+            for reader, said in wrong.items():
+                result.failed[reader] = InternalError(f"a cache block is not what it was: {said}", code=_MISMATCH)
+            self._kv.write(blocks, tags)
+            return result
+
+        return finish
+
+    def _chunk(self, work: TokenWork, ident: int, reads: Reads, blocks: list[int], tags: list[int]) -> None:
+        """Read all its context, fill its blocks."""
+        seq, start, count, _ = work
+        held, size, end = seq.blocks["kv"], self._block_tokens, start + count
+        if start:
+            reads.add(seq.id, held[: -(-start // size)], kv_tags(ident, 0, start, size))
+        blocks += held[start // size : -(-end // size)]
+        tags += kv_tags(ident, start // size, end, size)
+
+    def _meet(self, seq: Sequence) -> _Life:
+        lives = self._lives
+        lives.pop(seq.id, None)
+        if len(lives) >= _LIVES_KEPT:
+            del lives[next(iter(lives))]  # if that one still lives, it is met again
+        life = lives[seq.id] = _Life(seq)
+        return life
+
+    def _look(self, work: TokenWork, reads: Reads) -> None:
+        """At the embeddings that this chunk reads."""
+        assert self._embeds is not None, "this role has no embedding cache"
+        seq, start, count, _ = work
+        size, end = self._embeds.spec.block_tokens, start + count
+        for span, held in zip(seq.request.media, embed_ranges(seq.request, self._embeds.spec)):
+            lo, hi = max(start, span.start) - span.start, min(end, span.start + span.n_tokens) - span.start
+            if lo < hi:
+                parts = range(lo // size, -(-hi // size))
+                blocks = seq.blocks["embed"][held.start + parts.start : held.start + parts.stop]
+                ident = identity(digest(span.key))
+                reads.add(seq.id, blocks, [*range(ident + parts.start + 1, ident + parts.stop + 1)])
+
+    def _another(self, token: int, never: tuple[int, ...]) -> int:
+        """The next one that is none of these (or any, where nothing else is left)."""
+        others = (self._next(token, i) for i in range(1, self._n_spoken))
+        return next((t for t in others if t not in never), token)
+
+    def _next(self, token: int, by: int) -> int:
+        return self._first + (token - self._first + by) % self._n_spoken
+
+    def _logprobs(self, token: int, n_top: int) -> TokenLogprobs:
+        """The token has half of the probability, its neighbour half of the rest, and so on."""
+        n = min(n_top, self._n_spoken)
+        return TokenLogprobs(_LOG_HALF, 1, tuple((self._next(token, i), _LOG_HALF * (i + 1)) for i in range(n)))

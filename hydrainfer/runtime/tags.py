@@ -1,0 +1,91 @@
+"""What an emulated device keeps in place of keys, values and embeddings: one word at the head of each block.
+
+    KV block b of a sequence of which n tokens are computed:   identity << 32 | min(n, end of b)
+    EMBED block `part` of a picture:                           identity << 32 | part + 1
+
+Identity: of the request and its prompt, or of the picture's content. So a word says whose block it is, which one, and
+how much of it was there when it was copied. The rest of a block is never touched and takes no memory.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+from hydrainfer.core import Request
+from hydrainfer.storage import BlockStore
+
+MASK = (1 << 64) - 1
+_WORD_BYTES = 8
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def digest(data: bytes) -> int:
+    """64 bits, the same in every process (`hash` of bytes is not)."""
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def content_of(request: Request) -> int:
+    """64 bits that depend on the prompt's ids and pictures. (`hash` of a tuple of integers is not salted.)"""
+    pictures = digest(b"\0".join(m.key for m in request.media)) if request.media else 0
+    return (hash(request.prompt_ids) * _GOLDEN + pictures) & MASK
+
+
+def kv_identity(request: Request, content: int) -> int:
+    """The upper bits of its KV tags. Equal prompts of two requests differ: they share no blocks."""
+    return identity(content ^ digest(request.id.encode()))
+
+
+def identity(hashed: int) -> int:
+    return (hashed & 0x7FFFFFFF) << 32
+
+
+def kv_tags(ident: int, first: int, n_tokens: int, block_tokens: int) -> list[int]:
+    """Of the blocks from number `first` to the last that `n_tokens` tokens reach."""
+    stop = -(-n_tokens // block_tokens)
+    return [*range(ident + (first + 1) * block_tokens, ident + stop * block_tokens, block_tokens), ident + n_tokens]
+
+
+class TagStore:
+    """The words of one cache's blocks, in host memory."""
+
+    def __init__(self, store: BlockStore) -> None:
+        assert store.data.device.type == "cpu", "an emulated device keeps its caches in host memory"
+        assert store.spec.block_bytes % _WORD_BYTES == 0, f"a block of {store.spec.block_bytes} bytes is too odd"
+        self.spec = store.spec
+        self._words: np.ndarray = store.data.flatten(1).view(torch.int64)[:, 0].numpy()  # [n_blocks], strided
+
+    def write(self, blocks: list[int], tags: list[int]) -> None:
+        if blocks:
+            self._words[blocks] = tags
+
+    def mismatches(self, reads: Reads) -> dict[str, str]:
+        """By reader: the first of its blocks that holds something else."""
+        if not reads.blocks:
+            return {}
+        held = self._words[reads.blocks].tolist()
+        if held == reads.tags:
+            return {}
+        found: dict[str, str] = {}
+        for reader, block, got, tag in zip(reads.readers, reads.blocks, held, reads.tags):
+            if got != tag:
+                found.setdefault(reader, f"{self.spec.name} block {block} holds {got:#018x}, not {tag:#018x}")
+        return found
+
+
+class Reads:
+    """Blocks that a batch reads, the tags they must hold, and which requests read them: one entry each per read."""
+
+    __slots__ = ("blocks", "readers", "tags")
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.tags: list[int] = []
+        self.readers: list[str] = []
+
+    def add(self, reader: str, blocks: list[int], tags: list[int]) -> None:
+        self.blocks += blocks
+        self.tags += tags
+        self.readers += [reader] * len(blocks)

@@ -1,0 +1,101 @@
+"""The modelled time of a batch is the sum the docstring says; files are read or refused in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from hydrainfer.config import ServeConfig, cost_model_of, read_cost_model
+from hydrainfer.core import ConfigError, CostModel, EncodeWork, Lane, Sequence, Stage, StepBatch, TokenWork
+from tests.scheduler.fakes import make_request
+
+pytestmark = pytest.mark.unit
+COST = CostModel(
+    encode_base_s=1.0,
+    encode_image_s=0.1,
+    encode_token_s=0.01,
+    step_base_s=2.0,
+    prefill_token_s=0.1,
+    prefill_attention_s=0.01,
+    decode_token_s=0.5,
+    decode_context_s=0.001,
+)
+FILES = sorted((Path(__file__).parents[2] / "configs" / "costs").glob("*.yaml"))
+
+
+def sequence(stage=Stage.PREFILL, **kw):
+    seq = Sequence(make_request("r", **kw), (0.0, 0), 0.0)
+    seq.cursor = seq.plan.index(stage)
+    return seq
+
+
+def test_pictures_and_their_tokens():
+    seq = sequence(Stage.ENCODE, pictures=[1, 2, 3], picture_tokens=6)
+    work = [EncodeWork(seq, 0), EncodeWork(seq, 2)]
+    assert COST.step_s(StepBatch(1, Lane.VISION, work, 2)) == pytest.approx(1.0 + 2 * 0.1 + 12 * 0.01)
+
+
+def test_chunks_and_decodes():
+    decoding, prefilling = sequence(Stage.DECODE), sequence()
+    work = [TokenWork(decoding, 9, 1, True), TokenWork(prefilling, 0, 5, False), TokenWork(prefilling, 5, 3, True)]
+    want = 2.0 + (0.5 + 10 * 0.001) + 8 * 0.1 + (5 * 5 + 3 * 8) * 0.01
+    assert COST.step_s(StepBatch(1, Lane.LANGUAGE, work, 9)) == pytest.approx(want)
+
+
+def test_a_chunk_of_one_token_is_no_decode():
+    work = [TokenWork(sequence(), 4, 1, True)]
+    assert COST.step_s(StepBatch(1, Lane.LANGUAGE, work, 1)) == pytest.approx(2.0 + 0.1 + 5 * 0.01)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_the_files_we_ship_can_be_read(path):
+    assert read_cost_model(path).step_base_s > 0
+
+
+def test_there_are_such_files():
+    assert "fast" in [p.stem for p in FILES]
+
+
+GOOD = "encode_image_s: 1\nstep_base_s: 1\nprefill_token_s: 1\ndecode_token_s: 1e-3\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD + "prefil_attention_s: 1", "unknown key 'prefil_attention_s'; did you mean prefill_attention_s"),
+        (GOOD + "colour: 1", "unknown key 'colour'; known keys are encode_base_s, "),
+        (GOOD + "encode_base_s: -1", "encode_base_s must be a finite number of at least 0, got -1"),
+        (GOOD + "encode_base_s: .inf", "encode_base_s must be a finite number"),
+        (GOOD + "encode_base_s: nan", "encode_base_s must be a finite number"),
+        (GOOD + "encode_base_s: yes", "encode_base_s must be a finite number"),
+        (GOOD + "encode_base_s: [1]", "encode_base_s must be a finite number"),
+        (GOOD + "overlap_slowdown: 0.5", "overlap_slowdown must be a finite number of at least 1"),
+        ("step_base_s: 1\ndecode_token_s: 1", "encode_image_s and prefill_token_s missing"),
+        ("", "encode_image_s and step_base_s and"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_named_in_one_line(tmp_path, content, message):
+    path = tmp_path / "cost.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message) as e:
+        read_cost_model(path)
+    assert str(path) in e.value.message and "\n" not in e.value.message
+
+
+def test_json_will_do(tmp_path):
+    path = tmp_path / "cost.json"
+    path.write_text('{"encode_image_s": 1, "step_base_s": 2, "prefill_token_s": 0.5, "decode_token_s": 1e-3}')
+    assert read_cost_model(path).decode_token_s == 1e-3
+
+
+def test_emulation_and_cost_model_need_each_other(tmp_path):
+    path = tmp_path / "cost.yaml"
+    path.write_text(GOOD)
+    assert cost_model_of(ServeConfig(model="m")) is None
+    assert cost_model_of(ServeConfig(model="m", device="emulated", cost_model=str(path))).step_base_s == 1.0
+    with pytest.raises(ConfigError, match="needs --cost-model FILE"):
+        cost_model_of(ServeConfig(model="m", device="emulated"))
+    with pytest.raises(ConfigError, match="for --device emulated only, but the device is cpu"):
+        cost_model_of(ServeConfig(model="m", device="cpu", cost_model=str(path)))
+    with pytest.raises(ConfigError, match="cannot read"):
+        cost_model_of(ServeConfig(model="m", device="emulated", cost_model=str(tmp_path / "none.yaml")))
