@@ -3,8 +3,22 @@
 Called by the CLI and the offline API. Never mutates a configuration, never looks at the machine.
 """
 
+from hydrainfer.config.layout import InstanceSpec, Share, choose_launcher, read_layout, settle
 from hydrainfer.config.load import ENV_PREFIX, Loaded, Option, load, options
 from hydrainfer.config.schema import ServeConfig
 from hydrainfer.config.table import config_table
 
-__all__ = ["ENV_PREFIX", "Loaded", "Option", "ServeConfig", "config_table", "load", "options"]
+__all__ = [
+    "ENV_PREFIX",
+    "InstanceSpec",
+    "Loaded",
+    "Option",
+    "ServeConfig",
+    "Share",
+    "choose_launcher",
+    "config_table",
+    "load",
+    "options",
+    "read_layout",
+    "settle",
+]
