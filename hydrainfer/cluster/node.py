@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -30,6 +30,7 @@ from hydrainfer.cluster.messages import (
 )
 from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.roster import Balancing, Roster
+from hydrainfer.config import Share
 from hydrainfer.core import (
     ErrorInfo,
     EventKind,
@@ -65,7 +66,8 @@ class Pulse(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class NodePlan:
     """What an instance is told at birth. `hub`: where the hub hears, on the machine `hub_host`; `bind`: where to hear,
-    with places for `name` and `incarnation`. `roles`: of every instance of the layout."""
+    with places for `name` and `incarnation`. `roles`: of every instance of the layout. `share`: what it gets of its
+    machine."""
 
     name: str
     roles: dict[str, str]
@@ -75,6 +77,7 @@ class NodePlan:
     keys: Keys | None = None
     balancing: Balancing = "least_load"
     pulse: Pulse = Pulse()
+    share: Share = field(default_factory=Share)
 
 
 class Node:
