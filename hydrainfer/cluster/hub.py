@@ -213,6 +213,8 @@ class Hub:
             if self._connected.get(name) != peer.incarnation:
                 self._mesh.connect(name, peer.address)
                 self._connected[name] = peer.incarnation
+                if self._closing:  # it came while the others were closing
+                    self._mesh.send(name, encode(Orders(peer.incarnation, self._clock(), (Close(),))))
 
     # ---- who has died
 

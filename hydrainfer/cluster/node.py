@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -30,6 +30,7 @@ from hydrainfer.cluster.messages import (
     encode,
 )
 from hydrainfer.cluster.roster import Balancing, Roster
+from hydrainfer.config import Share
 from hydrainfer.core import (
     ErrorInfo,
     EventKind,
@@ -70,7 +71,8 @@ _PULSE = Pulse()
 class NodePlan:
     """What an instance is told at birth. `hub`: where the hub hears, on machine `hub_host`; `pixels`: where it gives
     out pictures; `bind`: where to hear, with places for `name`, `incarnation` and the `ip` from which this machine
-    reaches the hub. `roles`: of every instance of the layout. `secret`: what its transports know members by."""
+    reaches the hub. `roles`: of every instance of the layout. `secret`: what its transports know members by. `share`:
+    what it gets of its machine."""
 
     name: str
     roles: dict[str, str]
@@ -82,6 +84,7 @@ class NodePlan:
     keys: Keys | None = None
     balancing: Balancing = "least_load"
     pulse: Pulse = _PULSE
+    share: Share = field(default_factory=Share)
 
 
 class Wire(Protocol):

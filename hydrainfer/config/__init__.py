@@ -4,18 +4,24 @@ Called by the CLI and the offline API. Never mutates a configuration, never look
 """
 
 from hydrainfer.config.cost import cost_model_of, read_cost_model
+from hydrainfer.config.layout import InstanceSpec, Share, choose_launcher, read_layout, settle
 from hydrainfer.config.load import ENV_PREFIX, Loaded, Option, load, options
 from hydrainfer.config.schema import ServeConfig
 from hydrainfer.config.table import config_table
 
 __all__ = [
     "ENV_PREFIX",
+    "InstanceSpec",
     "Loaded",
     "Option",
     "ServeConfig",
+    "Share",
+    "choose_launcher",
     "config_table",
     "cost_model_of",
     "load",
     "options",
     "read_cost_model",
+    "read_layout",
+    "settle",
 ]

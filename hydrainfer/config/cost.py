@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hydrainfer.config.load import read_yaml
+from hydrainfer.config.read import read_yaml
 from hydrainfer.config.schema import ServeConfig
 from hydrainfer.core import ConfigError, CostModel
 

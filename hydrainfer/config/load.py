@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
-import yaml
 
+from hydrainfer.config.read import check_known, read_yaml
 from hydrainfer.config.schema import ServeConfig
 from hydrainfer.core import ConfigError
 
@@ -52,23 +51,16 @@ def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mappi
         if key.startswith(ENV_PREFIX):
             layers.append((key, {key.removeprefix(ENV_PREFIX).lower(): text}))
     layers.append(("flag", flags))
+    known = [o.name for o in options()]
     for name, layer in layers:
         for key, value in layer.items():
-            _check_known(key, name)
+            check_known(key, known, name)
             values[key], source[key] = value, name
     if "model" not in values:
         raise ConfigError("no model given; name a checkpoint directory: hydrainfer serve MODEL", param="model")
     checked = {key: _convert(key, value, source[key]) for key, value in values.items()}
     provenance = {o.name: source.get(o.name, "default") for o in options()}
     return Loaded(ServeConfig(**checked), provenance)
-
-
-def _check_known(key: str, source: str) -> None:
-    names = [o.name for o in options()]
-    if key not in names:
-        near = difflib.get_close_matches(str(key), names, 1)
-        hint = f"; did you mean {near[0]}?" if near else f"; known keys are {', '.join(names)}"
-        raise ConfigError(f"unknown option {key!r} ({source}){hint}", param=str(key))
 
 
 def _convert(key: str, value: Any, source: str) -> Any:
@@ -90,18 +82,3 @@ def _convert(key: str, value: Any, source: str) -> Any:
 def _rule(annotated: Any) -> str:
     choices = get_args(annotated.__origin__) if get_origin(annotated.__origin__) is Literal else ()
     return f"must be one of {', '.join(choices)}" if choices else ""
-
-
-def read_yaml(path: Path) -> Mapping[str, Any]:
-    """Keys and values of a file. Raises `ConfigError` naming it."""
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as e:
-        raise ConfigError(f"cannot read {path}: {e.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} is not valid YAML: {str(e).splitlines()[0]}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold keys and values, one option a line")
-    return content

@@ -36,11 +36,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Annotated[
         DType, _help("Model", "float32, bfloat16, float16 or auto (CPU: float32; CUDA: the checkpoint's, 16 bit).")
     ] = "auto"
-    layout: Annotated[str, _help("Model", "Instances and their stages, e.g. 1EPD, 1E1P1D, 1E2PD+1EPD.")] = "1EPD"
-    balancing: Annotated[
-        Literal["least_load", "round_robin", "random"],
-        _help("Model", "How a request chooses among instances: least_load, round_robin or random."),
-    ] = "least_load"
+    layout: Annotated[
+        str,
+        _help("Model", "Instances and their stages, e.g. 1EPD, 1E1P1D, 1E2PD+1EPD, or a file as in configs/layouts."),
+    ] = "1EPD"
     native_kernels: Annotated[
         bool, _help("Model", "Compile and use our CPU kernels (true or false; false uses torch's operators).")
     ] = True
@@ -58,6 +57,22 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         float, _help("Server", "Give up when the instances have not started after this long.", gt=0)
     ] = 600.0
     max_waiting: Annotated[int, _help("Server", "Requests in the system before new ones get 429.", ge=1)] = 512
+
+    launcher: Annotated[
+        Literal["auto", "inproc", "ray"],
+        _help("Cluster", "Instances are threads of the server (inproc) or Ray actors; auto: ray for several."),
+    ] = "auto"
+    ray_address: Annotated[
+        NotEmpty | None, _help("Cluster", "Ray cluster to join, e.g. 10.0.0.1:6379; default: one of our own, here.")
+    ] = None
+    cpu_share: Annotated[
+        Positive | None, _help("Cluster", "CPUs of a Ray node per instance; default: 1, or less if there are fewer.")
+    ] = None
+    gpu_share: Annotated[float, _help("Cluster", "Part of a GPU per instance; 0.5 puts two on each.", gt=0, le=1)] = 1.0
+    balancing: Annotated[
+        Literal["least_load", "round_robin", "random"],
+        _help("Cluster", "How a request chooses among instances: least_load, round_robin or random."),
+    ] = "least_load"
 
     token_budget: Annotated[int, _help("Scheduler", "Language tokens per batch.", ge=1)] = 2048
     image_budget: Annotated[int, _help("Scheduler", "Pictures per vision batch.", ge=1)] = 4

@@ -1,0 +1,291 @@
+"""Instances as Ray actors: Ray places them, starts them again when they die, and carries their logs. It is on the path
+of no token and no message. The only file that imports ray, and only once there is something to launch.
+
+An actor's process has one incarnation of its instance, on a thread:
+
+    built ─> runs until told to close ─> waits for the launcher, who ends it for good
+      └────────────┴─ crashes ─> the process exits ─> Ray starts another: the next incarnation says `Hello`
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import select
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hydrainfer.cluster.fit import cpus_each, needs, shortfall
+from hydrainfer.cluster.host import host_identity
+from hydrainfer.cluster.launch import Build, Facts, Gone
+from hydrainfer.cluster.node import Node, NodePlan, run_node
+from hydrainfer.core import ConfigError, HydraError
+from hydrainfer.engine import Engine
+
+_log = logging.getLogger(__name__)
+_OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing of ours is in it
+_ASK_AGAIN_S = 0.2
+_LET_GO_S = 30.0  # an instance that has closed waits this long to be ended by its launcher
+_START_PAUSE_S = 1.0  # so that one which cannot start does not spin
+_GONE_S = 2.0
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name: "this cluster is one machine"
+
+
+class RayLauncher:
+    """`build`: picklable, makes an instance's engine in its process; unpickled there after threads and cores are set.
+    `address`: of a cluster to join; None starts one that only this machine can reach and that dies with this process.
+    A Ray that this process is already part of is used as it is."""
+
+    def __init__(self, build: Callable[[NodePlan], Build], address: str | None = None) -> None:
+        self.actors: dict[str, Any] = {}
+        self._build = pickle.dumps(build)
+        self._address = address
+        self._watched: dict[str, int] = {}
+        self._on_gone: Gone = lambda *_: None
+        self._closing = False
+        self.session: Path | None = None
+        self._connected = False
+        # Ray's daemons die with the thread that starts them; on any but the main one it leaves signal handlers alone
+        self._keeper = ThreadPoolExecutor(1, "ray")
+
+    def start(self, plans: Sequence[NodePlan], on_gone: Gone) -> None:
+        self._on_gone = on_gone
+        self._keeper.submit(self._connect, plans).result()
+        import ray
+
+        shares = self._place(plans)
+        actor_class = ray.remote(_Instance)
+        for plan in plans:
+            share = shares[plan.name]
+            options = actor_class.options(
+                name=f"{plan.name}-{uuid.uuid4().hex[:12]}",
+                num_cpus=share.cpus,
+                num_gpus=share.gpus or 0,
+                resources=dict(share.resources) or None,
+                max_restarts=-1,
+                max_concurrency=_CALLS,
+            )
+            self.actors[plan.name] = options.remote(plan, self._build)
+
+    def watch(self, name: str, incarnation: int) -> None:
+        self._watched[name] = incarnation
+        self._ask(name, incarnation)
+
+    def kill(self, name: str, incarnation: int) -> None:
+        import ray
+
+        if self._watched.get(name) == incarnation:
+            ray.kill(self.actors[name], no_restart=False)
+
+    def close(self, timeout_s: float) -> None:
+        self._closing = True
+        self._keeper.submit(self._end, time.monotonic() + timeout_s).result()
+        self._keeper.shutdown()
+
+    # ---- on the keeper's thread
+
+    def _connect(self, plans: Sequence[NodePlan]) -> None:
+        for key, value in (_SETTINGS | (_LOOPBACK if self._address is None else {})).items():
+            os.environ.setdefault(key, value)
+        import ray
+
+        if ray.is_initialized():
+            return
+        logging.getLogger("ray").setLevel(logging.ERROR)  # our own start says what there is to say
+        common: dict[str, Any] = {
+            "namespace": f"hydrainfer-{uuid.uuid4().hex}",
+            "configure_logging": False,
+            "log_to_driver": True,
+        }
+        if self._address is not None:
+            try:
+                ray.init(address=self._address, **common)
+            except (ConnectionError, RuntimeError, ValueError) as e:
+                reason = str(e).splitlines()[0]
+                raise ConfigError(f"cannot join the Ray cluster at {self._address}: {reason}") from None
+            self._connected = True
+            return
+        n_cpus = sum(1.0 if p.share.cpus is None else p.share.cpus for p in plans)
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            num_cpus=max(os.cpu_count() or 1, int(n_cpus) + 1),  # our own processes: never what they wait for
+            object_store_memory=_OBJECT_STORE_BYTES,
+            **common,
+        )
+        self._connected = True
+        self.session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+
+    def _end(self, deadline_s: float) -> None:
+        import ray
+
+        if not ray.is_initialized():
+            return
+        pids: list[int] = []
+        calls = [actor.finish.remote() for actor in self.actors.values()]
+        if calls:
+            done, _ = ray.wait(calls, num_returns=len(calls), timeout=max(deadline_s - time.monotonic(), 0.0))
+            for call in done:
+                with suppress(ray.exceptions.RayError):
+                    host, pid = ray.get(call)
+                    pids += [pid] if host == host_identity() else []
+        for actor in self.actors.values():
+            ray.kill(actor, no_restart=True)
+        self.actors.clear()
+        if not self._connected:
+            _wait_gone(pids)
+            return
+        if self.session is None:
+            _wait_gone(pids)
+        ray.shutdown()
+        if self.session is not None:
+            _wait_gone(pids)
+            _remove_session(self.session)
+
+    # ---- placement
+
+    def _place(self, plans: Sequence[NodePlan]) -> dict[str, Any]:
+        """Shares with nothing left open. Raises `ConfigError` if they cannot all be had."""
+        import ray
+
+        nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+        cpus = cpus_each(len(plans), nodes)
+        shares = {
+            p.name: p.share if p.share.cpus is not None else msgspec.structs.replace(p.share, cpus=cpus) for p in plans
+        }
+        missing = shortfall({name: needs(s) for name, s in shares.items()}, nodes, ray.available_resources())
+        if missing is not None:
+            raise ConfigError(missing, param="layout")
+        return shares
+
+    # ---- who has died
+
+    def _ask(self, name: str, incarnation: int) -> None:
+        """A question that is answered when that incarnation is over."""
+        if not self._closing:
+            future: Future = self.actors[name].outlast.remote(incarnation).future()
+            future.add_done_callback(partial(self._answered, name, incarnation))
+
+    def _answered(self, name: str, incarnation: int, answer: Future) -> None:
+        import ray
+
+        if self._closing:
+            return
+        unreachable = isinstance(answer.exception(), ray.exceptions.ActorUnavailableError)
+        if unreachable and not _is_down(self.actors[name]):
+            timer = threading.Timer(_ASK_AGAIN_S, self._ask, (name, incarnation))
+            timer.daemon = True
+            timer.start()
+            return
+        if self._watched.get(name) == incarnation:
+            del self._watched[name]
+        self._on_gone(name, incarnation)
+
+
+class _Instance:
+    """What runs in the actor's process. Calls only wait; nothing of a request passes here."""
+
+    def __init__(self, plan: NodePlan, build: bytes) -> None:
+        self._plan = plan
+        self._incarnation: int | None = None
+        self._over = threading.Event()
+        threading.Thread(target=self._live, args=(build,), name=f"instance-{plan.name}", daemon=True).start()
+
+    def __repr__(self) -> str:
+        """Before each line of its log."""
+        return self._plan.name
+
+    def outlast(self, incarnation: int) -> None:
+        """Returns once that incarnation is over."""
+        if incarnation == self._incarnation:
+            self._over.wait()
+
+    def finish(self) -> tuple[str, int]:
+        """It has been told to close: returns its host and process id once it has, or if it never ran."""
+        if self._incarnation is not None:
+            self._over.wait()
+        return host_identity(), os.getpid()
+
+    def _live(self, build: bytes) -> None:
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+
+        def make(node: Node) -> tuple[Engine, Facts]:
+            engine, facts = pickle.loads(build)(self._plan)(node)
+            self._incarnation = node.incarnation
+            return engine, facts
+
+        try:
+            self._settle()
+            run_node(self._plan, make)
+        except HydraError as e:
+            _log.error("instance %s: %s", self._plan.name, e)
+            self._exit()
+        except BaseException:
+            _log.exception("instance %s ended", self._plan.name)
+            self._exit()
+        self._over.set()
+        time.sleep(_LET_GO_S)
+        os._exit(1)  # the hub was silent, or its server is not there to end us; Ray knows whether to start another
+
+    def _settle(self) -> None:
+        """Cores and threads, of this thread and all that it starts, before anything that computes is imported."""
+        share = self._plan.share
+        if share.cores:
+            try:
+                os.sched_setaffinity(0, share.cores)
+            except OSError:
+                there = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+                _log.warning("instance %s cannot be pinned to %s; there are %s", self._plan.name, share.cores, there)
+        fair = len(share.cores) or len(os.sched_getaffinity(0)) // len(self._plan.roles)
+        os.environ["OMP_NUM_THREADS"] = str(share.threads or max(1, fair))  # Ray has set it to num_cpus
+
+    def _exit(self) -> None:
+        if self._incarnation is None:
+            time.sleep(_START_PAUSE_S)
+        os._exit(1)
+
+
+_CALLS = 64  # that may wait in one instance at once
+
+
+def _is_down(actor: Any) -> bool:
+    """What the cluster knows: that no process is there now."""
+    import ray
+
+    state = ray._private.state.actors(actor._actor_id.hex())
+    return bool(state) and state["State"] in ("RESTARTING", "DEAD", "DEPENDENCIES_UNREADY", "PENDING_CREATION")
+
+
+def _wait_gone(pids: Sequence[int]) -> None:
+    deadline_s = time.monotonic() + _GONE_S
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            try:
+                select.select([fd], [], [], max(deadline_s - time.monotonic(), 0.0))
+            finally:
+                os.close(fd)
+
+
+def _remove_session(session: Path) -> None:
+    """Logs and sockets that Ray leaves behind."""
+    shutil.rmtree(session, ignore_errors=True)
+    latest = session.parent / "session_latest"
+    if latest.is_symlink() and not latest.exists():
+        latest.unlink(missing_ok=True)
+
+
+__all__ = ["RayLauncher"]

@@ -1,0 +1,132 @@
+"""A layout with what each instance gets of its machine: `1E1P1D`, or a YAML file as in configs/layouts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from hydrainfer.config.read import check_known, read_yaml
+from hydrainfer.config.schema import ServeConfig
+from hydrainfer.core import ConfigError, Layout, Role, Stage
+
+_Amount = Annotated[float, Meta(gt=0)]
+_Share = Annotated[float, Meta(ge=0)]
+_Count = Annotated[int, Meta(ge=1)]
+_Core = Annotated[int, Meta(ge=0)]
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance gets. `cpus`, `gpus`, `resources`: of a Ray node, for placement; a part of one GPU shares it.
+    `cores`: pinned to these. `threads`: for compute. None is decided later: `cpus` by the launcher, `gpus` by the
+    device, `threads` by the cores."""
+
+    cpus: _Share | None = None
+    gpus: _Share | None = None
+    resources: dict[str, _Amount] = {}
+    cores: tuple[_Core, ...] = ()
+    threads: _Count | None = None
+
+
+class InstanceSpec(NamedTuple):
+    """One instance of a layout. The cache sizes override the options of the same name."""
+
+    name: str
+    role: Role
+    share: Share = Share()
+    kv_cache_gib: float | None = None
+    image_cache_gib: float | None = None
+
+
+class _Group(Share, frozen=True, kw_only=True):
+    """An entry of the file: `count` instances of a kind."""
+
+    role: str
+    count: _Count = 1
+    kv_cache_gib: _Amount | None = None
+    image_cache_gib: _Amount | None = None
+
+
+_GROUP_KEYS = [f.name for f in msgspec.structs.fields(_Group)]
+
+
+def read_layout(text: str) -> tuple[InstanceSpec, ...]:
+    """`text`: a layout or the path of a file (.yaml, .yml). Raises `ConfigError`, one line."""
+    if Path(text).suffix not in (".yaml", ".yml"):
+        return _named([(role, _Group(role=str(role))) for role in Layout.parse(text).instances])
+    path = Path(text).expanduser()
+    content = read_yaml(path)
+    for key in content:
+        check_known(key, ["instances"], str(path))
+    entries = content.get("instances")
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{path} must have a list `instances`, each with a role", param="layout")
+    groups = [_group(entry, f"{path}, instance {i}") for i, entry in enumerate(entries, 1)]
+    specs = _named([(Role.parse(g.role), g) for g in groups for _ in range(g.count)])
+    missing = [s.value for s in Stage if not any(spec.role.runs(s) for spec in specs)]
+    if missing:
+        raise ConfigError(f"{path} has no instance that runs {' or '.join(missing)}", param="layout")
+    return specs
+
+
+def settle(specs: Sequence[InstanceSpec], config: ServeConfig, on_gpu: bool) -> tuple[InstanceSpec, ...]:
+    """What the file leaves open is as the options say: `cpu_share`, `gpu_share` (0 where instances run on the CPU),
+    `threads` (of all instances together)."""
+
+    def settled(share: Share) -> Share:
+        cpus = config.cpu_share if share.cpus is None else share.cpus
+        gpus = (config.gpu_share if on_gpu else 0.0) if share.gpus is None else share.gpus
+        threads = share.threads
+        if threads is None and config.threads is not None and not share.cores:
+            threads = max(1, config.threads // len(specs))
+        return msgspec.structs.replace(share, cpus=cpus, gpus=gpus, threads=threads)
+
+    return tuple(spec._replace(share=settled(spec.share)) for spec in specs)
+
+
+def choose_launcher(config: ServeConfig, specs: Sequence[InstanceSpec]) -> Literal["inproc", "ray"]:
+    """auto: Ray for several instances, or if there is something to place. Raises `ConfigError` if `inproc` cannot do
+    what is asked."""
+    placed = [s.name for s in specs if s.share.resources or s.share.cores or s.share.cpus or s.share.gpus]
+    if config.launcher == "auto":
+        return "ray" if len(specs) > 1 or placed or config.ray_address is not None else "inproc"
+    if config.launcher == "inproc" and config.ray_address is not None:
+        raise ConfigError("--ray-address needs --launcher ray", param="ray_address")
+    if config.launcher == "inproc" and placed:
+        raise ConfigError(
+            f"the layout gives {placed[0]} cpus, gpus, cores or resources, which needs --launcher ray", param="launcher"
+        )
+    return config.launcher
+
+
+def _group(entry: Any, where: str) -> _Group:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: must hold keys and values, at least a role", param="layout")
+    for key in entry:
+        check_known(key, _GROUP_KEYS, where)
+    try:
+        group = msgspec.convert({k: v for k, v in entry.items() if v is not None}, _Group)
+        Role.parse(group.role)
+    except (msgspec.ValidationError, ConfigError) as e:
+        text = str(e)
+        raise ConfigError(f"{where}: {text[0].lower()}{text[1:]}", param="layout") from None
+    if group.gpus is not None and group.gpus > 1 and group.gpus != int(group.gpus):
+        raise ConfigError(
+            f"{where}: gpus must be a fraction of one or a whole number, got {group.gpus}", param="layout"
+        )
+    return group
+
+
+def _named(groups: list[tuple[Role, _Group]]) -> tuple[InstanceSpec, ...]:
+    """E0, E1, P0 …"""
+    seen: Counter[Role] = Counter()
+    specs = []
+    for role, g in groups:
+        share = Share(**{f.name: getattr(g, f.name) for f in msgspec.structs.fields(Share)})
+        specs.append(InstanceSpec(f"{role}{seen[role]}", role, share, g.kv_cache_gib, g.image_cache_gib))
+        seen[role] += 1
+    return tuple(specs)

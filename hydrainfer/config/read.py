@@ -1,0 +1,36 @@
+"""Reading YAML, with errors that fit on one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hydrainfer.core import ConfigError
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A file of keys and values; an empty one has none. Raises `ConfigError`."""
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path} is not valid YAML: {str(e).splitlines()[0]}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold keys and values, one option a line")
+    return content
+
+
+def check_known(key: object, known: Iterable[str], source: str) -> None:
+    """Raises `ConfigError` that names the key which was meant, if one is near."""
+    names = list(known)
+    if key not in names:
+        near = difflib.get_close_matches(str(key), names, 1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known keys are {', '.join(names)}"
+        raise ConfigError(f"unknown option {key!r} ({source}){hint}", param=str(key))

@@ -1,0 +1,64 @@
+"""Instances that cost nothing: a real node, scheduler and engine around a device that answers by arithmetic."""
+
+import os
+import time
+
+from hydrainfer.cache import CacheSet
+from hydrainfer.core import ExportHandle, Role, Stage, StepResult, TokenWork
+from hydrainfer.engine import Engine, Moves
+from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from tests.engine.test_engine import TimedRunner
+from tests.scheduler.fakes import EMBED, KV, expected_tokens
+
+
+class Arithmetic:
+    """The tokens of `tests.scheduler.fakes`, without looking into caches: they are in other processes."""
+
+    def run(self, batch):
+        result = StepResult(batch)
+        for item in batch.work:
+            if isinstance(item, TokenWork) and item.sample:
+                tokens = expected_tokens(item.seq.request)
+                result.tokens.append(tokens[len(item.seq.tokens) - item.seq.request.n_prompt])
+        return result
+
+
+class Done:
+    def poll(self, now):
+        return True
+
+    def ready_at(self):
+        return None
+
+
+class NothingToPull:
+    def __init__(self):
+        self.exports = {spec: ExportHandle("fake", spec, 0, 0) for spec in ("kv", "embed")}
+
+    def pull(self, sources, pulls):
+        return Done()
+
+    def close(self):
+        pass
+
+
+def light(plan, step_s=0.005, fails_in=""):
+    """`fails_in`: the instance that cannot start."""
+
+    def build(node):
+        if plan.name == fails_in:
+            raise RuntimeError("no such weights")
+        role = Role.parse(plan.roles[plan.name])
+        sizes = {}
+        if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):
+            sizes[EMBED] = 64
+        if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
+            sizes[KV] = 256
+        scheduler = Scheduler(role, CacheSet(sizes), Budgets(tokens=64, images=2), Policy())
+        runners = {lane: TimedRunner(Arithmetic(), time.monotonic, step_s) for lane in role.lanes}
+        moves = Moves(node.name, node.incarnation, scheduler, node.roster, node, NothingToPull())
+        engine = Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved)
+        facts = {"threads": os.environ.get("OMP_NUM_THREADS", ""), "cores": str(sorted(os.sched_getaffinity(0)))}
+        return engine, facts
+
+    return build

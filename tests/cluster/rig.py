@@ -1,0 +1,73 @@
+"""A hub with its instances, as the server has them."""
+
+import threading
+import time
+
+from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, Roster, host_identity
+from hydrainfer.config import read_layout
+from tests.scheduler.fakes import expected_tokens, make_request
+
+
+class Rig:
+    """`shares`: by instance. Used as a context, it closes."""
+
+    def __init__(self, layout, launcher, folder, shares=(), timeout_s=60.0):
+        specs = read_layout(layout)
+        shares = dict(shares)
+        roles = {s.name: str(s.role) for s in specs}
+        at = f"ipc://{folder}/hub"
+        bind = f"ipc://{folder}/{{name}}-{{incarnation}}"
+        plans = [NodePlan(s.name, roles, at, bind, host_identity(), share=shares.get(s.name, s.share)) for s in specs]
+        self.outputs, self.heard = [], threading.Condition()
+        self.launcher = launcher
+        self.front = Front(Roster({s.name: s.role for s in specs}), self._sink)
+        self.hub = Hub(self.front, Mesh(at), launcher, plans, {}.__getitem__, f"ipc://{folder}/pixels")
+        self.close_s = None
+        start = time.monotonic()
+        self.hub.start(timeout_s)
+        self.start_s = time.monotonic() - start
+
+    def _sink(self, outputs):
+        with self.heard:
+            self.outputs += outputs
+            self.heard.notify_all()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        start = time.monotonic()
+        self.hub.close()
+        self.close_s = time.monotonic() - start
+
+    def submit(self, name, **kw):
+        request = make_request(name, deadline_s=time.monotonic() + 60.0, **kw)
+        self.hub.submit(request)
+        return request
+
+    def tokens(self, request, timeout_s=30.0):
+        """All of its answer, once it has ended."""
+
+        def mine():
+            return [o for o in self.outputs if o.request_id == request.id]
+
+        with self.heard:
+            assert self.heard.wait_for(lambda: any(o.finish_reason for o in mine()), timeout_s), mine()
+            assert mine()[-1].error is None, mine()[-1]
+            return [t for o in mine() for t in o.token_ids]
+
+    def answer(self, name, **kw):
+        """What came, and what should have."""
+        request = self.submit(name, **kw)
+        return self.tokens(request), expected_tokens(request)
+
+    def info(self, name):
+        return next(i for i in self.hub.instances() if i.name == name)
+
+    def wait(self, true, timeout_s):
+        """How long it took to become `true`."""
+        start = time.monotonic()
+        while not true():
+            assert time.monotonic() - start < timeout_s, self.hub.instances()
+            time.sleep(0.01)
+        return time.monotonic() - start
