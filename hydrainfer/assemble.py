@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import threading
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ import torch
 from hydrainfer.cache import CacheKind, CacheSet, CacheSpec
 from hydrainfer.cluster import LocalLink, Member, Router
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import ConfigError, Lane, Layout
+from hydrainfer.core import ConfigError, Lane, Layout, owner_of
 from hydrainfer.engine import Engine, EngineHandle, EngineThread, Moves, OutputSink, Overlap, Runner
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import DTYPES, Model, load_model, read_config, vision_fingerprint
@@ -27,7 +28,15 @@ from hydrainfer.processor import MediaLimits, ModelDescription, PixelStore, Proc
 from hydrainfer.runtime import LanguageRunner, VisionRunner
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.server import Intake, Sessions
-from hydrainfer.storage import BlockStore, LocalExports, LocalTransport, StorePuller
+from hydrainfer.storage import (
+    BlockStore,
+    Exports,
+    LocalExports,
+    Routes,
+    StorePuller,
+    check_transport,
+    needs_shared,
+)
 
 Progress = Callable[[int, int], None]
 _GIB = 1 << 30
@@ -77,6 +86,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     """Load the model and start the engines. Raises `ConfigError` or `CheckpointError`, one line each."""
     layout = Layout.parse(config.layout)
     device, dtype = _device(config), _dtype(config)
+    transport = _transport(config, device)
     path = Path(config.model).expanduser()
     description = load_description(path, max_context=config.max_model_len)
     model_config = read_config(path)
@@ -107,7 +117,10 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         )
         for part in parts:
             threads[part.name].on_death = partial(router.lost, part.name)
-        handle, placed = router, _Placed(router, LocalLink(threads, lock), LocalExports())
+        handle, placed = (
+            router,
+            _Placed(router, LocalLink(threads, lock), transport, LocalExports(), secrets.token_bytes(32)),
+        )
     recorder = PrometheusRecorder(name, handle.stats)
     n_threads = config.threads or len(os.sched_getaffinity(0))
     share = max(1, n_threads // len(parts))
@@ -132,6 +145,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         "max_model_len": description.n_context,
         "threads": n_threads if len(parts) == 1 else f"{share} for each of {len(parts)} instances",
         "overlap": _overlap(config, device),
+        **({} if placed is None else {"transport": transport}),
         **_cache_facts(parts),
         "operators": _operators(models[0]),
     }
@@ -150,11 +164,13 @@ def _names(layout: Layout) -> list[str]:
 
 
 class _Placed(NamedTuple):
-    """What an engine needs to have peers."""
+    """What an engine needs to have peers. `secret`: of this process, nobody else is to join."""
 
     router: Router
     link: LocalLink
+    transport: str
     exports: LocalExports
+    secret: bytes
 
 
 def _engine(
@@ -174,9 +190,10 @@ def _engine(
     )
     budgets = Budgets(tokens=config.token_budget, images=config.image_budget, running=config.max_running)
     scheduler = Scheduler(role, caches, budgets, policy)
+    shared = placed is not None and needs_shared(placed.transport, model.device)
     try:
-        stores = {spec.name: BlockStore(spec, n, model.device) for spec, n in part.sizes.items()}
-    except (MemoryError, RuntimeError):  # torch's own kinds of being out of memory are RuntimeErrors
+        stores = {spec.name: BlockStore(spec, n, model.device, shared) for spec, n in part.sizes.items()}
+    except (MemoryError, RuntimeError, OSError):  # torch's own kinds of being out of memory are RuntimeErrors
         raise _no_memory(part.sizes) from None
     engine: Engine
 
@@ -195,11 +212,17 @@ def _engine(
         )
     moves = None
     if placed is not None:
-        exports = {spec: placed.exports.add(f"{part.name}/{spec}", store) for spec, store in stores.items()}
-        puller = StorePuller(stores, exports, {"local": LocalTransport(placed.exports)}, thread.wake)
+        puller = _puller(part.name, stores, placed, thread.wake)
         moves = Moves(part.name, 0, scheduler, placed.router, placed.link, puller)
     engine = Engine(scheduler, runners, sink, recorder.record, _overlap(config, model.device), moves)
     return engine
+
+
+def _puller(name: str, stores: dict[str, BlockStore], placed: _Placed, wake: Callable[[], None]) -> StorePuller:
+    device = next(iter(stores.values())).data.device
+    exports = Exports(owner_of(name, 0), stores, placed.transport, secret=placed.secret, local=placed.exports)
+    routes = Routes(placed.transport, device, secret=placed.secret, local=placed.exports)
+    return StorePuller(stores, exports, routes, wake)
 
 
 def _cache_facts(parts: list[_Part]) -> dict[str, Any]:
@@ -234,6 +257,17 @@ def _overlap(config: ServeConfig, device: torch.device) -> Overlap:
     if config.overlap == "auto":
         return "free" if device.type == "cuda" else "off"
     return config.overlap
+
+
+def _transport(config: ServeConfig, device: torch.device) -> str:
+    """Between instances of one process, all on one device."""
+    check_transport(config.transport, device)
+    if config.transport in ("nccl", "cuda-ipc"):
+        raise ConfigError(
+            f"transport {config.transport} is for instances in processes of their own; use local or auto",
+            param="transport",
+        )
+    return "local" if config.transport == "auto" else config.transport
 
 
 def _dtype(config: ServeConfig) -> str | None:

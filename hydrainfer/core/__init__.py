@@ -34,6 +34,7 @@ from hydrainfer.core.handoff import (
     Withdraw,
     decode_parcel,
     encode_parcel,
+    owner_of,
 )
 from hydrainfer.core.request import MAX_LOGPROBS, MediaSpan, PixelSource, Request, SamplingParams
 from hydrainfer.core.sequence import EncodeWork, Sequence, StepBatch, StepResult, TokenLogprobs, TokenWork
@@ -88,4 +89,5 @@ __all__ = [
     "Withdraw",
     "decode_parcel",
     "encode_parcel",
+    "owner_of",
 ]

@@ -29,6 +29,7 @@ from hydrainfer.core import (
     Stage,
     Unavailable,
     Withdraw,
+    owner_of,
 )
 from hydrainfer.engine.migration import Drop, Effect, Free, Land, Moved, Retry, Send, Source, Target, Timing
 from hydrainfer.engine.ports import Completion, PeerLink, Placement, Puller
@@ -160,6 +161,7 @@ class Moves:
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
         """Its process is known to be gone."""
         self._dead.add((peer, incarnation))
+        self._puller.forget(owner_of(peer, incarnation))
         self._do(self._source.peer_dead(peer), now)
         self._do(self._target.peer_dead(peer), now)
 

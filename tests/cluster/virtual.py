@@ -42,7 +42,7 @@ class FakePuller:
 
     def __init__(self, name, cluster):
         self.name, self.cluster = name, cluster
-        self.exports = {spec: ExportHandle("fake", f"{name}/{spec}", 0, 0) for spec in ("kv", "embed")}
+        self.exports = {spec: ExportHandle(name) for spec in ("kv", "embed")}
         self.n_blocks = {"kv": 0, "embed": 0}
 
     def pull(self, sources, pulls):
@@ -54,7 +54,7 @@ class FakePuller:
 
         def copy():
             for spec, (source_ids, ids) in pulls.items():
-                theirs = self.cluster.devices[sources[spec].address.split("/")[0]]
+                theirs = self.cluster.devices[sources[spec].owner]
                 self.n_blocks[spec] += len(ids)
                 for a, b in zip(source_ids, ids, strict=True):
                     if spec == "embed":
@@ -64,6 +64,9 @@ class FakePuller:
 
         self.cluster.at(end, copy)
         return FakeCopy(end, True)
+
+    def forget(self, owner):
+        self.cluster.forgotten.append((self.name, owner))
 
     def close(self):
         pass
@@ -107,7 +110,7 @@ class Cluster:
     ):
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
         self.events, self.n_events = [], 0
-        self.outputs, self.lifecycle = [], []
+        self.outputs, self.lifecycle, self.forgotten = [], [], []
         self.engines, self.caches, self.devices, self.pullers, members = {}, {}, {}, {}, []
         for i, role in enumerate(Layout.parse(layout).instances):
             name = f"{role}{i}"
