@@ -48,6 +48,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _help("Model", "Context length in tokens; default: the model's, or what the KV cache holds."),
     ] = None
 
+    transport: Annotated[
+        Literal["auto", "local", "shared-memory", "gloo", "nccl", "cuda-ipc", "tcp"],
+        _help("Cluster", "How cache blocks move between instances; auto: the shortest way between each two."),
+    ] = "auto"
+
     host: Annotated[str, _help("Server", "Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, _help("Server", "Port to listen on; 0 picks a free one.", ge=0, le=65535)] = 8000
     api_key: Annotated[NotEmpty | None, _help("Server", "Require this key as a bearer token.")] = None

@@ -45,6 +45,7 @@ from hydrainfer.core.handoff import (
     Withdraw,
     decode_parcel,
     encode_parcel,
+    owner_of,
 )
 from hydrainfer.core.request import MAX_LOGPROBS, MediaSpan, PixelSource, Request, SamplingParams
 from hydrainfer.core.sequence import EncodeWork, Sequence, StepBatch, StepResult, TokenLogprobs, TokenWork
@@ -103,5 +104,6 @@ __all__ = [
     "Withdraw",
     "decode_parcel",
     "encode_parcel",
+    "owner_of",
     "total",
 ]

@@ -23,13 +23,22 @@ Key = tuple[str, int]
 """(request id, attempt): an attempt is offered to one peer, once."""
 
 
-class ExportHandle(msgspec.Struct, frozen=True):
-    """Where a peer finds the blocks of one cache. `transport` names who understands `address`."""
+def owner_of(name: str, incarnation: int) -> str:
+    """What names the exports of one incarnation of an instance."""
+    return f"{name}:{incarnation}"
 
-    transport: str
-    address: str
-    n_blocks: int
-    block_bytes: int
+
+class ExportHandle(msgspec.Struct, frozen=True):
+    """Where a peer finds the blocks of one cache. `owner`: the instance and its incarnation, by `owner_of`. `host`,
+    `process`: equal to the reader's if they are the same. `device`: cpu, or cuda:UUID. `ways`: transport -> address."""
+
+    owner: str
+    host: str = ""
+    process: str = ""
+    device: str = "cpu"
+    n_blocks: int = 0
+    block_bytes: int = 0
+    ways: dict[str, str] = {}
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from hydrainfer.core import (
     Stage,
     Unavailable,
     Withdraw,
+    owner_of,
 )
 from hydrainfer.engine.migration import Drop, Effect, Free, Land, Moved, Retry, Send, Source, Target, Timing
 from hydrainfer.engine.ports import Completion, PeerLink, Placement, Puller
@@ -173,6 +174,7 @@ class Moves:
         for handoff in self._target.waiting():
             if handoff.source == peer:
                 self._scheduler.forget_blocked(handoff.request.id)
+        self._puller.forget(owner_of(peer, incarnation))
         self._do(self._source.peer_dead(peer), now)
         self._do(self._target.peer_dead(peer), now)
 

@@ -73,10 +73,15 @@ class Puller(Protocol):
         """What peers need to read this instance's caches, by spec."""
 
     def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> Completion:
-        """Start copying and return. The waker tells when it is done."""
+        """Start copying from one peer and return. The waker tells when it is done. Copies from other peers do not wait
+        for it."""
+
+    def forget(self, owner: str) -> None:
+        """That peer's process is gone (`core.owner_of`): drop what is kept of it; what is being copied from it fails.
+        Does not wait."""
 
     def close(self) -> None:
-        """Wait for what is running, then free threads."""
+        """End what is running, which then has failed, and free threads."""
 
 
 class EngineHandle(Protocol):

@@ -4,7 +4,23 @@ Called by runtime (reads and writes rows of blocks) and, behind a port, by the e
 belongs to whom; that is `cache`.
 """
 
+from hydrainfer.storage.exports import Exports, Routes
+from hydrainfer.storage.places import TRANSPORTS, check_transport, needs_shared
+from hydrainfer.storage.puller import StorePuller
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import LocalExports, LocalTransport, StorePuller, Transport
+from hydrainfer.storage.transport import LocalExports, LocalTransport, Transport, TransportError, Unreachable
 
-__all__ = ["BlockStore", "LocalExports", "LocalTransport", "StorePuller", "Transport"]
+__all__ = [
+    "TRANSPORTS",
+    "BlockStore",
+    "Exports",
+    "LocalExports",
+    "LocalTransport",
+    "Routes",
+    "StorePuller",
+    "Transport",
+    "TransportError",
+    "Unreachable",
+    "check_transport",
+    "needs_shared",
+]

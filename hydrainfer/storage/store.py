@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import mmap
+import os
+import secrets
+import weakref
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hydrainfer.cache import CacheKind, CacheSpec
-from hydrainfer.core import ExportHandle
+
+_F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python knows it from 3.13 on
 
 
 class BlockStore:
@@ -20,12 +27,25 @@ class BlockStore:
 
     `layers` (FULL): per layer a strided view of all blocks, [n_blocks, 2, block_tokens, kv_heads, head_dim].
     `rows` (EMBED): [n_blocks * block_tokens, width]; row `block * block_tokens + offset` is one token's embedding.
+    `bytes`: [n_blocks, block_bytes] of uint8, what transports copy.
+    `memory`: the file behind it if `shared` (CPU only), which other processes of this host may map.
     """
 
-    def __init__(self, spec: CacheSpec, n_blocks: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, spec: CacheSpec, n_blocks: int, device: torch.device | str = "cpu", shared: bool = False
+    ) -> None:
         self.spec = spec
         self.n_blocks = n_blocks
-        self.data = _zeros((n_blocks, *spec.block_shape), getattr(torch, spec.dtype), torch.device(device))
+        self.memory: MemoryFile | None = None
+        shape, dtype, device = (n_blocks, *spec.block_shape), getattr(torch, spec.dtype), torch.device(device)
+        if shared:
+            assert device.type == "cpu", device
+            self.memory, pages = _memory_file(f"hydrainfer:{spec.name}", n_blocks * spec.block_bytes)
+            weakref.finalize(self, self.memory.close)
+            self.data = torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
+        else:
+            self.data = _zeros(shape, dtype, device)
+        self.bytes = self.data.view(n_blocks, math.prod(spec.block_shape)).view(torch.uint8)
         self.layers: list[Tensor] = list(self.data.unbind(1)) if spec.kind is CacheKind.FULL else []
         self.rows: Tensor | None = self.data.flatten(0, 1) if spec.kind is CacheKind.EMBED else None
 
@@ -33,9 +53,44 @@ class BlockStore:
     def n_bytes(self) -> int:
         return self.n_blocks * self.spec.block_bytes
 
-    def export(self, transport: str, address: str) -> ExportHandle:
-        """What a peer needs to read its blocks, where `transport` finds it under `address`."""
-        return ExportHandle(transport, address, self.n_blocks, self.spec.block_bytes)
+    def touch(self) -> None:
+        """Have the kernel give every page now, not at the first write, which is then faster. Keeps the bytes."""
+        if self.data.device.type == "cpu" and self.n_bytes:
+            flat = self.bytes.flatten()
+            flat[:: mmap.PAGESIZE] |= 0
+
+
+class MemoryFile(NamedTuple):
+    """Nameless memory that another process opens as `/proc/PID/fd/FD`; it ends with the last process that maps it,
+    however that ends. `name` is unique, so that a recycled pid or descriptor is noticed."""
+
+    fd: int
+    name: str
+    n_bytes: int
+
+    def close(self) -> None:
+        """Nobody can open it any more; who has mapped it keeps it. Safe to repeat."""
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{self.fd}").startswith(f"/memfd:{self.name}"):
+                os.close(self.fd)
+
+
+def _memory_file(prefix: str, n_bytes: int) -> tuple[MemoryFile, mmap.mmap]:
+    """Peers may neither write it nor see it shrink, which would kill who reads it."""
+    n_bytes = max(n_bytes, 1)  # nothing cannot be mapped
+    name = f"{prefix}:{secrets.token_hex(8)}"
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, n_bytes)
+        pages = mmap.mmap(fd, n_bytes)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return MemoryFile(fd, name, n_bytes), pages
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

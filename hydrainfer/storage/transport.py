@@ -1,27 +1,84 @@
-"""Copying blocks from a peer's caches into ours, on a thread of its own so that no lane waits for it."""
+"""What a transport is, what all of them check, and the simplest: within one process."""
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from queue import SimpleQueue
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from hydrainfer.core import ExportHandle
+from hydrainfer.core import ExportHandle, HydraError
 from hydrainfer.storage.store import BlockStore
 
-_log = logging.getLogger(__name__)
+TIMEOUT_S = 10.0
+
+
+class TransportError(HydraError):
+    """The blocks of a peer could not be copied. Nothing writes into the target any more."""
+
+
+class Unreachable(TransportError):
+    """This way does not lead from here to that peer; another may."""
 
 
 class Transport(Protocol):
-    """One way to reach a peer's blocks. Used by one thread."""
+    """One way to reach peers' blocks. Copies from one owner are asked for by one thread at a time."""
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
-        """Blocks `source_ids` of the peer into blocks `ids` of `store`, pairwise; returns when the bytes are there and
-        raises if they are not. The two caches have the same spec."""
+        """Blocks `source_ids` of the peer into blocks `ids` of `store`, pairwise. Returns when the bytes are there;
+        raises `TransportError` if they are not, at the latest when the transport's timeout is over."""
+
+    def forget(self, owner: str) -> None:
+        """That peer is gone: drop what is kept of it. A copy from it fails soon. Any thread; does not wait."""
+
+    def close(self) -> None:
+        """As `forget`, for all. No copy may be asked for any more."""
+
+
+class Piece(NamedTuple):
+    """Blocks that are neighbours on both sides."""
+
+    first: int
+    into: int
+    n: int
+
+
+def runs(source_ids: list[int], ids: list[int]) -> Iterator[Piece]:
+    start = 0
+    for i in range(1, len(ids) + 1):
+        if i == len(ids) or source_ids[i] != source_ids[i - 1] + 1 or ids[i] != ids[i - 1] + 1:
+            yield Piece(source_ids[start], ids[start], i - start)
+            start = i
+
+
+def pieces_of(source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> list[Piece]:
+    """The pieces of a copy. Raises `TransportError` unless both caches have these blocks, of the same size."""
+    if source.block_bytes != store.spec.block_bytes:
+        raise TransportError(f"blocks of {source.owner} have {source.block_bytes} bytes, ours {store.spec.block_bytes}")
+    pieces = list(runs(source_ids, ids)) if len(source_ids) == len(ids) else [Piece(-1, -1, 0)]
+    check_blocks([(p.first, p.n) for p in pieces], source.n_blocks)
+    check_blocks([(p.into, p.n) for p in pieces], store.n_blocks)
+    return pieces
+
+
+def check_blocks(pieces: Sequence[tuple[int, int]], n_blocks: int) -> None:
+    """`pieces`: (first block, how many)."""
+    for first, n in pieces:
+        if first < 0 or n < 1 or first + n > n_blocks:
+            raise TransportError(f"there are no blocks {first} to {first + n - 1} among {n_blocks}")
+
+
+def find(
+    stores: Mapping[str, BlockStore], spec: str, block_bytes: int, pieces: Sequence[tuple[int, int]]
+) -> BlockStore:
+    """The store that a peer asks for. Raises `TransportError` if it does not have these blocks, of this size."""
+    store = stores.get(spec)
+    if store is None or store.spec.block_bytes != block_bytes:
+        raise TransportError(f"no cache {spec!r} with blocks of {block_bytes} bytes here")
+    check_blocks(pieces, store.n_blocks)
+    return store
 
 
 class LocalExports:
@@ -30,94 +87,102 @@ class LocalExports:
     def __init__(self) -> None:
         self._stores: dict[str, BlockStore] = {}
 
-    def add(self, address: str, store: BlockStore) -> ExportHandle:
+    def add(self, address: str, store: BlockStore) -> None:
         self._stores[address] = store
-        return store.export("local", address)
 
-    def __getitem__(self, address: str) -> BlockStore:
-        return self._stores[address]
+    def remove(self, address: str) -> None:
+        self._stores.pop(address, None)
+
+    def get(self, address: str) -> BlockStore | None:
+        return self._stores.get(address)
 
 
 class LocalTransport:
-    """From store to store within the process: one copy per run of neighbouring blocks."""
+    """From store to store within the process: one copy per piece."""
 
     def __init__(self, exports: LocalExports) -> None:
         self._exports = exports
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
-        data = self._exports[source.address].data
-        for first, into, n in runs(source_ids, ids):
-            store.data[into : into + n].copy_(data[first : first + n], non_blocking=True)
+        theirs = self._exports.get(source.ways["local"])
+        if theirs is None:
+            raise Unreachable(f"{source.owner} is not in this process")
+        for first, into, n in pieces_of(source, source_ids, store, ids):
+            store.bytes[into : into + n].copy_(theirs.bytes[first : first + n], non_blocking=True)
         if store.data.device.type == "cuda":
             torch.cuda.current_stream(store.data.device).synchronize()
 
+    def forget(self, owner: str) -> None:
+        pass
 
-def runs(source_ids: list[int], ids: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(first source block, first target block, how many) of the pieces that are contiguous on both sides."""
-    start = 0
-    for i in range(1, len(ids) + 1):
-        if i == len(ids) or source_ids[i] != source_ids[i - 1] + 1 or ids[i] != ids[i - 1] + 1:
-            yield source_ids[start], ids[start], i - start
-            start = i
+    def close(self) -> None:
+        pass
 
 
-class Copy:
-    """A copy in flight; an `engine.ports.Completion`. The copying thread sets `done` once."""
+class Session(Protocol):
+    """What a transport keeps of one peer."""
 
-    __slots__ = ("done",)
+    def abort(self) -> None:
+        """Whoever uses it fails soon. Any thread, any time; does not wait."""
+
+    def close(self) -> None:
+        """Free everything. Called once, when nobody uses it."""
+
+
+S = TypeVar("S", bound=Session)
+
+
+class _Kept(Generic[S]):
+    __slots__ = ("busy", "dead", "session")
+
+    def __init__(self, session: S) -> None:
+        self.session, self.busy, self.dead = session, False, False
+
+
+class Peers(Generic[S]):
+    """The sessions of a transport, by owner."""
 
     def __init__(self) -> None:
-        self.done: bool | None = None
+        self._kept: dict[str, _Kept[S]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
 
-    def poll(self, now: float) -> bool | None:  # noqa: ARG002 - a modelled copy needs the time
-        return self.done
+    @contextmanager
+    def use(self, owner: str, make: Callable[[], S]) -> Iterator[S]:
+        """The session with `owner`, by `make` (which does not wait) if there is none. Ends with it if it fails."""
+        with self._lock:
+            if self._closed:
+                raise TransportError("closed")
+            kept = self._kept.get(owner)
+            if kept is None:
+                kept = self._kept[owner] = _Kept(make())
+            assert not kept.busy, owner
+            kept.busy = True
+        try:
+            yield kept.session
+        except BaseException:
+            self.forget(owner)
+            raise
+        finally:
+            with self._lock:
+                kept.busy = False
+            if kept.dead:
+                kept.session.close()
 
-    def ready_at(self) -> float | None:
-        return None
-
-
-class StorePuller:
-    """An `engine.ports.Puller`: `transports` by name, one thread, and `wake()` after each copy."""
-
-    def __init__(
-        self,
-        stores: Mapping[str, BlockStore],
-        exports: dict[str, ExportHandle],
-        transports: Mapping[str, Transport],
-        wake: Callable[[], None],
-    ) -> None:
-        self.exports = exports
-        self._stores = stores
-        self._transports = transports
-        self._wake = wake
-        self._queue: SimpleQueue[tuple[dict, dict, Copy] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name="hydrainfer-pull", daemon=True)
-        self._thread.start()
-
-    def pull(self, sources: dict[str, ExportHandle], pulls: dict[str, tuple[list[int], list[int]]]) -> Copy:
-        copy = Copy()
-        self._queue.put((sources, pulls, copy))
-        return copy
+    def forget(self, owner: str) -> None:
+        with self._lock:
+            kept = self._kept.pop(owner, None)
+            if kept is None:
+                return
+            kept.dead = True
+            idle = not kept.busy  # else who uses it closes it
+        kept.session.abort()
+        if idle:
+            kept.session.close()
 
     def close(self) -> None:
         """Safe to repeat."""
-        self._queue.put(None)
-        self._thread.join()
-
-    def _loop(self) -> None:
-        torch.get_num_threads()  # first, or the next line would set the number for every thread
-        torch.set_num_threads(1)
-        device = next((s.data.device for s in self._stores.values()), torch.device("cpu"))
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        while (item := self._queue.get()) is not None:
-            sources, pulls, copy = item
-            try:
-                with torch.inference_mode(), torch.cuda.stream(stream):
-                    for spec, (source_ids, ids) in pulls.items():
-                        handle = sources[spec]
-                        self._transports[handle.transport].copy(handle, source_ids, self._stores[spec], ids)
-                copy.done = True
-            except Exception:
-                _log.exception("a copy of blocks failed")
-                copy.done = False
-            self._wake()
+        with self._lock:
+            self._closed = True
+        for owner in list(self._kept):
+            self.forget(owner)

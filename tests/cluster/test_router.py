@@ -79,14 +79,17 @@ class Threads:
 class CopyNow:
     def __init__(self, rig, name):
         self.rig, self.name = rig, name
-        self.exports = {spec: ExportHandle("fake", name, 0, 0) for spec in ("kv", "embed")}
+        self.exports = {spec: ExportHandle(name) for spec in ("kv", "embed")}
 
     def pull(self, sources, pulls):
-        source = self.rig.devices[sources["kv"].address].kv
+        source = self.rig.devices[sources["kv"].owner].kv
         for a, b in zip(*pulls["kv"]):
             self.rig.devices[self.name].kv.update({(b, i): source.get((a, i)) for i in range(4)})
         self.rig.threads[self.name].wake()
         return FakeCopy(0.0, True)
+
+    def forget(self, owner):
+        pass
 
     def close(self):
         pass

@@ -35,7 +35,7 @@ class FakePuller:
 
     def __init__(self, name, incarnation, cluster):
         self.cluster, self.me = cluster, f"{name}/{incarnation}"
-        self.exports = {spec: ExportHandle("fake", self.me, 0, 0) for spec in ("kv", "embed")}
+        self.exports = {spec: ExportHandle(self.me) for spec in ("kv", "embed")}
         self.n_blocks = {"kv": 0, "embed": 0}
 
     def pull(self, sources, pulls):
@@ -47,7 +47,7 @@ class FakePuller:
 
         def copy():
             for spec, (source_ids, ids) in pulls.items():
-                theirs = self.cluster.memory[sources[spec].address]
+                theirs = self.cluster.memory[sources[spec].owner]
                 self.n_blocks[spec] += len(ids)
                 for a, b in zip(source_ids, ids, strict=True):
                     if spec == "embed":
@@ -59,7 +59,7 @@ class FakePuller:
         return FakeCopy(end, True)
 
     def forget(self, owner):
-        pass
+        self.cluster.forgotten.append((self.me, owner))
 
     def close(self):
         pass
@@ -114,7 +114,7 @@ class Cluster:
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
         self.kv_blocks, self.embed_blocks, self.headroom, self.tokens_budget = kv_blocks, embed_blocks, headroom, tokens
         self.events, self.n_events, self.n_awaited = [], 0, 0
-        self.outputs, self.lifecycle = [], []
+        self.outputs, self.lifecycle, self.forgotten = [], [], []
         self.roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
         roster = Roster(self.roles, balancing, random.Random(seed))
         self.front = Front(roster, self.outputs.extend, lambda e: self.lifecycle.append((self.now, e)), PULSE)

@@ -18,7 +18,7 @@ TIMING = Timing(lease_s=10.0, renew_s=3.0, resend_s=2.0)
 
 
 def make_handoff(name, attempt=0, source="A"):
-    exports = {"kv": ExportHandle("local", f"{source}/kv", 8, 64)}
+    exports = {"kv": ExportHandle(f"{source}:0", n_blocks=8, block_bytes=64, ways={"local": f"{source}/kv"})}
     return Handoff(
         request=make_request(name, pictures=[1]),
         cursor=2,

@@ -1,0 +1,57 @@
+"""NCCL as a backend of `two_sided`: trusted networks only, its own connections are not authenticated."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from hydrainfer.storage.transport import TransportError
+from hydrainfer.storage.two_sided import Backend
+
+_POLL_S = 20e-6
+_NEVER = timedelta(days=365)
+# A failed copy must not end the process, which is what torch's watchdog does by default; we abort groups ourselves.
+_WATCHDOG_OFF = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+
+
+def _make(store: dist.Store, rank: int, host: str, stall_s: float) -> Any:  # noqa: ARG001 - NCCL finds its interfaces
+    for name, value in _WATCHDOG_OFF.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, round(stall_s))))
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.blocking = 0  # a peer that dies while communicators are made must not hang us
+    options._timeout = _NEVER
+    return dist.ProcessGroupNCCL(store, rank, 2, options)
+
+
+def _finish(works: list[Any], group: Any, device: torch.device, timeout_s: float) -> None:
+    """The works are on NCCL's stream. One that will not end is aborted, or it would hold the stream for ever."""
+    for work in works:
+        work.wait()
+    try:
+        _wait_for_stream(device, timeout_s)
+    except BaseException:
+        group.abort()
+        raise
+
+
+def _wait_for_stream(device: torch.device, timeout_s: float) -> None:
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    end_s = time.monotonic() + timeout_s
+    while not event.query():
+        if time.monotonic() > end_s:
+            raise TransportError("timed out")
+        time.sleep(_POLL_S)
+
+
+NCCL = Backend("nccl", _make, _finish)

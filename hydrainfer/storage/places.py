@@ -1,0 +1,76 @@
+"""Which process of which host this is, and which way leads from a peer to here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from hydrainfer.core import ConfigError, ExportHandle
+
+TRANSPORTS = ("auto", "local", "shared-memory", "gloo", "nccl", "cuda-ipc", "tcp")
+OVER_SERVER = ("tcp", "gloo", "nccl")  # those that need a block server
+
+
+class Place(NamedTuple):
+    """`host`: equal where processes see each other's /proc (boot and pid namespace). `process`: pid and its start."""
+
+    host: str
+    process: str
+
+
+def here() -> Place:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        namespace = os.readlink("/proc/self/ns/pid")
+        started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:  # no Linux: nothing is shared between processes
+        boot, namespace, started = socket.gethostname(), str(os.getpid()), ""
+    return Place(hashlib.blake2b((boot + namespace).encode(), digest_size=8).hexdigest(), f"{os.getpid()}:{started}")
+
+
+def device_name(device: torch.device) -> str:
+    """cpu, or cuda:UUID, the same in every process."""
+    return "cpu" if device.type == "cpu" else f"cuda:{torch.cuda.get_device_properties(device).uuid}"
+
+
+def ways_here(source: ExportHandle, place: Place, device: torch.device) -> list[tuple[str, str]]:
+    """(transport, why) for a peer's handle, the best first, of those that it offers."""
+    found = []
+    if source.process == place.process and source.host == place.host:
+        found.append(("local", "same process"))
+    if source.host == place.host and source.device == device.type == "cpu":
+        found.append(("shared-memory", "same host"))
+    if source.host == place.host and source.device.startswith("cuda") and device.type == "cuda":
+        found.append(("cuda-ipc", "same host, both on CUDA"))
+    found += [(name, "other host" if source.host != place.host else "no shorter way") for name in OVER_SERVER]
+    return [(name, why) for name, why in found if name in source.ways]
+
+
+def check_transport(name: str, device: torch.device) -> None:
+    """Raises `ConfigError` if caches on `device` cannot be copied so, and says what can."""
+    if name not in TRANSPORTS:
+        raise _wrong(f"transport {name!r} is unknown; use one of {', '.join(TRANSPORTS)}")
+    if name in ("nccl", "cuda-ipc") and device.type != "cuda":
+        twin = "gloo" if name == "nccl" else "shared-memory"
+        raise _wrong(f"transport {name} needs caches on CUDA, they are on {device.type}; use {twin} or auto")
+    if name == "nccl" and not torch.distributed.is_nccl_available():
+        raise _wrong("this torch has no NCCL; use transport tcp, cuda-ipc or auto")
+    if name in ("shared-memory", "gloo") and device.type != "cpu":
+        twin = "nccl" if name == "gloo" else "cuda-ipc"
+        raise _wrong(f"transport {name} needs caches on the CPU, they are on {device.type}; use {twin} or auto")
+    if name == "gloo" and not torch.distributed.is_gloo_available():
+        raise _wrong("this torch has no Gloo; use transport tcp, shared-memory or auto")
+
+
+def needs_shared(name: str, device: torch.device) -> bool:
+    """Whether stores for this transport are made with `shared=True`."""
+    return device.type == "cpu" and name in ("auto", "shared-memory")
+
+
+def _wrong(message: str) -> ConfigError:
+    return ConfigError(message, param="transport")

@@ -1,0 +1,138 @@
+"""Copying blocks from peers' caches into ours, on threads of their own so that no lane waits for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import torch
+
+from hydrainfer.core import ExportHandle
+from hydrainfer.storage.exports import Exports
+from hydrainfer.storage.store import BlockStore
+from hydrainfer.storage.transport import Transport, TransportError
+
+_log = logging.getLogger(__name__)
+
+
+class Copy:
+    """A copy in flight; an `engine.ports.Completion`. The copying thread sets `done` once."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done: bool | None = None
+
+    def poll(self, now: float) -> bool | None:  # noqa: ARG002 - a modelled copy needs the time
+        return self.done
+
+    def ready_at(self) -> float | None:
+        return None
+
+
+class _Pull(NamedTuple):
+    sources: dict[str, ExportHandle]
+    pulls: dict[str, tuple[list[int], list[int]]]
+    copy: Copy
+
+
+class StorePuller:
+    """An `engine.ports.Puller`: a thread per peer, so that one that hangs delays no other; `wake()` after each copy.
+    Closes `exports` and `transport` with itself."""
+
+    def __init__(
+        self,
+        stores: Mapping[str, BlockStore],
+        exports: Exports,
+        transport: Transport,
+        wake: Callable[[], None],
+    ) -> None:
+        self.exports = exports.handles
+        self._offers = exports
+        self._stores, self._transport, self._wake = stores, transport, wake
+        self._peers: dict[str, _Peer] = {}
+        self._gone: set[str] = set()
+        self._closed = False
+
+    def pull(self, sources: dict[str, ExportHandle], pulls: dict[str, tuple[list[int], list[int]]]) -> Copy:
+        """All `sources` have one owner."""
+        owners = {sources[spec].owner for spec in pulls}
+        assert len(owners) == 1, owners
+        (owner,) = owners
+        copy = Copy()
+        if self._closed or owner in self._gone:
+            copy.done = False
+            self._wake()
+            return copy
+        if owner not in self._peers:
+            self._peers[owner] = _Peer(owner, self._stores, self._transport, self._wake)
+        self._peers[owner].put(_Pull(sources, pulls, copy))
+        return copy
+
+    def forget(self, owner: str) -> None:
+        self._gone.add(owner)
+        peer = self._peers.pop(owner, None)
+        if peer is not None:
+            peer.end()
+
+    def close(self) -> None:
+        """Safe to repeat. What is being copied fails."""
+        self._closed = True
+        peers = list(self._peers.values())
+        for owner in list(self._peers):
+            self.forget(owner)
+        self._transport.close()
+        for peer in peers:
+            peer.join()
+        self._offers.close()
+
+
+class _Peer:
+    """The thread that copies from one peer."""
+
+    def __init__(
+        self, owner: str, stores: Mapping[str, BlockStore], transport: Transport, wake: Callable[[], None]
+    ) -> None:
+        self._owner, self._stores, self._transport, self._wake = owner, stores, transport, wake
+        self._queue: SimpleQueue[_Pull | None] = SimpleQueue()
+        self._ending = False
+        self._thread = threading.Thread(target=self._loop, name=f"hydrainfer-pull-{owner}", daemon=True)
+        self._thread.start()
+
+    def put(self, pull: _Pull) -> None:
+        self._queue.put(pull)
+
+    def end(self) -> None:
+        """Does not wait: the thread ends when what it waits for has failed."""
+        self._ending = True
+        self._queue.put(None)
+        self._transport.forget(self._owner)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _loop(self) -> None:
+        torch.get_num_threads()  # first, or the next line would set the number for every thread
+        torch.set_num_threads(1)
+        device = next((s.data.device for s in self._stores.values()), torch.device("cpu"))
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            while (pull := self._queue.get()) is not None:
+                pull.copy.done = not self._ending and self._copied(pull)
+                self._wake()
+        self._transport.forget(self._owner)  # again: what was running when `end` forgot may have begun anew
+
+    def _copied(self, pull: _Pull) -> bool:
+        try:
+            for spec, (source_ids, ids) in pull.pulls.items():
+                self._transport.copy(pull.sources[spec], source_ids, self._stores[spec], ids)
+        except TransportError as e:
+            _log.warning("no blocks from %s: %s", self._owner, e)
+        except Exception:
+            _log.exception("a copy of blocks from %s failed", self._owner)
+        else:
+            return True
+        return False

@@ -1,0 +1,141 @@
+"""The source's side of every transport that needs a conversation: serves peers that know the cluster's secret."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+import torch
+
+from hydrainfer.storage.frames import Granted, Hello, Join, Read, Refused
+from hydrainfer.storage.staging import outgoing
+from hydrainfer.storage.store import BlockStore
+from hydrainfer.storage.transport import TIMEOUT_S, TransportError, find
+from hydrainfer.storage.two_sided import Backend, serve_group
+from hydrainfer.storage.wire import HANDSHAKE_S, Connection, admit, new_socket
+
+_log = logging.getLogger(__name__)
+_STRANGERS = 32  # connections that may be shaking hands; one more ends the oldest
+
+
+class BlockServer:
+    """One thread accepts, one per connection serves. `address` is HOST:PORT, the port a free one. Strangers are cut off
+    and hold up nobody."""
+
+    def __init__(
+        self,
+        owner: str,
+        stores: Mapping[str, BlockStore],
+        secret: bytes,
+        host: str = "127.0.0.1",
+        backends: Mapping[str, Backend] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._owner, self._stores, self._secret = owner, stores, secret
+        self._backends, self._timeout_s = backends or {}, timeout_s
+        self._lock = threading.Lock()
+        self._threads: dict[Connection, threading.Thread] = {}
+        self._strangers: list[Connection] = []
+        self._closed = False
+        self._listener = new_socket(host)
+        try:
+            self._listener.bind((host, 0))
+            self._listener.listen(128)
+        except BaseException:
+            self._listener.close()
+            raise
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self._accepting = threading.Thread(target=self._accept, name=f"hydrainfer-blocks-{owner}", daemon=True)
+        self._accepting.start()
+
+    def close(self) -> None:
+        """Cut every connection, end every thread. Safe to repeat."""
+        with self._lock:
+            self._closed = True
+            serving = dict(self._threads)
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        except OSError:
+            return  # closed already
+        self._accepting.join()
+        self._listener.close()
+        for connection, thread in serving.items():
+            connection.abort()
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as e:
+                if self._closed:
+                    return
+                _log.warning("cannot accept a peer: %s", e)  # out of descriptors, perhaps: it may pass
+                time.sleep(0.1)
+                continue
+            self._welcome(Connection(sock))
+
+    def _welcome(self, connection: Connection) -> None:
+        thread = threading.Thread(target=self._serve, args=(connection,), name="hydrainfer-blocks", daemon=True)
+        with self._lock:
+            if self._closed:
+                connection.close()
+                return
+            self._threads[connection] = thread
+            self._strangers.append(connection)
+            if len(self._strangers) > _STRANGERS:
+                self._strangers.pop(0).abort()
+            thread.start()
+
+    def _serve(self, connection: Connection) -> None:
+        torch.get_num_threads()  # see StorePuller
+        torch.set_num_threads(1)
+        try:
+            with torch.inference_mode():
+                self._meet(connection)
+                self._answer(connection)
+        except (OSError, TransportError) as e:
+            _log.info("a connection to the blocks of %s ended: %s", self._owner, e)
+        except Exception:
+            _log.exception("serving blocks of %s failed", self._owner)
+        finally:
+            with self._lock:
+                del self._threads[connection]
+                if connection in self._strangers:
+                    self._strangers.remove(connection)
+            connection.close()
+
+    def _meet(self, connection: Connection) -> None:
+        connection.limit(HANDSHAKE_S)
+        admit(connection, self._secret)
+        hello = connection.receive()
+        with self._lock:
+            if connection in self._strangers:
+                self._strangers.remove(connection)
+        if not isinstance(hello, Hello) or hello.owner != self._owner:
+            connection.send(Refused(f"this is {self._owner}"))
+            raise TransportError(f"a peer came for {hello}")
+
+    def _answer(self, connection: Connection) -> None:
+        while True:
+            connection.limit(None)
+            request = connection.receive()
+            connection.limit(self._timeout_s)
+            try:
+                match request:
+                    case Read(spec, block_bytes, pieces):
+                        store = find(self._stores, spec, block_bytes, pieces)
+                    case Join(backend) if backend in self._backends:
+                        serve_group(connection, self._backends[backend], self._stores, self._timeout_s)
+                        return
+                    case _:
+                        raise TransportError(f"not served here: {type(request).__name__}")
+            except TransportError as e:
+                connection.send(Refused(str(e)))
+                raise
+            connection.send(Granted())
+            for views in outgoing(store, pieces):
+                connection.drain(views)

@@ -1,0 +1,86 @@
+"""Between processes of one host: the importer maps the exporter's memory, read-only, and copies. Its CUDA twin is
+`cuda_ipc`."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+import numpy as np
+
+from hydrainfer.core import ExportHandle
+from hydrainfer.storage.store import BlockStore
+from hydrainfer.storage.transport import Peers, Unreachable, pieces_of
+
+
+def offer(store: BlockStore) -> str:
+    """The address of a shared store: where to open its memory, and what must be found there."""
+    assert store.memory is not None, "not a shared store"
+    return f"{os.getpid()}/{store.memory.fd}/{os.fstat(store.memory.fd).st_ino}/{store.memory.name}"
+
+
+class SharedMemoryTransport:
+    """One mapping per store of a peer, kept: the peer's death does not end it. Needs the same user on both sides."""
+
+    def __init__(self) -> None:
+        self._peers: Peers[_Mappings] = Peers()
+
+    def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
+        pieces = pieces_of(source, source_ids, store, ids)
+        ours = store.bytes.numpy()
+        with self._peers.use(source.owner, _Mappings) as mappings:
+            theirs = mappings.of(source)
+            for first, into, n in pieces:
+                np.copyto(ours[into : into + n], theirs[first : first + n])
+
+    def forget(self, owner: str) -> None:
+        self._peers.forget(owner)
+
+    def close(self) -> None:
+        self._peers.close()
+
+
+class _Mappings:
+    def __init__(self) -> None:
+        self._by_address: dict[str, np.ndarray] = {}
+
+    def of(self, source: ExportHandle) -> np.ndarray:
+        """[n_blocks, block_bytes], read-only. The array keeps the mapping."""
+        address = source.ways["shared-memory"]
+        if address not in self._by_address:
+            n_bytes = source.n_blocks * source.block_bytes
+            pages = _map(source.owner, address, n_bytes)
+            blocks = np.frombuffer(pages, np.uint8, n_bytes).reshape(source.n_blocks, source.block_bytes)
+            self._by_address[address] = blocks
+        return self._by_address[address]
+
+    def abort(self) -> None:
+        pass  # a copy in memory ends by itself
+
+    def close(self) -> None:
+        self._by_address.clear()
+
+
+def _map(owner: str, address: str, n_bytes: int) -> mmap.mmap:
+    try:
+        pid, fd, inode, name = address.split("/")
+        ours = os.open(f"/proc/{int(pid)}/fd/{int(fd)}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as e:
+        raise Unreachable(f"the memory of {owner} cannot be opened ({e}); does it run, as the same user?") from e
+    try:
+        _check(ours, owner, int(inode), name, n_bytes)
+        return mmap.mmap(ours, n_bytes, prot=mmap.PROT_READ)
+    except (OSError, ValueError) as e:
+        raise Unreachable(f"the memory of {owner} cannot be mapped: {e}") from e
+    finally:
+        os.close(ours)
+
+
+def _check(fd: int, owner: str, inode: int, name: str, n_bytes: int) -> None:
+    """It is what was offered, and cannot shrink: else reading could kill us."""
+    found, facts = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
+    if not found.startswith(f"/memfd:{name}") or facts.st_ino != inode:
+        raise Unreachable(f"{owner} is gone: its memory's place is taken by {found}")
+    if facts.st_size < n_bytes or not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise Unreachable(f"the memory of {owner} is not what it offered: {facts.st_size} bytes, not {n_bytes}")

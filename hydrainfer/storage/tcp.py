@@ -1,0 +1,108 @@
+"""Between any two hosts: blocks over a few sockets per peer, straight from the source's memory into the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import torch
+
+from hydrainfer.core import ExportHandle
+from hydrainfer.storage.frames import MAX_PIECES, Granted, Read
+from hydrainfer.storage.staging import incoming
+from hydrainfer.storage.store import BlockStore
+from hydrainfer.storage.transport import TIMEOUT_S, Peers, Piece, TransportError, pieces_of
+from hydrainfer.storage.wire import Connection, Line, address_of
+
+_ALONE_BYTES = 1 << 20  # less is not worth a second connection
+
+
+class TcpTransport:
+    """`n_connections` per peer at most, kept."""
+
+    def __init__(self, secret: bytes, timeout_s: float = TIMEOUT_S, n_connections: int = 2) -> None:
+        self._secret, self._timeout_s, self._n = secret, timeout_s, n_connections
+        self._peers: Peers[_Lines] = Peers()
+
+    def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
+        pieces = pieces_of(source, source_ids, store, ids)
+        address, spec = address_of(source.ways["tcp"])
+        if not pieces:
+            return
+        try:
+            with self._peers.use(source.owner, lambda: _Lines(source.owner, address, self._secret, self._n)) as lines:
+                lines.read(spec, pieces, store, self._timeout_s)
+        except OSError as e:
+            raise TransportError(f"{source.owner}: {e}") from e
+
+    def forget(self, owner: str) -> None:
+        self._peers.forget(owner)
+
+    def close(self) -> None:
+        self._peers.close()
+
+
+class _Lines:
+    """Those to one peer, with a thread for each but the first."""
+
+    def __init__(self, owner: str, address: tuple[str, int], secret: bytes, n: int) -> None:
+        self._lines = [Line(owner, address, secret) for _ in range(n)]
+        self._threads = ThreadPoolExecutor(max(1, n - 1), f"hydrainfer-tcp-{owner}")
+
+    def read(self, spec: str, pieces: list[Piece], store: BlockStore, timeout_s: float) -> None:
+        n_bytes = sum(p.n for p in pieces) * store.spec.block_bytes
+        n = len(self._lines) if n_bytes > _ALONE_BYTES else 1
+        first, *others = zip(self._lines, shares(pieces, n))
+        beside = [self._threads.submit(self._guarded, line, spec, share, store, timeout_s) for line, share in others]
+        try:
+            self._guarded(first[0], spec, first[1], store, timeout_s)
+        finally:
+            wait(beside)  # nothing may write any more when this ends
+        for future in beside:
+            future.result()
+
+    def _guarded(self, line: Line, spec: str, pieces: list[Piece], store: BlockStore, timeout_s: float) -> None:
+        try:
+            with torch.inference_mode():
+                _read(line.open(timeout_s), spec, pieces, store)
+        except BaseException:
+            self.abort()  # the others need not go on
+            raise
+
+    def abort(self) -> None:
+        for line in self._lines:
+            line.abort()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)  # idle: `read` waits for them
+        for line in self._lines:
+            line.close()
+
+
+def _read(connection: Connection, spec: str, pieces: list[Piece], store: BlockStore) -> None:
+    for start in range(0, len(pieces), MAX_PIECES):
+        some = pieces[start : start + MAX_PIECES]
+        connection.send(Read(spec, store.spec.block_bytes, tuple((p.first, p.n) for p in some)))
+        if not isinstance(connection.receive(), Granted):
+            raise TransportError("the peer answered something else")
+        for views in incoming(store, [(p.into, p.n) for p in some]):
+            connection.fill(views)
+
+
+def shares(pieces: list[Piece], n: int) -> Iterator[list[Piece]]:
+    """`pieces` in at most `n` lists of nearly equally many blocks."""
+    most = -(-sum(p.n for p in pieces) // n)
+    share: list[Piece] = []
+    room = most
+    for piece in pieces:
+        rest = piece
+        while rest.n:
+            k = min(rest.n, room)
+            share.append(Piece(rest.first, rest.into, k))
+            rest = Piece(rest.first + k, rest.into + k, rest.n - k)
+            room -= k
+            if room == 0:
+                yield share
+                share, room = [], most
+    if share:
+        yield share

@@ -1,0 +1,227 @@
+"""Gloo and NCCL behind the pull. Per (pair, direction, incarnations) one two-rank group: the source is rank 0, the
+target rank 1. A control connection to the source's block server is the group's store, says what is to be sent and in
+which order, and tells the target at once when the source is gone. A group that fails is discarded, the next pull makes
+another.
+
+    target                     source
+      Join            ──────>   then both make the group, keys by Put
+      Pull(seq, ...)  ──────>
+      <──────  Granted          both post, in the order of the pieces
+      <──────  Sent(seq)        the target waits for the rest, which is on its way
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed as dist
+
+from hydrainfer.core import ExportHandle
+from hydrainfer.storage.frames import MAX_PIECES, Granted, Join, Message, Pull, Put, Sent
+from hydrainfer.storage.staging import cut
+from hydrainfer.storage.store import BlockStore
+from hydrainfer.storage.transport import TIMEOUT_S, Peers, Piece, TransportError, find, pieces_of
+from hydrainfer.storage.wire import Connection, Line, address_of
+
+_SEND_BYTES = 16 << 20  # of one send
+_STALL_S = 2.0  # one send takes no longer, even over a slow network
+_SOURCE, _TARGET = 0, 1
+
+
+class ControlStore(dist.Store):
+    """The key-value store of two ranks, over their connection: no other port, no stranger. What one sets, both have."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self._kept: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:
+        self._kept[key] = bytes(value)
+        self._connection.send(Put(key, bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        while key not in self._kept:
+            message = self._connection.receive()
+            if not isinstance(message, Put):
+                raise TransportError(f"{type(message).__name__} while a group is made")
+            self._kept[message.key] = message.value
+        return self._kept[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002 - the connection's holds
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._kept for key in keys)
+
+    def message(self) -> Message:
+        """The next that is not the store's."""
+        while isinstance(message := self._connection.receive(), Put):
+            self._kept[message.key] = message.value
+        return message
+
+
+class Backend(NamedTuple):
+    """`make(store, rank, host, stall_s)`: a process group of two. `finish(works, group, device, timeout_s)`: wait until
+    the works are complete; raises if they will not be."""
+
+    name: str
+    make: Callable[[dist.Store, int, str, float], Any]
+    finish: Callable[[list[Any], Any, torch.device, float], None]
+
+
+class Group:
+    """One of two ranks."""
+
+    def __init__(self, backend: Backend, rank: int, connection: Connection, timeout_s: float) -> None:
+        self._backend, self._rank, self._timeout_s = backend, rank, timeout_s
+        self.store = ControlStore(connection)
+        stall_s = min(_STALL_S, timeout_s)
+        self._group = backend.make(self.store, rank, connection.local_host, stall_s)
+        self._works: list[Any] = []
+
+    def post(self, store: BlockStore, pieces: list[tuple[int, int]]) -> None:
+        """Begin to send (as source) or receive (as target) these blocks."""
+        _do(lambda: self._post(store, pieces))
+
+    def _post(self, store: BlockStore, pieces: list[tuple[int, int]]) -> None:
+        call = self._group.send if self._rank == _SOURCE else self._group.recv
+        n_most = max(1, _SEND_BYTES // store.spec.block_bytes)
+        for tag, (first, n) in enumerate(cut(pieces, n_most)):
+            self._works.append(call([store.bytes[first : first + n]], 1 - self._rank, tag))
+
+    def finish(self, device: torch.device) -> None:
+        """Wait for what was posted."""
+        _do(lambda: self._backend.finish(self._works, self._group, device, self._timeout_s))
+        self._works.clear()
+
+    def drop(self) -> None:
+        """After this nothing reads or writes blocks."""
+        with suppress(Exception):  # a broken group may say so again
+            self._group.abort()
+        self._works.clear()  # first: each holds its buffers
+        self._group = None
+
+
+def _do(call: Callable[[], None]) -> None:
+    """Torch's errors as ours, without the frames they come from: those would keep the group and its buffers."""
+    problem = None
+    try:
+        call()
+    except Exception as e:
+        problem = str(e)
+    if problem is not None:
+        raise TransportError(problem)
+
+
+def serve_group(connection: Connection, backend: Backend, stores: Mapping[str, BlockStore], timeout_s: float) -> None:
+    """The source's side, until the target leaves."""
+    connection.send(Granted())
+    try:
+        group = Group(backend, _SOURCE, connection, timeout_s)
+    except RuntimeError as e:  # torch's word for a peer that is gone
+        raise TransportError(str(e)) from e
+    seq = 0
+    try:
+        while True:
+            connection.limit(None)
+            request = group.store.message()
+            connection.limit(timeout_s)
+            if not isinstance(request, Pull) or request.seq != seq + 1:
+                raise TransportError(f"not the pull after {seq}: {request}")
+            seq = request.seq
+            store = find(stores, request.spec, request.block_bytes, request.pieces)
+            connection.send(Granted())
+            group.post(store, list(request.pieces))
+            group.finish(store.data.device)
+            connection.send(Sent(seq))
+    finally:
+        group.drop()
+
+
+class TwoSidedTransport:
+    """Over groups of `backend`."""
+
+    def __init__(self, backend: Backend, secret: bytes, timeout_s: float = TIMEOUT_S) -> None:
+        self._backend, self._secret, self._timeout_s = backend, secret, timeout_s
+        self._peers: Peers[_Receiver] = Peers()
+
+    def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
+        pieces = pieces_of(source, source_ids, store, ids)
+        address, spec = address_of(source.ways[self._backend.name])
+        make = lambda: _Receiver(Line(source.owner, address, self._secret), self._backend, self._timeout_s)  # noqa: E731
+        try:
+            with self._peers.use(source.owner, make) as receiver:
+                receiver.pull(spec, pieces, store)
+        except (OSError, RuntimeError) as e:
+            raise TransportError(f"{source.owner}: {e}") from e
+
+    def forget(self, owner: str) -> None:
+        self._peers.forget(owner)
+
+    def close(self) -> None:
+        self._peers.close()
+
+
+class _Receiver:
+    """The target's side of one group."""
+
+    def __init__(self, line: Line, backend: Backend, timeout_s: float) -> None:
+        self._line, self._backend, self._timeout_s = line, backend, timeout_s
+        self._group: Group | None = None
+        self._seq = 0
+
+    def pull(self, spec: str, pieces: list[Piece], store: BlockStore) -> None:
+        connection = self._line.open(self._timeout_s)
+        group = self._group or self._join(connection)
+        for start in range(0, len(pieces), MAX_PIECES):
+            some = pieces[start : start + MAX_PIECES]
+            self._seq += 1
+            connection.send(Pull(self._seq, spec, store.spec.block_bytes, tuple((p.first, p.n) for p in some)))
+            _expect(group.store.message(), Granted())
+            group.post(store, [(p.into, p.n) for p in some])
+            _expect(group.store.message(), Sent(self._seq))
+            group.finish(store.data.device)
+
+    def _join(self, connection: Connection) -> Group:
+        connection.send(Join(self._backend.name))
+        _expect(connection.receive(), Granted())
+        self._group = Group(self._backend, _TARGET, connection, self._timeout_s)
+        return self._group
+
+    def abort(self) -> None:
+        self._line.abort()
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.drop()
+        self._line.close()
+
+
+def _expect(found: Message, wanted: Message) -> None:
+    if found != wanted:
+        raise TransportError(f"the peer answered {found}, not {wanted}")
+
+
+# ---- the backends
+
+
+def _make_gloo(store: dist.Store, rank: int, host: str, stall_s: float) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._threads = 1
+    options._timeout = timedelta(seconds=stall_s)
+    return dist.ProcessGroupGloo(store, rank, 2, options)
+
+
+def _finish_gloo(works: list[Any], group: Any, device: torch.device, timeout_s: float) -> None:  # noqa: ARG001
+    for work in works:
+        work.wait()
+
+
+GLOO = Backend("gloo", _make_gloo, _finish_gloo)

@@ -1,0 +1,184 @@
+"""Authenticated connections between instances: small frames of a fixed schema, and the raw bytes of blocks beside them.
+
+    source (server)                          target (client)
+      magic, nonce          ──────────────>
+      <──────────────  nonce', HMAC(secret, "target" nonce nonce')
+      HMAC(secret, "source" nonce nonce')  ──────────────>
+      <──────────────  Hello(owner)            then requests, one at a time
+
+A secret shared by the cluster shows that both belong to it; what follows is neither encrypted nor signed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+from hydrainfer.storage.frames import Hello, Message, decode, encode, length
+from hydrainfer.storage.transport import TransportError
+
+MAGIC = b"hydra/1\n"
+HANDSHAKE_S = 2.0
+_NONCE, _MAC = 32, 32
+_BUFFERS = 256  # of one system call
+_SOCKET_BYTES = 4 << 20
+
+
+class Connection:
+    """One socket. Operations raise `OSError` or `TransportError`; all but `abort` belong to one thread at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._end_s: float | None = None
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def local_host(self) -> str:
+        """Our address as this peer reaches it."""
+        return self._sock.getsockname()[0]
+
+    def limit(self, seconds: float | None) -> None:
+        """What follows must be over within `seconds`; None: never mind."""
+        self._end_s = None if seconds is None else time.monotonic() + seconds
+
+    def connect(self, address: tuple[str, int]) -> None:
+        self._arm()
+        self._sock.connect(address)
+
+    def send(self, message: Message) -> None:
+        self.drain([memoryview(encode(message))])
+
+    def receive(self) -> Message:
+        """Raises `TransportError` for what is no message, and for `Refused`."""
+        return decode(self.exactly(length(self.exactly(4))))
+
+    def exactly(self, n: int) -> bytearray:
+        found = bytearray(n)
+        self.fill([memoryview(found)])
+        return found
+
+    def fill(self, views: Iterable[memoryview]) -> None:
+        """Receive into `views`, until all are full."""
+        rest = deque(v for v in views if v.nbytes)
+        while rest:
+            self._arm()
+            n = self._sock.recvmsg_into(islice(rest, _BUFFERS))[0]
+            if n == 0:
+                raise TransportError("the peer closed the connection")
+            _skip(rest, n)
+
+    def drain(self, views: Iterable[memoryview]) -> None:
+        """Send all of `views`."""
+        rest = deque(v for v in views if v.nbytes)
+        while rest:
+            self._arm()
+            _skip(rest, self._sock.sendmsg(islice(rest, _BUFFERS)))
+
+    def send_bytes(self, data: bytes) -> None:
+        self.drain([memoryview(data)])
+
+    def abort(self) -> None:
+        """Whoever waits on it fails now. Any thread, even after `close`."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _arm(self) -> None:
+        rest_s = None if self._end_s is None else self._end_s - time.monotonic()
+        if rest_s is not None and rest_s <= 0:
+            raise TransportError("timed out")
+        self._sock.settimeout(rest_s)
+
+
+def _skip(views: deque[memoryview], n: int) -> None:
+    while n:
+        head = views.popleft()
+        if n < head.nbytes:
+            views.appendleft(head[n:])
+            return
+        n -= head.nbytes
+
+
+def admit(connection: Connection, secret: bytes) -> None:
+    """The source's half of the handshake. Raises unless the other side knows the secret."""
+    nonce = secrets.token_bytes(_NONCE)
+    connection.send_bytes(MAGIC + nonce)
+    answer = connection.exactly(_NONCE + _MAC)
+    both = nonce + answer[:_NONCE]
+    if not hmac.compare_digest(_mac(secret, b"target", both), answer[_NONCE:]):
+        raise TransportError("a peer does not know the cluster's secret")
+    connection.send_bytes(_mac(secret, b"source", both))
+
+
+def enter(connection: Connection, secret: bytes, owner: str) -> None:
+    """The target's half, and who is wanted."""
+    greeting = connection.exactly(len(MAGIC) + _NONCE)
+    if not greeting.startswith(MAGIC):
+        raise TransportError("no block server of this version")
+    nonce = secrets.token_bytes(_NONCE)
+    both = greeting[len(MAGIC) :] + nonce
+    connection.send_bytes(nonce + _mac(secret, b"target", both))
+    if not hmac.compare_digest(_mac(secret, b"source", both), connection.exactly(_MAC)):
+        raise TransportError("the server does not know the cluster's secret")
+    connection.send(Hello(owner))
+
+
+def _mac(secret: bytes, side: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(secret, side + nonces, "sha256")
+
+
+def address_of(text: str) -> tuple[tuple[str, int], str]:
+    """((host, port), spec) of `HOST:PORT/SPEC`."""
+    place, _, spec = text.partition("/")
+    host, _, port = place.rpartition(":")
+    if not (host and spec and port.isdecimal() and 0 < int(port) < 65536):
+        raise TransportError(f"{text!r} is no address of a block server")
+    return (host, int(port)), spec
+
+
+def new_socket(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+
+
+class Line:
+    """One connection to the block server of a peer, made at the first use."""
+
+    def __init__(self, owner: str, address: tuple[str, int], secret: bytes) -> None:
+        self._owner, self._address, self._secret = owner, address, secret
+        self._connection: Connection | None = None
+        self._aborted = False
+
+    def open(self, timeout_s: float) -> Connection:
+        """It is over within `timeout_s` of now, from here on."""
+        connection = self._connection
+        if connection is not None:
+            connection.limit(timeout_s)
+            return connection
+        connection = self._connection = Connection(new_socket(self._address[0]))
+        if self._aborted:
+            raise TransportError("given up")
+        connection.limit(min(timeout_s, HANDSHAKE_S))
+        connection.connect(self._address)
+        enter(connection, self._secret, self._owner)
+        connection.limit(timeout_s)
+        return connection
+
+    def abort(self) -> None:
+        self._aborted = True
+        if self._connection is not None:
+            self._connection.abort()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
