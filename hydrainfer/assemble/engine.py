@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,26 +11,38 @@ from hydrainfer.assemble.sizes import GIB, SIZE_OPTION, cache_sizes, dtype_of, n
 from hydrainfer.cache import CacheKind, CacheSet, CacheSpec
 from hydrainfer.cluster import Node
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import Lane, OutputSink, PixelSource, Role
-from hydrainfer.engine import Engine, EventSink, Moves, Runner
-from hydrainfer.models import DTYPES, Model, load_model, read_config
+from hydrainfer.core import CostModel, Lane, OutputSink, PixelSource, Role, owner_of
+from hydrainfer.engine import Engine, EventSink, Moves, Runner, Timing
+from hydrainfer.models import DTYPES, Model, ModelConfig, load_model, read_config
 from hydrainfer.ops import select_ops
-from hydrainfer.runtime import LanguageRunner, VisionRunner
+from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, LanguageRunner, VisionRunner, spoken_ids
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from hydrainfer.storage import BlockStore, LocalExports, LocalTransport, StorePuller
+from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
 
 Progress = Callable[[int, int], None]
 Facts = dict[str, str | int | float]
 
 
 class Surroundings(NamedTuple):
-    """Where an engine's words go and pictures come from. `node`: its place among several instances."""
+    """Where an engine's words go, and where time and pictures come from. `node`: its place among several instances,
+    which share `local` if they are of one process."""
 
     sink: OutputSink
     record: EventSink
     wake: Callable[[], None]
     pixels: PixelSource
+    clock: Callable[[], float] = time.monotonic
     node: Node | None = None
+    local: LocalExports | None = None
+
+
+class Sizing(NamedTuple):
+    """`share`: of the memory that is free. `cost`: of an emulated device."""
+
+    n_context: int
+    share: float = 1.0
+    n_threads: int = 1
+    cost: CostModel | None = None
 
 
 class Built(NamedTuple):
@@ -42,27 +55,21 @@ class Built(NamedTuple):
 
 
 def build_engine(
-    config: ServeConfig,
-    role: Role,
-    around: Surroundings,
-    *,
-    n_context: int,
-    share: float = 1.0,
-    n_threads: int = 1,
-    local: LocalExports | None = None,
-    on_progress: Progress | None = None,
+    config: ServeConfig, role: Role, around: Surroundings, sizing: Sizing, on_progress: Progress | None = None
 ) -> Built:
-    """Load what the role needs and put it together. `share`: of the free memory. Raises `ConfigError` or
-    `CheckpointError`."""
+    """Load what the role needs and put it together. Raises `ConfigError` or `CheckpointError`."""
     path, device = Path(config.model).expanduser(), torch_device(config)
     model_config = read_config(path)
     dtype = dtype_of(config, device, model_config.dtype)
-    ops = select_ops(device, DTYPES[dtype], model_config.text.head_dim, use_native=config.native_kernels)
-    model = load_model(path, role, device, dtype, on_progress, ops)
-    sizes = cache_sizes(config, model_config, role, dtype, device, n_context, share)
+    model = None
+    if sizing.cost is None:
+        ops = select_ops(device, DTYPES[dtype], model_config.text.head_dim, use_native=config.native_kernels)
+        model = load_model(path, role, device, dtype, on_progress, ops)
+    sizes = cache_sizes(config, model_config, role, dtype, device, sizing.n_context, sizing.share)
+    shared = around.node is not None and needs_shared(config.transport, device)
     try:
-        stores = {spec.name: BlockStore(spec, n, model.device) for spec, n in sizes.items()}
-    except (MemoryError, RuntimeError):  # torch's own kinds of being out of memory are RuntimeErrors
+        stores = {spec.name: BlockStore(spec, n, device, shared) for spec, n in sizes.items()}
+    except (MemoryError, RuntimeError, OSError):  # torch's own kinds of being out of memory are RuntimeErrors
         raise no_memory(sizes) from None
     caches = CacheSet(sizes)
     scheduler = _scheduler(config, role, caches)
@@ -70,8 +77,35 @@ def build_engine(
 
     def threads_beside(other: Lane) -> Callable[[], int]:
         """All cores while the other lane is idle, half of them while it runs."""
-        return lambda: max(1, n_threads // 2) if engine.in_flight(other) else n_threads
+        return lambda: max(1, sizing.n_threads // 2) if engine.in_flight(other) else sizing.n_threads
 
+    if model is None:
+        assert sizing.cost is not None
+        runners = _emulated(model_config, role, stores, around, sizing.cost)
+    else:
+        runners = _runners(model, role, stores, around, threads_beside)
+    overlap = overlap_of(config, device)
+    moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores)
+    moved = None if around.node is None else around.node.moved
+    engine = Engine(scheduler, runners, around.sink, around.record, overlap, moves, moved)
+    facts: Facts = {
+        "device": str(device) if model is not None else "emulated",
+        "dtype": dtype,
+        "threads": sizing.n_threads,
+        "overlap": overlap,
+        **{SIZE_OPTION[spec.kind]: round(n * spec.block_bytes / GIB, 3) for spec, n in sizes.items()},
+        **({} if model is None else {"operators": _operators(model)}),
+    }
+    return Built(engine, caches, facts, _kv_tokens(sizes))
+
+
+def _runners(
+    model: Model,
+    role: Role,
+    stores: dict[str, BlockStore],
+    around: Surroundings,
+    threads_beside: Callable[[Lane], Callable[[], int]],
+) -> dict[Lane, Runner]:
     runners: dict[Lane, Runner] = {}
     if Lane.VISION in role.lanes:
         threads = threads_beside(Lane.LANGUAGE)
@@ -79,20 +113,15 @@ def build_engine(
     if Lane.LANGUAGE in role.lanes:
         threads = threads_beside(Lane.VISION)
         runners[Lane.LANGUAGE] = LanguageRunner(model, stores["kv"], stores.get("embed"), around.wake, threads)
-    moves, moved = None, None
-    if around.node is not None:
-        moves, moved = _moves(around.node, scheduler, stores, local), around.node.moved
-    overlap = overlap_of(config, device)
-    engine = Engine(scheduler, runners, around.sink, around.record, overlap, moves, moved)
-    facts: Facts = {
-        "device": str(device),
-        "dtype": dtype,
-        "threads": n_threads,
-        "overlap": overlap,
-        **{SIZE_OPTION[spec.kind]: round(n * spec.block_bytes / GIB, 3) for spec, n in sizes.items()},
-        "operators": _operators(model),
-    }
-    return Built(engine, caches, facts, _kv_tokens(sizes))
+    return runners
+
+
+def _emulated(
+    model: ModelConfig, role: Role, stores: dict[str, BlockStore], around: Surroundings, cost: CostModel
+) -> dict[Lane, Runner]:
+    spoken = spoken_ids(model.text.vocab, model.image_token)
+    device = EmulatedDevice(cost, around.clock, stores, spoken, around.pixels)
+    return {lane: EmulatedRunner(device, lane) for lane in role.lanes}
 
 
 def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
@@ -103,11 +132,17 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
     return Scheduler(role, caches, budgets, policy)
 
 
-def _moves(node: Node, scheduler: Scheduler, stores: dict[str, BlockStore], local: LocalExports | None) -> Moves:
-    assert local is not None
-    exports = {spec: local.add(f"{node.name}/{spec}", store) for spec, store in stores.items()}
-    puller = StorePuller(stores, exports, {"local": LocalTransport(local)}, node.wake)
-    return Moves(node.name, node.incarnation, scheduler, node.roster, node, puller)
+def _moves(
+    config: ServeConfig, node: Node, local: LocalExports | None, scheduler: Scheduler, stores: dict[str, BlockStore]
+) -> Moves:
+    """Its caches offered to peers, and the ways to theirs."""
+    device = next(iter(stores.values())).data.device
+    owner, secret, host = owner_of(node.name, node.incarnation), node.plan.secret, node.ip
+    exports = Exports(owner, stores, config.transport, host=host, secret=secret, local=local)
+    routes = Routes(config.transport, device, secret=secret, local=local)
+    puller = StorePuller(stores, exports, routes, node.wake)
+    timing = Timing(patience_s=node.plan.pulse.patience_s)
+    return Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)
 
 
 def _kv_tokens(sizes: dict[CacheSpec, int]) -> int | None:

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hydrainfer.assemble.engine import Facts, Surroundings, build_engine
+from hydrainfer.assemble.engine import Facts, Sizing, Surroundings, build_engine
+from hydrainfer.assemble.sizes import check_in_process, torch_device
 from hydrainfer.cache import CacheSet
-from hydrainfer.cluster import Front, Hub, InProcess, Mesh, Node, NodePlan, PixelClient, Roster, host_identity
-from hydrainfer.config import ServeConfig
-from hydrainfer.core import Layout, LifecycleEvent, OutputSink, PixelSource, Role
+from hydrainfer.cluster import (
+    Front,
+    Hub,
+    InProcess,
+    Keys,
+    Launcher,
+    Mesh,
+    Node,
+    NodePlan,
+    PixelClient,
+    Roster,
+    host_identity,
+)
+from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, settle
+from hydrainfer.core import CostModel, LifecycleEvent, OutputSink, PixelSource, Role
 from hydrainfer.engine import Engine
-from hydrainfer.storage import LocalExports
+from hydrainfer.storage import LocalExports, check_transport
+
+if TYPE_CHECKING:
+    from hydrainfer.cluster.ray import RayLauncher
 
 _RUN_PREFIX = "hydrainfer-"
 
@@ -33,77 +49,102 @@ class Cluster(NamedTuple):
     pools: Callable[[], dict[str, CacheSet]]
 
 
-class Birth(msgspec.Struct, frozen=True):
+class Birth(NamedTuple):
     """What an instance needs to build its engine beside its `NodePlan`."""
 
     config: ServeConfig
     n_context: int
     share: float
-    n_threads: int
+    cost: CostModel | None
 
 
-def build_node(birth: Birth, local: LocalExports, plan: NodePlan) -> Callable[[Node], tuple[Engine, Facts]]:
-    """In the instance's own thread or process."""
+def build_node(
+    births: Mapping[str, Birth], local: LocalExports | None, plan: NodePlan
+) -> Callable[[Node], tuple[Engine, Facts]]:
+    """In the instance's own thread or process. `local`: of all instances of one process."""
 
     def build(node: Node) -> tuple[Engine, Facts]:
+        config, n_context, share, cost = births[plan.name]
         pixels = PixelClient(plan.pixels, plan.keys)
         node.at_end.append(pixels.close)
-        around = Surroundings(node.sink, node.record, node.wake, pixels, node)
-        role = Role.parse(plan.roles[plan.name])
+        n_threads = plan.share.threads or len(plan.share.cores) or max(1, _n_cores() // len(plan.roles))
+        around = Surroundings(node.sink, node.record, node.wake, pixels, node.clock, node, local)
         built = build_engine(
-            birth.config,
-            role,
-            around,
-            n_context=birth.n_context,
-            share=birth.share,
-            n_threads=birth.n_threads,
-            local=local,
+            config, Role.parse(plan.roles[plan.name]), around, Sizing(n_context, share, n_threads, cost)
         )
         kv = {} if built.kv_tokens is None else {"kv_tokens": built.kv_tokens}
-        return built.engine, {**built.facts, **kv}
+        return built.engine, {**built.facts, "transport": config.transport, **kv}
 
     return build
 
 
 def start_cluster(
     config: ServeConfig,
-    layout: Layout,
+    specs: Sequence[InstanceSpec],
     n_context: int,
     sink: OutputSink,
     record: Callable[[LifecycleEvent], None],
     pixels: PixelSource,
 ) -> Cluster:
-    """Start every instance of the layout and wait for them."""
-    roles = _names(layout)
-    n_threads = config.threads or len(os.sched_getaffinity(0))
-    birth = Birth(config, n_context, 1 / len(roles), max(1, n_threads // len(roles)))
-    launcher = InProcess(partial(build_node, birth, LocalExports()))
+    """Start every instance of the layout and wait for them. Raises `ConfigError` or `CheckpointError`."""
+    cost, device = cost_model_of(config), torch_device(config)
+    specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
+    check_transport(config.transport, device)
+    births = {s.name: Birth(_own_options(config, s), n_context, 1 / len(specs), cost) for s in specs}
+    launcher: InProcess | RayLauncher
+    if choose_launcher(config, specs) == "ray":
+        from hydrainfer.cluster.ray import RayLauncher
+
+        launcher = RayLauncher(partial(build_node, births, None), config.ray_address)
+    else:
+        check_in_process(config.transport)
+        launcher = InProcess(partial(build_node, births, LocalExports()))
     folder = _run_folder()
-    roster = Roster({name: Role.parse(role) for name, role in roles.items()}, config.balancing)
-    front = Front(roster, sink, record, stall_s=config.stall_s)
-    hub = Hub(front, Mesh(f"ipc://{folder}/hub"), launcher, pixels, f"ipc://{folder}/pixels", lambda: _remove(folder))
-    shared = {"hub": hub.address, "pixels": hub.pixels_at, "bind": f"ipc://{folder}/{{name}}-{{incarnation}}"}
-    plans = [
-        NodePlan(name, roles, **shared, hub_host=host_identity(), secret=os.urandom(32), balancing=config.balancing)
-        for name in roles
-    ]
-    hub.start(plans, config.start_timeout_s)
+    local = f"ipc://{folder}/"
+    remote = None if config.cluster_host is None else f"tcp://{config.cluster_host}:*"
+    keys = None if remote is None else Keys.new()
+    roles = {spec.name: str(spec.role) for spec in specs}
+    roster = Roster({s.name: s.role for s in specs}, config.balancing)
+    try:
+        hub = Hub(
+            Front(roster, sink, record, stall_s=config.stall_s),
+            Mesh(remote or f"{local}hub", keys),
+            launcher,
+            pixels,
+            remote or f"{local}pixels",
+            lambda: _remove(folder),
+        )
+    except BaseException:
+        _remove(folder)
+        raise
+    shared = {
+        "roles": roles,
+        "hub": hub.address,
+        "pixels": hub.pixels_at,
+        "bind": "tcp://{ip}:*" if remote else local + "{name}-{incarnation}",
+        "hub_host": host_identity(),
+        "secret": secrets.token_bytes(32),
+        "keys": keys,
+        "balancing": config.balancing,
+    }
+    hub.start([NodePlan(name=s.name, share=s.share, **shared) for s in specs], config.start_timeout_s)
     kv_tokens = min(int(f["kv_tokens"]) for f in hub.facts.values() if "kv_tokens" in f)
-
-    def pools() -> dict[str, CacheSet]:
-        return {n: node.engine.scheduler.room.caches for n, node in launcher.nodes.items() if node.engine is not None}
-
-    return Cluster(hub, _together(hub.facts), kv_tokens, pools)
+    return Cluster(hub, _together(hub.facts), kv_tokens, partial(_pools, launcher))
 
 
-def _names(layout: Layout) -> dict[str, str]:
-    """E0, E1, P0 … and their roles."""
-    seen: Counter[str] = Counter()
-    names = {}
-    for role in map(str, layout.instances):
-        names[f"{role}{seen[role]}"] = role
-        seen[role] += 1
-    return names
+def _pools(launcher: Launcher) -> dict[str, CacheSet]:
+    """Of instances in this process."""
+    nodes = launcher.nodes if isinstance(launcher, InProcess) else {}
+    return {n: node.engine.scheduler.room.caches for n, node in nodes.items() if node.engine is not None}
+
+
+def _own_options(config: ServeConfig, spec: InstanceSpec) -> ServeConfig:
+    own = {"kv_cache_gib": spec.kv_cache_gib, "image_cache_gib": spec.image_cache_gib}
+    return msgspec.structs.replace(config, **{k: v for k, v in own.items() if v is not None})
+
+
+def _n_cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _together(facts: dict[str, Facts]) -> dict[str, Any]:

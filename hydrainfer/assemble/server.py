@@ -6,15 +6,17 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.assemble.engine import Progress, Surroundings, build_engine
-from hydrainfer.assemble.instances import Cluster, start_cluster
+import msgspec
+
+from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
+from hydrainfer.assemble.instances import start_cluster
 from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
-from hydrainfer.config import ServeConfig
-from hydrainfer.core import Layout
+from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
 from hydrainfer.engine import EngineHandle, EngineThread
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import read_config, vision_fingerprint
@@ -51,7 +53,7 @@ class Instance:
 
 def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> Instance:
     """Load the model and start the engines. Raises `ConfigError` or `CheckpointError`, one line each."""
-    layout = Layout.parse(config.layout)
+    specs = read_layout(config.layout)
     path = Path(config.model).expanduser()
     description = load_description(path, max_context=config.max_model_len)
     device = torch_device(config)
@@ -60,43 +62,44 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
     name = config.served_model_name or path.resolve().name
     engine: EngineHandle
-    recorder: PrometheusRecorder
-    pools: Callable[[], dict[str, CacheSet]]
-    if len(layout.instances) == 1:
-        thread = EngineThread(time.monotonic, f"engine-{layout.instances[0]}0")
-        recorder = PrometheusRecorder(name, thread.stats)
-        n_threads = config.threads or len(os.sched_getaffinity(0))
-        around = Surroundings(sessions.sink, recorder.record, thread.wake, pixels.get)
-        built = build_engine(
-            config,
-            layout.instances[0],
-            around,
-            n_context=description.n_context,
-            n_threads=n_threads,
-            on_progress=on_progress,
-        )
-        description = fit_context(config, description, built.kv_tokens or description.n_context)
-        thread.start(built.engine)
-        engine, facts, caches = thread, built.facts, built.caches
-
-        def pools() -> dict[str, CacheSet]:
-            return {f"{layout.instances[0]}0": caches}
-
+    recorder = PrometheusRecorder(name, lambda: engine.instances())
+    if choose_launcher(config, specs) == "inproc" and len(specs) == 1:
+        engine, built = _one_engine(config, specs[0], description, sessions, recorder, pixels, on_progress)
+        facts, kv_tokens, pools = built.facts, built.kv_tokens, partial(dict, {specs[0].name: built.caches})
     else:
-        recorder = PrometheusRecorder(name, lambda: cluster.hub.stats())
-        cluster: Cluster = start_cluster(
-            config, layout, description.n_context, sessions.sink, recorder.record, pixels.get
+        engine, facts, kv_tokens, pools = start_cluster(
+            config, specs, description.n_context, sessions.sink, recorder.record, pixels.get
         )
-        try:
-            description = fit_context(config, description, cluster.kv_tokens)
-        except BaseException:
-            cluster.hub.close()
-            raise
-        engine, facts, pools = cluster.hub, cluster.facts, cluster.pools
-    sessions.attach(engine)
-    intake = _intake(config, description, pixels, sessions, dtype)
+    try:
+        description = fit_context(config, description, kv_tokens or description.n_context)
+        intake = _intake(config, description, pixels, sessions, dtype)
+    except BaseException:
+        engine.close()
+        raise
+    sessions.attach(engine, recorder.timings)
     facts = {"served_model_name": name, "max_model_len": description.n_context, **facts}
     return Instance(config, name, intake, sessions, engine, recorder, facts, pools)
+
+
+def _one_engine(
+    config: ServeConfig,
+    spec: InstanceSpec,
+    description: ModelDescription,
+    sessions: Sessions,
+    recorder: PrometheusRecorder,
+    pixels: PixelStore,
+    on_progress: Progress | None,
+) -> tuple[EngineThread, Built]:
+    """On a thread of this process, with nothing between it and the server."""
+    thread = EngineThread(time.monotonic, spec.name)
+    n_threads = spec.share.threads or config.threads or len(os.sched_getaffinity(0))
+    sizing = Sizing(description.n_context, n_threads=n_threads, cost=cost_model_of(config))
+    own = {"kv_cache_gib": spec.kv_cache_gib, "image_cache_gib": spec.image_cache_gib}
+    config = msgspec.structs.replace(config, **{k: v for k, v in own.items() if v is not None})
+    around = Surroundings(sessions.sink, recorder.record, thread.wake, pixels.get)
+    built = build_engine(config, spec.role, around, sizing, on_progress)
+    thread.start(built.engine)
+    return thread, built
 
 
 def _intake(

@@ -29,10 +29,18 @@ def torch_device(config: ServeConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
 
+def check_in_process(transport: str) -> None:
+    """Raises `ConfigError` if instances of one process cannot use it."""
+    if transport in ("nccl", "cuda-ipc"):
+        raise ConfigError(
+            f"transport {transport} is for instances in processes of their own; use local or auto", param="transport"
+        )
+
+
 def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
     """On a CPU the lanes would only halve each other's cores: taking turns measures better (benchmarks/b05)."""
     if config.overlap == "auto":
-        return "free" if device.type == "cuda" else "off"
+        return "free" if device.type == "cuda" or config.device == "emulated" else "off"
     return config.overlap
 
 

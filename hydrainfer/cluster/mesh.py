@@ -8,8 +8,8 @@ authenticator that admits the cluster's own key and no other.
 from __future__ import annotations
 
 import logging
-import math
 import os
+import time
 from collections.abc import Iterable
 
 import msgspec
@@ -96,7 +96,9 @@ class Mesh:
 
     def poll(self, timeout_s: float | None) -> None:
         """Wait for a message, a `wake` or the timeout (None: for ever), whichever is first."""
-        ready = dict(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
+        ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
+        if not ready and timeout_s is not None:
+            time.sleep(timeout_s % 0.001)  # what a poll, which counts in milliseconds, left
         if self._wake in ready:
             os.eventfd_read(self._wake)
         if self._gate is not None and self._gate in ready:

@@ -101,16 +101,22 @@ class Wire(Protocol):
 
 
 class Node:
-    """Satisfies the engine's `PeerLink`; its `roster` is the engine's `Placement`, its `sink`, `record` and `moved` are
-    what the engine reports to. Everything but `wake` on one thread, the one that calls `run`. `at_end`: called when the
-    engine has been closed."""
+    """`ip`: at which peers reach this machine. Satisfies the engine's `PeerLink`; its `roster` is the engine's
+    `Placement`, its `sink`, `record` and `moved` are what the engine reports to. Everything but `wake` on one thread, the
+    one that calls `run`. `at_end`: called when the engine has been closed."""
 
     def __init__(
-        self, plan: NodePlan, incarnation: int, mesh: Wire, clock: Callable[[], float] = time.monotonic
+        self,
+        plan: NodePlan,
+        incarnation: int,
+        mesh: Wire,
+        clock: Callable[[], float] = time.monotonic,
+        ip: str = "127.0.0.1",
     ) -> None:
         self.plan = plan
         self.name = plan.name
         self.incarnation = incarnation
+        self.ip = ip
         self.roster = Roster({n: Role.parse(r) for n, r in plan.roles.items()}, plan.balancing)
         self.engine: Engine | None = None
         self._pulse = plan.pulse
@@ -293,10 +299,10 @@ _DRIFT_S = 1e-5  # per message
 def run_node(plan: NodePlan, build: Callable[[Node], tuple[Engine, dict[str, str | int | float]]]) -> None:
     """The whole life of an instance: `build` makes its engine. The hub hears why, if that fails."""
     incarnation = time.time_ns() // 1000
-    ip = local_ip(plan.hub) if "{ip}" in plan.bind else ""
+    ip = local_ip(plan.hub) if "{ip}" in plan.bind else "127.0.0.1"
     mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, ip=ip), plan.keys)
     try:
-        node = Node(plan, incarnation, mesh)
+        node = Node(plan, incarnation, mesh, ip=ip)
         try:
             node.start(*build(node))
         except HydraError as e:

@@ -70,6 +70,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ray_address: Annotated[
         NotEmpty | None, _help("Cluster", "Ray cluster to join, e.g. 10.0.0.1:6379; default: one of our own, here.")
     ] = None
+    cluster_host: Annotated[
+        NotEmpty | None,
+        _help("Cluster", "IP at which instances on other machines reach this server; default: this machine only."),
+    ] = None
     cpu_share: Annotated[
         Positive | None, _help("Cluster", "CPUs of a Ray node per instance; default: 1, or less if there are fewer.")
     ] = None
