@@ -104,6 +104,18 @@ class Server:
         stats = (stat for _, stat in _all_stats() if int(stat[3]) == self._process.pid)
         return sum(sum(int(t) for t in stat[11:15]) for stat in stats) / TICKS_PER_S
 
+    def cpu_by_process(self) -> dict[int, tuple[str, float]]:
+        """Name and processor time so far of each of its processes that runs, by pid: its session and all descendants.
+        The first is the server itself."""
+        stats = dict(_all_stats())
+        family = {self._process.pid}
+        grown = 0
+        while len(family) > grown:
+            grown = len(family)
+            family |= {p for p, s in stats.items() if int(s[1]) in family or int(s[3]) == self._process.pid}
+        found = {p: (_name(p), sum(int(t) for t in stats[p][11:13]) / TICKS_PER_S) for p in family if p in stats}
+        return dict(sorted(found.items(), key=lambda item: item[0] != self._process.pid))
+
     def memory(self) -> dict[str, int]:
         """`hwm_sum_bytes`: the processes' peak resident sizes added up (shared pages count in each); `pss_bytes`:
         their proportional sizes now. `shared_bytes`: their shared anonymous mappings, `shared_touched_bytes`: of those,
@@ -129,6 +141,14 @@ def _all_stats() -> list[tuple[int, list[str]]]:
             except OSError:
                 continue  # ended meanwhile
     return found
+
+
+def _name(pid: int) -> str:
+    """What the kernel calls it; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _field(path: str, key: str) -> int:

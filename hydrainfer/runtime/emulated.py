@@ -180,6 +180,7 @@ class _Language:
         self._embeds = device.tags.get("embed")
         self._block_tokens = self._kv.spec.block_tokens
         self._lives: dict[str, _Life] = {}
+        self._n_steps = 0
 
     def pack(self, batch: StepBatch) -> Callable[[], StepResult]:
         embeds, kv, result = Reads(), Reads(), StepResult(batch)
@@ -187,7 +188,8 @@ class _Language:
         tags: list[int] = []
         tokens, size, lives = result.tokens, self._block_tokens, self._lives
         first, n_spoken = self._first, self._n_spoken
-        turn = batch.id % len(batch.work)
+        self._n_steps += 1
+        turn = self._n_steps % len(batch.work)
         for i, item in enumerate(batch.work):
             seq, start, count, sample = item
             request, held = seq.request, seq.blocks["kv"]

@@ -1,9 +1,13 @@
 """The emulated device under a virtual clock, with the engine, the caches and the stores of a real one."""
 
+import threading
+import time
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from msgspec import structs
 
 from hydrainfer.cache import CacheSet, CacheSpec
 from hydrainfer.core import (
@@ -17,7 +21,7 @@ from hydrainfer.core import (
     StepBatch,
     TokenWork,
 )
-from hydrainfer.engine import Engine
+from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, spoken_ids
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.storage import BlockStore, LocalExports, LocalTransport
@@ -33,18 +37,29 @@ SPOKEN = range(10, 200)
 class Rig:
     """One emulated instance."""
 
-    def __init__(self, role="EPD", cost=COST, kv_blocks=64, tokens=16, overlap="free", headroom=32, pixels=None):
+    def __init__(
+        self,
+        role="EPD",
+        cost=COST,
+        kv_blocks=64,
+        tokens=16,
+        overlap="free",
+        headroom=32,
+        pixels=None,
+        clock=None,
+        sink=None,
+    ):
         self.now = 0.0
         sizes = {KV: kv_blocks, EMBED: 32}
         self.stores = {spec.name: BlockStore(spec, n) for spec, n in sizes.items()}
         self.caches = CacheSet(sizes)
-        device = EmulatedDevice(cost, lambda: self.now, self.stores, SPOKEN, pixels)
+        device = EmulatedDevice(cost, clock or (lambda: self.now), self.stores, SPOKEN, pixels)
         role = Role.parse(role)
         self.runners = {lane: EmulatedRunner(device, lane) for lane in role.lanes}
         policy = Policy(encode_wait_s=2.0, headroom_tokens=headroom)
         self.scheduler = Scheduler(role, self.caches, Budgets(tokens=tokens, images=2), policy)
         self.outputs, self.ends = [], {}
-        self.engine = Engine(self.scheduler, self.runners, self._sink, overlap=overlap)
+        self.engine = Engine(self.scheduler, self.runners, sink or self._sink, overlap=overlap)
 
     def _sink(self, outputs):
         self.outputs += outputs
@@ -256,6 +271,26 @@ def test_blocks_in_the_wrong_order_are_seen():
 
     first = Rig("EP").run(make_request("r", n_text=9, max_tokens=12))
     check_fails(moved(first, Rig("D"), "r", swap), "r")
+
+
+def test_a_thread_wakes_by_itself_when_a_batch_is_ready():
+    thread = EngineThread(time.monotonic)
+    done, outputs = threading.Event(), []
+
+    def sink(new):
+        outputs.extend(new)
+        if any(o.finish_reason for o in new):
+            done.set()
+
+    rig = Rig(cost=structs.replace(COST, encode_image_s=0.01, step_base_s=0.002), clock=time.monotonic, sink=sink)
+    request = make_request("r", pictures=[1], max_tokens=5)
+    thread.start(rig.engine)
+    try:
+        thread.submit(request)
+        assert done.wait(30.0)
+    finally:
+        thread.close()
+    assert [t for o in outputs for t in o.token_ids] == alone(request)
 
 
 def test_a_batch_that_cannot_be_packed_ends_as_an_error():
