@@ -27,9 +27,9 @@ def cpus_each(n: int, nodes: Iterable[Amounts]) -> float:
     return math.floor(10_000 / k) / 10_000  # Ray's granularity
 
 
-def shortfall(wanted: Mapping[str, Amounts], nodes: Sequence[Amounts], free: Amounts) -> str | None:
+def shortfall(wanted: Mapping[str, Amounts], nodes: Sequence[Amounts], free: Amounts | None = None) -> str | None:
     """One line that says what is missing for the instances of `wanted`, None if nothing is. `free`: of all nodes
-    together, what nobody has taken."""
+    together, what nobody has taken; None is all of it."""
     for name in sorted({r for amounts in wanted.values() for r in amounts}):
         total = sum(amounts.get(name, 0.0) for amounts in wanted.values())
         there = sum(node.get(name, 0.0) for node in nodes)
@@ -38,7 +38,7 @@ def shortfall(wanted: Mapping[str, Amounts], nodes: Sequence[Amounts], free: Amo
             return f"no node has resource {name!r}, which {who} needs"
         if total > there + _EPS:
             return f"layout needs {_amount(total, name)}, the cluster has {there:g}"
-        if total > free.get(name, 0.0) + _EPS:
+        if free is not None and total > free.get(name, 0.0) + _EPS:
             return (
                 f"layout needs {_amount(total, name)}, the cluster has {there:g}, of which {free.get(name, 0.0):g} free"
             )

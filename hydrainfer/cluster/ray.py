@@ -14,6 +14,7 @@ import os
 import pickle
 import select
 import shutil
+import socket
 import threading
 import time
 import uuid
@@ -39,6 +40,8 @@ _ASK_AGAIN_S = 0.2
 _LET_GO_S = 30.0  # an instance that has closed waits this long to be ended by its launcher
 _START_PAUSE_S = 1.0  # so that one which cannot start does not spin
 _GONE_S = 2.0
+_CONNECT_S = 5.0
+_FREED_S = 3.0  # what somebody has just given back counts as free by then
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name: "this cluster is one machine"
 
@@ -110,11 +113,11 @@ class RayLauncher:
             "log_to_driver": True,
         }
         if self._address is not None:
+            _check_address(self._address)
             try:
                 ray.init(address=self._address, **common)
             except (ConnectionError, RuntimeError, ValueError) as e:
-                reason = str(e).splitlines()[0]
-                raise ConfigError(f"cannot join the Ray cluster at {self._address}: {reason}") from None
+                raise _cannot_join(self._address, str(e).splitlines()[0]) from None
             self._connected = True
             return
         n_cpus = sum(1.0 if p.share.cpus is None else p.share.cpus for p in plans)
@@ -166,9 +169,12 @@ class RayLauncher:
         shares = {
             p.name: p.share if p.share.cpus is not None else msgspec.structs.replace(p.share, cpus=cpus) for p in plans
         }
-        missing = shortfall({name: needs(s) for name, s in shares.items()}, nodes, ray.available_resources())
-        if missing is not None:
-            raise ConfigError(missing, param="layout")
+        wanted = {name: needs(s) for name, s in shares.items()}
+        give_up_s = time.monotonic() + _FREED_S
+        while missing := shortfall(wanted, nodes, ray.available_resources()):
+            if shortfall(wanted, nodes) or time.monotonic() > give_up_s:
+                raise ConfigError(missing, param="layout")
+            time.sleep(_ASK_AGAIN_S)
         return shares
 
     # ---- who has died
@@ -259,6 +265,21 @@ class _Instance:
 
 
 _CALLS = 64  # that may wait in one instance at once
+
+
+def _check_address(address: str) -> None:
+    """Ray itself takes minutes to find that nobody is there."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in address:
+        raise ConfigError(f"--ray-address must be HOST:PORT, got {address!r}", param="ray_address")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as e:
+        raise _cannot_join(address, str(e)) from None
+
+
+def _cannot_join(address: str, reason: str) -> ConfigError:
+    return ConfigError(f"cannot join the Ray cluster at {address}: {reason}", param="ray_address")
 
 
 def _is_down(actor: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,11 +115,23 @@ def _group(entry: Any, where: str) -> _Group:
     except (msgspec.ValidationError, ConfigError) as e:
         text = str(e)
         raise ConfigError(f"{where}: {text[0].lower()}{text[1:]}", param="layout") from None
-    if group.gpus is not None and group.gpus > 1 and group.gpus != int(group.gpus):
-        raise ConfigError(
-            f"{where}: gpus must be a fraction of one or a whole number, got {group.gpus}", param="layout"
-        )
+    wrong = _wrong(group)
+    if wrong:
+        raise ConfigError(f"{where}: {wrong}", param="layout")
     return group
+
+
+def _wrong(group: _Group) -> str | None:
+    """What types do not say."""
+    for key, value in {**msgspec.structs.asdict(group), **group.resources}.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{key} must be finite, got {value}"
+    for name in ("CPU", "GPU"):
+        if name in group.resources:
+            return f"{name} is given by its own key, {name.lower()}s"
+    if group.gpus is not None and group.gpus > 1 and group.gpus != int(group.gpus):
+        return f"gpus must be a fraction of one or a whole number, got {group.gpus:g}"
+    return None
 
 
 def _named(groups: list[tuple[Role, _Group]]) -> tuple[InstanceSpec, ...]:

@@ -1,6 +1,7 @@
 """Instances that cost nothing: a real node, scheduler and engine around a device that answers by arithmetic."""
 
 import os
+import sys
 import time
 
 from hydrainfer.cache import CacheSet
@@ -58,7 +59,17 @@ def light(plan, step_s=0.005, fails_in=""):
         runners = {lane: TimedRunner(Arithmetic(), time.monotonic, step_s) for lane in role.lanes}
         moves = Moves(node.name, node.incarnation, scheduler, node.roster, node, NothingToPull())
         engine = Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved)
-        facts = {"threads": os.environ.get("OMP_NUM_THREADS", ""), "cores": str(sorted(os.sched_getaffinity(0)))}
+        facts = {
+            "threads": os.environ.get("OMP_NUM_THREADS", ""),
+            "cores": str(sorted(os.sched_getaffinity(0))),
+            "node": _node(),
+        }
         return engine, facts
 
     return build
+
+
+def _node():
+    """Where Ray has put us."""
+    ray = sys.modules.get("ray")
+    return ray.get_runtime_context().get_node_id() if ray is not None else ""

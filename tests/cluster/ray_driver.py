@@ -1,4 +1,4 @@
-"""A server in its own process: starts a layout on a Ray of its own, says which processes it has, waits for a signal."""
+"""A server in its own process: starts a layout with Ray, says which processes it has, waits for a signal."""
 
 import json
 import sys
@@ -10,19 +10,19 @@ from tests.cluster.light import light
 from tests.cluster.rig import Rig
 
 
-def main(folder):
+def main(folder, address=None):
     start = time.monotonic()
     from hydrainfer.cluster.ray import RayLauncher
 
-    launcher = RayLauncher(partial(light))
+    launcher = RayLauncher(partial(light), address)
     try:
         with Rig("1E1P1D", launcher, folder) as rig:
             tokens, expected = rig.answer("a", pictures=[1])
             facts = {
                 "pids": {i.name: i.pid for i in rig.hub.instances()},
                 "right": tokens == expected,
-                "facts": rig.hub.facts,
                 "session": str(launcher.session),
+                "listens": reachable_from_outside(i.pid for i in rig.hub.instances()),
                 "start_s": time.monotonic() - start,
             }
             print(json.dumps(facts), flush=True)
@@ -31,5 +31,22 @@ def main(folder):
         print(json.dumps({"close_s": rig.close_s}), flush=True)
 
 
+def reachable_from_outside(pids):
+    """Listening TCP sockets of these processes, of their parent and of this one that are not bound to loopback."""
+    inodes = set()
+    for p in {"self"}.union(*((pid, parent(pid)) for pid in pids)):
+        for fd in Path(f"/proc/{p}/fd").iterdir():
+            try:
+                inodes.add(str(fd.readlink()).removeprefix("socket:[").removesuffix("]"))
+            except OSError:
+                continue
+    lines = [line.split() for f in ("tcp", "tcp6") for line in Path(f"/proc/net/{f}").read_text().splitlines()[1:]]
+    return [f[1] for f in lines if f[3] == "0A" and f[9] in inodes and "0100007F" not in f[1]]
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*sys.argv[1:])

@@ -9,19 +9,21 @@ from tests.scheduler.fakes import expected_tokens, make_request
 
 
 class Rig:
-    """`shares`: by instance. Used as a context, it closes."""
+    """`shares`: by instance. `host`: where the hub believes to be. Used as a context, it closes."""
 
-    def __init__(self, layout, launcher, folder, shares=(), timeout_s=60.0):
+    def __init__(self, layout, launcher, folder, shares=(), host=None, timeout_s=60.0):
         specs = read_layout(layout)
         shares = dict(shares)
+        host = host or host_identity()
         roles = {s.name: str(s.role) for s in specs}
         at = f"ipc://{folder}/hub"
         bind = f"ipc://{folder}/{{name}}-{{incarnation}}"
-        plans = [NodePlan(s.name, roles, at, bind, host_identity(), share=shares.get(s.name, s.share)) for s in specs]
+        plans = [NodePlan(s.name, roles, at, bind, host, share=shares.get(s.name, s.share)) for s in specs]
         self.outputs, self.heard = [], threading.Condition()
         self.launcher = launcher
         self.front = Front(Roster({s.name: s.role for s in specs}), self._sink)
         self.hub = Hub(self.front, Mesh(at), launcher, plans, {}.__getitem__, f"ipc://{folder}/pixels")
+        self.hub._host = host
         self.close_s = None
         start = time.monotonic()
         self.hub.start(timeout_s)
@@ -59,7 +61,11 @@ class Rig:
     def answer(self, name, **kw):
         """What came, and what should have."""
         request = self.submit(name, **kw)
-        return self.tokens(request), expected_tokens(request)
+        return self.tokens(request), self.expected(request)
+
+    @staticmethod
+    def expected(request):
+        return expected_tokens(request)
 
     def info(self, name):
         return next(i for i in self.hub.instances() if i.name == name)

@@ -1,0 +1,258 @@
+"""Instances in processes that Ray starts: they serve, die, come back, land where they belong, and leave nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from hydrainfer.cluster.ray import RayLauncher
+from hydrainfer.config import Share
+from hydrainfer.core import ConfigError, InternalError
+from tests.cluster.light import light
+from tests.cluster.rig import Rig
+
+pytestmark = pytest.mark.multi
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes on this machine, this process joined to them."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    common = {"object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"vision": 1}, **common})
+    nodes = {"vision": cluster.head_node, "text": cluster.add_node(num_cpus=2, resources={"text": 2}, **common)}
+    ray.init(address=cluster.address, configure_logging=False, log_to_driver=True)
+    cluster.named = {name: node.node_id for name, node in nodes.items()}
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def alive(pids):
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and not zombie(pid)]
+
+
+def zombie(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_gone(pids, timeout_s):
+    start = time.monotonic()
+    while alive(pids):
+        assert time.monotonic() - start < timeout_s, alive(pids)
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+def test_instances_serve_where_their_resources_are_and_are_gone_after_close(cluster, tmp_path):
+    shares = {
+        "E0": Share(resources={"vision": 1}, cores=(0,), threads=3),
+        "P0": Share(resources={"text": 1}),
+        "D0": Share(resources={"text": 1}, cpus=0.5),
+    }
+    with Rig("1E1P1D", RayLauncher(partial(light)), tmp_path, shares) as rig:
+        requests = [rig.submit(f"r{i}", pictures=[i % 3] * (i % 2)) for i in range(8)]
+        answers = [rig.tokens(r) for r in requests]
+        facts, infos = rig.hub.facts, rig.hub.instances()
+    assert answers == [rig.expected(r) for r in requests]
+    assert {n: f["node"] for n, f in facts.items()} == {
+        "E0": cluster.named["vision"],
+        "P0": cluster.named["text"],
+        "D0": cluster.named["text"],
+    }
+    assert (facts["E0"]["threads"], facts["E0"]["cores"]) == ("3", "[0]")
+    assert facts["P0"]["threads"] == str(max(1, len(os.sched_getaffinity(0)) // 3))
+    assert alive(i.pid for i in infos) == []
+    assert rig.close_s < 5
+    time.sleep(0.5)
+    assert actors_alive() == []  # closing is no crash: nothing is started again
+
+
+def actors_alive():
+    import ray
+
+    return [a for a in ray._private.state.actors().values() if a["State"] != "DEAD"]
+
+
+def test_a_killed_instance_is_noticed_at_once_and_comes_back_as_another(cluster, tmp_path):
+    with Rig("1EP2D", RayLauncher(partial(light, step_s=0.02)), tmp_path) as rig:
+        before = rig.info("D0")
+        requests = [rig.submit(f"r{i}", max_tokens=60) for i in range(4)]
+        rig.wait(lambda: len(rig.outputs) > 20, 10)
+        os.kill(before.pid, signal.SIGKILL)
+        noticed_s = rig.wait(lambda: rig.info("D0").incarnation != before.incarnation, 5)
+        assert [rig.tokens(r) for r in requests] == [rig.expected(r) for r in requests]
+        back_s = rig.wait(lambda: rig.info("D0").state == "alive", 20)
+        assert rig.info("D0").incarnation > before.incarnation and rig.info("D0").pid != before.pid
+        os.kill(rig.info("D1").pid, signal.SIGKILL)  # now D0 has to serve
+        rig.wait(lambda: rig.info("D1").state == "dead", 5)
+        tokens, expected = rig.answer("again")
+        assert tokens == expected
+    print(f"noticed after {noticed_s:.3f} s, back after {back_s:.1f} s, closed in {rig.close_s:.1f} s")
+    assert noticed_s < 1
+
+
+def test_an_instance_of_another_host_is_watched_and_killed_through_ray(cluster, tmp_path):
+    launcher = RayLauncher(partial(light))
+    with Rig("2EPD", launcher, tmp_path, host="elsewhere") as rig:
+        died, killed = rig.info("EPD0"), rig.info("EPD1")
+        launcher.kill("EPD1", killed.incarnation + 1)  # not that one
+        os.kill(died.pid, signal.SIGKILL)
+        noticed_s = rig.wait(lambda: rig.info("EPD0").incarnation != died.incarnation, 5)
+        assert rig.info("EPD1").incarnation == killed.incarnation
+        launcher.kill("EPD1", killed.incarnation)
+        killed_s = rig.wait(lambda: rig.info("EPD1").incarnation != killed.incarnation, 15)
+        rig.wait(lambda: {i.state for i in rig.hub.instances()} == {"alive"}, 20)
+        tokens, expected = rig.answer("after")
+        assert tokens == expected
+    print(f"death heard of after {noticed_s:.1f} s, {killed_s:.1f} s after kill")
+
+
+@pytest.mark.slow  # Ray asks it nicely for five seconds
+def test_one_that_hangs_is_killed_through_ray(cluster, tmp_path):
+    launcher = RayLauncher(partial(light))
+    with Rig("1EPD", launcher, tmp_path, host="elsewhere") as rig:
+        hangs = rig.info("EPD0")
+        os.kill(hangs.pid, signal.SIGSTOP)
+        launcher.kill("EPD0", hangs.incarnation)
+        killed_s = rig.wait(lambda: rig.info("EPD0").incarnation != hangs.incarnation, 20)
+        rig.wait(lambda: rig.info("EPD0").state == "alive", 20)
+    print(f"death of a hanging one heard of {killed_s:.1f} s after kill")
+
+
+def test_one_that_cannot_start_says_why_and_takes_the_others_along(cluster, tmp_path):
+    start = time.monotonic()
+    launcher = RayLauncher(partial(light, fails_in="D0"))
+    with (
+        pytest.raises(InternalError, match="D0 cannot start: RuntimeError: no such weights"),
+        Rig("1EP1D", launcher, tmp_path),
+    ):
+        pass
+    assert time.monotonic() - start < 15
+    assert actors_alive() == []
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (Share(gpus=1), "layout needs 2 GPUs, the cluster has 0"),
+        (Share(resources={"audio": 1}), "no node has resource 'audio', which EPD0 needs"),
+        (Share(cpus=5), "no single node has 5 CPUs for EPD1"),
+    ],
+)
+def test_what_the_cluster_lacks_is_said_before_anything_starts(cluster, tmp_path, share, message):
+    shares = {"EPD0": share, "EPD1": share}
+    if share.cpus == 5:
+        shares = {"EPD0": Share(), "EPD1": share}
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=message), Rig("2EPD", RayLauncher(partial(light)), tmp_path, shares):
+        pass
+    assert time.monotonic() - start < 3
+
+
+def test_no_cluster_at_the_address_is_one_line():
+    code = "from tests.cluster.ray_driver import main; main('.', '127.0.0.1:9')"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    last = result.stderr.strip().splitlines()[-1]
+    assert "cannot join the Ray cluster at 127.0.0.1:9: [Errno 111] Connection refused" in last, result.stderr[-2000:]
+
+
+class Driver:
+    """`ray_driver` in a process, a session and a process group of its own."""
+
+    def __init__(self, folder, *address):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.cluster.ray_driver", str(folder), *address],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def started(self):
+        facts = json.loads(self.process.stdout.readline())
+        assert facts["right"] and len(alive(facts["pids"].values())) == 3
+        return facts
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """Starts one; it does not outlive the test."""
+    drivers = []
+
+    def start(*address):
+        drivers.append(Driver(tmp_path, *address))
+        return drivers[-1]
+
+    yield start
+    for d in drivers:
+        d.end()
+
+
+def test_a_killed_server_leaves_no_instance_on_a_cluster_it_joined(cluster, driver):
+    d = driver(cluster.address)
+    pids = d.started()["pids"].values()
+    d.process.kill()
+    print(f"gone after {wait_gone(pids, 10):.1f} s")
+    time.sleep(0.5)
+    assert actors_alive() == []
+
+
+@pytest.mark.slow
+def test_a_killed_server_leaves_no_process_of_its_own_ray(driver):
+    d = driver()
+    d.started()
+    pids = [p for p in in_session(d.process.pid) if p != d.process.pid and not agent(p)]
+    assert len(pids) >= 5  # three instances, gcs_server, raylet
+    d.process.kill()
+    print(f"gone after {wait_gone(pids, 10):.1f} s")
+
+
+def test_ctrl_c_closes_a_ray_of_our_own_without_a_trace(driver):
+    d = driver()
+    facts = d.started()
+    pids = in_session(d.process.pid)
+    assert set(pids) > set(facts["pids"].values())
+    os.killpg(d.process.pid, signal.SIGINT)  # as a terminal does: to all of the group
+    assert d.process.wait(20) == 0
+    close_s = json.loads(d.process.stdout.read())["close_s"]
+    assert close_s < 8
+    assert alive(pids) == []
+    assert not Path(facts["session"]).exists()
+    assert facts["listens"] == []
+    print(f"started in {facts['start_s']:.1f} s, closed in {close_s:.1f} s")
+
+
+def in_session(leader):
+    """All processes that descend from the session's leader and stayed in it."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[3]) == leader:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def agent(pid):
+    """Ray's two agents notice the death of their raylet, but stay another minute to report it to nobody."""
+    return b"Agent" in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -1,0 +1,95 @@
+"""Layouts as text and as files, with what each instance gets."""
+
+from pathlib import Path
+
+import pytest
+
+from hydrainfer.config import ServeConfig, Share, choose_launcher, read_layout, settle
+from hydrainfer.core import ConfigError, Layout
+
+pytestmark = pytest.mark.unit
+LAYOUTS = Path(__file__).parents[2] / "configs" / "layouts"
+
+
+def write(folder, text):
+    path = folder / "layout.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_text_and_file_name_the_same_instances():
+    text, file = read_layout("1E2PD+1EPD"), read_layout(str(LAYOUTS / "1e2pd-1epd.yaml"))
+    assert [s.name for s in text] == [s.name for s in file] == ["E0", "PD0", "PD1", "EPD0"]
+    assert [s.role for s in text] == list(Layout.parse("1E2PD+1EPD").instances)
+    assert all(s.share == Share() for s in text)
+    assert [s.kv_cache_gib for s in file] == [None, 2, 2, None]
+
+
+@pytest.mark.parametrize("path", sorted(LAYOUTS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_example_can_be_read(path):
+    assert read_layout(str(path))
+
+
+def test_a_file_says_all_that_an_instance_gets(tmp_path):
+    one = "{role: EPD, cpus: 2, gpus: 0.5, threads: 3, cores: [0, 1], resources: {vision: 1}, image_cache_gib: 0.25}"
+    (spec,) = read_layout(write(tmp_path, f"instances: [{one}]"))
+    assert spec.share == Share(cpus=2, gpus=0.5, threads=3, cores=(0, 1), resources={"vision": 1})
+    assert spec.image_cache_gib == 0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("instances: [{role: E}, {role: P}]", r"layout.yaml has no instance that runs decode"),
+        ("instances: [{role: EPD, cout: 2}]", r"unknown option 'cout' \(.*instance 1\); did you mean count\?"),
+        ("instance: [{role: EPD}]", r"unknown option 'instance' .*did you mean instances"),
+        ("instances: [{role: EPD, count: 0}]", r"instance 1: expected `int` >= 1 - at `\$.count`"),
+        ("instances: [{role: X}]", r"instance 1: unknown role 'X'"),
+        ("instances: [{count: 1}]", r"instance 1: object missing required field `role`"),
+        (
+            "instances: [{role: EPD, gpus: 1.5}]",
+            r"instance 1: gpus must be a fraction of one or a whole number, got 1.5",
+        ),
+        ("instances: [{role: EPD, kv_cache_gib: .inf}]", r"instance 1: kv_cache_gib must be finite"),
+        ("instances: [{role: EPD, resources: {GPU: 1}}]", r"instance 1: GPU is given by its own key"),
+        ("instances: [EPD]", r"instance 1: must hold keys and values"),
+        ("instances: []", r"must have a list `instances`"),
+        ("- role: EPD", r"must hold keys and values"),
+        ("instances: [", r"is not valid YAML"),
+    ],
+)
+def test_a_wrong_file_says_so_in_one_line(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message) as e:
+        read_layout(write(tmp_path, text))
+    assert "\n" not in str(e.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*none.yml: No such file"):
+        read_layout(str(tmp_path / "none.yml"))
+
+
+def test_options_fill_what_the_file_leaves_open(tmp_path):
+    specs = read_layout(write(tmp_path, "instances: [{role: EPD, gpus: 1, cpus: 3, threads: 5}, {role: EPD}]"))
+    config = ServeConfig(model="m", cpu_share=2, gpu_share=0.5, threads=4)
+    given, open_ = settle(specs, config, on_gpu=True)
+    assert given.share == Share(cpus=3, gpus=1, threads=5)
+    assert open_.share == Share(cpus=2, gpus=0.5, threads=2)
+    assert [s.share.gpus for s in settle(specs, config, on_gpu=False)] == [1, 0]
+    assert settle(read_layout("1EPD"), ServeConfig(model="m"), on_gpu=True)[0].share == Share(gpus=1)
+
+
+def test_ray_launches_several_or_what_has_to_be_placed(tmp_path):
+    one, two = read_layout("1EPD"), read_layout("2EPD")
+    placed = read_layout(write(tmp_path, "instances: [{role: EPD, cores: [0]}]"))
+
+    def chosen(specs, **options):
+        return choose_launcher(ServeConfig(model="m", **options), specs)
+
+    assert [chosen(s) for s in (one, two, placed)] == ["inproc", "ray", "ray"]
+    assert chosen(one, ray_address="head:6379") == chosen(one, launcher="ray") == "ray"
+    assert chosen(two, launcher="inproc") == "inproc"
+    with pytest.raises(ConfigError, match="--ray-address needs --launcher ray"):
+        chosen(two, launcher="inproc", ray_address="head:6379")
+    with pytest.raises(ConfigError, match="gives EPD0 cpus, gpus, cores or resources, which needs --launcher ray"):
+        chosen(placed, launcher="inproc")
