@@ -118,7 +118,8 @@ class Hub:
         self._mesh.wake()
         if self._thread.is_alive():
             self._thread.join()
-        self.launcher.close(_CLOSE_S)
+        if self._broken:
+            self.launcher.close(_CLOSE_S)
         self._over = True
         self._mesh.close()
         self._on_closed()

@@ -102,8 +102,8 @@ class Wire(Protocol):
 
 class Node:
     """`ip`: at which peers reach this machine. Satisfies the engine's `PeerLink`; its `roster` is the engine's
-    `Placement`, its `sink`, `record` and `moved` are what the engine reports to. Everything but `wake` on one thread, the
-    one that calls `run`. `at_end`: called when the engine has been closed."""
+    `Placement`, its `sink`, `record` and `moved` are what the engine reports to. Everything but `wake` on one thread,
+    the one that calls `run`. `at_end`: called when the engine has been closed."""
 
     def __init__(
         self,
@@ -157,6 +157,7 @@ class Node:
     def start(self, engine: Engine, facts: dict[str, str | int | float]) -> None:
         """Say `Hello`."""
         self.engine = engine
+        self._heard_s = self._local()  # the silence counts from here: nobody speaks to who has not said Hello
         role = self.plan.roles[self.name]
         me = Peer(self.name, role, self.incarnation, self._mesh.address)
         self._tell(Hello(me, self._host, os.getpid(), facts))

@@ -42,7 +42,12 @@ _START_PAUSE_S = 1.0  # so that one which cannot start does not spin
 _GONE_S = 2.0
 _CONNECT_S = 5.0
 _FREED_S = 3.0  # what somebody has just given back counts as free by then
-_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+    "RAY_worker_niceness": "0",  # of 15 otherwise: the engines would wait for everything else on the machine
+}
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name: "this cluster is one machine"
 
 

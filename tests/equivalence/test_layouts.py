@@ -56,7 +56,7 @@ def start(path, layout, few=False, **options):
     if few:
         sizes = {"kv_cache_gib": FEW_BLOCKS * KV_BLOCK / 2**30, "image_cache_gib": FEW_PICTURES * PICTURE / 2**30}
         options = {**FEW, **sizes, **options}
-    return LLM(path, layout=layout, threads=1, native_kernels=False, **options)
+    return LLM(path, layout=layout, launcher="inproc", threads=1, native_kernels=False, **options)
 
 
 def ask(llm, copies=1):
