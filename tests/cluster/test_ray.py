@@ -227,7 +227,6 @@ def test_a_killed_server_leaves_no_instance_on_a_cluster_it_joined(cluster, driv
     pids = d.started()["pids"].values()
     d.process.kill()
     print(f"gone after {wait_gone(pids, 10):.1f} s")
-    shutil.rmtree(session, ignore_errors=True)
     time.sleep(0.5)
     assert actors_alive() == []
 
