@@ -16,4 +16,5 @@ for dtype in float32 bfloat16; do
   "$PY" -m benchmarks.b03_step_overhead --device cuda --dtype "$dtype" --model "$MODELS/llava-small" \
     --out "$OUT/b03_step_overhead_cuda_$dtype.json" || status=1
 done
+"$PY" -m benchmarks.b07_transports --device cuda --rounds 40 --out "$OUT/b07_transports_cuda.json" || status=1
 exit $status

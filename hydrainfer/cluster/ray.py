@@ -36,6 +36,7 @@ from hydrainfer.engine import Engine
 
 _log = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing of ours is in it
+_CALLS = 8  # that may wait in one instance at once
 _ASK_AGAIN_S = 0.2
 _LET_GO_S = 30.0  # an instance that has closed waits this long to be ended by its launcher
 _START_PAUSE_S = 1.0  # so that one which cannot start does not spin
@@ -94,8 +95,9 @@ class RayLauncher:
     def kill(self, name: str, incarnation: int) -> None:
         import ray
 
-        if self._watched.get(name) == incarnation:
-            ray.kill(self.actors[name], no_restart=False)
+        actor = self.actors.get(name)
+        if actor is not None and self._watched.get(name) == incarnation and not self._closing:
+            ray.kill(actor, no_restart=False)
 
     def close(self, timeout_s: float) -> None:
         self._closing = True
@@ -138,10 +140,10 @@ class RayLauncher:
         self.session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
 
     def _end(self, deadline_s: float) -> None:
+        if not self._connected and not self.actors:
+            return
         import ray
 
-        if not ray.is_initialized():
-            return
         pids: list[int] = []
         calls = [actor.finish.remote() for actor in self.actors.values()]
         if calls:
@@ -153,12 +155,10 @@ class RayLauncher:
         for actor in self.actors.values():
             ray.kill(actor, no_restart=True)
         self.actors.clear()
-        if not self._connected:
-            _wait_gone(pids)
-            return
         if self.session is None:
             _wait_gone(pids)
-        ray.shutdown()
+        if self._connected:
+            ray.shutdown()
         if self.session is not None:
             _wait_gone(pids)
             _remove_session(self.session)
@@ -231,7 +231,8 @@ class _Instance:
         return host_identity(), os.getpid()
 
     def _live(self, build: bytes) -> None:
-        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("hydrainfer").setLevel(logging.INFO)
 
         def make(node: Node) -> tuple[Engine, Facts]:
             engine, facts = pickle.loads(build)(self._plan)(node)
@@ -267,9 +268,6 @@ class _Instance:
         if self._incarnation is None:
             time.sleep(_START_PAUSE_S)
         os._exit(1)
-
-
-_CALLS = 64  # that may wait in one instance at once
 
 
 def _check_address(address: str) -> None:

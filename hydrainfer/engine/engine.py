@@ -31,7 +31,7 @@ from hydrainfer.core import (
 from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.moves import Arrived, Left, Moves, Stranded
 from hydrainfer.engine.ports import Runner, Ticket
-from hydrainfer.scheduler import Outcome, Scheduler
+from hydrainfer.scheduler import Outcome, Scheduler, backlog
 
 Overlap = Literal["free", "step", "off"]
 EventSink = Callable[[LifecycleEvent], None]
@@ -303,7 +303,7 @@ class Engine:
         return not self._in_flight and not (self._moves is not None and self._moves.copying)
 
     def load(self) -> Load:
-        return self._costs.load(*self.scheduler.backlog())
+        return self._costs.load(*backlog(self.scheduler))
 
     def stats(self, now: float) -> InstanceStats:
         s, caches = self.scheduler, self.scheduler.room.caches

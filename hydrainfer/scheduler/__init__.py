@@ -3,8 +3,9 @@
 Called by the engine and, unchanged, by the simulator. Never touches tensors, sockets or the clock.
 """
 
+from hydrainfer.scheduler.backlog import backlog
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls
 from hydrainfer.scheduler.scheduler import Outcome, Scheduler
 
-__all__ = ["Budgets", "Outcome", "Policy", "Pulls", "Scheduler"]
+__all__ = ["Budgets", "Outcome", "Policy", "Pulls", "Scheduler", "backlog"]

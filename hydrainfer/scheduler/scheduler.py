@@ -139,19 +139,6 @@ class Scheduler:
     def get(self, request_id: str) -> Sequence | None:
         return self._live.get(request_id)
 
-    def backlog(self) -> tuple[int, int, int]:
-        """Pictures that wait to be encoded here, tokens to be prefilled, and sequences that decode or come to."""
-        pictures = tokens = decoding = 0
-        here = [*self.encoding.values(), *self.prefilling.values(), *self.arriving.values()]
-        for seq in [*here, *(s for queue in list(self.waiting.values()) for s in list(queue))]:
-            if seq.stage is Stage.ENCODE:
-                pictures += len(seq.pending_media)
-            if seq.stage is Stage.DECODE:
-                decoding += 1
-            elif self.role.runs(Stage.PREFILL):
-                tokens += len(seq.tokens) - seq.n_computed
-        return pictures, tokens, decoding + len(self.decoding)
-
     # ---- arrivals from other instances
 
     def expect(self, handoff: Handoff, now: float) -> Pulls | None:

@@ -140,8 +140,11 @@ class Routes:
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         chosen = self._chosen.get(source.owner)
         if chosen is not None:
-            self._transports[chosen].copy(source, source_ids, store, ids)
-            return
+            try:
+                self._transports[chosen].copy(source, source_ids, store, ids)
+                return
+            except Unreachable:
+                self._chosen.pop(source.owner, None)  # choose again
         problems = []
         for name, why in self._ways(source):
             try:

@@ -42,7 +42,8 @@ class BlockStore:
             assert device.type == "cpu", device
             self.memory, pages = _memory_file(f"hydrainfer:{spec.name}", n_blocks * spec.block_bytes)
             weakref.finalize(self, self.memory.close)
-            self.data = torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
+            held = torch.frombuffer(pages, dtype=torch.uint8)[: n_blocks * spec.block_bytes]
+            self.data = held.view(dtype).view(shape)
         else:
             self.data = _zeros(shape, dtype, device)
         self.bytes = self.data.view(n_blocks, math.prod(spec.block_shape)).view(torch.uint8)

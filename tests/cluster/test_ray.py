@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +22,38 @@ pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[2]
 
 
+class Driver:
+    """`ray_driver` in a process, a session and a process group of its own."""
+
+    def __init__(self, folder, *address):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.cluster.ray_driver", str(folder), *address],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def started(self):
+        facts = json.loads(self.process.stdout.readline())
+        assert facts["right"] and len(alive(facts["pids"].values())) == 3
+        return facts
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
 @pytest.fixture(scope="module")
-def cluster():
+def own_ray(tmp_path_factory):
+    """A server with a Ray of its own, which starts while other tests run."""
+    driver = Driver(tmp_path_factory.mktemp("own"))
+    yield driver
+    driver.end()
+
+
+@pytest.fixture(scope="module")
+def cluster(own_ray):
     """Two nodes on this machine, this process joined to them."""
     import ray
     from ray.cluster_utils import Cluster
@@ -34,8 +65,10 @@ def cluster():
     ray.init(address=cluster.address, configure_logging=False, log_to_driver=True)
     cluster.named = {name: node.node_id for name, node in nodes.items()}
     yield cluster
+    session = cluster.head_node.get_session_dir_path()
     ray.shutdown()
     cluster.shutdown()
+    shutil.rmtree(session, ignore_errors=True)
 
 
 def alive(pids):
@@ -94,8 +127,8 @@ def test_a_killed_instance_is_noticed_at_once_and_comes_back_as_another(cluster,
         rig.wait(lambda: len(rig.outputs) > 20, 10)
         os.kill(before.pid, signal.SIGKILL)
         noticed_s = rig.wait(lambda: rig.info("D0").incarnation != before.incarnation, 5)
+        back_s = noticed_s + rig.wait(lambda: rig.info("D0").state == "alive", 20)
         assert [rig.tokens(r) for r in requests] == [rig.expected(r) for r in requests]
-        back_s = rig.wait(lambda: rig.info("D0").state == "alive", 20)
         assert rig.info("D0").incarnation > before.incarnation and rig.info("D0").pid != before.pid
         os.kill(rig.info("D1").pid, signal.SIGKILL)  # now D0 has to serve
         rig.wait(lambda: rig.info("D1").state == "dead", 5)
@@ -170,26 +203,9 @@ def test_no_cluster_at_the_address_is_one_line():
     assert "cannot join the Ray cluster at 127.0.0.1:9: [Errno 111] Connection refused" in last, result.stderr[-2000:]
 
 
-class Driver:
-    """`ray_driver` in a process, a session and a process group of its own."""
-
-    def __init__(self, folder, *address):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.ray_driver", str(folder), *address],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def started(self):
-        facts = json.loads(self.process.stdout.readline())
-        assert facts["right"] and len(alive(facts["pids"].values())) == 3
-        return facts
-
-    def end(self):
-        self.process.kill()
-        self.process.wait()
+def test_nothing_imports_ray_before_there_is_something_to_launch():
+    code = "import sys, hydrainfer.cluster.ray; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
 
 
 @pytest.fixture
@@ -218,15 +234,16 @@ def test_a_killed_server_leaves_no_instance_on_a_cluster_it_joined(cluster, driv
 @pytest.mark.slow
 def test_a_killed_server_leaves_no_process_of_its_own_ray(driver):
     d = driver()
-    d.started()
+    session = d.started()["session"]
     pids = [p for p in in_session(d.process.pid) if p != d.process.pid and not agent(p)]
     assert len(pids) >= 5  # three instances, gcs_server, raylet
     d.process.kill()
     print(f"gone after {wait_gone(pids, 10):.1f} s")
+    shutil.rmtree(session, ignore_errors=True)
 
 
-def test_ctrl_c_closes_a_ray_of_our_own_without_a_trace(driver):
-    d = driver()
+def test_ctrl_c_closes_a_ray_of_our_own_without_a_trace(own_ray):
+    d = own_ray
     facts = d.started()
     pids = in_session(d.process.pid)
     assert set(pids) > set(facts["pids"].values())

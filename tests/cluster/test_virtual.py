@@ -225,3 +225,10 @@ def test_ed_and_p_with_minimum_pools_always_finish(n, seed, layout):
     for r in requests:
         assert cluster.tokens(r.id) == expected_tokens(r)
     cluster.check_whole()
+
+
+def test_a_dead_peers_connections_are_dropped():
+    cluster = Cluster("1E1P1D", 16, 4)
+    for name, engine in cluster.engines.items():
+        engine.peer_dead("E0", 0, 0.0)
+        assert (name, "E0:0") in cluster.forgotten

@@ -92,9 +92,10 @@ def check_whole(llm, seconds=10.0):
     instance.intake.processor.pixels.check(idle=True)
 
 
+@pytest.mark.parametrize("transport", ["local", "shared-memory", "gloo", "tcp"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_are_those_of_one_instance(path, wanted, layout):
-    with start(path, layout) as llm:
+def test_tokens_are_those_of_one_instance(path, wanted, layout, transport):
+    with start(path, layout, transport=transport) as llm:
         assert ask(llm) == wanted
         check_whole(llm)
         stats = settled_stats(llm)
@@ -193,6 +194,11 @@ def test_a_server_that_closes_ends_everything(path):
         assert isinstance(answer, list | HydraError), answer
     for pool in instance.pools().values():
         pool.check(idle=True)
+
+
+def test_a_transport_that_cannot_work_is_refused_in_one_line(path):
+    with pytest.raises(ConfigError, match="needs caches on CUDA, they are on cpu; use gloo or auto"):
+        LLM(path, layout="1E1PD", transport="nccl", device="cpu")
 
 
 def test_a_layout_without_a_stage_is_refused_in_one_line(path):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
+import os
+
 import pytest
 import torch
 
@@ -30,5 +34,22 @@ def test_embed_store_rows():
     assert torch.equal(store.data[2, 1], torch.arange(6.0))
 
 
+def test_a_shared_store_is_a_sealed_nameless_file_as_long_as_it_lives():
+    store = BlockStore(CacheSpec.embed(width=6, dtype="float32", block_tokens=4), 300, shared=True)
+    store.rows[5] = 1.0
+    store.touch()
+    assert int(store.data.sum()) == 6, "touching keeps the bytes"
+    path = f"/proc/self/fd/{store.memory.fd}"
+    assert store.memory.name in os.readlink(path) and os.stat(path).st_blocks * 512 >= store.n_bytes
+    with pytest.raises(OSError):
+        os.truncate(path, 0)
+    with pytest.raises(OSError), open(path, "r+b") as file:
+        mmap.mmap(file.fileno(), store.n_bytes)  # nobody else may write
+    del store
+    gc.collect()
+    assert not os.path.exists(path)
+
+
 def test_an_empty_store():
-    assert BlockStore(CacheSpec.embed(width=6, dtype="float32"), 0).rows.shape == (0, 6)
+    for shared in (False, True):
+        assert BlockStore(CacheSpec.embed(width=6, dtype="float32"), 0, shared=shared).rows.shape == (0, 6)

@@ -115,6 +115,11 @@ def test_what_cannot_be_copied_fails_and_the_next_copy_works(rig):
     assert equal(rig.target["kv"].bytes[0], rig.source["kv"].bytes[1])
 
 
+def test_handles_of_two_owners_are_no_offer(rig):
+    other = msgspec.structs.replace(rig.handles["embed"], owner="E1:1")
+    assert rig.pull({"kv": ([1], [0]), "embed": ([1], [0])}, {"kv": rig.handles["kv"], "embed": other}) is False
+
+
 def traces():
     gc.collect()
     mine = {

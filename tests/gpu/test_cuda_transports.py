@@ -1,0 +1,92 @@
+"""Transports between stores on CUDA: two processes on one GPU, and NCCL with itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+
+import pytest
+import torch
+
+from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller
+from tests.storage.peers import SECRET, SPECS, content
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+IDS, INTO = [7, 0, 1, 2, 5], [0, 1, 2, 3, 4]
+
+
+class Instance:
+    def __init__(self, owner, transport, seed=None) -> None:
+        self.stores = {name: BlockStore(spec, 9, "cuda") for name, spec in SPECS.items()}
+        if seed is not None:
+            for name, store in self.stores.items():
+                store.bytes.copy_(content(name, 9, seed))
+        torch.cuda.synchronize()
+        local = LocalExports()
+        self.exports = Exports(
+            owner, self.stores, transport, secret=SECRET, local=local if transport == "local" else None
+        )
+        self.woken = threading.Event()
+        routes = Routes(transport, "cuda", secret=SECRET, local=local)
+        self.puller = StorePuller(self.stores, self.exports, routes, self.woken.set)
+
+    def pull(self, handles):
+        self.woken.clear()
+        copy = self.puller.pull(handles, dict.fromkeys(handles, (IDS, INTO)))
+        assert self.woken.wait(30)
+        return copy.done
+
+
+def offer(pipe, transport, seed):
+    instance = Instance("E0:1", transport, seed)
+    pipe.send(instance.exports.handles)
+    pipe.recv()
+    instance.puller.close()
+
+
+@pytest.mark.parametrize("transport", ["cuda-ipc", "tcp", "auto"])
+def test_blocks_of_another_process_on_the_same_gpu(transport):
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    peer = context.Process(target=offer, args=(theirs, transport, 1), daemon=True)
+    peer.start()
+    assert pipe.poll(120)
+    handles = pipe.recv()
+    us = Instance("P0:1", transport)
+    for _ in range(3):
+        assert us.pull(handles) is True
+    for name, store in us.stores.items():
+        assert torch.equal(store.bytes[INTO].cpu(), content(name, 9, 1)[IDS])
+        assert not store.bytes[5:].any()
+    us.puller.close()
+    pipe.send(None)
+    peer.join(30)
+    assert peer.exitcode == 0
+
+
+def test_local_copies_on_cuda():
+    us = Instance("E0:1", "local", 2)
+    assert us.pull(us.exports.handles) is True
+    us.puller.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL wants a GPU per rank")
+def test_nccl_between_two_gpus():
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    peer = context.Process(target=offer, args=(theirs, "nccl", 1), daemon=True)
+    peer.start()
+    assert pipe.poll(120)
+    handles = pipe.recv()
+    with torch.cuda.device(1):
+        us = Instance("P0:1", "nccl")
+        assert us.pull(handles) is True
+        for name, store in us.stores.items():
+            assert torch.equal(store.bytes[INTO].cpu(), content(name, 9, 1)[IDS])
+        us.puller.close()
+    pipe.send(None)
+    peer.join(30)

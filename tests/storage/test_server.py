@@ -1,0 +1,132 @@
+"""What a block server does with clients that are no peers, and with peers that ask for the impossible."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from hydrainfer.storage import TransportError
+from hydrainfer.storage.frames import Hello, Join, Pull, Put, Read
+from hydrainfer.storage.wire import HANDSHAKE_S, MAGIC, Connection, address_of, enter
+from tests.storage.peers import SECRET, SPECS, Instance
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(60)]
+KV = SPECS["kv"].block_bytes
+
+
+@pytest.fixture(params=["tcp", "gloo"])
+def pair(request):
+    source, target = Instance("E0:1", request.param, 1), Instance("P0:1", request.param, 2)
+    (host, port), _ = address_of(source.handles["kv"].ways[request.param])
+    yield source, target, lambda: socket.create_connection((host, port), timeout=5)
+    target.close()
+    source.close()
+
+
+def works(source, target):
+    return target.pull(source.handles, [7, 0, 1], [8, 9, 12], 1)
+
+
+def ended(sock):
+    """Whether the server cuts the connection."""
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_strangers_are_cut_off_and_hold_up_nobody(pair):
+    source, target, connect = pair
+    rng = random.Random(0)
+    for data in (b"", b"GET / HTTP/1.1\r\n\r\n" * 20, MAGIC * 9, *(rng.randbytes(64) for _ in range(20))):
+        with connect() as sock:
+            sock.sendall(data)
+            if len(data) >= 64:
+                assert ended(sock)
+    silent = [connect() for _ in range(80)]
+    began_s = time.monotonic()
+    assert works(source, target) is True and time.monotonic() - began_s < 1.0
+    time.sleep(HANDSHAKE_S + 0.3)
+    for sock in silent:
+        sock.settimeout(1)
+        assert ended(sock)
+        sock.close()
+    assert works(source, target) is True
+    assert sum(t.name == "hydrainfer-blocks" for t in threading.enumerate()) <= 2
+
+
+def open_as(connect, secret=SECRET, owner="E0:1"):
+    connection = Connection(connect())
+    connection.limit(5)
+    enter(connection, secret, owner)
+    return connection
+
+
+def test_who_does_not_know_the_secret_stays_out(pair):
+    source, target, connect = pair
+    with pytest.raises(TransportError, match="closed the connection"):
+        open_as(connect, b"another cluster's")
+    with pytest.raises(TransportError, match=r"refused: this is E0:1"):
+        open_as(connect, owner="E0:2").receive()
+    assert works(source, target) is True
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Read("kv", KV, ((16, 1),)),
+        Read("kv", KV, ((15, 2),)),
+        Read("kv", KV, ((-1, 1),)),
+        Read("kv", KV, ((3, 0),)),
+        Read("kv", KV, ((0, 1 << 62),)),
+        Read("kv", KV + 1, ((0, 1),)),
+        Read("pixels", KV, ((0, 1),)),
+        Join("mpi"),
+        Pull(1, "kv", KV, ((0, 1),)),
+        Put("key", b"value"),
+        Hello("E0:1"),
+    ],
+)
+def test_impossible_requests_are_refused_and_end_the_connection(pair, request_):
+    source, target, connect = pair
+    connection = open_as(connect)
+    connection.send(request_)
+    with pytest.raises(TransportError, match="refused"):
+        connection.receive()
+    with pytest.raises((TransportError, OSError)):
+        connection.receive()
+    connection.close()
+    assert works(source, target) is True
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\x7f", b"\x05\0\0\0hello", b"\0\0\0\0", b"\x40\0\0\0" + os.urandom(64)])
+def test_garbage_of_a_peer_ends_its_connection_only(pair, data):
+    source, target, connect = pair
+    connection = open_as(connect)
+    connection.send_bytes(data)
+    with pytest.raises((TransportError, OSError)):
+        connection.receive()
+    connection.close()
+    assert works(source, target) is True
+
+
+def test_a_member_that_misuses_a_group_ends_only_that(pair):
+    source, target, connect = pair
+    connection = open_as(connect)
+    connection.send(Join("gloo"))
+    connection.receive()
+    connection.send(Read("kv", KV, ((0, 1),)))
+    with pytest.raises((TransportError, OSError)):
+        for _ in range(5):
+            connection.receive()
+    connection.close()
+    assert works(source, target) is True
