@@ -40,8 +40,13 @@ class Driver:
         return facts
 
     def end(self):
-        self.process.kill()
-        self.process.wait()
+        """As Ctrl-C does, so that it can tidy up."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 @pytest.fixture(scope="module")
