@@ -90,7 +90,9 @@ def start_cluster(
     cost, device = cost_model_of(config), torch_device(config)
     specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
     check_transport(config.transport, device)
-    births = {s.name: Birth(_own_options(config, s), n_context, 1 / len(specs), cost) for s in specs}
+    births = {
+        s.name: Birth(own_options(config, s), n_context, min(s.share.gpus or 1 / len(specs), 1.0), cost) for s in specs
+    }
     launcher: InProcess | RayLauncher
     if choose_launcher(config, specs) == "ray":
         from hydrainfer.cluster.ray import RayLauncher
@@ -138,7 +140,8 @@ def _pools(launcher: Launcher) -> dict[str, CacheSet]:
     return {n: node.engine.scheduler.room.caches for n, node in nodes.items() if node.engine is not None}
 
 
-def _own_options(config: ServeConfig, spec: InstanceSpec) -> ServeConfig:
+def own_options(config: ServeConfig, spec: InstanceSpec) -> ServeConfig:
+    """With what the layout's file says of this instance."""
     own = {"kv_cache_gib": spec.kv_cache_gib, "image_cache_gib": spec.image_cache_gib}
     return msgspec.structs.replace(config, **{k: v for k, v in own.items() if v is not None})
 

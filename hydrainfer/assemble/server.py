@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
-from hydrainfer.assemble.instances import start_cluster
+from hydrainfer.assemble.instances import own_options, start_cluster
 from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
@@ -94,10 +92,8 @@ def _one_engine(
     thread = EngineThread(time.monotonic, spec.name)
     n_threads = spec.share.threads or config.threads or len(os.sched_getaffinity(0))
     sizing = Sizing(description.n_context, n_threads=n_threads, cost=cost_model_of(config))
-    own = {"kv_cache_gib": spec.kv_cache_gib, "image_cache_gib": spec.image_cache_gib}
-    config = msgspec.structs.replace(config, **{k: v for k, v in own.items() if v is not None})
     around = Surroundings(sessions.sink, recorder.record, thread.wake, pixels.get)
-    built = build_engine(config, spec.role, around, sizing, on_progress)
+    built = build_engine(own_options(config, spec), spec.role, around, sizing, on_progress)
     thread.start(built.engine)
     return thread, built
 

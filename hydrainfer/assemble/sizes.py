@@ -72,7 +72,7 @@ def cache_sizes(
         if n_kv is None:
             wanted = max(kv.blocks_for(config.max_running * _TOKENS_PER_RUNNING), kv.blocks_for(n_context))
             taken = sizes[embed] * embed.block_bytes if embed is not None else 0
-            fits = int(_free_bytes(config, device) * share - taken) // kv.block_bytes
+            fits = int(_free_bytes(config, device, share) - taken) // kv.block_bytes
             n_kv = min(wanted, fits) if device.type == "cpu" else fits
         sizes[kv] = n_kv
         wants.append(f"a KV block {kv.block_bytes}")
@@ -116,11 +116,13 @@ def _blocks(gib: float | None, spec: CacheSpec) -> int | None:
     return None if gib is None else max(1, int(gib * GIB) // spec.block_bytes)
 
 
-def _free_bytes(config: ServeConfig, device: torch.device) -> int:
+def _free_bytes(config: ServeConfig, device: torch.device, share: float) -> float:
+    """For caches. On CUDA `share` is of the device, weights included; on a CPU of the half of the free memory."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return int(free - (1 - config.gpu_memory_fraction) * total) - _CUDA_WORKSPACE_BYTES
+        ours = config.gpu_memory_fraction * share * total - torch.cuda.memory_reserved(device)
+        return min(free - (1 - config.gpu_memory_fraction) * total, ours) - _CUDA_WORKSPACE_BYTES
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 // 2  # half: the rest of the machine lives here, too
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+            return int(line.split()[1]) * 1024 / 2 * share  # half: the rest of the machine lives here, too
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 * share

@@ -98,6 +98,8 @@ class Front:
         if not self._place(live, now):
             raise Unavailable(f"no instance can {request.plan()[0].value} now; retry later", retry_after_s=5.0)
         self._live[request.id] = self._lives[request.id] = live
+        arrived_s = now if request.arrival_s is None else request.arrival_s
+        self._note(LifecycleEvent(request.id, EventKind.ARRIVED, arrived_s, n=request.n_prompt))
 
     def cancel(self, request_ids: Iterable[str], now: float) -> None:
         lives = [self._live[i] for i in request_ids if i in self._live]
@@ -150,7 +152,7 @@ class Front:
             self._follow((report.name, report.incarnation), moved, now)
         for event in report.events:
             live = self._lives.get(event.request_id)
-            if live is not None and (live.n_lives == 1 or event.kind is not EventKind.ARRIVED):
+            if live is not None and event.kind is not EventKind.ARRIVED:  # that was noted when it was submitted
                 self._note(event._replace(request_id=live.request.id))
         for output in report.outputs:
             live = self._lives.get(output.request_id)

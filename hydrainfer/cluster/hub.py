@@ -101,7 +101,7 @@ class Hub:
         infos = []
         for plan in self._plans:
             member, role = members.get(plan.name), plan.roles[plan.name]
-            if member is None:
+            if member is None or self._broken:
                 infos.append(InstanceInfo(plan.name, role, "dead"))
                 continue
             peer = member.hello.peer

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from hydrainfer.core import HydraError, InstanceInfo, InstanceStats, InternalError, Parcel, Request, Unavailable
+from hydrainfer.core import HydraError, InstanceInfo, InstanceStats, InternalError, Request, Unavailable
 from hydrainfer.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -22,13 +22,12 @@ class EngineThread:
     """Every call is queued and carried out by the engine's own thread, so the engine needs no lock.
 
     `name`: of the instance. `wake` is also what runners call when a ticket is complete. `close` aborts what is running
-    and joins the thread. `on_death` is called on that thread when a bug has stopped the engine.
+    and joins the thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, name: str = "EPD0") -> None:
         self.name = name
         self._clock = clock
-        self.on_death: Callable[[], None] = lambda: None
         self._inbox: deque[Callable[[Engine, float], None]] = deque()
         self._woken = threading.Event()
         self._closing = False
@@ -51,14 +50,6 @@ class EngineThread:
     def cancel(self, request_ids: list[str]) -> None:
         self._post(lambda engine, now: engine.cancel(request_ids, now))
 
-    def deliver(self, parcel: Parcel) -> None:
-        """A peer's messages."""
-        self._post(lambda engine, _: engine.deliver(parcel))
-
-    def peer_dead(self, peer: str, incarnation: int) -> None:
-        """A peer's process, or its thread, is gone."""
-        self._post(lambda engine, now: engine.peer_dead(peer, incarnation, now))
-
     @property
     def alive(self) -> bool:
         """It takes requests."""
@@ -77,22 +68,11 @@ class EngineThread:
             return [InstanceInfo(self.name, stats.role, "dead", pid=os.getpid())]
         return [InstanceInfo(self.name, stats.role, "alive", pid=os.getpid(), stats=stats)]
 
-    def stop(self) -> None:
-        """Begin to close, without waiting."""
+    def close(self) -> None:
         self._closing = True
         self.wake()
-
-    def close(self) -> None:
-        self.stop()
         if self._thread.is_alive():
             self._thread.join()
-
-    def bury(self, peers: dict[str, int]) -> None:
-        """After `close` of this engine and of `peers` (name → incarnation): nobody reads or writes any more, so every
-        block comes back."""
-        assert self._engine is not None and not self._thread.is_alive(), "bury before close"
-        for peer, incarnation in peers.items():
-            self._engine.peer_dead(peer, incarnation, self._clock())
 
     def _post(self, call: Callable[[Engine, float], None]) -> None:
         self._inbox.append(call)
@@ -108,7 +88,6 @@ class EngineThread:
         except Exception:
             logger.exception("the engine stopped after an internal error")
             self._dead = InternalError("the engine stopped after an internal error; see the server's log")
-            self.on_death()
             while not self._closing:
                 self._refuse_dead(engine, self._dead)
                 self._woken.wait()

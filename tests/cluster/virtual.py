@@ -118,9 +118,9 @@ class Cluster:
         self.roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
         roster = Roster(self.roles, balancing, random.Random(seed))
         self.front = Front(roster, self.outputs.extend, lambda e: self.lifecycle.append((self.now, e)), PULSE)
-        plan = {"hub": "hub/0", "pixels": "", "bind": "", "hub_host": host_identity(), "balancing": balancing, "pulse": PULSE}
+        at = {"hub": "hub/0", "pixels": "", "bind": "", "hub_host": host_identity()}
         names = {name: str(role) for name, role in self.roles.items()}
-        self.plans = {name: NodePlan(name=name, roles=names, **plan) for name in self.roles}
+        self.plans = {n: NodePlan(n, names, **at, balancing=balancing, pulse=PULSE) for n in self.roles}
         self.engines, self.caches, self.devices, self.pullers, self.nodes, self.wires = {}, {}, {}, {}, {}, {}
         self.memory = {}  # by address; outlives its instance
         self.wakes, self.links, self.incarnations = {}, {}, dict.fromkeys(self.roles, 0)
