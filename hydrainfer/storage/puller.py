@@ -55,6 +55,7 @@ class StorePuller:
         self._stores, self._transport, self._wake = stores, transport, wake
         self._peers: dict[str, _Peer] = {}
         self._gone: set[str] = set()
+        self._ending: list[_Peer] = []
         self._closed = False
 
     def pull(self, sources: dict[str, ExportHandle], pulls: dict[str, tuple[list[int], list[int]]]) -> Copy:
@@ -75,15 +76,15 @@ class StorePuller:
         peer = self._peers.pop(owner, None)
         if peer is not None:
             peer.end()
+            self._ending = [p for p in self._ending if p.alive] + [peer]
 
     def close(self) -> None:
         """Safe to repeat. What is being copied fails."""
         self._closed = True
-        peers = list(self._peers.values())
         for owner in list(self._peers):
             self.forget(owner)
         self._transport.close()
-        for peer in peers:
+        for peer in self._ending:
             peer.join()
         self._offers.close()
 
@@ -108,6 +109,10 @@ class _Peer:
         self._ending = True
         self._queue.put(None)
         self._transport.forget(self._owner)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def join(self) -> None:
         self._thread.join()

@@ -84,7 +84,8 @@ class BlockServer:
             if self._closed:
                 connection.close()
                 return
-            self._threads[connection] = thread
+            self._threads = {c: t for c, t in self._threads.items() if t.is_alive()}
+            self._threads[connection] = thread  # until it has ended: one that outlives the interpreter may crash it
             self._strangers.append(connection)
             if len(self._strangers) > _STRANGERS:
                 self._strangers.pop(0).abort()
@@ -103,7 +104,6 @@ class BlockServer:
             _log.exception("serving blocks of %s failed", self._owner)
         finally:
             with self._lock:
-                del self._threads[connection]
                 if connection in self._strangers:
                     self._strangers.remove(connection)
             connection.close()

@@ -74,7 +74,7 @@ class _Lines:
             line.abort()
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False)  # idle: `read` waits for them
+        self._threads.shutdown()  # at once: they are idle, `read` has waited for them
         for line in self._lines:
             line.close()
 
