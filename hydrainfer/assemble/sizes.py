@@ -26,7 +26,7 @@ def torch_device(config: ServeConfig) -> torch.device:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda, but torch sees no CUDA device; use --device cpu", param="device")
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    return torch.device("cuda", 0) if cuda else torch.device("cpu")  # CUDA_VISIBLE_DEVICES says which is 0
 
 
 def check_in_process(transport: str) -> None:

@@ -169,6 +169,8 @@ class Engine:
         self._flush()
         if moves is not None and moves.to_post:
             moves.post(self.load())
+        if not self._busy:
+            self._progress_s = now  # so that it counts from when something comes
         return self._wake_at(now)
 
     def _launch(self, now: float) -> None:

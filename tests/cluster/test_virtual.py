@@ -52,6 +52,19 @@ def test_every_layout_gives_the_tokens_and_moves_only_what_it_must(layout):
         assert not any(e.stats(0.0).n_landed for e in cluster.engines.values())
 
 
+def test_who_has_been_idle_for_long_does_not_count_as_stalled():
+    cluster = Cluster("1E1P1D", 64, 32)
+    cluster.now = 50_000.0
+    cluster.submit(make_request("a", pictures=[1], max_tokens=5))
+    longest, until = 0.0, cluster.now
+    while not cluster.quiet:
+        until += 0.5
+        cluster.run(until)
+        longest = max(longest, *(e.stats(cluster.now).stalled_s for e in cluster.engines.values()))
+    assert longest < 20.0
+    assert len(cluster.front.kills) == 0
+
+
 def test_text_never_touches_an_encoder():
     cluster = Cluster("2E1P1D", 64, 32)
     for i in range(4):
@@ -229,6 +242,9 @@ def test_ed_and_p_with_minimum_pools_always_finish(n, seed, layout):
 
 def test_a_dead_peers_connections_are_dropped():
     cluster = Cluster("1E1P1D", 16, 4)
-    for name, engine in cluster.engines.items():
-        engine.peer_dead("E0", 0, 0.0)
-        assert (name, "E0:0") in cluster.forgotten
+    cluster.run()
+    cluster.crash("E0")
+    cluster.run()
+    cluster.submit(make_request("a"))
+    cluster.run()
+    assert {("P1/1", "E0:1"), ("D2/1", "E0:1")} <= set(cluster.forgotten)
