@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 
 import pytest
@@ -39,7 +38,7 @@ def test_a_peer_killed_during_a_copy(transport):
     copy = us.begin(doomed.handles, list(range(N)), list(range(N)), ["embed"])
     while not embed[0, 0]:
         time.sleep(0.0005)
-    doomed.signal(signal.SIGSTOP)  # hung, for now
+    doomed.stop()  # hung, for now
     assert us.pull(other.handles, SCATTERED, RUN, 2, ["kv"]) is True, "another peer does not wait"
     assert copy.done is None
     killed_s = time.monotonic()
@@ -71,18 +70,18 @@ def test_mapped_memory_survives_its_exporter():
 def test_a_hung_peer(transport):
     """Its copies end when their time is over, or at once when we close; ours to it end too."""
     peer = Peer("E0:1", transport, 1, n=N, n_source=N)
-    patient, hasty = Instance("P0:1", transport, 2, n=N), Instance("P1:1", transport, 3, n=N, timeout_s=1.0)
+    patient, hasty = Instance("P0:1", transport, 2, n=N), Instance("P1:1", transport, 3, n=N, timeout_s=2.0)
     assert patient.pull(peer.handles, RUN, RUN, 1) is True and hasty.pull(peer.handles, RUN, RUN, 1) is True
     peer.begin_pulls(1, patient.handles, list(range(8)) * 12, list(range(96)), None)
-    peer.signal(signal.SIGSTOP)
+    peer.stop()
     began_s = time.monotonic()
     assert hasty.pull(peer.handles, RUN, RUN) is False
-    assert 0.5 < time.monotonic() - began_s < 2.0
+    assert 1.0 < time.monotonic() - began_s < 5.0
     copy = patient.begin(peer.handles, RUN, RUN)
     time.sleep(0.1)
     assert copy.done is None
     began_s = time.monotonic()
     patient.close()
     hasty.close()
-    assert copy.done is False and time.monotonic() - began_s < 3.0
+    assert copy.done is False and time.monotonic() - began_s < 5.0
     peer.kill()
