@@ -58,11 +58,12 @@ class _Live:
 
 @dataclass(slots=True)
 class _Member:
-    """One live incarnation. `progress_s`: when it was last heard of."""
+    """One live incarnation. `killed`: its death has been ordered."""
 
     hello: Hello
     heard_s: float
     stats: InstanceStats | None = None
+    killed: bool = False
 
 
 class Front:
@@ -307,7 +308,9 @@ class Front:
         for name, member in self.members.items():
             peer, silent_s = member.hello.peer, now - member.heard_s
             stalled_s = member.stats.stalled_s if member.stats is not None else 0.0
-            if silent_s > self._pulse.dead_s or stalled_s > self._stall_s:
+            hangs = silent_s > self._pulse.dead_s or stalled_s > self._stall_s
+            if hangs and not member.killed:
+                member.killed = True
                 self.kills.append((name, peer.incarnation))
             suspect = silent_s > self._pulse.suspect_s
             if suspect != peer.suspect:

@@ -9,6 +9,7 @@ An actor's process has one incarnation of its instance, on a thread:
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -237,6 +238,8 @@ class _Instance:
         def make(node: Node) -> tuple[Engine, Facts]:
             engine, facts = pickle.loads(build)(self._plan)(node)
             self._incarnation = node.incarnation
+            gc.collect()
+            gc.freeze()  # what was loaded lives for ever: keep it out of every later collection
             return engine, facts
 
         try:
