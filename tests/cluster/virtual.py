@@ -118,7 +118,14 @@ class Cluster:
         self.roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
         roster = Roster(self.roles, balancing, random.Random(seed))
         self.front = Front(roster, self.outputs.extend, lambda e: self.lifecycle.append((self.now, e)), PULSE)
-        plan = {"hub": "hub/0", "pixels": "", "bind": "", "hub_host": host_identity(), "balancing": balancing, "pulse": PULSE}
+        plan = {
+            "hub": "hub/0",
+            "pixels": "",
+            "bind": "",
+            "hub_host": host_identity(),
+            "balancing": balancing,
+            "pulse": PULSE,
+        }
         names = {name: str(role) for name, role in self.roles.items()}
         self.plans = {name: NodePlan(name=name, roles=names, **plan) for name in self.roles}
         self.engines, self.caches, self.devices, self.pullers, self.nodes, self.wires = {}, {}, {}, {}, {}, {}
