@@ -183,7 +183,7 @@ class Hub:
     def _read(data: bytes) -> ToHub | None:
         try:
             return decode_to_hub(data)
-        except msgspec.MsgspecError:
+        except msgspec.DecodeError:
             _log.warning("the hub got a message it cannot read")
             return None
 
@@ -194,6 +194,8 @@ class Hub:
             with self._started:
                 self._failed[message.name] = message.error.exception()
                 self._started.notify_all()
+        elif isinstance(message, Hello) and message.peer.name not in self._front.roster.roles:
+            _log.warning("the hub heard of %r, which is not in the layout", message.peer.name)
         elif isinstance(message, Hello):
             self._front.hello(message, now)
             self._watch(message)

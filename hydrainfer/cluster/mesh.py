@@ -76,7 +76,12 @@ class Mesh:
         socket.setsockopt(zmq.SNDHWM, _QUEUE)
         socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
         speak_with(socket, self._keys)
-        socket.connect(address)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as e:
+            _log.warning("%s says that it is at %r: %s", name, address, e.strerror)
+            socket.close(linger=0)
+            return
         self._peers[name] = socket
 
     def forget(self, name: str) -> None:

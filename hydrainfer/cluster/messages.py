@@ -123,10 +123,17 @@ def encode(message: ToHub | ToInstance) -> bytes:
 
 
 def decode_to_hub(data: bytes) -> ToHub:
-    """Raises `msgspec.ValidationError` on anything else."""
-    return _to_hub.decode(data)
+    """Raises `msgspec.DecodeError` on anything else."""
+    return _decode(_to_hub, data)
 
 
 def decode_to_instance(data: bytes) -> ToInstance:
-    """Raises `msgspec.ValidationError` on anything else."""
-    return _to_instance.decode(data)
+    """Raises `msgspec.DecodeError` on anything else."""
+    return _decode(_to_instance, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_M], data: bytes) -> _M:
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as e:  # msgspec lets these out as they are
+        raise msgspec.DecodeError(str(e)) from None

@@ -231,7 +231,7 @@ class Node:
     def _hear(self, engine: Engine, data: bytes) -> None:
         try:
             message = decode_to_instance(data)
-        except msgspec.MsgspecError:
+        except msgspec.DecodeError:
             _log.warning("instance %s got a message it cannot read", self.name)
             return
         if isinstance(message, Parcel):

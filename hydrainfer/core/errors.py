@@ -90,17 +90,16 @@ class CheckpointError(HydraError):
     status, type = 400, "checkpoint_error"
 
 
-BY_STATUS: dict[int, type[HydraError]] = {
-    c.status: c
-    for c in (
-        InvalidRequest,
-        Unauthorized,
-        ModelNotFound,
-        RequestTooLarge,
-        MediaError,
-        Overloaded,
-        Unavailable,
-        DeadlineExceeded,
-        InternalError,
-    )
-}
+KINDS: tuple[type[HydraError], ...] = (
+    InvalidRequest,
+    Unauthorized,
+    ModelNotFound,
+    RequestTooLarge,
+    MediaError,
+    Overloaded,
+    Unavailable,
+    DeadlineExceeded,
+    InternalError,
+    ConfigError,
+    CheckpointError,
+)

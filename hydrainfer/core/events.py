@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hydrainfer.core.errors import BY_STATUS, HydraError, InternalError
+from hydrainfer.core.errors import KINDS, HydraError, InternalError
 from hydrainfer.core.sequence import TokenLogprobs
 from hydrainfer.core.stage import Layout, Role
 
@@ -22,13 +22,14 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     code: str | None = None
     param: str | None = None
     retry_after_s: float | None = None
+    type: str | None = None
 
     @classmethod
     def of(cls, e: HydraError) -> ErrorInfo:
-        return cls(e.status, e.message, e.code, e.param, e.retry_after_s)
+        return cls(e.status, e.message, e.code, e.param, e.retry_after_s, e.type)
 
     def exception(self) -> HydraError:
-        kind = BY_STATUS.get(self.status, InternalError)
+        kind = next((k for k in KINDS if k.status == self.status and self.type in (None, k.type)), InternalError)
         return kind(self.message, param=self.param, code=self.code, retry_after_s=self.retry_after_s)
 
 

@@ -82,7 +82,7 @@ def length(header: bytes) -> int:
 def decode(body: bytes) -> Message:
     try:
         message = _decoder.decode(body)
-    except msgspec.DecodeError as e:  # a ValidationError is one
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:  # a ValidationError is the first
         raise TransportError(f"not a message: {e}") from None
     if isinstance(message, Refused):
         raise TransportError(f"refused: {message.reason}")

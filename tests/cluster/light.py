@@ -34,10 +34,13 @@ class Done:
 
 class NothingToPull:
     def __init__(self):
-        self.exports = {spec: ExportHandle("fake", spec, 0, 0) for spec in ("kv", "embed")}
+        self.exports = {spec: ExportHandle("fake") for spec in ("kv", "embed")}
 
     def pull(self, sources, pulls):
         return Done()
+
+    def forget(self, owner):
+        pass
 
     def close(self):
         pass

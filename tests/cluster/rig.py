@@ -3,7 +3,7 @@
 import threading
 import time
 
-from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, Roster, host_identity
+from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, Pulse, Roster, host_identity
 from hydrainfer.config import read_layout
 from tests.scheduler.fakes import expected_tokens, make_request
 
@@ -11,22 +11,23 @@ from tests.scheduler.fakes import expected_tokens, make_request
 class Rig:
     """`shares`: by instance. `host`: where the hub believes to be. Used as a context, it closes."""
 
-    def __init__(self, layout, launcher, folder, shares=(), host=None, timeout_s=60.0):
+    def __init__(self, layout, launcher, folder, shares=(), host=None, timeout_s=60.0, pulse=None):
         specs = read_layout(layout)
         shares = dict(shares)
-        host = host or host_identity()
+        host, pulse = host or host_identity(), pulse or Pulse()
         roles = {s.name: str(s.role) for s in specs}
-        at = f"ipc://{folder}/hub"
-        bind = f"ipc://{folder}/{{name}}-{{incarnation}}"
-        plans = [NodePlan(s.name, roles, at, bind, host, share=shares.get(s.name, s.share)) for s in specs]
+        at = f"ipc://{folder}/"
         self.outputs, self.heard = [], threading.Condition()
         self.launcher = launcher
-        self.front = Front(Roster({s.name: s.role for s in specs}), self._sink)
-        self.hub = Hub(self.front, Mesh(at), launcher, plans, {}.__getitem__, f"ipc://{folder}/pixels")
+        self.front = Front(Roster({s.name: s.role for s in specs}), self._sink, pulse=pulse)
+        self.hub = Hub(self.front, Mesh(f"{at}hub"), launcher, {}.__getitem__, f"{at}pixels")
         self.hub._host = host
+        shared = {"hub": self.hub.address, "pixels": self.hub.pixels_at, "bind": at + "{name}-{incarnation}"}
+        shared |= {"roles": roles, "hub_host": host, "pulse": pulse}
+        plans = [NodePlan(name=s.name, **shared, share=shares.get(s.name, s.share)) for s in specs]
         self.close_s = None
         start = time.monotonic()
-        self.hub.start(timeout_s)
+        self.hub.start(plans, timeout_s)
         self.start_s = time.monotonic() - start
 
     def _sink(self, outputs):

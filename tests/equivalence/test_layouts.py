@@ -4,81 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
+from contextlib import contextmanager
 
 import pytest
-from PIL import Image
 
 from hydrainfer import LLM, SamplingParams
-from hydrainfer.cluster import Pulse
 from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.processor import parse_messages
-from tests.checkpoints import make_llava, make_picture
+from tests.equivalence.mixed import CHATS, CHUNKED, LAYOUTS, PARAMS, TRANSPORTS, ask, check_moves, settled_stats
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
-LAYOUTS = ["1E1P1D", "1EP1D", "1ED1P", "1E1PD", "2E1P2D", "1E2PD+1EPD", "2EPD"]
-N_NEW = 10
-FEW = {"token_budget": 32, "block_tokens": 4, "headroom_tokens": 0}
 FEW_BLOCKS, FEW_PICTURES = 40, 3
 KV_BLOCK, PICTURE = 2 * 2 * 4 * 2 * 32 * 4, 64 * 64 * 4  # bytes, of this checkpoint
 
 
-def image(i):
-    return {"type": "image", "image": Image.fromarray(make_picture(i, 56))}
-
-
-def user(*parts):
-    return [{"role": "user", "content": [p if isinstance(p, dict) else {"type": "text", "text": p} for p in parts]}]
-
-
-CHATS = [
-    user("Explain how a queue works."),
-    user(image(1), "What is in this picture?"),
-    user("Compare", image(2), "with", image(1), "and with", image(3)),
-    user(image(4), "A long text: " + "one two three four five six " * 6),
-    user("Only a long text, in chunks: " + "seven eight nine ten " * 8),
-    user(image(1), "What is in this picture, again?"),
-]
-PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=N_NEW),
-    SamplingParams(temperature=1.0, top_p=0.9, seed=5, n=2, max_tokens=N_NEW),
-    SamplingParams(temperature=0.8, seed=7, max_tokens=N_NEW, logprobs=2, repetition_penalty=1.2),
-]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return make_llava(tmp_path_factory.mktemp("llava"))
-
-
-def start(path, layout, few=False, **options):
+def start(tiny, layout, few=False, **options):
     if few:
         sizes = {"kv_cache_gib": FEW_BLOCKS * KV_BLOCK / 2**30, "image_cache_gib": FEW_PICTURES * PICTURE / 2**30}
-        options = {**FEW, **sizes, **options}
-    return LLM(path, layout=layout, launcher="inproc", threads=1, native_kernels=False, **options)
-
-
-def ask(llm, copies=1):
-    """Greedy and seeded answers to the mixed batch."""
-    chats = [c for c in CHATS for _ in PARAMS] * copies
-    outputs = llm.chat(chats, PARAMS * len(CHATS) * copies, use_tqdm=False)
-    found = [[(c.token_ids, [round(x.logprob, 3) for x in c.logprobs]) for c in out.outputs] for out in outputs]
-    n = len(found) // copies
-    assert all(found[i * n : (i + 1) * n] == found[:n] for i in range(copies)), "the same request, other tokens"
-    return found[:n]
-
-
-@pytest.fixture(scope="module")
-def wanted(path):
-    with start(path, "1EPD") as llm:
-        return ask(llm)
-
-
-def settled_stats(llm):
-    """Instances tell theirs now and then."""
-    time.sleep(3 * Pulse().beat_s)
-    return llm._instance.engine.stats()
+        options = {"headroom_tokens": 0, **sizes, **options}
+    return LLM(tiny, layout=layout, launcher="inproc", **CHUNKED, **options)
 
 
 def check_whole(llm, seconds=10.0):
@@ -92,21 +39,13 @@ def check_whole(llm, seconds=10.0):
     instance.intake.processor.pixels.check(idle=True)
 
 
-@pytest.mark.parametrize("transport", ["local", "shared-memory", "gloo", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_are_those_of_one_instance(path, wanted, layout, transport):
-    with start(path, layout, transport=transport) as llm:
+def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
+    with start(tiny, layout, transport=transport) as llm:
         assert ask(llm) == wanted
         check_whole(llm)
-        stats = settled_stats(llm)
-        if layout in ("1E1P1D", "1E1PD", "1ED1P"):
-            assert stats.blocks_pulled["embed"] == 4, "each of four pictures crosses once"
-        if layout in ("1E1P1D", "1EP1D", "1ED1P"):
-            n_requests = len(CHATS) * sum(p.n for p in PARAMS)
-            n_pictures = 4 * sum(p.n for p in PARAMS) if layout != "1EP1D" else 0  # chats with pictures move twice
-            assert stats.n_landed == n_requests + n_pictures, "each KV crosses once"
-        if layout == "2EPD":
-            assert stats.n_landed == 0 and not stats.blocks_pulled
+        check_moves(settled_stats(llm), layout)
         for name, node in llm._instance.engine.launcher.nodes.items():
             engine = node.engine
             model = next(iter(engine._runners.values()))._model
@@ -114,17 +53,37 @@ def test_tokens_are_those_of_one_instance(path, wanted, layout, transport):
             assert (model.language is not None) == ("P" in name or "D" in name)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_few_blocks(path, wanted, layout):
+@contextmanager
+def watched(llm):
+    """Yields a list with the largest number of requests that were in the cluster at once."""
+    most, over = [0], threading.Event()
+
+    def look():
+        while not over.wait(0.002):
+            most[0] = max(most[0], llm._instance.engine._front.n_live)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield most
+    over.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("layout", "copies"), [*((name, 2) for name in LAYOUTS[3:]), *((name, 4) for name in LAYOUTS[:3])]
+)
+def test_few_blocks(tiny, wanted, layout, copies):
     """Back-pressure everywhere; where decoding instances run full, preemption."""
-    with start(path, layout, few=True) as llm:
-        assert ask(llm, copies=2) == wanted
+    with start(tiny, layout, few=True) as llm:
+        with watched(llm) as most:
+            assert ask(llm, copies) == wanted
+        assert most[0] >= 64 or copies < 4, most
         check_whole(llm)
         assert settled_stats(llm).n_preemptions > 0 or layout == "2E1P2D"
 
 
 @pytest.mark.parametrize("layout", ["1E1P1D", "1ED1P"])
-def test_clients_that_leave_at_random_moments(path, wanted, layout):
+def test_clients_that_leave_at_random_moments(tiny, wanted, layout):
     rng = random.Random(layout)
 
     async def one(intake, i):
@@ -146,7 +105,7 @@ def test_clients_that_leave_at_random_moments(path, wanted, layout):
             await asyncio.sleep(0.005)
         return answers
 
-    with start(path, layout, few=True) as llm:
+    with start(tiny, layout, few=True) as llm:
         for i, answer in enumerate(asyncio.run(everyone(llm))):
             if answer is not None:
                 want = wanted[(i % len(CHATS)) * len(PARAMS) + i % len(PARAMS)]
@@ -155,7 +114,7 @@ def test_clients_that_leave_at_random_moments(path, wanted, layout):
 
 
 @pytest.mark.parametrize("layout", ["1E1P1D", "1ED1P"])
-def test_deadlines_at_every_stage(path, layout):
+def test_deadlines_at_every_stage(tiny, layout):
     """Whatever it was doing, a request ends with 504 and its blocks come back."""
     params = SamplingParams(max_tokens=45, ignore_eos=True)
 
@@ -174,14 +133,14 @@ def test_deadlines_at_every_stage(path, layout):
 
     n_late = 0
     for timeout_s in (0.03, 0.1, 0.2, 0.4):
-        with start(path, layout, few=True, request_timeout_s=timeout_s) as llm:
+        with start(tiny, layout, few=True, request_timeout_s=timeout_s) as llm:
             n_late += asyncio.run(all_of(llm))
             check_whole(llm)
     assert n_late > 6
 
 
-def test_a_server_that_closes_ends_everything(path):
-    llm = start(path, "1E1P1D", few=True)
+def test_a_server_that_closes_ends_everything(tiny):
+    llm = start(tiny, "1E1P1D", few=True)
     instance = llm._instance
 
     async def leave():
@@ -196,11 +155,11 @@ def test_a_server_that_closes_ends_everything(path):
         pool.check(idle=True)
 
 
-def test_a_transport_that_cannot_work_is_refused_in_one_line(path):
+def test_a_transport_that_cannot_work_is_refused_in_one_line(tiny):
     with pytest.raises(ConfigError, match="needs caches on CUDA, they are on cpu; use gloo or auto"):
-        LLM(path, layout="1E1PD", transport="nccl", device="cpu")
+        LLM(tiny, layout="1E1PD", transport="nccl", device="cpu")
 
 
-def test_a_layout_without_a_stage_is_refused_in_one_line(path):
+def test_a_layout_without_a_stage_is_refused_in_one_line(tiny):
     with pytest.raises(ConfigError, match="no instance that runs decode"):
-        LLM(path, layout="1E1P")
+        LLM(tiny, layout="1E1P")

@@ -1,0 +1,128 @@
+"""Who gets a request: the ring of encoders, bursts, loads, suspects, and stages that nobody runs."""
+
+import random
+
+import msgspec
+import pytest
+
+from hydrainfer.cluster import HashRing, Roster
+from hydrainfer.cluster.messages import Peer
+from hydrainfer.cluster.roster import delay_s
+from hydrainfer.core import Layout, Load, Stage
+from tests.cluster.virtual import Cluster
+from tests.scheduler.fakes import make_request
+
+pytestmark = pytest.mark.unit
+
+
+def roster(layout, balancing="least_load", seed=0):
+    """All of them there."""
+    roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
+    made = Roster(roles, balancing, random.Random(seed))
+    made.update(Peer(name, str(role), 1, "-") for name, role in roles.items())
+    return made
+
+
+def without(made, *names):
+    return made.update([p for n, p in made.peers.items() if n not in names])
+
+
+def suspect(made, *names):
+    made.update([msgspec.structs.replace(p, suspect=p.name in names) for p in made.peers.values()])
+
+
+def test_a_ring_moves_only_the_keys_of_who_left():
+    names = [f"E{i}" for i in range(5)]
+    ring, keys = HashRing(names), [b"picture%d" % i for i in range(500)]
+    before = {k: ring.owner(k, names) for k in keys}
+    after = {k: ring.owner(k, names[1:]) for k in keys}
+    assert all(after[k] == before[k] for k in keys if before[k] != "E0")
+    assert {after[k] for k in keys if before[k] == "E0"} == set(names[1:])
+    shares = [list(before.values()).count(n) for n in names]
+    assert min(shares) > 40, shares
+    assert ring.owner(b"x", []) is None
+
+
+def test_a_picture_goes_to_the_encoder_that_its_content_names_however_busy():
+    made = roster("3E1P1D")
+    requests = [make_request(f"r{i}", pictures=[i % 7]) for i in range(70)]
+    owners = [made.choose(r, Stage.ENCODE, ()) for r in requests]
+    assert owners[:7] * 10 == owners and len(set(owners)) == 3
+    without(made, owners[0])
+    again = [made.choose(r, Stage.ENCODE, ()) for r in requests[:7]]
+    assert owners[0] not in again
+    assert all(a == b for a, b in zip(again, owners) if b != owners[0])
+
+
+@pytest.mark.parametrize("balancing", ["least_load", "round_robin", "random"])
+def test_a_burst_is_spread(balancing):
+    """Before any of them has said how busy it is now."""
+    cluster = Cluster("3EPD", 64, 32, balancing=balancing)
+    for i in range(30):
+        cluster.submit(make_request(f"r{i}"))
+    owners = [live.owner[0] for live in cluster.front._live.values()]
+    shares = sorted(owners.count(name) for name in cluster.roles)
+    assert sum(shares) == 30 and (shares[0] >= 4 if balancing == "random" else shares == [10, 10, 10])
+
+
+@pytest.mark.parametrize("stage", [Stage.PREFILL, Stage.DECODE])
+def test_a_burst_between_instances_is_spread(stage):
+    made = roster("1E3P3D")
+    owners = [made.choose(make_request(f"r{i}"), stage, ()) for i in range(30)]
+    assert sorted(owners.count(n) for n in set(owners)) == [10, 10, 10]
+
+
+def test_the_least_predicted_delay_is_chosen():
+    made = roster("3EPD")
+    slow, fast = Load(n_tokens=100, token_s=1e-2), Load(n_tokens=1000, token_s=1e-4)
+    decoding = Load(n_decoding=64, decode_s=1e-2)
+    assert delay_s(slow) == pytest.approx(1.0) and delay_s(fast) == pytest.approx(0.1)
+    assert delay_s(decoding) == pytest.approx(0.64)
+    made.loads.update(EPD0=slow, EPD1=fast, EPD2=decoding)
+    assert made.choose(make_request("a"), Stage.PREFILL, ()) == "EPD1"
+    assert made.choose(make_request("b"), Stage.PREFILL, ["EPD1"]) == "EPD2"
+    made.loads["EPD1"] = Load(n_pictures=100)  # not measured yet: a guess
+    assert made.choose(make_request("c"), Stage.PREFILL, ()) == "EPD2"
+
+
+def test_what_was_chosen_counts_until_the_instance_speaks_again():
+    made = roster("2EPD")
+    made.loads.update(EPD0=Load(n_tokens=10), EPD1=Load(n_tokens=100))
+    owners = [made.choose(make_request(f"r{i}", n_text=60), Stage.PREFILL, ()) for i in range(4)]
+    assert owners == ["EPD0", "EPD0", "EPD1", "EPD0"]
+    made.loads["EPD0"] = Load()
+    assert made.choose(make_request("r"), Stage.PREFILL, ()) == "EPD0"
+
+
+def test_a_suspect_is_chosen_only_if_there_is_nobody_else():
+    made, request = roster("1E1P2D+1PD"), make_request("x", pictures=[1])
+    made.loads.update(D2=Load(n_decoding=50), PD4=Load(n_decoding=60))
+    suspect(made, "D3")
+    assert made.choose(request, Stage.DECODE, ()) == "D2"
+    assert made.choose(request, Stage.DECODE, ["D2"]) == "PD4"
+    assert made.choose(request, Stage.DECODE, ["D2", "PD4"]) == "D3"
+    suspect(made, "E0", "D2", "D3", "PD4")
+    assert made.choose(request, Stage.ENCODE, ()) == "E0"
+    assert made.choose(request, Stage.DECODE, ()) == "D3"
+    assert made.dark() == []
+
+
+def test_the_dead_and_the_excluded_are_not_chosen_and_leave_a_stage_dark():
+    made, request = roster("1E1P2D+1PD"), make_request("x", pictures=[1])
+    assert [p.name for p in without(made, "D2")] == ["D2"]
+    assert made.choose(request, Stage.DECODE, ["D3", "PD4"]) is None
+    without(made, "E0", "P1", "PD4")
+    assert made.dark() == [Stage.ENCODE, Stage.PREFILL]
+    assert made.choose(request, Stage.PREFILL, ()) is None and made.choose(request, Stage.ENCODE, ()) is None
+    assert made.choose(request, Stage.DECODE, ()) == "D3"
+
+
+def test_another_incarnation_starts_with_no_load():
+    made = roster("2EPD")
+    made.loads.update(EPD0=Load(n_tokens=1000), EPD1=Load(n_tokens=10))
+    gone = made.update(
+        [msgspec.structs.replace(p, incarnation=2) if p.name == "EPD0" else p for p in made.peers.values()]
+    )
+    assert [(p.name, p.incarnation) for p in gone] == [("EPD0", 1)]
+    assert made.knows("EPD0", 2) and not made.knows("EPD0", 1)
+    assert made.choose(make_request("a"), Stage.PREFILL, ()) == "EPD0"

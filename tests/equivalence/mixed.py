@@ -1,0 +1,67 @@
+"""The mixed batch of requests that every layout answers as one instance does."""
+
+from __future__ import annotations
+
+import time
+
+from PIL import Image
+
+from hydrainfer import SamplingParams
+from hydrainfer.cluster import Pulse
+from tests.checkpoints import make_picture
+
+LAYOUTS = ["1E1P1D", "1EP1D", "1ED1P", "1E1PD", "2E1P2D", "1E2PD+1EPD", "4EPD"]
+TRANSPORTS = ["local", "shared-memory", "gloo", "tcp"]
+CHUNKED = {"token_budget": 32, "block_tokens": 4, "threads": 1, "native_kernels": False}
+N_NEW = 10
+
+
+def image(i):
+    return {"type": "image", "image": Image.fromarray(make_picture(i, 56))}
+
+
+def user(*parts):
+    return [{"role": "user", "content": [p if isinstance(p, dict) else {"type": "text", "text": p} for p in parts]}]
+
+
+CHATS = [
+    user("Explain how a queue works."),
+    user(image(1), "What is in this picture?"),
+    user("Compare", image(2), "with", image(1), "and with", image(3)),
+    user(image(4), "A long text: " + "one two three four five six " * 6),
+    user("Only a long text, in chunks: " + "seven eight nine ten " * 8),
+    user(image(1), "What is in this picture, again?"),
+]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=N_NEW),
+    SamplingParams(temperature=1.0, top_p=0.9, seed=5, n=2, max_tokens=N_NEW),
+    SamplingParams(temperature=0.8, seed=7, max_tokens=N_NEW, logprobs=2, repetition_penalty=1.2),
+]
+
+
+def ask(llm, copies=1):
+    """Greedy and seeded answers to the mixed batch."""
+    chats = [c for c in CHATS for _ in PARAMS] * copies
+    outputs = llm.chat(chats, PARAMS * len(CHATS) * copies, use_tqdm=False)
+    found = [[(c.token_ids, [round(x.logprob, 3) for x in c.logprobs]) for c in out.outputs] for out in outputs]
+    n = len(found) // copies
+    assert all(found[i * n : (i + 1) * n] == found[:n] for i in range(copies)), "the same request, other tokens"
+    return found[:n]
+
+
+def check_moves(stats, layout):
+    """Each picture and each KV cross once, and only where they must."""
+    if layout in ("1E1P1D", "1E1PD", "1ED1P"):
+        assert stats.blocks_pulled["embed"] == 4, "each of four pictures crosses once"
+    if layout in ("1E1P1D", "1EP1D", "1ED1P"):
+        n_requests = len(CHATS) * sum(p.n for p in PARAMS)
+        n_pictures = 4 * sum(p.n for p in PARAMS) if layout != "1EP1D" else 0  # chats with pictures move twice
+        assert stats.n_landed == n_requests + n_pictures, "each KV crosses once"
+    if layout == "4EPD":
+        assert stats.n_landed == 0 and not stats.blocks_pulled
+
+
+def settled_stats(llm):
+    """Instances tell theirs now and then."""
+    time.sleep(3 * Pulse().beat_s)
+    return llm._instance.engine.stats()

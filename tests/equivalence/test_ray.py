@@ -1,0 +1,65 @@
+"""Instances in processes of their own give the tokens of one instance over every transport, and end without a trace."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hydrainfer import LLM
+from hydrainfer.assemble.instances import _RUN_PREFIX as RUN_PREFIX
+from hydrainfer.cluster.ray import RayLauncher
+from tests.equivalence.mixed import CHUNKED, LAYOUTS, ask, check_moves, settled_stats
+
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(300)]
+
+BETWEEN_PROCESSES = ["shared-memory", "tcp", "gloo", "auto"]
+ROTATED = [(layout, BETWEEN_PROCESSES[i % 4]) for i, layout in enumerate(LAYOUTS)]
+OTHERS = [(layout, t) for layout in LAYOUTS for t in BETWEEN_PROCESSES if (layout, t) not in ROTATED]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_runtime():
+    """One for all tests; launchers use it as it is."""
+    launcher = RayLauncher(None)
+    launcher._keeper.submit(launcher._connect, []).result()
+    yield
+    launcher.close(10)
+
+
+def run_folders():
+    return list(Path("/tmp").glob(f"{RUN_PREFIX}{os.getpid()}-*"))
+
+
+def wait_returned(llm, seconds=10.0):
+    """Until no block is leased and nobody lives: instances tell their stats now and then."""
+    end = time.monotonic() + seconds
+    while True:
+        stats = settled_stats(llm)
+        leased = [n for _, n, _ in stats.cache_blocks.values()]
+        if not (any(leased) or stats.n_running or stats.n_waiting or stats.n_migrating or stats.n_arriving):
+            return stats
+        assert time.monotonic() < end, stats
+
+
+@pytest.mark.parametrize(
+    ("layout", "transport"), [*ROTATED, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
+)
+def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
+    start = time.monotonic()
+    with LLM(tiny, layout=layout, launcher="ray", transport=transport, **CHUNKED) as llm:
+        started_s = time.monotonic() - start
+        assert ask(llm) == wanted
+        asked_s = time.monotonic() - start - started_s
+        check_moves(wait_returned(llm), layout)
+        pids = {i.pid for i in llm._instance.engine.instances() if i.state == "alive"}
+        assert len(pids) == len(llm._instance.engine.instances()) and os.getpid() not in pids
+        assert set(llm._instance.facts["transport"].split(", ")) == {transport}
+        start = time.monotonic()
+    print(
+        f"{layout} {transport}: start {started_s:.1f} s, batch {asked_s:.1f} s, close {time.monotonic() - start:.1f} s"
+    )
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not run_folders()
