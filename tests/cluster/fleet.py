@@ -1,0 +1,156 @@
+"""Emulated instances in processes of their own, with a hub in front: real sockets, real shared memory, no weights.
+Blocks hold tags, so an answer from wrong ones is an error."""
+
+import shutil
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from hydrainfer.cache import CacheSet, CacheSpec
+from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, PixelClient, Pulse, Roster, host_identity
+from hydrainfer.config import read_layout
+from hydrainfer.core import CostModel, Role, Stage, owner_of
+from hydrainfer.engine import Engine, Moves, Timing
+from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
+from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from hydrainfer.storage import BlockStore, Exports, Routes, StorePuller
+from tests.cluster.faults import Faults, inject
+from tests.cluster.processes import Processes, alive, memories
+from tests.scheduler.fakes import make_request
+
+KV = CacheSpec.full(layers=1, kv_heads=1, head_dim=4, dtype="float32", block_tokens=4)
+EMBED = CacheSpec.embed(width=4, dtype="float32", block_tokens=4)
+COST = CostModel(encode_image_s=0.02, step_base_s=0.004, prefill_token_s=1e-5, decode_token_s=1e-5)
+SPOKEN = range(3, 500)
+TIMING = Timing(lease_s=1.0, renew_s=0.3, resend_s=0.2, patience_s=20.0)
+PULSE = Pulse(beat_s=0.1, gap_s=0.5)
+
+
+def engine_parts(role, clock, pixels, shared, max_running=64):
+    sizes = {}
+    if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):
+        sizes[EMBED] = 64
+    if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
+        sizes[KV] = 512
+    stores = {spec.name: BlockStore(spec, n, shared=shared) for spec, n in sizes.items()}
+    device = EmulatedDevice(COST, clock, stores, SPOKEN, pixels)
+    scheduler = Scheduler(role, CacheSet(sizes), Budgets(tokens=64, images=2, running=max_running), Policy())
+    return scheduler, {lane: EmulatedRunner(device, lane) for lane in role.lanes}, stores
+
+
+def emulated(folder, plan):
+    """`folder`: where faults are told."""
+
+    def build(node):
+        pixels = PixelClient(plan.pixels)
+        role = Role.parse(plan.roles[plan.name])
+        scheduler, runners, stores = engine_parts(role, node.clock, pixels, shared=True)
+        exports = Exports(owner_of(node.name, node.incarnation), stores, "shared-memory")
+        puller = StorePuller(stores, exports, Routes("shared-memory"), node.wake)
+        moves = Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, TIMING)
+        engine = Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved)
+        inject(node, engine, Faults(folder, plan.name))
+        last = Path(folder) / f"{plan.name}.leased"
+        node.at_end += [pixels.close, lambda: last.write_text(str(leased(engine.stats(node.clock()))))]
+        return engine, {}
+
+    return build
+
+
+def leased(stats):
+    return sum(blocks[1] for blocks in stats.cache_blocks.values())
+
+
+def undisturbed(request):
+    """The answer of one instance that has it alone."""
+    now, outputs = 0.0, []
+    scheduler, runners, _ = engine_parts(Role.parse("EPD"), lambda: now, None, shared=False)
+    engine = Engine(scheduler, runners, outputs.extend)
+    engine.submit(request, now)
+    while not engine.idle:
+        now = max(engine.step(now) or 0.0, now + 1e-4)
+    return [t for o in outputs for t in o.token_ids]
+
+
+def picture(_):
+    return np.zeros((2, 2, 3), np.uint8)
+
+
+class Fleet:
+    """A hub with its instances. `folder`: for faults and last words."""
+
+    def __init__(self, layout, folder, pulse=PULSE, timeout_s=60.0):
+        specs = read_layout(layout)
+        self.folder, self.sockets = Path(folder), Path(tempfile.mkdtemp(prefix="hydrainfer-test-"))
+        self.faults = Faults(folder)
+        self.launcher = Processes(partial(emulated, str(folder)))
+        self.outputs, self.heard = [], threading.Condition()
+        self.front = Front(Roster({s.name: s.role for s in specs}), self._sink, pulse=pulse)
+        at = f"ipc://{self.sockets}/"
+        self.hub = Hub(self.front, Mesh(f"{at}hub"), self.launcher, picture, f"{at}pixels")
+        shared = {
+            "roles": {s.name: str(s.role) for s in specs},
+            "hub": self.hub.address,
+            "pixels": self.hub.pixels_at,
+            "bind": at + "{name}-{incarnation}",
+            "hub_host": host_identity(),
+            "pulse": pulse,
+        }
+        self.hub.start([NodePlan(name=s.name, **shared) for s in specs], timeout_s)
+
+    def _sink(self, outputs):
+        with self.heard:
+            self.outputs += outputs
+            self.heard.notify_all()
+
+    def ask(self, name, deadline_s=60.0, **kw):
+        request = make_request(name, deadline_s=time.monotonic() + deadline_s, **kw)
+        self.hub.submit(request)
+        return request
+
+    def said(self, request):
+        return [o for o in self.outputs if o.request_id == request.id]
+
+    def answer(self, request, timeout_s=30.0):
+        """(finish reason, tokens, error), once it has ended; every output is new, and one is the last."""
+        with self.heard:
+            ended = self.heard.wait_for(lambda: any(o.finish_reason for o in self.said(request)), timeout_s)
+            said = self.said(request)
+        assert ended, (request.id, said[-1:], self.front._live, self.hub.instances())
+        assert [o.finish_reason is not None for o in said] == [False] * (len(said) - 1) + [True], said
+        return said[-1].finish_reason, [t for o in said for t in o.token_ids], said[-1].error
+
+    def infos(self):
+        return {i.name: i for i in self.hub.instances()}
+
+    def wait(self, true, timeout_s=10.0):
+        start = time.monotonic()
+        while not true():
+            assert time.monotonic() - start < timeout_s, self.hub.instances()
+            time.sleep(0.01)
+        return time.monotonic() - start
+
+    def wait_whole(self, timeout_s=10.0):
+        """Every instance is there, no block is leased, and nobody maps the memory of a dead one."""
+
+        def whole():
+            infos = self.infos().values()
+            there = all(i.state == "alive" and i.stats is not None for i in infos)
+            if not there or any(leased(i.stats) or i.stats.n_waiting or i.stats.n_running for i in infos):
+                return False
+            owned, mapped = memories(i.pid for i in infos)
+            return mapped <= owned
+
+        self.wait(whole, timeout_s)
+
+    def close(self):
+        """Nothing is left of it."""
+        self.faults.disarm()
+        self.hub.close()
+        shutil.rmtree(self.sockets)
+        pids = [pid for found in self.launcher.pids.values() for pid in found]
+        assert alive(pids) == []

@@ -1,0 +1,131 @@
+"""One SIGKILL of a real process at every row of the table in docs/failures.md: nothing is lost, repeated, changed or
+left behind."""
+
+import itertools
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.faults import Fault
+from tests.cluster.fleet import Fleet, undisturbed
+
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(120)]
+
+SLOW = {"copy_s": 0.4}
+LATE = {"copy_s": 1.6, "targets_are_mute": True}  # longer than the lease
+FAILING = {"copies_fail": True}
+
+# Of each row: who dies where. E0 -> P0 moves pictures, P0 -> D* moves keys and values.
+ROWS = {
+    "hello": [Fault("P0", "sent Hello")],
+    "encoding": [Fault("E", "launch encode")],
+    "prefilling": [Fault("P", "launch prefill", nth=3)],
+    "decoding": [Fault("D", "launch decode", nth=8)],
+    "held": [Fault("E", "send Offer"), Fault("P", "send Offer")],
+    "offered": [Fault("E", "sent Offer"), Fault("P", "sent Offer"), Fault("P", "hear Offer"), Fault("D", "hear Offer")],
+    "pulling": [
+        Fault("E", "hear Admit", **SLOW),
+        Fault("P", "hear Admit", **SLOW),
+        Fault("P", "sent Admit", **SLOW),
+        Fault("D", "sent Admit", **SLOW),
+    ],
+    "landed": [
+        Fault("E", "hear Landed"),
+        Fault("P", "hear Landed"),
+        Fault("P", "send Landed"),
+        Fault("D", "sent Landed"),
+    ],
+    "released": [
+        Fault("E", "sent Confirm"),
+        Fault("P", "send Confirm"),
+        Fault("P", "sent Confirm"),
+        Fault("P", "hear Confirm"),
+        Fault("D", "hear Confirm"),
+    ],
+    "theirs": [
+        Fault("E", "hear Release"),
+        Fault("P", "hear Release"),
+        Fault("P", "sent Release"),
+        Fault("D", "sent Release"),
+    ],
+    "expired": [Fault("P", "sent Withdraw", **LATE), Fault("D", "hear Withdraw", **LATE)],
+    "refused": [Fault("P", "hear Release", **FAILING), Fault("D", "sent Release", **FAILING)],
+}
+PICTURES = itertools.count()
+CASES = [pytest.param(row, f, id=f"{row}-{f.who}-{f.at.replace(' ', '-')}") for row, fs in ROWS.items() for f in fs]
+
+
+@pytest.fixture(scope="module")
+def fleets(tmp_path_factory):
+    """Lends one fleet as long as it is whole."""
+    kept = []
+
+    def lend():
+        if not kept:
+            kept.append(Fleet("1E1P2D", tmp_path_factory.mktemp("faults")))
+        return kept[0]
+
+    yield lend, kept
+    for fleet in kept:
+        fleet.close()
+
+
+@pytest.fixture
+def fleet(fleets):
+    lend, kept = fleets
+    fleet = lend()
+    yield fleet
+    if fleet.front.n_live or any(i.state != "alive" for i in fleet.infos().values()):
+        kept.remove(fleet)
+        fleet.close()
+
+
+def ask_some(fleet, name, n=6):
+    """Half of them with a picture that nobody has seen."""
+    return [
+        fleet.ask(f"{name}/{i}", n_text=3 + i, pictures=[next(PICTURES)] * (i % 2), max_tokens=20 + 3 * i)
+        for i in range(n)
+    ]
+
+
+def kill(info):
+    os.kill(info.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("row", "fault"), CASES)
+def test_a_death_at(row, fault, fleet):
+    fleet.wait_whole()
+    before, n_recovered = fleet.infos(), fleet.front.n_recovered
+    fleet.faults.arm(fault)
+    requests = ask_some(fleet, f"{row}-{fault.who}-{fault.at}")
+    if row == "hello":
+        kill(before["P0"])
+    fleet.wait(fleet.faults.fired)
+    for r in requests:
+        assert fleet.answer(r) == ("length", undisturbed(r), None)
+    fleet.wait_whole()
+    died = [name for name, info in fleet.infos().items() if info.incarnation != before[name].incarnation]
+    assert len(died) == 1 and died[0].startswith(fault.who)
+    print(f"{died[0]} died, {fleet.front.n_recovered - n_recovered} of {len(requests)} recovered")
+
+
+def test_a_death_after_the_clients_have_gone(fleet):
+    """Cancelled while it is on its way between two instances of which one is dead."""
+    fleet.wait_whole()
+    fleet.faults.arm(Fault("P", "sent Confirm"))
+    requests = ask_some(fleet, "cancelled", n=8)
+    fleet.wait(fleet.faults.fired)
+    fleet.hub.cancel([r.id for r in requests])
+    for r in requests:
+        reason, tokens, error = fleet.answer(r)
+        assert reason in ("abort", "length") and tokens == undisturbed(r)[: len(tokens)] and error is None
+    fleet.wait_whole()
+
+
+def test_every_row_of_the_table_has_its_death():
+    table = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+    rows = re.findall(r"^\| `([a-z]+)` \|", table, re.MULTILINE)
+    assert rows == list(ROWS)
