@@ -50,7 +50,11 @@ class Mesh:
         self._gate = self._open_gate() if keys is not None else None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake, zmq.POLLIN)
-        self._socket = self.listen(zmq.PULL, bind)
+        try:
+            self._socket = self.listen(zmq.PULL, bind)
+        except BaseException:
+            self.close()
+            raise
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def listen(self, kind: int, bind: str) -> zmq.Socket:
