@@ -190,7 +190,8 @@ class Hub:
     def _hear(self, message: ToHub) -> None:
         now = self._clock()
         if isinstance(message, Failed):
-            _log.error("instance %s: %s", message.name, message.error.message)
+            if message.name in self.facts:  # else `start` raises it
+                _log.error("instance %s: %s", message.name, message.error.message)
             with self._started:
                 self._failed[message.name] = message.error.exception()
                 self._started.notify_all()
