@@ -135,7 +135,7 @@ class Hub:
             with self._started:
                 if not self._started.wait_for(lambda: self._failed or len(self.facts) == len(self._plans), timeout_s):
                     missing = [p.name for p in self._plans if p.name not in self.facts]
-                    raise ConfigError(f"{', '.join(missing)} did not start within {timeout_s:.0f} s; see their logs")
+                    raise ConfigError(f"{', '.join(missing)} did not start within {timeout_s:g} s; see their logs")
             for error in self._failed.values():
                 raise error
         except BaseException:

@@ -57,7 +57,7 @@ def test_an_address_that_cannot_be_had_is_one_line_and_leaves_nothing(meshes):
     taken = meshes().address
     before = traces()
     for address in (taken, "tcp://127.0.0.1:port", "ipc:///no/such/folder/hub"):
-        with pytest.raises(ConfigError, match=r"cannot listen on \S+: [^\n]+$"):
+        with pytest.raises(ConfigError, match=r"cannot listen on \S+: [\w ]+$"):
             Mesh(address, Keys.new())
     assert settled(before) == before
 
@@ -228,6 +228,5 @@ def test_close_leaves_no_thread_and_no_descriptor(secure):
 
     once()  # what libraries keep for ever, they have now
     before = traces()
-    for _ in range(3):
-        once()
+    once()
     assert settled(before) == before
