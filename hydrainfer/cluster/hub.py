@@ -135,7 +135,7 @@ class Hub:
             with self._started:
                 if not self._started.wait_for(lambda: self._failed or len(self.facts) == len(self._plans), timeout_s):
                     missing = [p.name for p in self._plans if p.name not in self.facts]
-                    raise ConfigError(f"{', '.join(missing)} did not start within {timeout_s:.0f} s; see their logs")
+                    raise ConfigError(f"{', '.join(missing)} did not start within {timeout_s:g} s; see their logs")
             for error in self._failed.values():
                 raise error
         except BaseException:
@@ -190,7 +190,8 @@ class Hub:
     def _hear(self, message: ToHub) -> None:
         now = self._clock()
         if isinstance(message, Failed):
-            _log.error("instance %s: %s", message.name, message.error.message)
+            if message.name in self.facts:  # else `start` raises it
+                _log.error("instance %s: %s", message.name, message.error.message)
             with self._started:
                 self._failed[message.name] = message.error.exception()
                 self._started.notify_all()

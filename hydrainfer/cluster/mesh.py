@@ -50,7 +50,11 @@ class Mesh:
         self._gate = self._open_gate() if keys is not None else None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake, zmq.POLLIN)
-        self._socket = self.listen(zmq.PULL, bind)
+        try:
+            self._socket = self.listen(zmq.PULL, bind)
+        except BaseException:
+            self.close()
+            raise
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def listen(self, kind: int, bind: str) -> zmq.Socket:
@@ -65,7 +69,7 @@ class Mesh:
         try:
             socket.bind(bind)
         except zmq.ZMQError as e:
-            raise ConfigError(f"cannot listen on {bind}: {e.strerror}") from None
+            raise ConfigError(f"cannot listen on {bind}: {zmq.strerror(e.errno)}") from None
         self._poller.register(socket, zmq.POLLIN)
         return socket
 
@@ -79,7 +83,7 @@ class Mesh:
         try:
             socket.connect(address)
         except zmq.ZMQError as e:
-            _log.warning("%s says that it is at %r: %s", name, address, e.strerror)
+            _log.warning("%s says that it is at %r: %s", name, address, zmq.strerror(e.errno))
             socket.close(linger=0)
             return
         self._peers[name] = socket

@@ -301,7 +301,11 @@ def run_node(plan: NodePlan, build: Callable[[Node], tuple[Engine, dict[str, str
     """The whole life of an instance: `build` makes its engine. The hub hears why, if that fails."""
     incarnation = time.time_ns() // 1000
     ip = local_ip(plan.hub) if "{ip}" in plan.bind else "127.0.0.1"
-    mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, ip=ip), plan.keys)
+    try:
+        mesh = Mesh(plan.bind.format(name=plan.name, incarnation=incarnation, ip=ip), plan.keys)
+    except HydraError as e:
+        _log.error("instance %s: %s", plan.name, e)  # no way to tell the hub
+        raise
     try:
         node = Node(plan, incarnation, mesh, ip=ip)
         try:

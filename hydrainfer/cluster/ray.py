@@ -128,12 +128,11 @@ class RayLauncher:
                 raise _cannot_join(self._address, str(e).splitlines()[0]) from None
             self._connected = True
             return
-        n_cpus = sum(1.0 if p.share.cpus is None else p.share.cpus for p in plans)
         ray.init(
             address="local",
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
-            num_cpus=max(os.cpu_count() or 1, int(n_cpus) + 1),  # our own processes: never what they wait for
+            num_cpus=max(os.cpu_count() or 1, len(plans) + 1),  # one each is never what they wait for
             object_store_memory=_OBJECT_STORE_BYTES,
             **common,
         )
@@ -245,8 +244,7 @@ class _Instance:
         try:
             self._settle()
             run_node(self._plan, make)
-        except HydraError as e:
-            _log.error("instance %s: %s", self._plan.name, e)
+        except HydraError:  # has been told or logged
             self._exit()
         except BaseException:
             _log.exception("instance %s ended", self._plan.name)

@@ -9,8 +9,10 @@ import time
 from contextlib import contextmanager
 
 import pytest
+import zmq
 
 from hydrainfer import LLM, SamplingParams
+from hydrainfer.cluster.messages import Close, Orders, encode
 from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.processor import parse_messages
 from tests.equivalence.mixed import CHATS, CHUNKED, LAYOUTS, PARAMS, TRANSPORTS, ask, check_moves, settled_stats
@@ -51,6 +53,25 @@ def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
             model = next(iter(engine._runners.values()))._model
             assert (model.vision is not None) == ("E" in name)
             assert (model.language is not None) == ("P" in name or "D" in name)
+
+
+def test_messages_and_blocks_over_tcp(tiny, wanted):
+    """As between machines: CURVE on every socket, nobody else is heard."""
+    with start(tiny, "1E1P1D", transport="tcp", cluster_host="127.0.0.1") as llm:
+        hub = llm._instance.engine
+        nodes = hub.launcher.nodes.values()
+        addresses = [hub.address, hub.pixels_at, *(node._mesh.address for node in nodes)]
+        assert all(a.startswith("tcp://127.0.0.1:") for a in addresses)
+        with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+            for address in addresses:
+                stranger.connect(address)
+            for node in nodes:
+                stranger.send(encode(Orders(node.incarnation, 0.0, (Close(),))))
+            assert ask(llm) == wanted
+            stranger.close(linger=0)
+        check_whole(llm)
+        check_moves(settled_stats(llm), "1E1P1D")
+        assert {i.state for i in hub.instances()} == {"alive"}
 
 
 @contextmanager

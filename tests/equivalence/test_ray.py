@@ -49,7 +49,8 @@ def wait_returned(llm, seconds=10.0):
 )
 def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
     start = time.monotonic()
-    with LLM(tiny, layout=layout, launcher="ray", transport=transport, **CHUNKED) as llm:
+    over_tcp = {"cluster_host": "127.0.0.1"} if transport == "auto" else {}
+    with LLM(tiny, layout=layout, launcher="ray", transport=transport, **over_tcp, **CHUNKED) as llm:
         started_s = time.monotonic() - start
         assert ask(llm) == wanted
         asked_s = time.monotonic() - start - started_s
