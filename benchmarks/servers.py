@@ -72,6 +72,15 @@ class Server:
         except OSError:
             return ""
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status once it has ended."""
+        return self._process.poll()
+
     def check_alive(self) -> None:
         if self._process.poll() is not None:
             raise ServerFailed(f"{self.name} ended with status {self._process.returncode}\n{self.log_tail()}")
@@ -79,8 +88,8 @@ class Server:
     def log_tail(self, n_lines: int = 15) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-n_lines:])
 
-    def stop(self, limit_s: float = 30.0) -> None:
-        """Ask (SIGINT), wait, and only then kill its session. Nothing of it is left running."""
+    def stop(self, limit_s: float = 30.0) -> list[int]:
+        """Ask (SIGINT), wait, and only then kill its session: returns who had to be. Nothing of it is left running."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -94,6 +103,7 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        return left
 
     def _session(self) -> list[int]:
         """Its processes, zombies excepted."""
