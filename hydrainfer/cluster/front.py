@@ -87,6 +87,7 @@ class Front:
         self._stall_s = stall_s
         self._live: dict[str, _Live] = {}  # by the request's id
         self._lives: dict[str, _Live] = {}  # by the name of its present life
+        self._buried: set[_Instance] = set()
         self._orders: dict[str, list[Order]] = {}
         self._out: list[Output] = []
         self._beat_at = 0.0
@@ -121,6 +122,8 @@ class Front:
 
     def hello(self, hello: Hello, now: float) -> None:
         """An instance runs; if it ran before, that incarnation is dead."""
+        if (hello.peer.name, hello.peer.incarnation) in self._buried:
+            return  # its death was known before its word came
         known = self.members.get(hello.peer.name)
         if known is not None and known.hello.peer.incarnation != hello.peer.incarnation:
             self.gone(hello.peer.name, known.hello.peer.incarnation, now)
@@ -130,6 +133,7 @@ class Front:
 
     def gone(self, name: str, incarnation: int, now: float) -> None:
         """The process of that incarnation is known to be dead: whatever it had goes on elsewhere."""
+        self._buried.add((name, incarnation))
         member = self.members.get(name)
         if member is None or member.hello.peer.incarnation != incarnation:
             return

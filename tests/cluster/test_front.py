@@ -105,6 +105,14 @@ def test_what_a_dead_one_or_an_old_life_says_is_not_heard():
     assert rig.tokens() == [7] and rig.end() is None
 
 
+def test_a_hello_that_comes_after_its_death_is_known_is_not_heard():
+    rig = Rig("EPD0")
+    hello = rig.front.members["EPD0"].hello
+    rig.die("EPD0")
+    rig.front.hello(hello, 0.0)
+    assert not rig.front.members
+
+
 def test_a_new_incarnation_means_that_the_old_one_is_dead():
     rig = Rig("EPD0")
     rig.submit()
