@@ -69,7 +69,7 @@ class Mesh:
         try:
             socket.bind(bind)
         except zmq.ZMQError as e:
-            raise ConfigError(f"cannot listen on {bind}: {zmq.strerror(e.errno)}") from None
+            raise ConfigError(f"cannot listen on {bind}: {os.strerror(e.errno or 0)}") from None
         self._poller.register(socket, zmq.POLLIN)
         return socket
 
@@ -83,7 +83,7 @@ class Mesh:
         try:
             socket.connect(address)
         except zmq.ZMQError as e:
-            _log.warning("%s says that it is at %r: %s", name, address, zmq.strerror(e.errno))
+            _log.warning("%s says that it is at %r: %s", name, address, os.strerror(e.errno or 0))
             socket.close(linger=0)
             return
         self._peers[name] = socket

@@ -94,16 +94,41 @@ def test_a_killed_server_leaves_no_process_and_no_port(checkpoint):
         s.bind(("127.0.0.1", port))
 
 
+@pytest.mark.parametrize("launcher", ["inproc", "ray"])
+def test_a_layout_serves_until_a_signal_and_leaves_nothing(checkpoint, launcher):
+    server = Served(checkpoint, "--port", 0, "--layout", "1E1PD", "--launcher", launcher)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        cards = client.get("/v1/instances").json()["data"]
+        assert [(c["id"], c["state"]) for c in cards] == [("E0", "alive"), ("PD0", "alive")]
+        pids = {c["pid"] for c in cards}
+        assert (server.process.pid in pids) == (launcher == "inproc")
+        assert client.post("/v1/chat/completions", json=body()).status_code == 200
+    assert server.stop(signal.SIGTERM) == 0
+    assert "Traceback" not in server.output and "ERROR" not in server.output, server.output
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert not run_folders(server.process.pid)
+
+
+def run_folders(pid):
+    return list(Path(tempfile.gettempdir()).glob(f"hydrainfer-{pid}-*"))
+
+
 def refused(*args, env=None):
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", "hydrainfer", "serve", *map(str, args)],
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=90,
         env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1", **(env or {})},
     )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    try:
+        _, said = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 2
+    assert not run_folders(process.pid)
+    (line,) = said.splitlines()
     assert line.startswith("error:")
     return line
 
@@ -135,7 +160,6 @@ def test_what_is_wrong_with_a_layout_is_one_line(checkpoint, tmp_path):
 @pytest.mark.slow
 def test_what_ray_cannot_do_is_one_line_and_leaves_nothing(checkpoint, tmp_path):
     file = tmp_path / "layout.yaml"
-    before = run_folders()
     for text, says in [
         ("{role: E}, {role: PD, resources: {moon: 1}}", "no node has resource 'moon', which PD0 needs"),
         ("{role: E, cpus: 500}, {role: PD}", "layout needs 501 CPUs, the cluster has"),
@@ -143,11 +167,6 @@ def test_what_ray_cannot_do_is_one_line_and_leaves_nothing(checkpoint, tmp_path)
     ]:
         file.write_text(f"instances: [{text}]")
         assert says in refused(checkpoint, "--layout", file, "--launcher", "ray")
-    assert run_folders() == before
-
-
-def run_folders():
-    return set(Path(tempfile.gettempdir()).glob("hydrainfer-*-*"))
 
 
 def test_a_taken_port_is_found_before_the_model_loads(checkpoint):
