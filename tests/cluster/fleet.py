@@ -1,6 +1,7 @@
 """Emulated instances in processes of their own, with a hub in front: real sockets, real shared memory, no weights.
 Blocks hold tags, so an answer from wrong ones is an error."""
 
+import os
 import shutil
 import tempfile
 import threading
@@ -26,7 +27,7 @@ KV = CacheSpec.full(layers=1, kv_heads=1, head_dim=4, dtype="float32", block_tok
 EMBED = CacheSpec.embed(width=4, dtype="float32", block_tokens=4)
 COST = CostModel(encode_image_s=0.02, step_base_s=0.004, prefill_token_s=1e-5, decode_token_s=1e-5)
 SPOKEN = range(3, 500)
-TIMING = Timing(lease_s=1.0, renew_s=0.3, resend_s=0.2, patience_s=20.0)
+TIMING = Timing(lease_s=1.0, renew_s=0.3, resend_s=0.2)
 PULSE = Pulse(beat_s=0.1, gap_s=0.5)
 
 
@@ -51,7 +52,8 @@ def emulated(folder, plan):
         scheduler, runners, stores = engine_parts(role, node.clock, pixels, shared=True)
         exports = Exports(owner_of(node.name, node.incarnation), stores, "shared-memory")
         puller = StorePuller(stores, exports, Routes("shared-memory"), node.wake)
-        moves = Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, TIMING)
+        timing = TIMING._replace(patience_s=plan.pulse.patience_s)
+        moves = Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)
         engine = Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved)
         inject(node, engine, Faults(folder, plan.name))
         last = Path(folder) / f"{plan.name}.leased"
@@ -142,8 +144,8 @@ class Fleet:
             there = all(i.state == "alive" and i.stats is not None for i in infos)
             if not there or any(leased(i.stats) or i.stats.n_waiting or i.stats.n_running for i in infos):
                 return False
-            owned, mapped = memories(i.pid for i in infos)
-            return mapped <= owned
+            owned, borrowed = memories(i.pid for i in infos)
+            return borrowed <= owned
 
         self.wait(whole, timeout_s)
 
@@ -153,4 +155,4 @@ class Fleet:
         self.hub.close()
         shutil.rmtree(self.sockets)
         pids = [pid for found in self.launcher.pids.values() for pid in found]
-        assert alive(pids) == []
+        assert alive(pids) == [] and memories([os.getpid()]) == (set(), set())

@@ -17,10 +17,12 @@ context.set_forkserver_preload([m for m in ("pytest.__main__", "tests.cluster.fl
 
 
 class Processes:
-    """`build`: picklable, as of `InProcess`. Starts those again that die. `pids`: of all that ever ran, by name."""
+    """`build`: picklable, as of `InProcess`. Starts those again that die, while `restarts`. `pids`: of all that ever
+    ran, by name."""
 
     def __init__(self, build):
         self.pids = {}
+        self.restarts = True
         self._build = build
         self._plans = {}
         self._processes = {}
@@ -58,9 +60,10 @@ class Processes:
         while not self._closing.is_set():
             sentinels = {p.sentinel: name for name, p in self._processes.items()}
             for sentinel in wait(list(sentinels), timeout=0.05):
-                if not self._closing.is_set():
-                    self._processes[sentinels[sentinel]].join()
+                self._processes[sentinels[sentinel]].join()
+                if self.restarts and not self._closing.is_set():
                     self._spawn(sentinels[sentinel])
+            self._closing.wait(0.01)
 
 
 def live(plan, build):
@@ -80,12 +83,12 @@ def alive(pids):
 
 
 def memories(pids):
-    """(owned, mapped): names of the caches' memory that these processes hold, and that they map."""
-    owned, mapped = set(), set()
+    """(owned, borrowed): names of the caches' memory that these processes have made, and that they map to read."""
+    owned, borrowed = set(), set()
     for pid in pids:
         with contextlib.suppress(OSError):
-            links = [fd.readlink() for fd in Path(f"/proc/{pid}/fd").iterdir()]
-            owned |= {str(link).split(" ")[0] for link in links if "memfd:hydrainfer" in str(link)}
-            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-            mapped |= {line.split()[5] for line in lines if "memfd:hydrainfer" in line}
-    return owned, mapped
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                _, mode, _, _, _, *name = line.split()
+                if name and "memfd:hydrainfer" in name[0]:
+                    (owned if "w" in mode else borrowed).add(name[0])
+    return owned, borrowed

@@ -5,12 +5,15 @@ import itertools
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from hydrainfer.cluster import Pulse
+from hydrainfer.core import Stage
 from tests.cluster.faults import Fault
-from tests.cluster.fleet import Fleet, undisturbed
+from tests.cluster.fleet import Fleet, leased, undisturbed
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(120)]
 
@@ -123,6 +126,27 @@ def test_a_death_after_the_clients_have_gone(fleet):
         reason, tokens, error = fleet.answer(r)
         assert reason in ("abort", "length") and tokens == undisturbed(r)[: len(tokens)] and error is None
     fleet.wait_whole()
+
+
+def test_a_stage_that_does_not_come_back_is_a_503(tmp_path):
+    """Of every request alike: those that decoded there, those that were on their way, those that come later."""
+    fleet = Fleet("1E1P1D", tmp_path, Pulse(beat_s=0.1, patience_s=1.0))
+    try:
+        fleet.launcher.restarts = False
+        fleet.faults.arm(Fault("D", "launch decode", nth=8))
+        requests = ask_some(fleet, "dark", n=8)
+        fleet.wait(fleet.faults.fired)
+        killed_s = time.monotonic()
+        requests.append(fleet.ask("later", pictures=[next(PICTURES)]))
+        for r in requests:
+            reason, tokens, error = fleet.answer(r)
+            assert (reason, error.status, bool(error.retry_after_s)) == ("error", 503, True)
+            assert tokens == undisturbed(r)[: len(tokens)]
+        print(f"all told after {time.monotonic() - killed_s:.1f} s")
+        fleet.wait(lambda: not any(i.stats and leased(i.stats) for i in fleet.infos().values()))
+        assert fleet.front.roster.dark() == [Stage.DECODE]
+    finally:
+        fleet.close()
 
 
 def test_every_row_of_the_table_has_its_death():
