@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.b09_emulated_cluster import Drawn
+from benchmarks.figure import Panel, save_bars
 from benchmarks.record import ROOT, write_result
 from benchmarks.runs import hydrainfer_plan, shown
 from benchmarks.servers import Server, ServerFailed
@@ -320,6 +321,15 @@ def table(s: dict[str, Any], layout: str) -> Table:
     return shown
 
 
+def figure(path: Path, s: dict[str, Any], layout: str) -> None:
+    spreads = {"latency": s["latency_s"], "first token": s["first_token_s"], "instance back": s["instance_back_s"]}
+    times = {f"{name} {q}": [p[q]] for name, p in spreads.items() if p for q in ("p50", "p99")}
+    ends = {verdict.split(":")[0]: [n] for verdict, n in s["verdicts"].items()}
+    panels = {"requests": ends, "seconds": times}
+    title = f"{layout}, {s['kills']} random kills"
+    save_bars(path, title, [Panel(of, list(x), {layout: list(x.values())}) for of, x in panels.items()])
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=Path(".cache/models/demo"), help="made if absent")
@@ -360,7 +370,8 @@ def main() -> int:
     args.cost_model = args.cost_model.relative_to(ROOT) if args.cost_model.is_relative_to(ROOT) else args.cost_model
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     path = write_result("b10_random_kills", __doc__.splitlines()[0], settings, results, args.out)
-    console.print(f"wrote {path}")
+    figure(path.with_suffix(".png"), results["summary"], args.layout)
+    console.print(f"wrote {path} and {path.with_suffix('.png').name}")
     wrong = violations(results["summary"])
     console.print("\n".join(wrong) or "nothing is lost, wrong or left behind", style="red" if wrong else "green")
     return bool(wrong)
