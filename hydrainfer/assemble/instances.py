@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from hydrainfer.assemble.engine import Facts, Sizing, Surroundings, build_engine
+from hydrainfer.assemble.folder import RunFolder
 from hydrainfer.assemble.sizes import check_in_process, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.cluster import (
@@ -32,12 +30,10 @@ from hydrainfer.cluster import (
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, settle
 from hydrainfer.core import CostModel, LifecycleEvent, OutputSink, PixelSource, Role
 from hydrainfer.engine import Engine
-from hydrainfer.storage import LocalExports, check_transport
+from hydrainfer.storage import LocalExports
 
 if TYPE_CHECKING:
     from hydrainfer.cluster.ray import RayLauncher
-
-_RUN_PREFIX = "hydrainfer-"
 
 
 class Cluster(NamedTuple):
@@ -89,7 +85,6 @@ def start_cluster(
     """Start every instance of the layout and wait for them. Raises `ConfigError` or `CheckpointError`."""
     cost, device = cost_model_of(config), torch_device(config)
     specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
-    check_transport(config.transport, device)
     births = {
         s.name: Birth(own_options(config, s), n_context, min(s.share.gpus or 1 / len(specs), 1.0), cost) for s in specs
     }
@@ -101,8 +96,8 @@ def start_cluster(
     else:
         check_in_process(config.transport)
         launcher = InProcess(partial(build_node, births, LocalExports()))
-    folder = _run_folder()
-    local = f"ipc://{folder}/"
+    folder = RunFolder()
+    local = f"ipc://{folder.path}/"
     remote = None if config.cluster_host is None else f"tcp://{config.cluster_host}:*"
     keys = None if remote is None else Keys.new()
     roles = {spec.name: str(spec.role) for spec in specs}
@@ -114,10 +109,10 @@ def start_cluster(
             launcher,
             pixels,
             remote or f"{local}pixels",
-            lambda: _remove(folder),
+            folder.remove,
         )
     except BaseException:
-        _remove(folder)
+        folder.remove()
         raise
     shared = {
         "roles": roles,
@@ -162,16 +157,3 @@ def _together(facts: dict[str, Facts]) -> dict[str, Any]:
     found: dict[str, Any] = {option: ", ".join(values) for option, values in merged.items()}
     found["threads"] = f"{found['threads']} for each of {len(facts)} instances"
     return found
-
-
-def _run_folder() -> str:
-    """For the sockets of this run; only this user may look inside. Folders of runs whose server is dead are removed."""
-    for old in Path(tempfile.gettempdir()).glob(f"{_RUN_PREFIX}*-*"):
-        pid = old.name.removeprefix(_RUN_PREFIX).split("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            _remove(str(old))
-    return tempfile.mkdtemp(prefix=f"{_RUN_PREFIX}{os.getpid()}-")
-
-
-def _remove(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

@@ -20,6 +20,7 @@ from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import read_config, vision_fingerprint
 from hydrainfer.processor import MediaLimits, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.server import Intake, Sessions
+from hydrainfer.storage import check_transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     path = Path(config.model).expanduser()
     description = load_description(path, max_context=config.max_model_len)
     device = torch_device(config)
+    check_transport(config.transport, device)
     dtype = dtype_of(config, device, read_config(path).dtype)
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20))
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
