@@ -9,7 +9,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-_PREFIX = "hydrainfer-"
+PREFIX = "hydrainfer-"
 _LOCK = "lock"
 _LONGEST_BASE = 50  # an ipc address ends at 107 bytes
 
@@ -21,9 +21,9 @@ class RunFolder:
     def __init__(self) -> None:
         base = tempfile.gettempdir()
         base = base if len(base) <= _LONGEST_BASE else "/tmp"
-        for old in Path(base).glob(f"{_PREFIX}*-*"):
+        for old in Path(base).glob(f"{PREFIX}*-*"):
             _remove_if_dead(old)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
         self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydrainfer import LLM
-from hydrainfer.assemble.instances import _RUN_PREFIX as RUN_PREFIX
+from hydrainfer.assemble.folder import PREFIX
 from hydrainfer.cluster.ray import RayLauncher
 from tests.equivalence.mixed import CHUNKED, LAYOUTS, ask, check_moves, settled_stats
 
@@ -30,7 +30,7 @@ def ray_runtime():
 
 
 def run_folders():
-    return list(Path("/tmp").glob(f"{RUN_PREFIX}{os.getpid()}-*"))
+    return list(Path("/tmp").glob(f"{PREFIX}{os.getpid()}-*"))
 
 
 def wait_returned(llm, seconds=10.0):
