@@ -19,6 +19,7 @@ from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, LanguageRunner, V
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
 
+_BROKEN_AFTER = 3  # failed batches
 Progress = Callable[[int, int], None]
 Facts = dict[str, str | int | float]
 
@@ -87,7 +88,8 @@ def build_engine(
     overlap = overlap_of(config, device)
     moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores)
     moved = None if around.node is None else around.node.moved
-    engine = Engine(scheduler, runners, around.sink, around.record, overlap, moves, moved)
+    give_up_after = float("inf") if around.node is None else _BROKEN_AFTER  # who is alone is not started again
+    engine = Engine(scheduler, runners, around.sink, around.record, overlap, moves, moved, give_up_after)
     facts: Facts = {
         "device": str(device) if model is not None else "emulated",
         "dtype": dtype,

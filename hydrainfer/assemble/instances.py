@@ -28,7 +28,7 @@ from hydrainfer.cluster import (
     host_identity,
 )
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, settle
-from hydrainfer.core import CostModel, LifecycleEvent, OutputSink, PixelSource, Role
+from hydrainfer.core import ConfigError, CostModel, LifecycleEvent, OutputSink, PixelSource, Role
 from hydrainfer.engine import Engine
 from hydrainfer.storage import LocalExports
 
@@ -83,6 +83,8 @@ def start_cluster(
     pixels: PixelSource,
 ) -> Cluster:
     """Start every instance of the layout and wait for them. Raises `ConfigError` or `CheckpointError`."""
+    if config.cluster_host in ("0.0.0.0", "::", "*"):
+        raise ConfigError("cluster_host must be the IP that other machines reach, no wildcard", param="cluster_host")
     cost, device = cost_model_of(config), torch_device(config)
     specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
     births = {

@@ -93,7 +93,8 @@ def _one_engine(
     """On a thread of this process, with nothing between it and the server."""
     thread = EngineThread(time.monotonic, spec.name)
     n_threads = spec.share.threads or config.threads or len(os.sched_getaffinity(0))
-    sizing = Sizing(description.n_context, n_threads=n_threads, cost=cost_model_of(config))
+    share = config.gpu_share if torch_device(config).type == "cuda" else 1.0
+    sizing = Sizing(description.n_context, share, n_threads, cost_model_of(config))
     around = Surroundings(sessions.sink, recorder.record, thread.wake, pixels.get)
     built = build_engine(own_options(config, spec), spec.role, around, sizing, on_progress)
     thread.start(built.engine)

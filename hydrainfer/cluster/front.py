@@ -35,7 +35,8 @@ from hydrainfer.core import (
 )
 
 _log = logging.getLogger(__name__)
-_MAX_LIVES = 4
+_MAX_DEATHS = 4
+_CLEARED = 16  # tokens after which a request is not suspected of having killed the last instance
 _Instance = tuple[str, int]  # name and incarnation
 
 
@@ -47,6 +48,8 @@ class _Live:
     request: Request
     name: str
     n_lives: int = 1
+    n_deaths: int = 0  # of instances in a row, without `_CLEARED` tokens between
+    n_before: int = 0  # tokens when its present life began
     produced: list[int] = field(default_factory=list)
     owner: _Instance | None = None
     giver: _Instance | None = None
@@ -58,12 +61,13 @@ class _Live:
 
 @dataclass(slots=True)
 class _Member:
-    """One live incarnation. `killed`: its death has been ordered."""
+    """One live incarnation. `killed`: its death has been ordered. `n_reports`: heard of it."""
 
     hello: Hello
     heard_s: float
     stats: InstanceStats | None = None
     killed: bool = False
+    n_reports: int = 0
 
 
 class Front:
@@ -150,6 +154,10 @@ class Front:
         member = self.members.get(report.name)
         if member is None or member.hello.peer.incarnation != report.incarnation:
             return
+        member.n_reports += 1
+        if report.n and report.n != member.n_reports:
+            self._kill(report.name, member)
+            return
         member.heard_s = now
         member.stats = report.stats or member.stats
         self.roster.loads[report.name] = report.load
@@ -200,21 +208,22 @@ class Front:
         self._orders.setdefault(name, []).append(Submit(request, tuple(live.produced)))
         return True
 
-    def _lose(self, live: _Live, now: float) -> None:
+    def _lose(self, live: _Live, now: float, by_death: bool = True) -> None:
         """Its present life is over without an end: begin the next one with what the client has been told."""
         self._revoke([live.name])  # should any of it still be somewhere
         if live.cancelled:
             self._end(live, now, "abort")
             return
-        if live.n_lives >= _MAX_LIVES:
-            error = InternalError(f"{live.n_lives} instances in a row died while they ran this request", code="lost")
+        live.n_deaths += by_death
+        if live.n_deaths >= _MAX_DEATHS:
+            error = InternalError(f"{live.n_deaths} instances in a row died while they ran this request", code="lost")
             self._end(live, now, "error", error)
             return
         del self._lives[live.name]
         self.n_recovered += 1
         live.name = f"{live.request.id}~{live.n_lives}"
         live.n_lives += 1
-        live.hops, live.giver = 0, None
+        live.hops, live.giver, live.n_before = 0, None, len(live.produced)
         live.early.clear()
         self._lives[live.name] = live
         self._note(LifecycleEvent(live.request.id, EventKind.RECOVERED, now))
@@ -253,6 +262,8 @@ class Front:
         known = len(live.produced) - output.start
         tokens = output.token_ids[known:]
         live.produced += tokens
+        if len(live.produced) - live.n_before >= _CLEARED:
+            live.n_deaths = 0
         for _ in tokens:
             self._note(LifecycleEvent(live.request.id, EventKind.TOKEN, at_s))
         fresh = msgspec.structs.replace(output, token_ids=tokens, logprobs=output.logprobs[known:])
@@ -280,7 +291,7 @@ class Front:
             none = Unavailable(f"no instance can {stage} now; retry later", retry_after_s=5.0)
             self._end(live, now, "error", none)
         elif live.early and now > live.since + self._pulse.gap_s:
-            self._lose(live, now)
+            self._lose(live, now, by_death=False)
 
     def _try_again(self, live: _Live, now: float) -> bool:
         """False when its patience is over."""
@@ -311,17 +322,20 @@ class Front:
     def _check_members(self, now: float) -> None:
         for name, member in self.members.items():
             peer, silent_s = member.hello.peer, now - member.heard_s
-            stalled_s = member.stats.stalled_s if member.stats is not None else 0.0
-            hangs = silent_s > self._pulse.dead_s or stalled_s > self._stall_s
-            if hangs and not member.killed:
-                member.killed = True
-                self.kills.append((name, peer.incarnation))
+            hung_s = member.stats.hung_s if member.stats is not None else 0.0
+            if silent_s > self._pulse.dead_s or hung_s > self._stall_s:
+                self._kill(name, member)
             suspect = silent_s > self._pulse.suspect_s
             if suspect != peer.suspect:
                 member.hello = msgspec.structs.replace(
                     member.hello, peer=msgspec.structs.replace(peer, suspect=suspect)
                 )
                 self._announce()
+
+    def _kill(self, name: str, member: _Member) -> None:
+        if not member.killed:
+            member.killed = True
+            self.kills.append((name, member.hello.peer.incarnation))
 
     def _announce(self) -> None:
         peers: tuple[Peer, ...] = tuple(m.hello.peer for m in self.members.values())

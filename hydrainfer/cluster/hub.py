@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ from hydrainfer.cluster.front import Front
 from hydrainfer.cluster.host import host_identity
 from hydrainfer.cluster.launch import Facts, Launcher
 from hydrainfer.cluster.mesh import Mesh
-from hydrainfer.cluster.messages import Close, Failed, Hello, Orders, ToHub, decode_to_hub, encode
+from hydrainfer.cluster.messages import Close, Failed, Hello, Order, Orders, ToHub, decode_to_hub, encode
 from hydrainfer.cluster.node import NodePlan
 from hydrainfer.cluster.pixels import answer_pixels
 from hydrainfer.core import (
@@ -66,8 +66,9 @@ class Hub:
         self.pixels_at: str = self._pixel_socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._lock = threading.Lock()  # around the front
         self._connected: dict[str, int] = {}
+        self._n_orders: dict[str, int] = {}  # sent to each since it was connected
         self._watched: list[_Watched] = []
-        self._gone: list[tuple[str, int]] = []
+        self._gone: deque[tuple[str, int]] = deque()  # filled by any thread
         self._failed: dict[str, HydraError] = {}
         self._host = host_identity()
         self._closing = False
@@ -78,9 +79,9 @@ class Hub:
     # ---- EngineHandle
 
     def submit(self, request: Request) -> None:
-        if self._closing:
-            raise Unavailable("the server is shutting down", retry_after_s=1.0)
         with self._lock:
+            if self._closing:
+                raise Unavailable("the server is shutting down", retry_after_s=1.0)
             self._front.submit(request, self._clock())
         self._mesh.wake()
 
@@ -156,7 +157,8 @@ class Hub:
             self._shut()
         except Exception:
             _log.exception("the hub stopped after an internal error")
-            self._closing = self._broken = True
+            with self._lock:
+                self._closing = self._broken = True
         finally:
             with self._lock:
                 self._front.end_all(Unavailable("the server is shutting down", retry_after_s=5.0), self._clock())
@@ -174,10 +176,15 @@ class Hub:
             self._connect()
         for name, given in orders.items():
             if name in self._connected:
-                self._mesh.send(name, encode(Orders(self._connected[name], self._clock(), tuple(given))))
+                self._order(name, *given)
         for name, incarnation in kills:
             self._kill(name, incarnation)
         self._mesh.poll(max(wake_at - self._clock(), 0.0))
+
+    def _order(self, name: str, *orders: Order) -> None:
+        self._n_orders[name] += 1
+        message = Orders(self._connected[name], self._clock(), orders, self._n_orders[name])
+        self._mesh.send(name, encode(message))
 
     @staticmethod
     def _read(data: bytes) -> ToHub | None:
@@ -216,9 +223,9 @@ class Hub:
             peer = member.hello.peer
             if self._connected.get(name) != peer.incarnation:
                 self._mesh.connect(name, peer.address)
-                self._connected[name] = peer.incarnation
+                self._connected[name], self._n_orders[name] = peer.incarnation, 0
                 if self._closing:  # it came while the others were closing
-                    self._mesh.send(name, encode(Orders(peer.incarnation, self._clock(), (Close(),))))
+                    self._order(name, Close())
 
     # ---- who has died
 
@@ -232,6 +239,9 @@ class Hub:
         except ProcessLookupError:
             self._gone.append((peer.name, peer.incarnation))
             return
+        except OSError:  # out of file descriptors
+            self.launcher.watch(peer.name, peer.incarnation)
+            return
         self._watched.append(_Watched(peer.name, peer.incarnation, fd))
         self._mesh.watch(fd)
 
@@ -240,8 +250,8 @@ class Hub:
             if _has_ended(watched.fd):
                 self._unwatch(watched)
                 self._gone.append((watched.name, watched.incarnation))
-        gone, self._gone = self._gone, []
-        for name, incarnation in gone:
+        while self._gone:
+            name, incarnation = self._gone.popleft()
             if not self._closing:
                 _log.error("instance %s has died", name)
             self._front.gone(name, incarnation, self._clock())
@@ -252,18 +262,20 @@ class Hub:
         os.close(watched.fd)
 
     def _kill(self, name: str, incarnation: int) -> None:
-        _log.error("instance %s makes no progress and is killed", name)
-        for watched in self._watched:
-            if (watched.name, watched.incarnation) == (name, incarnation):
-                with suppress(ProcessLookupError):
+        _log.error("instance %s hangs, or its messages are lost: it is killed", name)
+        try:
+            for watched in self._watched:
+                if (watched.name, watched.incarnation) == (name, incarnation):
                     signal.pidfd_send_signal(watched.fd, signal.SIGKILL)
-                return
-        self.launcher.kill(name, incarnation)
+                    return
+            self.launcher.kill(name, incarnation)
+        except Exception:  # gone by itself, another user's, or Ray is in trouble: it stays a suspect
+            _log.exception("instance %s could not be killed", name)
 
     def _shut(self) -> None:
         """Tell all to close, hear their last words, end what does not."""
-        for name, incarnation in self._connected.items():
-            self._mesh.send(name, encode(Orders(incarnation, self._clock(), (Close(),))))
+        for name in self._connected:
+            self._order(name, Close())
         closed = threading.Event()
 
         def end_instances() -> None:

@@ -55,7 +55,8 @@ class Moved(NamedTuple):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """What a step gave, at `at_s`. `stats` only now and then."""
+    """What a step gave, at `at_s`. `stats` only now and then. `n`: number of the report, from 1: one that is missing
+    was lost on its way, and its sender is of no use any more (0: not counted)."""
 
     name: str
     incarnation: int
@@ -65,6 +66,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     moved: tuple[Moved, ...] = ()
     load: Load = Load()
     stats: InstanceStats | None = None
+    n: int = 0
 
 
 ToHub = Hello | Failed | Report
@@ -103,11 +105,12 @@ Order = Members | Submit | Cancel | Beat | Close
 
 
 class Orders(msgspec.Struct, frozen=True, tag=True):
-    """All that the hub has to say to one incarnation, sent at `hub_s`."""
+    """All that the hub has to say to one incarnation, sent at `hub_s`; `n` as in `Report`."""
 
     incarnation: int
     hub_s: float
     orders: tuple[Order, ...]
+    n: int = 0
 
 
 ToInstance = Orders | Parcel

@@ -52,9 +52,10 @@ _REPORTED_BY_OUTPUTS = (EventKind.TOKEN, EventKind.FINISHED)
 
 class Pulse(msgspec.Struct, frozen=True):
     """Who is believed to live, and for how long. `beat_s`: the hub and every instance speak at least this often.
-    `suspect_s`, `dead_s`: after this silence an instance gets no new requests, and is killed. `gap_s`: how long an
-    output that came before its turn waits for the missing one. `patience_s`: how long a request waits for an instance
-    of its stage. `grace_s`: an instance may be this late with a request's end after its deadline."""
+    `suspect_s`, `dead_s`: after this silence an instance gets requests only if nobody else can, and is killed.
+    `gap_s`: how long an output that came before its turn waits for the missing one. `patience_s`: how long a request
+    waits for an instance of its stage. `grace_s`: an instance may be this late with a request's end after its
+    deadline."""
 
     beat_s: float = 0.25
     suspect_s: float = 5.0
@@ -132,7 +133,8 @@ class Node:
         self.clock = HubClock(clock, same=self._host == plan.hub_host)
         self._heard_s = clock()
         self._report_at = 0.0
-        self.closing = False
+        self.closing = self._deserted = False
+        self._n_reports = self._n_orders = 0
         self.at_end: list[Callable[[], None]] = []
 
     # ---- what the engine calls
@@ -169,9 +171,8 @@ class Node:
         try:
             while not self.closing:
                 self._mesh.poll(self.turn())
-            engine.fail_all(Unavailable("the server is shutting down", retry_after_s=5.0), self.clock())
             end_s = self._local() + _GOODBYE_S
-            while not engine.still or (not engine.idle and self._local() < end_s):
+            while self._closes(engine) and (not engine.still or (not engine.idle and self._local() < end_s)):
                 self._mesh.poll(min(self.turn(), _GOODBYE_S / 10))
             self._report(engine, self.clock())
         except Exception:
@@ -183,21 +184,28 @@ class Node:
             for call in self.at_end:
                 call()
 
+    def _closes(self, engine: Engine) -> bool:
+        """Whatever has come meanwhile ends, too."""
+        engine.fail_all(Unavailable("the server is shutting down", retry_after_s=5.0), self.clock())
+        return True
+
     def turn(self) -> float:
         """Hear what has come, step, report. Returns how long nothing is to do, in seconds."""
         engine = self.engine
         assert engine is not None
         for data in self._mesh.receive():
             self._hear(engine, data)
+        self._watch_hub()
+        if not self.clock.known:
+            return self._pulse.beat_s
         now = self.clock()
         wake_at = engine.step(now)
-        self._watch_hub(engine, now)
-        if self._outputs or self._moved or now >= self._report_at:
+        if self._outputs or self._moved or self._local() >= self._report_at:
             self._report(engine, now)
         for peer, parcel in self._parcels:  # after the report: what a peer goes on from has been told
             self._mesh.send(peer, encode(parcel))
         self._parcels.clear()
-        wait_s = self._report_at - now
+        wait_s = self._report_at - self._local()
         if wake_at is not None:
             wait_s = min(wait_s, wake_at - self.clock())
         return max(wait_s, 0.0)
@@ -208,23 +216,24 @@ class Node:
 
     def _report(self, engine: Engine, now: float) -> None:
         stats = None
-        if now >= self._report_at:
+        if self._local() >= self._report_at:
             stats = engine.stats(now)
-            self._report_at = now + self._pulse.beat_s
+            self._report_at = self._local() + self._pulse.beat_s
         lists = tuple(self._outputs), tuple(self._events), tuple(self._moved)
-        self._tell(Report(self.name, self.incarnation, now, *lists, engine.load(), stats))
+        if not self._deserted:
+            self._n_reports += 1
+            self._tell(Report(self.name, self.incarnation, now, *lists, engine.load(), stats, self._n_reports))
         for each in (self._outputs, self._events, self._moved):
             each.clear()
 
     def _tell(self, message: ToHub) -> None:
         self._mesh.send(HUB, encode(message))
 
-    def _watch_hub(self, engine: Engine, now: float) -> None:
+    def _watch_hub(self) -> None:
         """Without the server nobody wants the answers, nor any other instance's word about who lives."""
         if self._local() - self._heard_s > self._pulse.dead_s and not self.closing:
             _log.error("instance %s has not heard of the server for %.0f s and stops", self.name, self._pulse.dead_s)
-            engine.fail_all(Unavailable("the server is gone", retry_after_s=5.0), now)
-            self.closing = True
+            self.closing = self._deserted = True  # should it still live, others go on with what was here
 
     # ---- what is heard
 
@@ -241,13 +250,16 @@ class Node:
         elif message.incarnation == self.incarnation:
             self._heard_s = self._local()
             self.clock.hear(message.hub_s)
+            self._n_orders += 1
+            if message.n and message.n != self._n_orders:
+                raise InternalError("orders of the hub were lost on their way")
             for order in message.orders:
                 self._obey(engine, order)
 
     def _obey(self, engine: Engine, order: Order) -> None:
         now = self.clock()
         match order:
-            case Submit(request, produced):
+            case Submit(request, produced) if not self.closing:
                 engine.submit(request, now, produced)
             case Cancel(request_ids):
                 engine.cancel(request_ids, now)
@@ -271,11 +283,12 @@ class Node:
 
 class HubClock:
     """The hub's clock as heard here: the local one, shifted. On the `same` machine they are one clock; elsewhere the
-    least delayed message of late tells the shift. Never runs backwards."""
+    least delayed message of late tells the shift, and nothing is `known` before the first. Never runs backwards."""
 
     def __init__(self, local: Callable[[], float], same: bool) -> None:
         self._local = local
         self._same = same
+        self.known = same
         self._shift_s: float | None = None
         self._last_s = 0.0
 
@@ -283,8 +296,11 @@ class HubClock:
         """A message of the hub, sent at `hub_s`, has arrived."""
         if self._same:
             return
+        self.known = True
         shift_s = hub_s - self._local()  # too small by the time it travelled
-        if self._shift_s is None or shift_s > self._shift_s:
+        if self._shift_s is None:
+            self._shift_s, self._last_s = shift_s, hub_s
+        elif shift_s > self._shift_s:
             self._shift_s = shift_s
         else:
             self._shift_s -= min(self._shift_s - shift_s, _DRIFT_S)

@@ -13,9 +13,10 @@ import numpy as np
 import zmq
 
 from hydrainfer.cluster.mesh import Keys, speak_with
-from hydrainfer.core import PixelSource
+from hydrainfer.core import PixelSource, Unavailable
 
-_TIMEOUT_MS = 10_000
+_TIMEOUT_MS = 2_000
+_QUESTIONS = 3
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -53,19 +54,20 @@ class PixelClient:
         self._lock = threading.Lock()
 
     def __call__(self, ref: str) -> np.ndarray:
-        """uint8, as stored. Raises `KeyError` if the server has it no longer, or is gone."""
+        """uint8, as stored. Raises `KeyError` if the server has it no longer, `Unavailable` if it does not answer."""
         with self._lock:
             socket = self._socket or self._open()
-            socket.send(ref.encode())
-            while socket.poll(_TIMEOUT_MS):
-                got, header, data = socket.recv_multipart(copy=False)
-                if got.bytes != ref.encode():
-                    continue  # the answer to a question that was given up
-                if not header.bytes:
-                    raise KeyError(ref)
-                shape = msgspec.msgpack.decode(header.bytes, type=_Header).shape
-                return np.frombuffer(data.buffer, dtype=np.uint8).reshape(shape)
-            raise KeyError(ref)
+            for _ in range(_QUESTIONS):  # one may be lost with a connection
+                socket.send(ref.encode())
+                while socket.poll(_TIMEOUT_MS):
+                    got, header, data = socket.recv_multipart(copy=False)
+                    if got.bytes != ref.encode():
+                        continue  # the answer to a question that was given up
+                    if not header.bytes:
+                        raise KeyError(ref)
+                    shape = msgspec.msgpack.decode(header.bytes, type=_Header).shape
+                    return np.frombuffer(data.buffer, dtype=np.uint8).reshape(shape)
+            raise Unavailable("the server did not hand out a picture in time; retry later", retry_after_s=1.0)
 
     def _open(self) -> zmq.Socket:
         self._socket = self._context.socket(zmq.DEALER)

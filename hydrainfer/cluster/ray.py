@@ -101,6 +101,8 @@ class RayLauncher:
             ray.kill(actor, no_restart=False)
 
     def close(self, timeout_s: float) -> None:
+        if self._closing:
+            return
         self._closing = True
         self._keeper.submit(self._end, time.monotonic() + timeout_s).result()
         self._keeper.shutdown()
@@ -165,11 +167,20 @@ class RayLauncher:
 
     # ---- placement
 
+    def _may_live(self, name: str, answer: Future) -> bool:
+        import ray
+
+        unreachable = isinstance(answer.exception(), ray.exceptions.ActorUnavailableError)
+        return unreachable and not _is_down(self.actors[name])
+
     def _place(self, plans: Sequence[NodePlan]) -> dict[str, Any]:
         """Shares with nothing left open. Raises `ConfigError` if they cannot all be had."""
         import ray
 
-        nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+        alive = [n for n in ray.nodes() if n["Alive"]]
+        if plans[0].bind.startswith("ipc:") and len({n["NodeManagerAddress"] for n in alive}) > 1:
+            raise ConfigError("this Ray cluster has several machines: give --cluster-host", param="cluster_host")
+        nodes = [n["Resources"] for n in alive]
         cpus = cpus_each(len(plans), nodes)
         shares = {
             p.name: p.share if p.share.cpus is not None else msgspec.structs.replace(p.share, cpus=cpus) for p in plans
@@ -186,20 +197,30 @@ class RayLauncher:
 
     def _ask(self, name: str, incarnation: int) -> None:
         """A question that is answered when that incarnation is over."""
-        if not self._closing:
-            future: Future = self.actors[name].outlast.remote(incarnation).future()
-            future.add_done_callback(partial(self._answered, name, incarnation))
-
-    def _answered(self, name: str, incarnation: int, answer: Future) -> None:
-        import ray
-
         if self._closing:
             return
-        unreachable = isinstance(answer.exception(), ray.exceptions.ActorUnavailableError)
-        if unreachable and not _is_down(self.actors[name]):
-            timer = threading.Timer(_ASK_AGAIN_S, self._ask, (name, incarnation))
-            timer.daemon = True
-            timer.start()
+        try:
+            future: Future = self.actors[name].outlast.remote(incarnation).future()
+            future.add_done_callback(partial(self._answered, name, incarnation))
+        except Exception:
+            _log.exception("Ray cannot be asked about instance %s", name)
+            self._ask_later(name, incarnation)
+
+    def _ask_later(self, name: str, incarnation: int) -> None:
+        timer = threading.Timer(_ASK_AGAIN_S, self._ask, (name, incarnation))
+        timer.daemon = True
+        timer.start()
+
+    def _answered(self, name: str, incarnation: int, answer: Future) -> None:
+        if self._closing:
+            return
+        try:
+            lives = self._may_live(name, answer)
+        except Exception:
+            _log.exception("Ray cannot say whether instance %s lives", name)
+            lives = True
+        if lives:
+            self._ask_later(name, incarnation)
             return
         if self._watched.get(name) == incarnation:
             del self._watched[name]

@@ -92,15 +92,15 @@ def settle(specs: Sequence[InstanceSpec], config: ServeConfig, on_gpu: bool) -> 
 def choose_launcher(config: ServeConfig, specs: Sequence[InstanceSpec]) -> Literal["inproc", "ray"]:
     """auto: Ray for several instances, or if there is something to place. Raises `ConfigError` if `inproc` cannot do
     what is asked."""
-    placed = [s.name for s in specs if s.share.resources or s.share.cores or s.share.cpus or s.share.gpus]
+    placed = [f"{s.name}'s share of a node" for s in specs if s.share.resources or s.share.cores]
+    placed += [f"{s.name}'s share of a node" for s in specs if s.share.cpus or s.share.gpus]
+    placed += ["--cpu-share"] if config.cpu_share is not None else []
+    placed += ["--cluster-host"] if config.cluster_host is not None and len(specs) == 1 else []
+    placed += ["--ray-address"] if config.ray_address is not None else []
     if config.launcher == "auto":
-        return "ray" if len(specs) > 1 or placed or config.ray_address is not None else "inproc"
-    if config.launcher == "inproc" and config.ray_address is not None:
-        raise ConfigError("--ray-address needs --launcher ray", param="ray_address")
+        return "ray" if len(specs) > 1 or placed else "inproc"
     if config.launcher == "inproc" and placed:
-        raise ConfigError(
-            f"the layout gives {placed[0]} cpus, gpus, cores or resources, which needs --launcher ray", param="launcher"
-        )
+        raise ConfigError(f"{placed[0]} needs --launcher ray", param="launcher")
     return config.launcher
 
 

@@ -57,7 +57,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: Annotated[int, _help("Server", "Port to listen on; 0 picks a free one.", ge=0, le=65535)] = 8000
     api_key: Annotated[NotEmpty | None, _help("Server", "Require this key as a bearer token.")] = None
     request_timeout_s: Annotated[float, _help("Server", "A request ends with 504 after this long.", gt=0)] = 600.0
-    stall_s: Annotated[float, _help("Server", "/health says 503 when work stands still this long.", gt=0)] = 120.0
+    stall_s: Annotated[
+        float,
+        _help(
+            "Server",
+            "/health says 503 when work stands still this long; an instance (of several) whose batch does is killed.",
+            gt=0,
+        ),
+    ] = 120.0
     start_timeout_s: Annotated[
         float, _help("Server", "Give up when the instances have not started after this long.", gt=0)
     ] = 600.0

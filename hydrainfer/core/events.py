@@ -108,6 +108,7 @@ class InstanceStats(msgspec.Struct, frozen=True):
     n_preemptions: int
     n_steps: int
     stalled_s: float
+    hung_s: float = 0.0  # how long a lane has been at one batch
     n_migrating: int = 0  # wait for another instance to pull them
     n_arriving: int = 0  # offered by other instances, and not here yet
     blocks_pulled: dict[str, int] = {}  # spec -> blocks copied from other instances so far
@@ -155,6 +156,7 @@ def total(parts: list[InstanceStats]) -> InstanceStats:
         n_preemptions=add("n_preemptions"),
         n_steps=add("n_steps"),
         stalled_s=max(part.stalled_s for part in parts),
+        hung_s=max(part.hung_s for part in parts),
         n_migrating=add("n_migrating"),
         n_arriving=add("n_arriving"),
         blocks_pulled=dict(pulled),

@@ -18,6 +18,7 @@ from hydrainfer.core import (
     EventKind,
     HydraError,
     InstanceStats,
+    InternalError,
     Lane,
     LifecycleEvent,
     Load,
@@ -27,6 +28,7 @@ from hydrainfer.core import (
     Request,
     Sequence,
     Stage,
+    StepResult,
 )
 from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.moves import Arrived, Left, Moves, Stranded
@@ -41,7 +43,8 @@ class Engine:
     """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
     `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event. `moves`: its
     dealings with other instances, None if there are none. `moved(request id, instance, hops)` hears who owns a request
-    that came or went."""
+    that came or went. `step` raises after `give_up_after` batches of a lane that failed as a whole, one after the
+    other."""
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Engine:
         overlap: Overlap = "free",
         moves: Moves | None = None,
         moved: Callable[[str, str, int], None] | None = None,
+        give_up_after: float = float("inf"),
     ) -> None:
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler
@@ -69,6 +73,8 @@ class Engine:
         self._progress_s = 0.0
         self._n_steps = 0
         self._costs = Costs()
+        self._give_up_after = give_up_after
+        self._n_failed: dict[Lane, int] = {}
 
     # ---- requests
 
@@ -157,7 +163,9 @@ class Engine:
                 del self._in_flight[lane]
                 self._n_steps += 1
                 self._progress_s = now
-                self._costs.observe(result.batch, now - self._launched_s[lane])
+                if result.error is None:
+                    self._costs.observe(result.batch, now - self._launched_s[lane])
+                self._judge(lane, result)
                 self._commit(self.scheduler.apply(result, now), now)
         moves = self._moves
         if moves is not None:
@@ -172,6 +180,13 @@ class Engine:
         if not self._busy:
             self._progress_s = now  # so that it counts from when something comes
         return self._wake_at(now)
+
+    def _judge(self, lane: Lane, result: StepResult) -> None:
+        """A lane whose every batch fails will not get well by itself."""
+        broken = result.error is not None and result.error.code != "out_of_memory"
+        self._n_failed[lane] = self._n_failed.get(lane, 0) + 1 if broken else 0
+        if self._n_failed[lane] >= self._give_up_after:
+            raise InternalError(f"{self._n_failed[lane]} batches in a row failed on the {lane.value} lane")
 
     def _launch(self, now: float) -> None:
         lanes = [lane for lane in self._runners if lane not in self._in_flight]
@@ -322,16 +337,23 @@ class Engine:
             n_preemptions=s.n_preemptions,
             n_steps=self._n_steps,
             stalled_s=self._stalled_s(now),
+            hung_s=self._hung_s(now),
             n_migrating=len(s.migrating),
             n_arriving=self._moves.n_arriving if self._moves is not None else 0,
             blocks_pulled=dict(self._moves.blocks_pulled) if self._moves is not None else {},
             n_landed=self._moves.n_landed if self._moves is not None else 0,
         )
 
+    def _hung_s(self, now: float) -> float:
+        """How long a lane has been at its batch."""
+        return now - min((self._launched_s[lane] for lane in list(self._in_flight)), default=now)
+
     def _stalled_s(self, now: float) -> float:
-        """How long nothing has moved, or how long one lane has been at its batch, while the other one may go on."""
-        since = [self._launched_s[lane] for lane in list(self._in_flight)]
-        return now - min([self._progress_s, *since]) if self._busy else 0.0
+        """How long nothing has moved here, or how long one lane has been at its batch, while the other one may go on.
+        Who only waits for others to take or give a request does not stall."""
+        if not self._busy or (self._moves is not None and not self._moves.idle):
+            return self._hung_s(now)
+        return max(now - self._progress_s, self._hung_s(now))
 
     def close(self) -> None:
         if self._moves is not None:

@@ -222,6 +222,7 @@ class Moves:
                     if departure is not None:
                         departure.exclude.add(peer)
                         departure.error, departure.try_at = error or departure.error, now
+                        departure.give_up_at = now + self._timing.patience_s
                 case Free(hold):
                     lease = self._holds.pop(hold)
                     if lease is not None:
@@ -247,7 +248,7 @@ class Moves:
             self._strand(d, d.error.exception())
         elif d.exclude:  # all have refused, but that may pass
             d.exclude.clear()
-            d.try_at = now + _ASK_AGAIN_S
+            d.try_at, d.give_up_at = now + _ASK_AGAIN_S, now + self._timing.patience_s
         elif now >= d.give_up_at:
             self._strand(d, Unavailable(f"no instance can {seq.stage.value} now; retry later", retry_after_s=5.0))
         else:

@@ -127,8 +127,8 @@ class _Vision:
         tags: list[int] = []
         failed: dict[str, HydraError] = {}
         for work in batch.work:
-            if not self._fetch(work):
-                failed[work.seq.id] = InternalError("the picture's pixels are no longer there", code="pixels_gone")
+            if (error := self._fetch(work)) is not None:
+                failed[work.seq.id] = error
                 continue
             span = work.seq.request.media[work.index]
             held = embed_ranges(work.seq.request, self._embeds.spec)[work.index]
@@ -142,13 +142,15 @@ class _Vision:
 
         return finish
 
-    def _fetch(self, work: EncodeWork) -> bool:
+    def _fetch(self, work: EncodeWork) -> HydraError | None:
         try:
             if self._pixels is not None:
                 self._pixels(work.seq.request.media[work.index].pixels)
         except KeyError:
-            return False
-        return True
+            return InternalError("the picture's pixels are no longer there", code="pixels_gone")
+        except HydraError as e:
+            return e
+        return None
 
 
 class _Life:

@@ -139,6 +139,11 @@ class SequenceRoom:
                 self.publish(seq, index)
         seq.pending_media = []
 
+    def forget(self, request_id: str) -> None:
+        """It asked for room, got none and asks no more."""
+        if request_id not in self._leases:
+            self._keys.pop(request_id, None)
+
     def holds(self, request_id: str) -> bool:
         """Whether it has blocks here, perhaps only until a batch in flight has landed."""
         return request_id in self._leases

@@ -181,6 +181,8 @@ class Scheduler:
 
     def forget_blocked(self, request_id: str) -> None:
         """An offer that waited for room was taken back."""
+        if request_id not in self._live and request_id not in self.arriving:
+            self.room.forget(request_id)
         if self._blocked is not None and self._blocked.id == request_id and request_id not in self._live:
             self._blocked = None
 

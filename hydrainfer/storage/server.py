@@ -76,7 +76,11 @@ class BlockServer:
                 _log.warning("cannot accept a peer: %s", e)  # out of descriptors, perhaps: it may pass
                 time.sleep(0.1)
                 continue
-            self._welcome(Connection(sock))
+            try:
+                self._welcome(Connection(sock))
+            except (OSError, RuntimeError) as e:  # it has left, or no thread can be had
+                _log.warning("cannot serve a peer: %s", e)
+                sock.close()
 
     def _welcome(self, connection: Connection) -> None:
         thread = threading.Thread(target=self._serve, args=(connection,), name="hydrainfer-blocks", daemon=True)

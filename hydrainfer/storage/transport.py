@@ -166,7 +166,8 @@ class Peers(Generic[S]):
         finally:
             with self._lock:
                 kept.busy = False
-            if kept.dead:
+                dead = kept.dead  # now: who forgets it from here on finds it idle and closes it
+            if dead:
                 kept.session.close()
 
     def forget(self, owner: str) -> None:

@@ -295,6 +295,30 @@ def test_what_kills_four_instances_in_a_row_is_a_500():
     assert (rig.end().error.status, rig.end().error.code) == (500, "lost")
 
 
+def test_a_long_answer_outlives_any_number_of_deaths():
+    rig = Rig("EPD0", "EPD1")
+    rig.front.submit(make_request("r", max_tokens=1000), 0.0)
+    told = 0
+    for _ in range(9):
+        ((name, life, produced),) = rig.submitted()
+        assert len(produced) == told
+        rig.says(name, out(told, *range(16), life=life))
+        told += 16
+        rig.die(name)
+        rig.hello(name)
+    assert rig.end() is None and len(rig.tokens()) == told
+
+
+def test_who_lost_a_report_on_its_way_is_of_no_use_any_more():
+    rig = Rig("EPD0")
+    for n in (1, 2):
+        rig.front.report(Report(*rig.who("EPD0"), 0.0, n=n), 0.0)
+    assert rig.front.kills == []
+    rig.submit()
+    rig.front.report(Report(*rig.who("EPD0"), 0.0, (out(0, 5),), n=4), 0.0)
+    assert rig.front.kills == [rig.who("EPD0")] and rig.tokens() == []
+
+
 def test_an_instance_that_has_it_may_be_late_with_its_504_but_not_for_ever():
     rig = Rig("EPD0")
     rig.submit(deadline_s=2.0)
@@ -356,13 +380,13 @@ def test_silence_makes_a_suspect_and_then_a_kill_but_no_death():
     assert not rig.front.members[first].hello.peer.suspect
 
 
-def test_work_without_progress_is_a_kill():
+def test_a_batch_that_does_not_end_is_a_kill():
     rig = Rig("EPD0", stall_s=30.0)
-    stats = InstanceStats("EPD", 0, 1, 0, 0, 1, {}, 0, 0, 0, 0, stalled_s=29.0)
+    stats = InstanceStats("EPD", 0, 1, 0, 0, 1, {}, 0, 0, 0, 0, stalled_s=99.0, hung_s=29.0)
     rig.says("EPD0", stats=stats)
     rig.front.tick(1.0)
     assert rig.front.kills == []
-    rig.says("EPD0", stats=InstanceStats("EPD", 0, 1, 0, 0, 1, {}, 0, 0, 0, 0, stalled_s=31.0))
+    rig.says("EPD0", stats=InstanceStats("EPD", 0, 1, 0, 0, 1, {}, 0, 0, 0, 0, stalled_s=31.0, hung_s=31.0))
     rig.front.tick(3.0)
     assert rig.front.kills == [rig.who("EPD0")]
 

@@ -65,6 +65,22 @@ def test_who_has_been_idle_for_long_does_not_count_as_stalled():
     assert len(cluster.front.kills) == 0
 
 
+def test_long_back_pressure_is_no_failure():
+    """A D that is full for long: who waits for it neither stalls nor loses patience."""
+    cluster = Cluster("1EP1D", kv_blocks=20, embed_blocks=32)
+    cluster.front._stall_s = 30.0
+    requests = [make_request(f"r{i}", n_text=8, max_tokens=60) for i in range(8)]
+    for r in requests:
+        cluster.submit(r)
+    cluster.run(until=150.0)
+    assert cluster.front.n_live > 2 and not cluster.front.kills
+    cluster.crash("D1", restart_s=20.0)
+    cluster.run()
+    for r in requests:
+        assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
+    cluster.check_whole()
+
+
 def test_text_never_touches_an_encoder():
     cluster = Cluster("2E1P1D", 64, 32)
     for i in range(4):
@@ -170,7 +186,7 @@ def test_random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balanc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(5400)
 @settings(max_examples=10_000, deadline=None)
 @given(
     specs=traffic,

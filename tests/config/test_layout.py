@@ -91,5 +91,5 @@ def test_ray_launches_several_or_what_has_to_be_placed(tmp_path):
     assert chosen(two, launcher="inproc") == "inproc"
     with pytest.raises(ConfigError, match="--ray-address needs --launcher ray"):
         chosen(two, launcher="inproc", ray_address="head:6379")
-    with pytest.raises(ConfigError, match="gives EPD0 cpus, gpus, cores or resources, which needs --launcher ray"):
+    with pytest.raises(ConfigError, match=r"EPD0.s share of a node needs --launcher ray"):
         chosen(placed, launcher="inproc")

@@ -354,3 +354,20 @@ def test_close_waits_for_the_batch_in_flight_and_no_longer():
     closer.join(5)
     assert not closer.is_alive()
     caches.check(idle=True)
+
+
+def test_a_lane_whose_every_batch_fails_ends_the_engine():
+    class Broken(FakeDevice):
+        def run(self, batch):
+            return StepResult(batch, error=InternalError("the model step failed"))
+
+    rig = Rig(device=Broken())
+    rig.engine._give_up_after = 3
+    for i in range(2):
+        rig.engine.submit(make_request(f"r{i}"), rig.now)
+        rig.run()
+        assert rig.end(f"r{i}").error.status == 500
+    rig.engine.submit(make_request("last"), rig.now)
+    with pytest.raises(InternalError, match="3 batches in a row"):
+        rig.run()
+    assert rig.engine.load().token_s == 0.0, "what failed at once is not fast"

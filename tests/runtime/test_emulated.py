@@ -24,7 +24,7 @@ from hydrainfer.core import (
 from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, spoken_ids
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from hydrainfer.storage import BlockStore, LocalExports, LocalTransport
+from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport
 from tests.scheduler.fakes import make_request
 
 pytestmark = pytest.mark.cpu
@@ -233,12 +233,12 @@ def test_lost_pixels_fail_their_request():
 
 def moved(source, target, request_id, spoil=None):
     """Hand a request over as a migration does: its blocks are copied, then it lands."""
-    exports = LocalExports()
-    handles = {spec: exports.add(spec, store) for spec, store in source.stores.items()}
+    local = LocalExports()
+    handles = Exports("a:0", source.stores, "local", local=local).handles
     seq = source.scheduler.get(request_id)
     pulls = target.scheduler.expect(Handoff.of(seq, "a", 0, handles), 0.0)
     for spec, (theirs, ours) in pulls.items():
-        LocalTransport(exports).copy(handles[spec], theirs, target.stores[spec], ours)
+        LocalTransport(local).copy(handles[spec], theirs, target.stores[spec], ours)
         if spoil is not None:
             spoil(target.stores[spec].data, ours)
     target.scheduler.land(request_id, 0.0)

@@ -44,10 +44,10 @@ def test_pixels_of_the_wrong_shape_fail_their_request_alone(rig):
 
 def test_a_ticket_complete_at_once_wakes_the_engine(rig):
     seq = rig.sequence(Prompt([1, IMAGE, 300], [1]), 2)
-    rig.pixels.clear()
+    seq.blocks = {}
     rig.wake.clear()
     ticket = rig.vision.launch(StepBatch(1, Lane.VISION, [EncodeWork(seq, 0)], 1))
-    assert rig.wake.is_set() and ticket.poll(0.0).failed and ticket.ready_at() is None
+    assert rig.wake.is_set() and ticket.poll(0.0).error is not None and ticket.ready_at() is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError(), torch.OutOfMemoryError()])
