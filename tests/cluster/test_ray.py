@@ -179,7 +179,7 @@ def test_one_that_cannot_start_says_why_and_takes_the_others_along(cluster, tmp_
         Rig("1EP1D", launcher, tmp_path),
     ):
         pass
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 40
     assert actors_alive() == []
 
 
