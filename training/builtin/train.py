@@ -1,0 +1,93 @@
+"""Second stage: the whole model learns to answer.
+
+python -m training.builtin.train RUN --cache CACHE --see SEE_RUN --minutes 70
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.builtin import tokenizer as own
+from training.builtin.loop import Run, weights
+from training.builtin.model import Heads, build
+from training.builtin.packing import Batch, Packer
+from training.builtin.see import Pictures, seeing_loss, vision_rows
+
+BATCH = 16
+SEEING = 0.15  # weight of the first stage's loss
+
+
+def blank(tokenizer: Any) -> Any:
+    """The untrained model for this tokenizer."""
+    return build(len(tokenizer), tokenizer.convert_tokens_to_ids("<image>"), tokenizer.pad_token_id)
+
+
+def hidden_rows(model: Any, rows: Tensor, batch: Batch) -> Tensor:
+    """Last hidden states [rows, length, hidden], with the picture's `rows` of the vision tower put in its places."""
+    inner = model.model
+    embedded = inner.language_model.embed_tokens(batch.ids)
+    here = batch.ids == model.config.image_token_id
+    embedded = embedded.masked_scatter(here[..., None], inner.multi_modal_projector(rows).flatten(0, 1))
+    return inner.language_model(
+        inputs_embeds=embedded, attention_mask=batch.mask(), position_ids=batch.places, use_cache=False
+    ).last_hidden_state
+
+
+def answering_loss(model: Any, rows: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    """Mean cross-entropy of answer tokens, and per kind of question the share of answers right in every token."""
+    hidden = hidden_rows(model, rows, batch)
+    wanted = batch.labels[:, 1:]
+    asked = wanted != -100
+    logits = model.lm_head(hidden[:, :-1][asked])
+    loss = F.cross_entropy(logits, wanted[asked])
+    right = torch.ones_like(wanted, dtype=torch.bool)
+    right[asked] = logits.argmax(-1) == wanted[asked]
+    scores = defaultdict(list)
+    for row, a, b, kind in batch.answers:
+        scores[kind].append(bool(right[row, a - 1 : b - 1].all()))
+    return loss, {"answers": float(loss.detach())} | {k: float(np.mean(v)) for k, v in scores.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train the built-in model.")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--see", type=Path, required=True, help="Finished run of the first stage.")
+    parser.add_argument("--minutes", type=float, default=70)
+    parser.add_argument("--shards", type=int, default=24)
+    parser.add_argument("--first-shard", type=int, default=0, help="Where to start among them.")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=2)
+    a = parser.parse_args()
+    torch.manual_seed(a.seed)
+    tokenizer = own.make()
+    model, heads, packer = blank(tokenizer), Heads(), Packer(tokenizer)
+    tower = model.model.vision_tower
+    tower.load_state_dict(weights(a.see, "tower"))
+    heads.load_state_dict(weights(a.see, "heads"))
+    pictures = Pictures(a.cache, 1, a.shards, BATCH)
+    offset = a.first_shard * pictures.per_shard
+
+    def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
+        pixels, marks, scenes = pictures.batch(step + offset)
+        rows = vision_rows(tower, pixels)
+        seeing, seen = seeing_loss(heads, rows, marks, scenes)
+        batch = packer.batch(np.random.default_rng([a.seed, step]), scenes)
+        answering, scores = answering_loss(model, rows, batch)
+        return answering + SEEING * seeing, {"seeing": float(seeing.detach()), **scores, "seen_kind": seen["kind"]}
+
+    slow: list[nn.Module] = [tower, heads]
+    run = Run(a.run, {"model": model, "heads": heads}, rate=1e-3, budget_s=a.minutes * 60, threads=a.threads, slow=slow)
+    run.go(loss_of)
+
+
+if __name__ == "__main__":
+    main()
