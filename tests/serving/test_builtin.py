@@ -15,7 +15,7 @@ SAMPLES = [
     ("shapes.png", "What is in this picture?", "A red circle, a blue square and a green star."),
     ("shapes.png", "What colour is the square?", "Blue."),
     ("shapes.png", "Is there a yellow star?", "No."),
-    ("hearts.png", "How many hearts are there?", "Four."),
+    ("stars.png", "How many stars are there?", "Four."),
     ("night.png", "Where is the star?", "At the top left."),
     ("night.png", "What shape is red?", "A circle."),
     ("digit.png", "What digit is this?", "2."),

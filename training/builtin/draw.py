@@ -19,8 +19,6 @@ _SHADES = {  # hue in degrees, saturation, value: ranges that a person would giv
     "green": ((92, 155), (0.6, 1.0), (0.4, 0.9)),
     "blue": ((203, 244), (0.65, 1.0), (0.5, 1.0)),
     "purple": ((268, 303), (0.5, 1.0), (0.4, 0.8)),
-    "black": ((0, 360), (0.0, 0.3), (0.0, 0.12)),
-    "white": ((0, 360), (0.0, 0.05), (0.94, 1.0)),
 }
 
 
@@ -55,28 +53,17 @@ def outline(kind: str, x: float, y: float, size: float, angle: float) -> Polygon
         points = [(-0.86, -0.86), (0.86, -0.86), (0.86, 0.86), (-0.86, 0.86)]
     elif kind == "triangle":
         points = [(0.0, -0.95), (0.95, 0.8), (-0.95, 0.8)]
-    elif kind == "star":
+    else:
         radii = [1.0, 0.43] * 5
         points = [(f * math.sin(i * math.pi / 5), -f * math.cos(i * math.pi / 5)) for i, f in enumerate(radii)]
-    elif kind == "cross":
-        a, b = 0.32, 0.95
-        points = [(-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a), (-b, a), (-b, -a)]
-        points.append((-a, -a))
-    else:
-        points = [_heart(t) for t in np.linspace(0, 2 * math.pi, 40, endpoint=False)]
     c, s = math.cos(turn) * r, math.sin(turn) * r
     return [(x + px * c - py * s, y + px * s + py * c) for px, py in points]
-
-
-def _heart(t: float) -> tuple[float, float]:
-    y = 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)
-    return math.sin(t) ** 3, -(y + 2.5) / 15.5
 
 
 def things(rng: np.random.Generator, canvas: Image.Image, scene: tuple[Thing, ...], back: RGB) -> None:
     """Draw onto `canvas`, in one style for the picture, with colours that stand out against `back`."""
     side, draw = canvas.width, ImageDraw.Draw(canvas)
-    style = str(rng.choice(("fill", "edge", "ring", "shadow"), p=(0.62, 0.2, 0.08, 0.1)))
+    style = str(rng.choice(("fill", "edge", "shadow"), p=(0.75, 0.18, 0.07)))
     fills: dict[str, RGB] = {}
     for t in scene:
         if t.colour not in fills or rng.random() < 0.3:
@@ -87,11 +74,7 @@ def things(rng: np.random.Generator, canvas: Image.Image, scene: tuple[Thing, ..
         if style == "shadow":
             off = 0.06 * t.size * side
             draw.polygon([(x + off, y + off) for x, y in points], tuple(int(v * 0.6) for v in back))
-        if style == "ring":
-            wide = max(2, round(t.size * side * rng.uniform(0.12, 0.18)))
-            draw.line([*points, points[0], points[1]], fill, wide, joint="curve")
-        else:
-            draw.polygon(points, fill)
+        draw.polygon(points, fill)
         if style == "edge":
             edge = (0, 0, 0) if rng.random() < 0.6 else tuple(int(v * 0.55) for v in fill)
             draw.line([*points, points[0], points[1]], edge, width, joint="curve")
@@ -124,7 +107,7 @@ def plain(rng: np.random.Generator, colours: set[str]) -> RGB:
 def _differs(back: RGB, colour: str) -> bool:
     (h0, h1), (s0, s1), (v0, v1) = _SHADES[colour]
     middle = hsv((h0 + h1) / 2, (s0 + s1) / 2, (v0 + v1) / 2)
-    return apart(back, middle) > (150 if colour in ("black", "white") else 170)
+    return apart(back, middle) > 180
 
 
 def background(rng: np.random.Generator, side: int, back: RGB) -> Image.Image:
@@ -163,10 +146,10 @@ def _lines(rng: np.random.Generator, canvas: Image.Image, back: RGB) -> Image.Im
 
 def spoil(rng: np.random.Generator, picture: Image.Image) -> Image.Image:
     """What cameras and files do: blur, noise, JPEG."""
-    if rng.random() < 0.12:
+    if rng.random() < 0.08:
         picture = picture.filter(ImageFilter.GaussianBlur(rng.uniform(0.2, 1.0) * picture.width / 150))
-    if rng.random() < 0.25:
-        pixels = np.asarray(picture, np.float32) + rng.normal(0, rng.uniform(2, 14), (picture.width, picture.width, 3))
+    if rng.random() < 0.15:
+        pixels = np.asarray(picture, np.float32) + rng.normal(0, rng.uniform(2, 10), (picture.width, picture.width, 3))
         picture = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
     if rng.random() < 0.2:
         file = io.BytesIO()

@@ -48,7 +48,7 @@ def held_out(each: int) -> list[Case]:
         rng = np.random.default_rng([SEED, index])
         for _ in range(each):
             while True:
-                picture, scene = make_one(rng, what, held_out=True)
+                picture, scene, _ = make_one(rng, what, held_out=True)
                 asked = ask(rng, scene)
                 if asked is not None and asked.kind == kind:
                     break

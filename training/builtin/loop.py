@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_PAUSE_S = 20.0  # a step that took longer was stopped from outside, and does not count as training
+from training.builtin.muon import Muon
+
+_MUON = 10.0  # its rate, in AdamW's
 
 
 class Threads:
@@ -41,8 +43,8 @@ class Threads:
 
 
 class Run:
-    """Warm-up, constant rate, then a decay to zero ("WSD"). The decay starts when its share of `budget_s` of training
-    time is left, or at once when a file `decay` appears in `folder`."""
+    """Warm-up, constant rate, then a decay to zero ("WSD"). Time is processor time, which neither a pause nor a busy
+    machine uses up. The decay starts when its share of `budget_s` is left, or when a file `decay` is in `folder`."""
 
     def __init__(
         self,
@@ -61,37 +63,43 @@ class Run:
         self._budget_s, self._decay_s = budget_s, decay * budget_s
         self.step, self.trained_s, self._decay_from_s = 0, 0.0, math.inf
         slower = {id(p) for m in slow for p in m.parameters()}
-        parameters = [p for m in modules.values() for p in m.parameters()]
+        named = [(n, p) for m in modules.values() for n, p in m.named_parameters()]
+        self._parameters = [p for _, p in named]
+        sorts: dict[tuple[bool, float], list[nn.Parameter]] = {}
+        for name, p in named:
+            sorts.setdefault((".layers." in name and p.ndim == 2, 0.3 if id(p) in slower else 1.0), []).append(p)
         groups = [
-            {"params": chosen, "weight_decay": decays, "share": share}
-            for share in (1.0, 0.3)
-            for decays in (0.05, 0.0)
-            if (chosen := [p for p in parameters if (p.ndim > 1) == (decays > 0) and (id(p) in slower) == (share < 1)])
+            [{"params": found, "share": share} for (inside, share), found in sorts.items() if inside == wanted]
+            for wanted in (True, False)
         ]
-        self._optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.97), foreach=True)
-        self._parameters = parameters
+        self._optimizers = (
+            Muon(groups[0], lr=_MUON * rate),
+            torch.optim.AdamW(groups[1], lr=rate, betas=(0.9, 0.97), weight_decay=0.01, foreach=True),
+        )
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / "state.pt").exists():
             self._resume()
 
-    def go(self, loss_of: Callable[[int], tuple[Tensor, dict[str, float]]], *, save_every_s: float = 180.0) -> None:
+    def go(self, loss_of: Callable[[int], tuple[Tensor, dict[str, float]]], *, save_every_s: float = 120.0) -> None:
         """`loss_of(step)` gives the loss to go down and figures to log. SIGTERM saves and ends."""
         stop: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
-        saved_s, began_s = self.trained_s, time.monotonic()
+        saved_s, began_s, used_s = self.trained_s, time.monotonic(), time.process_time()
         shown: dict[str, float] = {}
         while not stop and (scale := self._scale()) > 0:
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._rate * scale * group["share"]
+            for optimizer, full in zip(self._optimizers, (_MUON * self._rate, self._rate)):
+                for group in optimizer.param_groups:
+                    group["lr"] = full * scale * group["share"]
             loss, figures = loss_of(self.step)
-            self._optimizer.zero_grad(set_to_none=True)
+            for p in self._parameters:
+                p.grad = None
             loss.backward()
             nn.utils.clip_grad_norm_(self._parameters, 1.0)
-            self._optimizer.step()
-            now_s = time.monotonic()
-            self.trained_s += min(now_s - began_s, _PAUSE_S)
-            self._threads.note(self.step, now_s - began_s)
-            began_s = now_s
+            for optimizer in self._optimizers:
+                optimizer.step()
+            self.trained_s += time.process_time() - used_s
+            self._threads.note(self.step, time.monotonic() - began_s)
+            began_s, used_s = time.monotonic(), time.process_time()
             self.step += 1
             for key, value in {"loss": float(loss.detach()), **figures}.items():
                 shown[key] = 0.95 * shown.get(key, value) + 0.05 * value
@@ -108,7 +116,7 @@ class Run:
         if self._decay_from_s == math.inf and (self.trained_s >= due_s or (self.folder / "decay").exists()):
             self._decay_from_s = self.trained_s
         gone = (self.trained_s - self._decay_from_s) / self._decay_s
-        return min(1.0, (self.step + 1) / 150) * (1.0 if gone < 0 else max(0.0, 1 - gone))
+        return min(1.0, (self.step + 1) / 100) * (1.0 if gone < 0 else max(0.0, 1 - gone))
 
     def _log(self, figures: dict[str, float]) -> None:
         with (self.folder / "log.jsonl").open("a") as f:
@@ -117,7 +125,7 @@ class Run:
     def save(self) -> None:
         state: dict[str, Any] = {
             "modules": {name: m.state_dict() for name, m in self._modules.items()},
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [o.state_dict() for o in self._optimizers],
             "numbers": (self.step, self.trained_s, self._decay_from_s),
         }
         part = self.folder / "state.part"
@@ -128,7 +136,8 @@ class Run:
         state = torch.load(self.folder / "state.pt")
         for name, m in self._modules.items():
             m.load_state_dict(state["modules"][name])
-        self._optimizer.load_state_dict(state["optimizer"])
+        for optimizer, kept in zip(self._optimizers, state["optimizers"]):
+            optimizer.load_state_dict(kept)
         self.step, self.trained_s, self._decay_from_s = state["numbers"]
 
 

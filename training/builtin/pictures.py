@@ -9,6 +9,7 @@ import argparse
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -16,42 +17,42 @@ from PIL import Image, ImageDraw
 from hydrainfer.processor.clip import ClipImages, ClipSettings
 from hydrainfer.processor.media import Picture
 from training.builtin import draw, sources
-from training.builtin.scene import COLOURS, KINDS, Scene, sample_shapes
+from training.builtin.scene import COLOURS, KINDS, Scene, Thing, sample_shapes
 
 SIDE, PATCH = 96, 12
 GRID = SIDE // PATCH
 SHARD = 4096
+N_MARKS = 3 + (PATCH // 2) ** 2 + 3
 _IMAGES = ClipImages(ClipSettings(resize=SIDE, crop=(SIDE, SIDE)), GRID * GRID)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """`pixels` uint8 [n, SIDE, SIDE, 3]; `marks` uint8 [n, GRID * GRID, 3]: per patch the kind and the colour that
-    cover it (0: none, i + 1) and whether a thing's centre is in it."""
+    """`pixels` uint8 [n, SIDE, SIDE, 3]; `marks` uint8 [n, GRID * GRID, N_MARKS], see `marks`."""
 
     pixels: np.ndarray
     marks: np.ndarray
     scenes: list[Scene]
 
 
-def make(rng: np.random.Generator, held_out: bool = False) -> tuple[Image.Image, Scene]:
-    """A picture of any kind, at its own size in pixels."""
+def make(rng: np.random.Generator, held_out: bool = False) -> tuple[Image.Image, Scene, np.ndarray]:
+    """A picture of any kind, at its own size in pixels, and its marks."""
     what = str(rng.choice(("shapes", "digit", "photo", "empty"), p=(0.69, 0.19, 0.1, 0.02)))
     return make_one(rng, what, held_out)
 
 
-def make_one(rng: np.random.Generator, what: str, held_out: bool = False) -> tuple[Image.Image, Scene]:
+def make_one(rng: np.random.Generator, what: str, held_out: bool = False) -> tuple[Image.Image, Scene, np.ndarray]:
     side = int(rng.choice((96, 128, 192, int(rng.integers(96, 260))), p=(0.2, 0.2, 0.25, 0.35)))
     if what == "digit":
-        picture, value = sources.digit(rng, side, held_out)
-        return draw.spoil(rng, picture), Scene(what, digit=value)
+        picture, value, ink = sources.digit(rng, side, held_out)
+        return draw.spoil(rng, picture), Scene(what, digit=value), _digit_marks(ink, value)
     if what == "photo":
-        return sources.photo(rng, side, held_out), Scene(what)
+        return sources.photo(rng, side, held_out), Scene(what), marks(np.zeros((SIDE, SIDE), np.uint8), [])
     things = sample_shapes(rng) if what == "shapes" else ()
     back = draw.plain(rng, {t.colour for t in things})
     canvas = draw.background(rng, side, back)
     draw.things(rng, canvas, things, back)
-    return draw.spoil(rng, canvas), Scene(what, things)
+    return draw.spoil(rng, canvas), Scene(what, things), _shape_marks(things)
 
 
 def preprocess(picture: Image.Image) -> np.ndarray:
@@ -59,20 +60,50 @@ def preprocess(picture: Image.Image) -> np.ndarray:
     return _IMAGES.pixels(Picture(picture.convert("RGB"), "RGB"))
 
 
-def marks(scene: Scene) -> np.ndarray:
-    """uint8 [GRID * GRID, 3], see `Shard`."""
+class Owner(NamedTuple):
+    """What covers a patch: `kind` 1.. of `KINDS`, then the ten digits; `colour` 1.. or 0; `x`, `y`, `size` as shares."""
+
+    kind: int
+    colour: int
+    x: float
+    y: float
+    size: float
+
+
+def _shape_marks(things: tuple[Thing, ...]) -> np.ndarray:
     owner = Image.new("L", (SIDE, SIDE))
     pen = ImageDraw.Draw(owner)
-    found = np.zeros((GRID * GRID, 3), np.uint8)
-    for i, t in enumerate(scene.things):
+    for i, t in enumerate(things):
         pen.polygon(draw.outline(t.kind, t.x * SIDE, t.y * SIDE, t.size * SIDE, t.angle), i + 1)
-        found[int(t.y * GRID) * GRID + int(t.x * GRID), 2] = 1
-    patches = np.asarray(owner).reshape(GRID, PATCH, GRID, PATCH).swapaxes(1, 2).reshape(GRID * GRID, -1)
-    covered = np.stack([(patches == i + 1).sum(1) for i in range(len(scene.things))] or [np.zeros(GRID * GRID)], 1)
-    best, enough = covered.argmax(1), covered.max(1) >= PATCH * PATCH // 5
+    owners = [Owner(KINDS.index(t.kind) + 1, COLOURS.index(t.colour) + 1, t.x, t.y, t.size) for t in things]
+    return marks(np.asarray(owner), owners)
+
+
+def _digit_marks(ink: Image.Image, value: int) -> np.ndarray:
+    there = np.asarray(ink.resize((SIDE, SIDE), Image.Resampling.BOX)) > 80
+    ys, xs = np.nonzero(there)
+    if not len(ys):
+        return marks(np.zeros((SIDE, SIDE), np.uint8), [])
+    x, y = ((v.min() + v.max() + 1) / 2 / SIDE for v in (xs, ys))
+    size = (max(np.ptp(xs), np.ptp(ys)) + 1) / SIDE
+    return marks(there.astype(np.uint8), [Owner(len(KINDS) + 1 + value, 0, x, y, size)])
+
+
+def marks(owner: np.ndarray, owners: list[Owner]) -> np.ndarray:
+    """`owner` [SIDE, SIDE], 0 or the number from 1 of what is there → uint8 [GRID * GRID, N_MARKS], per patch: kind and
+    colour that cover it, whether a centre is in it, its mask at half resolution, the way to the centre and the size."""
+    found = np.zeros((GRID * GRID, N_MARKS), np.uint8)
+    patches = owner.reshape(GRID, PATCH, GRID, PATCH).swapaxes(1, 2).reshape(GRID * GRID, PATCH, PATCH)
+    found[:, 3:-3] = (patches[:, 1::2, 1::2] > 0).reshape(GRID * GRID, -1)
+    counts = np.stack([(patches == i + 1).sum((1, 2)) for i in range(len(owners))] or [np.zeros(GRID * GRID)], 1)
+    best, enough = counts.argmax(1), counts.max(1) >= PATCH * PATCH // 8
+    for o in owners:
+        found[min(int(o.y * GRID), GRID - 1) * GRID + min(int(o.x * GRID), GRID - 1), 2] = 1
     for p in np.flatnonzero(enough):
-        t = scene.things[best[p]]
-        found[p, :2] = KINDS.index(t.kind) + 1, COLOURS.index(t.colour) + 1
+        o = owners[best[p]]
+        dx, dy = o.x - (p % GRID + 0.5) / GRID, o.y - (p // GRID + 0.5) / GRID
+        found[p, :2] = o.kind, o.colour
+        found[p, -3:] = 128 + 127 * dx, 128 + 127 * dy, 255 * min(o.size, 1)
     return found
 
 
@@ -81,9 +112,8 @@ def shard(cache: Path, seed: int, index: int) -> Shard:
     path = cache / f"pictures-{seed}-{index:03d}.pickle"
     if not path.exists():
         rng = np.random.default_rng([seed, index])
-        made = [make(rng) for _ in range(SHARD)]
-        scenes = [s for _, s in made]
-        content = Shard(np.stack([preprocess(p) for p, _ in made]), np.stack([marks(s) for s in scenes]), scenes)
+        pictures, scenes, marked = zip(*(make(rng) for _ in range(SHARD)))
+        content = Shard(np.stack([preprocess(p) for p in pictures]), np.stack(marked), list(scenes))
         part = path.with_suffix(".part")
         part.write_bytes(pickle.dumps(content, protocol=5))
         part.replace(path)

@@ -40,7 +40,7 @@ def article(words: str) -> str:
 
 
 def plural(words: str) -> str:
-    return words + ("es" if words.endswith("cross") else "s")
+    return words + "s"
 
 
 def words(colour: str | None, kind: str) -> str:

@@ -23,13 +23,13 @@ _SHAPES = {  # file → background and (kind, colour, x, y, size, angle), as sha
             ("star", "green", 0.5, 0.75, 0.36, -4),
         ],
     ),
-    "hearts.png": (
+    "stars.png": (
         "#dfe9f2",
         [
-            ("heart", "purple", 0.24, 0.26, 0.28, 0),
-            ("heart", "purple", 0.72, 0.3, 0.3, 8),
-            ("heart", "purple", 0.3, 0.73, 0.26, -6),
-            ("heart", "purple", 0.75, 0.74, 0.24, 0),
+            ("star", "purple", 0.24, 0.26, 0.28, 0),
+            ("star", "purple", 0.72, 0.3, 0.3, 8),
+            ("star", "purple", 0.3, 0.73, 0.26, -6),
+            ("star", "purple", 0.75, 0.74, 0.24, 0),
         ],
     ),
     "night.png": ("#1b2340", [("star", "yellow", 0.22, 0.22, 0.26, 5), ("circle", "red", 0.68, 0.66, 0.4, 0)]),

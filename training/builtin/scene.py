@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-KINDS = ("circle", "square", "triangle", "star", "cross", "heart")
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "black", "white")
+KINDS = ("circle", "square", "triangle", "star")
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple")
 MOST = 5
-SMALL, LARGE = 0.2, 0.28  # at most, at least: diameter as a share of the picture's side
+SMALL, LARGE = 0.22, 0.3  # at most, at least: diameter as a share of the picture's side
 Group = tuple[str, str]  # (colour, kind)
 
 
@@ -79,17 +79,17 @@ def _sample_groups(rng: np.random.Generator, n: int) -> list[Group]:
 
 
 def _sample_sizes(rng: np.random.Generator, n: int) -> np.ndarray:
-    biggest = (0.8, 0.48, 0.42, 0.38, 0.36)[n - 1]
+    biggest = (0.6, 0.48, 0.42, 0.38, 0.36)[n - 1]
     if rng.random() < 0.35:  # all about the same
-        return rng.uniform(0.13, biggest) * rng.uniform(0.93, 1.07, n)
-    return rng.uniform(0.13, biggest, n)
+        return rng.uniform(0.17, biggest) * rng.uniform(0.93, 1.07, n)
+    return rng.uniform(0.17, biggest, n)
 
 
 def _free_place(rng: np.random.Generator, things: list[Thing], size: float) -> tuple[float, float, float] | None:
     """(x, y, size), smaller after many failures; None if there is no room."""
     for attempt in range(60):
         if attempt and attempt % 15 == 0:
-            size = max(0.13, size * 0.75)
+            size = max(0.16, size * 0.75)
         edge = size / 2 + 0.01
         x, y = rng.uniform(edge, 1 - edge, 2)
         if all(np.hypot(x - t.x, y - t.y) > (size + t.size) * 0.56 + 0.015 for t in things):
@@ -100,6 +100,4 @@ def _free_place(rng: np.random.Generator, things: list[Thing], size: float) -> t
 def _sample_angle(rng: np.random.Generator, kind: str) -> float:
     if rng.random() < 0.4 or kind == "circle":
         return 0.0
-    if kind == "triangle" and rng.random() < 0.3:
-        return float(rng.uniform(0, 360))
-    return float(rng.uniform(-14, 14))
+    return float(rng.uniform(-10, 10))

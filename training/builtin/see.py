@@ -16,7 +16,7 @@ from torch import Tensor
 from training.builtin.loop import Run
 from training.builtin.model import Heads, build, normalise
 from training.builtin.pictures import SHARD, Shard, shard
-from training.builtin.scene import Scene
+from training.builtin.scene import KINDS, Scene
 
 BATCH = 32
 _WHOLE = {"shapes": 10, "photo": 11, "empty": 12}
@@ -25,10 +25,12 @@ _WHOLE = {"shapes": 10, "photo": 11, "empty": 12}
 class Pictures:
     """Batches of the shards of a cache, each shard in a new order whenever it comes up."""
 
-    def __init__(self, cache: Path, seed: int, shards: int, batch: int) -> None:
+    def __init__(self, cache: Path, seed: int, shards: int, batch: int, easy: int = 0) -> None:
+        """`easy`: that many shards give only pictures with few and large things, and give those repeatedly."""
         self._cache, self._seed, self._shards, self._batch = cache, seed, shards, batch
         self._loaded: dict[int, Shard] = {}
         self.per_shard = SHARD // batch
+        self._easy = easy
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, list[Scene]]:
         """(pixels, marks, scenes) of `step`, the same after a resume."""
@@ -37,26 +39,40 @@ class Pictures:
         if index not in self._loaded:
             self._loaded[index] = shard(self._cache, self._seed, index)
         order = torch.randperm(SHARD, generator=torch.Generator().manual_seed(turn))
-        rows = order[place * self._batch : (place + 1) * self._batch].numpy()
         s = self._loaded[index]
+        if turn < self._easy:
+            order = order[[_easy(s.scenes[i]) for i in order]].repeat(4)[:SHARD]
+        rows = order[place * self._batch : (place + 1) * self._batch].numpy()
         return torch.from_numpy(s.pixels[rows]), torch.from_numpy(s.marks[rows]).long(), [s.scenes[i] for i in rows]
+
+
+def _easy(scene: Scene) -> bool:
+    return scene.what in ("digit", "photo") or (0 < len(scene.things) < 4 and min(t.size for t in scene.things) > 0.2)
 
 
 def seeing_loss(heads: Heads, rows: Tensor, marks: Tensor, scenes: list[Scene]) -> tuple[Tensor, dict[str, float]]:
     """`rows` [n, patches, hidden] of the vision tower."""
-    kind, colour, centre, whole = heads(rows)
-    wanted = torch.tensor([s.digit if s.digit is not None else _WHOLE[s.what] for s in scenes])
-    weight = torch.tensor([1.0, 3.0])
+    kinds, colours, centres = (marks[..., i].flatten() for i in range(3))
+    covered = marks[..., 0] > 0
+    digit = marks[..., 0] > len(KINDS)
+    kind = heads.kind(rows).flatten(0, 1)
+    whole, wanted = heads.whole_of(rows), torch.tensor([_WHOLE.get(s.what, s.digit) for s in scenes])
+    way = (marks[..., -3:][covered] - torch.tensor([128, 128, 0])) / torch.tensor([127, 127, 255])
     parts = {
-        "kind": F.cross_entropy(kind.flatten(0, 1), marks[..., 0].flatten()),
-        "colour": F.cross_entropy(colour.flatten(0, 1), marks[..., 1].flatten()),
-        "centre": F.cross_entropy(centre.flatten(0, 1), marks[..., 2].flatten(), weight),
+        "kind": F.cross_entropy(kind, kinds),
+        "colour": F.cross_entropy(heads.colour(rows)[~digit], colours[~digit.flatten()]),
+        "centre": F.cross_entropy(heads.centre(rows).flatten(0, 1), centres, torch.tensor([1.0, 3.0])),
+        "mask": F.binary_cross_entropy_with_logits(heads.mask(rows), marks[..., 3:-3].float()),
+        "way": (heads.way(rows)[covered] - way).abs().mean() if covered.any() else rows.sum() * 0,
         "whole": F.cross_entropy(whole, wanted),
     }
-    digits = wanted < 10
-    right = (whole.argmax(-1) == wanted)[digits].float().mean() if digits.any() else torch.tensor(1.0)
-    figures = {k: float(v.detach()) for k, v in parts.items()} | {"digits_right": float(right)}
-    return 2 * parts["kind"] + parts["colour"] + parts["centre"] + 1.5 * parts["whole"], figures
+    right = kind.argmax(-1) == kinds
+    figures = {k: float(v.detach()) for k, v in parts.items()}
+    for name, chosen in (("shapes_right", covered & ~digit), ("digits_right", digit)):
+        if chosen.any():
+            figures[name] = float(right[chosen.flatten()].float().mean())
+    weights = {"kind": 2.0, "mask": 2.0, "way": 2.0}
+    return torch.stack([weights.get(k, 1.0) * v for k, v in parts.items()]).sum(), figures
 
 
 def vision_rows(tower: Callable, pixels: Tensor) -> Tensor:

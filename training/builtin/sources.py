@@ -50,12 +50,12 @@ def photos(held_out: bool) -> tuple[Image.Image, ...]:
     return tuple(found)
 
 
-def digit(rng: np.random.Generator, side: int, held_out: bool) -> tuple[Image.Image, int]:
-    """A handwritten digit somewhere in a picture of `side` pixels, and its value."""
+def digit(rng: np.random.Generator, side: int, held_out: bool) -> tuple[Image.Image, int, Image.Image]:
+    """A handwritten digit somewhere in a picture of `side` pixels, its value, and where its ink is ("L")."""
     images, values = _digits()
     i = int(rng.integers(DIGITS_TRAINED, len(values)) if held_out else rng.integers(0, DIGITS_TRAINED))
     small = images[i]
-    size = int(side * (rng.uniform(0.7, 1.0) if rng.random() < 0.5 else rng.uniform(0.32, 0.75)))
+    size = int(side * rng.uniform(0.8, 1.0))
     way = _WAYS[int(rng.choice(4, p=(0.2, 0.3, 0.35, 0.15)))]
     large = Image.fromarray((np.pad(small, 1) * 255).astype(np.uint8))
     ink = large.resize((size, size), way)
@@ -65,7 +65,9 @@ def digit(rng: np.random.Generator, side: int, held_out: bool) -> tuple[Image.Im
     if rng.random() < 0.5:  # thinner or thicker, with a sharper edge
         alpha = np.clip((alpha - rng.uniform(0.3, 0.5)) * rng.uniform(2, 8) + 0.5, 0, 1)
     x, y = (int(v) for v in rng.integers(0, side - size + 1, 2))
-    return _ink(rng, side, alpha, x, y), int(values[i])
+    where = Image.new("L", (side, side))
+    where.paste(Image.fromarray((alpha * 255).astype(np.uint8)), (x, y))
+    return _ink(rng, side, alpha, x, y), int(values[i]), where
 
 
 def _ink(rng: np.random.Generator, side: int, alpha: np.ndarray, x: int, y: int) -> Image.Image:

@@ -19,15 +19,32 @@ from training.builtin import tokenizer as own
 from training.builtin.loop import Run, weights
 from training.builtin.model import Heads, build
 from training.builtin.packing import Batch, Packer
+from training.builtin.scene import COLOURS, KINDS
 from training.builtin.see import Pictures, seeing_loss, vision_rows
 
 BATCH = 16
-SEEING = 0.15  # weight of the first stage's loss
+SEEING, NAMING = 0.15, 0.3  # weights of the first stage's loss and of `naming_loss`
 
 
 def blank(tokenizer: Any) -> Any:
     """The untrained model for this tokenizer."""
     return build(len(tokenizer), tokenizer.convert_tokens_to_ids("<image>"), tokenizer.pad_token_id)
+
+
+def naming_loss(model: Any, tokenizer: Any, rows: Tensor, marks: Tensor) -> Tensor:
+    """Embeddings of patches should resemble those of the words for what is there: a question about "red" then finds
+    the red patches without first having to learn a second vocabulary."""
+    table, loss = model.get_input_embeddings().weight, torch.zeros(())
+    covered = marks[..., 0] > 0
+    seen = F.normalize(model.model.multi_modal_projector(rows)[covered], dim=-1)
+    for column, names in ((0, (*KINDS, *map(str, range(10)))), (1, COLOURS)):
+        ids = tokenizer.convert_tokens_to_ids([f"▁{name}" for name in names])
+        wanted = marks[..., column][covered]
+        named = wanted > 0
+        if named.any():
+            alike = seen[named] @ F.normalize(table[ids], dim=-1).T
+            loss = loss + F.cross_entropy(10 * alike, wanted[named] - 1)
+    return loss
 
 
 def hidden_rows(model: Any, rows: Tensor, batch: Batch) -> Tensor:
@@ -82,10 +99,20 @@ def main() -> None:
         seeing, seen = seeing_loss(heads, rows, marks, scenes)
         batch = packer.batch(np.random.default_rng([a.seed, step]), scenes)
         answering, scores = answering_loss(model, rows, batch)
-        return answering + SEEING * seeing, {"seeing": float(seeing.detach()), **scores, "seen_kind": seen["kind"]}
+        naming = naming_loss(model, tokenizer, rows, marks)
+        figures = {"seeing": float(seeing.detach()), "naming": float(naming.detach()), **scores}
+        return answering + SEEING * seeing + NAMING * naming, figures | {k: v for k, v in seen.items() if "right" in k}
 
     slow: list[nn.Module] = [tower, heads]
-    run = Run(a.run, {"model": model, "heads": heads}, rate=1e-3, budget_s=a.minutes * 60, threads=a.threads, slow=slow)
+    run = Run(
+        a.run,
+        {"model": model, "heads": heads},
+        rate=1e-3,
+        budget_s=a.minutes * 60,
+        threads=a.threads,
+        decay=0.18,
+        slow=slow,
+    )
     run.go(loss_of)
 
 
