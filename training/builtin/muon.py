@@ -1,5 +1,5 @@
 """The optimizer of the layers' matrices: momentum whose singular values are all brought to one (Jordan et al., "Muon").
-Here it leaves plateaus in a third of the steps that AdamW takes, which decides what a CPU can train in an hour."""
+It makes more of each of the few steps that a CPU has time for."""
 
 from __future__ import annotations
 

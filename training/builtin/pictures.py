@@ -61,7 +61,7 @@ def preprocess(picture: Image.Image) -> np.ndarray:
 
 
 class Owner(NamedTuple):
-    """What covers a patch: `kind` 1.. of `KINDS`, then the ten digits; `colour` 1.. or 0; `x`, `y`, `size` as shares."""
+    """What covers a patch: `kind` from 1, of `KINDS` and the digits; `colour` from 1, or 0; place and size 0..1."""
 
     kind: int
     colour: int

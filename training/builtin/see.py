@@ -25,12 +25,10 @@ _WHOLE = {"shapes": 10, "photo": 11, "empty": 12}
 class Pictures:
     """Batches of the shards of a cache, each shard in a new order whenever it comes up."""
 
-    def __init__(self, cache: Path, seed: int, shards: int, batch: int, easy: int = 0) -> None:
-        """`easy`: that many shards give only pictures with few and large things, and give those repeatedly."""
+    def __init__(self, cache: Path, seed: int, shards: int, batch: int) -> None:
         self._cache, self._seed, self._shards, self._batch = cache, seed, shards, batch
         self._loaded: dict[int, Shard] = {}
         self.per_shard = SHARD // batch
-        self._easy = easy
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, list[Scene]]:
         """(pixels, marks, scenes) of `step`, the same after a resume."""
@@ -40,14 +38,8 @@ class Pictures:
             self._loaded[index] = shard(self._cache, self._seed, index)
         order = torch.randperm(SHARD, generator=torch.Generator().manual_seed(turn))
         s = self._loaded[index]
-        if turn < self._easy:
-            order = order[[_easy(s.scenes[i]) for i in order]].repeat(4)[:SHARD]
         rows = order[place * self._batch : (place + 1) * self._batch].numpy()
         return torch.from_numpy(s.pixels[rows]), torch.from_numpy(s.marks[rows]).long(), [s.scenes[i] for i in rows]
-
-
-def _easy(scene: Scene) -> bool:
-    return scene.what in ("digit", "photo") or (0 < len(scene.things) < 4 and min(t.size for t in scene.things) > 0.2)
 
 
 def seeing_loss(heads: Heads, rows: Tensor, marks: Tensor, scenes: list[Scene]) -> tuple[Tensor, dict[str, float]]:

@@ -19,6 +19,7 @@ from training.builtin import tokenizer as own
 from training.builtin.loop import Run, weights
 from training.builtin.model import Heads, build
 from training.builtin.packing import Batch, Packer
+from training.builtin.pictures import GRID
 from training.builtin.scene import COLOURS, KINDS
 from training.builtin.see import Pictures, seeing_loss, vision_rows
 
@@ -37,14 +38,26 @@ def naming_loss(model: Any, tokenizer: Any, rows: Tensor, marks: Tensor) -> Tens
     table, loss = model.get_input_embeddings().weight, torch.zeros(())
     covered = marks[..., 0] > 0
     seen = F.normalize(model.model.multi_modal_projector(rows)[covered], dim=-1)
-    for column, names in ((0, (*KINDS, *map(str, range(10)))), (1, COLOURS)):
-        ids = tokenizer.convert_tokens_to_ids([f"▁{name}" for name in names])
-        wanted = marks[..., column][covered]
-        named = wanted > 0
-        if named.any():
-            alike = seen[named] @ F.normalize(table[ids], dim=-1).T
-            loss = loss + F.cross_entropy(10 * alike, wanted[named] - 1)
+    kind, colour = (marks[..., i][covered] - 1 for i in (0, 1))
+    column, row = _thirds(marks)[covered].unbind(-1)
+    for names, wanted in (
+        ((*KINDS, *map(str, range(10))), kind),
+        (COLOURS, colour),
+        (("left", "centre", "right"), column),
+        (("top", "centre", "bottom"), row),
+    ):
+        if (wanted >= 0).any():
+            ids = tokenizer.convert_tokens_to_ids([f"▁{name}" for name in names])
+            alike = seen @ F.normalize(table[ids], dim=-1).T
+            loss = loss + F.cross_entropy(10 * alike, wanted, ignore_index=-1)
     return loss
+
+
+def _thirds(marks: Tensor) -> Tensor:
+    """In which column and row of three is the centre of what covers each patch: int64 [n, patches, 2]."""
+    at = torch.arange(GRID * GRID)
+    own = torch.stack([at % GRID, at // GRID], -1) + 0.5
+    return ((own / GRID + (marks[..., -3:-1] - 128) / 127) * 3).long().clamp(0, 2)
 
 
 def hidden_rows(model: Any, rows: Tensor, batch: Batch) -> Tensor:
