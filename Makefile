@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-DEMO_MODEL := .cache/models/demo
-MODEL ?= $(DEMO_MODEL)
+MODEL ?=
 ARGS ?=
 export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_OFFLINE ?= 1
@@ -21,14 +20,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-$(DEMO_MODEL)/config.json: | $(STAMP)
-	$(BIN)/python -m tests.checkpoints $(DEMO_MODEL)
+demo: $(STAMP)
+	$(BIN)/hydrainfer demo $(MODEL) --image datasets/samples/shapes.png
 
-demo: $(STAMP) $(DEMO_MODEL)/config.json
-	$(BIN)/hydrainfer demo $(DEMO_MODEL) --image datasets/samples/astronaut.jpg
-	@echo "The model of this demo has random weights: the answer is fluent nonsense, the path to it is real."
-
-serve: $(STAMP) $(if $(filter $(DEMO_MODEL),$(MODEL)),$(DEMO_MODEL)/config.json)
+# without MODEL: the one that ships
+serve: $(STAMP)
 	$(BIN)/hydrainfer serve $(MODEL) $(ARGS)
 
 test: $(STAMP)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.console import Console
 
+from hydrainfer import builtin
 from hydrainfer.config import Option, load, options
 from hydrainfer.core import HydraError
 
@@ -86,8 +87,8 @@ def serve(flags: dict[str, str], config_file: _ConfigFile = None) -> None:
 
 @app.command()
 def demo(
-    model: Annotated[Path, typer.Argument(help="Checkpoint directory.")],
-    image: Annotated[Path, typer.Option(help="The picture to ask about.")],
+    model: Annotated[Path | None, typer.Argument(help="Checkpoint directory; default: the built-in one.")] = None,
+    image: Annotated[Path, typer.Option(help="The picture to ask about.")] = builtin.PICTURE,
     question: Annotated[str, typer.Option(help="What to ask.")] = "What is in this picture?",
     max_tokens: Annotated[int, typer.Option(help="Length of the answer.", min=1)] = 48,
 ) -> None:
@@ -96,7 +97,7 @@ def demo(
     from hydrainfer.serving import serve_in_background
 
     console = Console(highlight=False)
-    with serve_in_background(load({"model": str(model), "port": 0}), console) as (url, instance):
+    with serve_in_background(load({"port": 0} | ({"model": str(model)} if model else {})), console) as (url, instance):
         console.print(f"\n[bold]{image}[/bold]  {question}\n")
         start_s, first_s = time.perf_counter(), 0.0
         for piece in ask(url, instance.name, image, question, max_tokens):

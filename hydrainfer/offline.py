@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -46,7 +47,7 @@ class RequestOutput:
 class LLM:
     """A model in this process.
 
-        llm = LLM("path/to/checkpoint", dtype="float32")
+        llm = LLM("path/to/checkpoint", dtype="float32")  # LLM() for the built-in model
         (answer,) = llm.chat([{"role": "user", "content": [
             {"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is this?"}]}])
         print(answer.outputs[0].text)
@@ -55,8 +56,9 @@ class LLM:
     `CheckpointError`. Use it in a `with` block, or call `close`. Calls from several threads take turns.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
-        config = load({"max_waiting": _NO_LIMIT, "request_timeout_s": 1e9, **options, "model": str(model)}).config
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        named = {} if model is None else {"model": str(model)}
+        config = load({"max_waiting": _NO_LIMIT, "request_timeout_s": 1e9, **options, **named}).config
         self._instance: Instance = start_instance(config)
         self._turn = threading.Lock()  # sessions belong to one event loop at a time
 

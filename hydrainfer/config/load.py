@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
+from hydrainfer import builtin
 from hydrainfer.config.read import check_known, read_yaml
 from hydrainfer.config.schema import ServeConfig
 from hydrainfer.core import ConfigError
@@ -17,7 +18,7 @@ ENV_PREFIX = "HYDRAINFER_"
 
 
 class Loaded(NamedTuple):
-    """`provenance[field]` is "default", the YAML file's path, the variable's name or "flag"."""
+    """`provenance[field]` is "default", "built-in" (the model), the YAML file's path, the variable's name or "flag"."""
 
     config: ServeConfig
     provenance: dict[str, str]
@@ -57,7 +58,7 @@ def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mappi
             check_known(key, known, name)
             values[key], source[key] = value, name
     if "model" not in values:
-        raise ConfigError("no model given; name a checkpoint directory: hydrainfer serve MODEL", param="model")
+        values["model"], source["model"] = str(builtin.MODEL), "built-in"
     checked = {key: _convert(key, value, source[key]) for key, value in values.items()}
     provenance = {o.name: source.get(o.name, "default") for o in options()}
     return Loaded(ServeConfig(**checked), provenance)

@@ -22,7 +22,7 @@ def _help(group: str, text: str, **bounds: Any) -> Meta:
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`None` means `auto`: resolved once, into a new object, when the model and the device are known."""
 
-    model: Annotated[str, _help("Model", "Checkpoint directory (Hugging Face format).")]
+    model: Annotated[str, _help("Model", "Checkpoint directory (Hugging Face format); default: the built-in one.")]
     served_model_name: Annotated[str | None, _help("Model", "Name clients use; default: the directory's name.")] = None
     device: Annotated[
         Device,

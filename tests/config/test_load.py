@@ -1,5 +1,6 @@
 import pytest
 
+from hydrainfer import builtin
 from hydrainfer.config import ENV_PREFIX, load, options
 from hydrainfer.core import ConfigError
 
@@ -25,7 +26,6 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
         ({"model": "x", "port": 70000}, "port .flag.: expected `int` <= 65535, got 70000"),
         ({"model": "x", "device": "tpu"}, "must be one of auto, cpu, cuda, emulated, got 'tpu'"),
         ({"model": "x", "token_budget": "many"}, "token_budget .flag.*got 'many'"),
-        ({}, "no model given"),
         ({"model": "x", "api_key": ""}, "api_key .flag.*length >= 1"),  # `--api-key "$UNSET"` must not open the server
         ({"model": "x", "kv_cache_gib": "inf"}, "kv_cache_gib .flag.: must be finite"),
     ],
@@ -33,6 +33,13 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
 def test_a_wrong_option_names_source_key_and_rule(flags, message):
     with pytest.raises(ConfigError, match=message):
         load(flags)
+
+
+def test_the_built_in_model_serves_those_who_name_none():
+    config, provenance = load({}, None, {})
+    assert config.model == str(builtin.MODEL)
+    assert provenance["model"] == "built-in"
+    assert load({}, None, {ENV_PREFIX + "MODEL": "x"}).provenance["model"] == ENV_PREFIX + "MODEL"
 
 
 def test_auto_is_a_key_like_any_other():

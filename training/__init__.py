@@ -1,0 +1,1 @@
+"""Trains what the project ships. Not installed."""

@@ -1,0 +1,1 @@
+"""The built-in model: pictures and questions by code, tokenizer, training, evaluation. See README.md here."""
