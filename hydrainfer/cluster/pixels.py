@@ -71,6 +71,7 @@ class PixelClient:
 
     def _open(self) -> zmq.Socket:
         self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)  # a question nobody waits for keeps no thread alive
         speak_with(self._socket, self._keys)
         self._socket.connect(self._address)
         return self._socket
