@@ -58,6 +58,8 @@ class PixelClient:
         with self._lock:
             socket = self._socket or self._open()
             for _ in range(_QUESTIONS):  # one may be lost with a connection
+                if not socket.poll(_TIMEOUT_MS, zmq.POLLOUT):
+                    continue  # nobody is there, or nobody who admits us
                 socket.send(ref.encode())
                 while socket.poll(_TIMEOUT_MS):
                     got, header, data = socket.recv_multipart(copy=False)
