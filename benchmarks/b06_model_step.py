@@ -86,7 +86,7 @@ class Stages:
         text = range(300, 300 + self._prompt_tokens - n_picture - 1)
         request = Request(
             id=f"r{i}",
-            prompt_ids=(1, *[self.model.config.image_token] * n_picture, *text),
+            prompt_ids=(1, *[self.model.config.media_tokens[0]] * n_picture, *text),
             sampling=SamplingParams(temperature=0.0),
             max_tokens=16,
             seed=1,

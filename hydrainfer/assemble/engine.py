@@ -121,7 +121,7 @@ def _runners(
 def _emulated(
     model: ModelConfig, role: Role, stores: dict[str, BlockStore], around: Surroundings, cost: CostModel
 ) -> dict[Lane, Runner]:
-    spoken = spoken_ids(model.text.vocab, model.image_token)
+    spoken = spoken_ids(model.text.vocab, min(model.media_tokens, default=model.text.vocab))
     device = EmulatedDevice(cost, around.clock, stores, spoken, around.pixels)
     return {lane: EmulatedRunner(device, lane) for lane in role.lanes}
 

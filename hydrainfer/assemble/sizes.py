@@ -18,6 +18,7 @@ from hydrainfer.processor import ModelDescription
 GIB = 1 << 30
 _CUDA_WORKSPACE_BYTES = 2 * GIB
 _PICTURES_CACHED = 64
+_PICTURE_TOKENS = 1024  # for the automatic image cache, of a picture that may be larger
 _TOKENS_PER_RUNNING = 1024  # the automatic KV cache holds this many tokens for each of max_running requests
 SIZE_OPTION = {CacheKind.FULL: "kv_cache_gib", CacheKind.EMBED: "image_cache_gib"}
 
@@ -64,7 +65,8 @@ def cache_sizes(
     wants = []
     if embed is not None:
         picture_blocks = embed.blocks_for(model.vision.tokens)
-        pictures = picture_blocks * max(_PICTURES_CACHED, config.max_images)
+        usual = min(picture_blocks, embed.blocks_for(_PICTURE_TOKENS))
+        pictures = max(picture_blocks, usual * max(_PICTURES_CACHED, config.max_images))
         sizes[embed] = _blocks(config.image_cache_gib, embed) or pictures
         wants.append(f"a picture {picture_blocks * embed.block_bytes}")
     if kv is not None:

@@ -102,11 +102,13 @@ def _check(ok: bool, param: str, rule: str, value: object) -> None:
 
 
 class MediaSpan(msgspec.Struct, frozen=True):
-    """One picture of a request.
+    """What is encoded at once: a picture, or some frames of a video.
 
     `start`, `n_tokens`: its placeholder positions in the prompt. `key`: content key of its embedding (DESIGN 4).
-    `pixels`: reference to its array, which travels outside the message. `grid`: (t, h, w) in patches, for the models
-    whose positions need it.
+    `pixels`: reference to its array, which travels outside the message. `grid`: what the vision tower must know besides
+    the pixels; for models with multimodal rotary positions (frames, rows, columns) of its tokens. `times`: positions of
+    those frames in time, () for 0, 1, ...; `joined`: it goes on with what the span before it began, whose positions
+    count from the same origin.
     """
 
     start: int
@@ -114,6 +116,8 @@ class MediaSpan(msgspec.Struct, frozen=True):
     key: bytes
     pixels: str
     grid: tuple[int, int, int] | None = None
+    times: tuple[int, ...] = ()
+    joined: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

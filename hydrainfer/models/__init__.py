@@ -4,22 +4,26 @@ Called by assemble (loading) and runtime (encode, embed, forward, logits). Never
 owners. A new architecture is one entry in `families.FAMILIES`.
 """
 
-from hydrainfer.models.config import ModelConfig, Rope, TextConfig, VisionConfig
+from hydrainfer.models.config import ClipConfig, ModelConfig, Rope, TextConfig
 from hydrainfer.models.families import FAMILIES, read_config
 from hydrainfer.models.fingerprint import vision_fingerprint
-from hydrainfer.models.llama import LastRows
+from hydrainfer.models.llama import DeepRows, LastRows
 from hydrainfer.models.load import DTYPES, load_model
 from hydrainfer.models.model import Model, cache_specs
+from hydrainfer.models.picture import Picture, VisionTower
 
 __all__ = [
     "DTYPES",
     "FAMILIES",
+    "ClipConfig",
+    "DeepRows",
     "LastRows",
     "Model",
     "ModelConfig",
+    "Picture",
     "Rope",
     "TextConfig",
-    "VisionConfig",
+    "VisionTower",
     "cache_specs",
     "load_model",
     "read_config",

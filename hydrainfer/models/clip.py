@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.models.activations import activation
-from hydrainfer.models.config import VisionConfig
+from hydrainfer.models.config import ClipConfig
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
@@ -44,7 +44,7 @@ def _pair(name: str, tensors: tuple[Tensor, ...]) -> dict[str, Slot]:
 class Clip:
     """Pictures → features of `config.features`, concatenated."""
 
-    def __init__(self, config: VisionConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ClipConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self._ops = ops
         self._activation = activation(config.activation, ops)

@@ -12,7 +12,9 @@ from hydrainfer.core import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding. `kind`: "default", "linear" (positions divided by `factor`) or "llama3" (the last three)."""
+    """Rotary embedding. `kind`: "default", "linear" (positions divided by `factor`) or "llama3" (the three after it).
+    `sections`: pairs turned by (time, row, column), which sum to head_dim / 2, None with one position per token;
+    `interleaved`: they take turns instead of following each other."""
 
     theta: float
     kind: str = "default"
@@ -20,11 +22,14 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    sections: tuple[int, int, int] | None = None
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """A Llama-style decoder. `context` is the longest sequence in tokens."""
+    """A Llama-style decoder. `context` is the longest sequence in tokens; `qk_norm`: queries and keys are normalised
+    per head before they are turned."""
 
     vocab: int
     hidden: int
@@ -36,15 +41,17 @@ class TextConfig:
     norm_eps: float
     context: int
     rope: Rope
-    attention_bias: bool
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
     tied: bool
+    qk_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """A CLIP-style vision tower. `features`: outputs taken, 0 = the embeddings, i = after layer i; `keep_class`: does
-    the class token's row stay. Sizes in pixels. `mean`, `std`: of RGB scaled to 0..1."""
+class ClipConfig:
+    """A CLIP-style vision tower and its projector. `features`: outputs taken, 0 = the embeddings, i = after layer i;
+    `keep_class`: does the class token's row stay. Sizes in pixels. `mean`, `std`: of RGB scaled to 0..1."""
 
     hidden: int
     intermediate: int
@@ -59,6 +66,8 @@ class VisionConfig:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     rescale: float
+    projector_activation: str
+    projector_bias: bool
 
     @property
     def patches(self) -> int:
@@ -72,15 +81,21 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model as this engine sees it. `dtype` is what the checkpoint was saved in; `image_token` the placeholder id."""
+    """A model as this engine sees it. `vision` is its family's own kind, None without one; all have `tokens`, the rows
+    of the largest picture. `media_tokens`: ids of the placeholders. `deepstack`: levels of features that the first
+    language layers add, beside the embedding itself. `dtype` is what the checkpoint was saved in."""
 
     architecture: str
     text: TextConfig
-    vision: VisionConfig
-    image_token: int
-    projector_activation: str
-    projector_bias: bool
+    vision: Any
+    media_tokens: tuple[int, ...]
     dtype: str
+    deepstack: int = 0
+
+    @property
+    def embed_width(self) -> int:
+        """Of one row of the embedding cache."""
+        return self.text.hidden * (1 + self.deepstack)
 
 
 ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "silu", "relu")
@@ -124,7 +139,8 @@ def text_config(hf: Any, path: Path, *, tied: bool) -> TextConfig:
         norm_eps=hf.rms_norm_eps,
         context=hf.max_position_embeddings,
         rope=rope_config(hf, path),
-        attention_bias=bool(hf.attention_bias),
+        qkv_bias=bool(hf.attention_bias),
+        out_bias=bool(hf.attention_bias),
         mlp_bias=bool(hf.mlp_bias),
         tied=tied,
     )

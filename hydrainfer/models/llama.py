@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.models.config import TextConfig
-from hydrainfer.models.rope import angles, inverse_frequencies
+from hydrainfer.models.rope import angles, axes, inverse_frequencies
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import AttentionBatch, OpSet
 
@@ -21,6 +21,13 @@ class LastRows(NamedTuple):
 
     rows: Tensor
     batch: AttentionBatch
+
+
+class DeepRows(NamedTuple):
+    """What the first layers add: after layer i, `features[:, i]` to `rows`. [n] int64; [n, levels, hidden]."""
+
+    rows: Tensor
+    features: Tensor
 
 
 @dataclass(slots=True)
@@ -37,6 +44,8 @@ class LlamaLayer:
     out_bias: Tensor | None
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
 
     @classmethod
     def make(cls, c: TextConfig, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
@@ -52,10 +61,12 @@ class LlamaLayer:
             post_norm=tensor(h),
             gate_up=tensor(2 * m, h),
             down=tensor(h, m),
-            qkv_bias=tensor(q + 2 * kv) if c.attention_bias else None,
-            out_bias=tensor(h) if c.attention_bias else None,
+            qkv_bias=tensor(q + 2 * kv) if c.qkv_bias else None,
+            out_bias=tensor(h) if c.out_bias else None,
             gate_up_bias=tensor(2 * m) if c.mlp_bias else None,
             down_bias=tensor(h) if c.mlp_bias else None,
+            q_norm=tensor(c.head_dim) if c.qk_norm else None,
+            k_norm=tensor(c.head_dim) if c.qk_norm else None,
         )
 
     def slots(self, prefix: str, c: TextConfig) -> dict[str, Slot]:
@@ -69,14 +80,18 @@ class LlamaLayer:
             ("weight", self.qkv, self.out, self.gate_up, self.down),
             ("bias", self.qkv_bias, self.out_bias, self.gate_up_bias, self.down_bias),
         ):
-            if qkv is not None and out is not None:
+            if qkv is not None:
                 for letter, part in zip("qkv", qkv.split([q, kv, kv])):
                     found[f"{attention}.{letter}_proj.{leaf}"] = Slot(part)
+            if out is not None:
                 found[f"{attention}.o_proj.{leaf}"] = Slot(out)
             if gate_up is not None and down is not None:
                 for name, part in zip(("gate", "up"), gate_up.split([m, m])):
                     found[f"{mlp}.{name}_proj.{leaf}"] = Slot(part)
                 found[f"{mlp}.down_proj.{leaf}"] = Slot(down)
+        if self.q_norm is not None and self.k_norm is not None:
+            found[f"{attention}.q_norm.weight"] = Slot(self.q_norm)
+            found[f"{attention}.k_norm.weight"] = Slot(self.k_norm)
         return found
 
 
@@ -87,6 +102,7 @@ class Llama:
         self.config = config
         self._ops = ops
         self._inverse = inverse_frequencies(config.rope, config.head_dim).to(device)
+        self._axes = None if config.rope.sections is None else axes(config.rope).to(device)
         self.table = empty((config.vocab, config.hidden), dtype, device)
         self.layers = [LlamaLayer.make(config, dtype, device) for _ in range(config.layers)]
         self.norm = empty((config.hidden,), dtype, device)
@@ -111,18 +127,22 @@ class Llama:
         batch: AttentionBatch,
         caches: Sequence[Tensor],
         last: LastRows | None = None,
+        deep: DeepRows | None = None,
     ) -> Tensor:
         """Run all layers over `x` [rows, hidden] (overwritten), writing keys and values of every row into `caches`, one
-        [blocks, 2, block_tokens, kv_heads, head_dim] per layer.
+        [blocks, 2, block_tokens, kv_heads, head_dim] per layer. `positions` int64 [rows], or [3, rows] of (time, row,
+        column).
 
         Returns normalised hidden states [rows, hidden]; with `last`, of those rows only, and then the last layer
         computes nothing but keys and values for the others.
         """
-        cos, sin = angles(self._inverse, positions)
+        cos, sin = angles(self._inverse, positions, self._axes)
         n_full = len(self.layers) if last is None else len(self.layers) - 1
         for i in range(n_full):
             self._attend(self.layers[i], x, cos, sin, batch, caches[i])
             self._mlp(self.layers[i], x)
+            if deep is not None and i < deep.features.shape[1]:
+                x.index_add_(0, deep.rows, deep.features[:, i])
         if last is not None:
             x = self._attend_last(self.layers[-1], x, cos, sin, batch, caches[n_full], last)
             self._mlp(self.layers[-1], x)
@@ -138,6 +158,8 @@ class Llama:
         c, ops = self.config, self._ops
         normed = ops.rms_norm(x, layer.input_norm, c.norm_eps)
         qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
+        self._norm_heads(qkv[:, : c.heads], layer.q_norm)
+        self._norm_heads(qkv[:, c.heads : c.heads + c.kv_heads], layer.k_norm)
         ops.rope(qkv[:, : c.heads + c.kv_heads], cos, sin)
         kv = qkv[:, c.heads :].unflatten(1, (2, c.kv_heads))  # [rows, 2, kv_heads, head_dim]
         ops.write_kv(cache, kv, batch)
@@ -162,16 +184,24 @@ class Llama:
         )
         normed = ops.rms_norm(x, layer.input_norm, c.norm_eps)
         kv = ops.linear(normed, layer.qkv[q_width:], kv_bias).view(-1, 2, c.kv_heads, c.head_dim)
+        self._norm_heads(kv[:, 0], layer.k_norm)
         ops.rope(kv[:, 0], cos, sin)
         ops.write_kv(cache, kv, batch)
         x = x[last.rows]
         if not last.rows.shape[0]:
             return x
         q = ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias).view(-1, c.heads, c.head_dim)
+        self._norm_heads(q, layer.q_norm)
         ops.rope(q, cos[last.rows], sin[last.rows])
         mixed = ops.attention(q, kv[last.rows], cache, last.batch, c.head_dim**-0.5)
         ops.linear_add(x, mixed.flatten(1), layer.out, layer.out_bias)
         return x
+
+    def _norm_heads(self, heads: Tensor, weight: Tensor | None) -> None:
+        """Normalise [rows, heads, head_dim] in place, each head by itself."""
+        if weight is not None:
+            flat = heads.reshape(-1, heads.shape[-1])
+            heads.copy_(self._ops.rms_norm(flat, weight, self.config.norm_eps).view(heads.shape))
 
     def _mlp(self, layer: LlamaLayer, x: Tensor) -> None:
         if not x.shape[0]:

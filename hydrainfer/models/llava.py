@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hydrainfer.models.activations import activation
 from hydrainfer.models.clip import Clip
-from hydrainfer.models.config import ACTIVATIONS, ModelConfig, VisionConfig, read_json, require, text_config
+from hydrainfer.models.config import ACTIVATIONS, ClipConfig, ModelConfig, read_json, require, text_config
 from hydrainfer.models.llama import Llama
+from hydrainfer.models.picture import Picture
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
@@ -47,14 +47,12 @@ def read(hf: Any, path: Path) -> ModelConfig:
         architecture="LlavaForConditionalGeneration",
         text=text_config(hf.text_config, path, tied=tied),
         vision=_vision_config(hf, path),
-        image_token=hf.image_token_id if hasattr(hf, "image_token_id") else hf.image_token_index,
-        projector_activation=act,
-        projector_bias=bool(hf.multimodal_projector_bias),
+        media_tokens=(hf.image_token_id if hasattr(hf, "image_token_id") else hf.image_token_index,),
         dtype=str(hf.dtype).removeprefix("torch.") if hf.dtype is not None else "float16",
     )
 
 
-def _vision_config(hf: Any, path: Path) -> VisionConfig:
+def _vision_config(hf: Any, path: Path) -> ClipConfig:
     v = hf.vision_config
     require(
         v.model_type in ("clip_vision_model", "clip"),
@@ -81,7 +79,7 @@ def _vision_config(hf: Any, path: Path) -> VisionConfig:
         f"vision_feature_layer {wanted} is out of range; the vision tower has {n} layers",
     )
     mean, std, rescale = _pixel_scaling(path)
-    return VisionConfig(
+    return ClipConfig(
         hidden=v.hidden_size,
         intermediate=v.intermediate_size,
         layers=n,
@@ -95,6 +93,8 @@ def _vision_config(hf: Any, path: Path) -> VisionConfig:
         mean=mean,
         std=std,
         rescale=rescale,
+        projector_activation=hf.projector_hidden_act,
+        projector_bias=bool(hf.multimodal_projector_bias),
     )
 
 
@@ -123,11 +123,11 @@ class LlavaVision:
         self.config = config.vision
         self.clip = Clip(config.vision, ops, dtype, device)
         self._ops = ops
-        self._activation = activation(config.projector_activation, ops)
+        self._activation = activation(config.vision.projector_activation, ops)
         width, inner, bias = (
             config.text.hidden,
             config.vision.hidden * len(config.vision.features),
-            config.projector_bias,
+            config.vision.projector_bias,
         )
         self.linear_1 = empty((width, inner), dtype, device)
         self.linear_2 = empty((width, width), dtype, device)
@@ -147,9 +147,14 @@ class LlavaVision:
             found |= {"projector.linear_1.bias": Slot(self.bias_1), "projector.linear_2.bias": Slot(self.bias_2)}
         return found
 
-    def encode(self, pictures: list[np.ndarray]) -> list[Tensor]:
+    def rows(self, picture: Picture) -> int | None:
+        """Of its embedding; None if it is no picture that this tower takes."""
+        side = self.config.image_size
+        return self.config.tokens if picture.pixels.shape == (side, side, 3) else None
+
+    def encode(self, pictures: list[Picture]) -> list[Tensor]:
         """uint8 [image_size, image_size, 3] each → [tokens, width] each."""
-        features = self.clip.forward(pictures)  # [pictures, tokens, vision hidden * features]
+        features = self.clip.forward([p.pixels for p in pictures])  # [pictures, tokens, vision hidden * features]
         rows = features.flatten(0, 1)
         hidden = self._activation(self._ops.linear(rows, self.linear_1, self.bias_1))
         return list(self._ops.linear(hidden, self.linear_2, self.bias_2).unflatten(0, features.shape[:2]))

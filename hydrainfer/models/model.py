@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,19 +11,22 @@ from hydrainfer.cache import CacheSpec
 from hydrainfer.core import Role, Stage
 from hydrainfer.models.config import ModelConfig
 from hydrainfer.models.families import family_of
-from hydrainfer.models.llama import LastRows
+from hydrainfer.models.llama import DeepRows, LastRows
+from hydrainfer.models.picture import Picture, VisionTower
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import AttentionBatch, OpSet
 
 
 class Model:
-    """Weights on one device. `vision` is None unless the role encodes, `language` unless it prefills or decodes."""
+    """Weights on one device. `vision` is None unless the role encodes and the model sees, `language` unless it prefills
+    or decodes."""
 
     def __init__(self, config: ModelConfig, role: Role, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         family = family_of(config)
         self.config, self.role, self.ops, self.dtype, self.device = config, role, ops, dtype, device
         speaks = role.runs(Stage.PREFILL) or role.runs(Stage.DECODE)
-        self.vision = family.vision(config, ops, dtype, device) if role.runs(Stage.ENCODE) else None
+        sees = config.vision is not None and role.runs(Stage.ENCODE)
+        self.vision: VisionTower | None = family.vision(config, ops, dtype, device) if sees else None
         self.language = family.language(config, ops, dtype, device) if speaks else None
 
     def slots(self) -> dict[str, Slot]:
@@ -40,8 +42,8 @@ class Model:
         dtype = str(self.dtype).removeprefix("torch.")
         return cache_specs(self.config, self.role, dtype, kv_block_tokens, embed_block_tokens)
 
-    def encode(self, pictures: list[np.ndarray]) -> list[Tensor]:
-        """uint8 [image_size, image_size, 3] pictures, already resized and cropped → [tokens, hidden] each."""
+    def encode(self, pictures: list[Picture]) -> list[Tensor]:
+        """As of `VisionTower`."""
         assert self.vision is not None, f"role {self.role} loads no vision tower"
         with torch.inference_mode():
             return self.vision.encode(pictures)
@@ -59,12 +61,13 @@ class Model:
         batch: AttentionBatch,
         caches: Sequence[Tensor],
         last: LastRows | None = None,
+        deep: DeepRows | None = None,
     ) -> Tensor:
         """Hidden states after the final norm: of every row, or of `last.rows`. `x` [rows, hidden] is overwritten;
-        `positions` int64 [rows]; `caches` one tensor per layer (`BlockStore.layers`)."""
+        `positions` int64 [rows] or [3, rows]; `caches` one tensor per layer (`BlockStore.layers`)."""
         assert self.language is not None, f"role {self.role} loads no language model"
         with torch.inference_mode():
-            return self.language.forward(x, positions, batch, caches, last)
+            return self.language.forward(x, positions, batch, caches, last, deep)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → float32 [rows, vocab]."""
@@ -76,11 +79,12 @@ class Model:
 def cache_specs(
     config: ModelConfig, role: Role, dtype: str, kv_block_tokens: int = 16, embed_block_tokens: int = 64
 ) -> tuple[CacheSpec, ...]:
-    """The caches of an instance of this role: "embed" if it encodes or prefills, "kv" if it prefills or decodes."""
+    """The caches of an instance of this role: "embed" if it encodes or prefills and the model sees, "kv" if it prefills
+    or decodes."""
     text = config.text
     specs: list[CacheSpec] = []
-    if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):
-        specs.append(CacheSpec.embed(width=text.hidden, dtype=dtype, block_tokens=embed_block_tokens))
+    if config.vision is not None and (role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL)):
+        specs.append(CacheSpec.embed(width=config.embed_width, dtype=dtype, block_tokens=embed_block_tokens))
     if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
         heads = {"kv_heads": text.kv_heads, "head_dim": text.head_dim}
         specs.append(CacheSpec.full(layers=text.layers, **heads, dtype=dtype, block_tokens=kv_block_tokens))

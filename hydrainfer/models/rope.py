@@ -24,7 +24,24 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     return (1 - smooth) * freqs / rope.factor + smooth * freqs
 
 
-def angles(inverse: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [rows, head_dim / 2] float32, of int64 positions [rows]."""
-    turns = positions.float()[:, None] * inverse
+def axes(rope: Rope) -> Tensor:
+    """[head_dim / 2] int64: which of (time, row, column) turns each pair. Following each other as in Qwen2-VL, or, with
+    `interleaved`, time, row, column by turns as in Qwen3-VL, time taking what the others leave."""
+    assert rope.sections is not None
+    if not rope.interleaved:
+        return torch.repeat_interleave(torch.arange(3), torch.tensor(rope.sections))
+    found = torch.zeros(sum(rope.sections), dtype=torch.int64)
+    for axis in (1, 2):
+        found[axis : 3 * rope.sections[axis] : 3] = axis
+    return found
+
+
+def angles(inverse: Tensor, positions: Tensor, axes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """cos and sin, each [rows, head_dim / 2] float32, of int64 positions [rows], or [3, rows] of which `axes` says the
+    one for each pair."""
+    if positions.dim() == 1:
+        turns = positions.float()[:, None] * inverse
+    else:
+        assert axes is not None, "positions in three dimensions for a model that has one"
+        turns = positions.float()[axes].t() * inverse
     return turns.cos(), turns.sin()

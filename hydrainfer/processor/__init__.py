@@ -4,7 +4,7 @@ Called by `server` and the offline API, in threads off the event loop and off th
 touches a device, never fetches anything from a network.
 """
 
-from hydrainfer.processor.adapter import ImageAdapter, ImageFit, content_key
+from hydrainfer.processor.adapter import ImageAdapter, MediaItem, content_key
 from hydrainfer.processor.checkpoint import ImageInput, ModelDescription, load_description
 from hydrainfer.processor.detokenize import Detokenizer, Piece, StopStrings, TextStream
 from hydrainfer.processor.media import SUPPORTED, MediaLimits, Picture, decode_image, read_image_url
@@ -18,9 +18,9 @@ __all__ = [
     "ChatMessage",
     "Detokenizer",
     "ImageAdapter",
-    "ImageFit",
     "ImageInput",
     "ImagePart",
+    "MediaItem",
     "MediaLimits",
     "ModelDescription",
     "Picture",

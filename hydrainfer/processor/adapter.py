@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
+from hydrainfer.core import InvalidRequest
 from hydrainfer.processor.media import Picture
 from hydrainfer.processor.pixels import Pixels
 
 
-class ImageFit(NamedTuple):
-    """Placeholder tokens a picture takes, and its (t, h, w) grid in patches for models whose positions need it."""
+class MediaItem(NamedTuple):
+    """What is encoded at once of a picture or a video: `core.MediaSpan` without its place. `before`, `after`: ids that
+    stand around its placeholders."""
 
     n_tokens: int
     grid: tuple[int, int, int] | None = None
+    times: tuple[int, ...] = ()
+    joined: bool = False
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 class ImageAdapter(Protocol):
-    """Stateless and thread-safe. `parameters`: the resolved preprocessing, as part of a picture's key. `fit` needs the
-    size only, so that a prompt's length can be known before any resizing."""
+    """Stateless, thread-safe, picklable. `parameters`: the resolved preprocessing, as part of a picture's key. `fit`
+    needs the size only, so that a prompt's length can be known before any resizing."""
 
     parameters: bytes
 
-    def fit(self, width: int, height: int) -> ImageFit:
+    def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
+        """With a request's `mm_processor_kwargs`. Raises `InvalidRequest` naming what it does not know."""
+
+    def fit(self, width: int, height: int) -> MediaItem:
         """Tokens and grid of a picture of this size, in pixels."""
 
     def pixels(self, picture: Picture) -> Pixels:
         """The uint8 array that the runtime uploads; rescaling and normalising happen on the device."""
+
+
+def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageAdapter:
+    """`configured` of a family that has none. Raises `InvalidRequest`."""
+    if options:
+        raise InvalidRequest(
+            f"mm_processor_kwargs: this model takes none, not {', '.join(map(repr, options))}",
+            param="mm_processor_kwargs",
+        )
+    return adapter
 
 
 def content_key(picture: Picture, parameters: bytes, weights: bytes, dtype: str) -> bytes:

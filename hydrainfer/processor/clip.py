@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from hydrainfer.core import CheckpointError
-from hydrainfer.processor.adapter import ImageFit
+from hydrainfer.processor.adapter import ImageAdapter, MediaItem, without_options
 from hydrainfer.processor.media import Picture
 from hydrainfer.processor.pixels import Pixels
 
@@ -59,9 +59,12 @@ class ClipImages:
     def __init__(self, settings: ClipSettings, n_tokens: int) -> None:
         self.settings = settings
         self.parameters = b"clip|" + msgspec.json.encode(settings)
-        self._fit = ImageFit(n_tokens)
+        self._fit = MediaItem(n_tokens)
 
-    def fit(self, width: int, height: int) -> ImageFit:  # noqa: ARG002  # one size for all
+    def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
+        return without_options(options, self)
+
+    def fit(self, width: int, height: int) -> MediaItem:  # noqa: ARG002  # one size for all
         return self._fit
 
     def pixels(self, picture: Picture) -> Pixels:

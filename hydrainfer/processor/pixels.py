@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 
@@ -23,15 +22,10 @@ class PixelStore:
         self._n_bytes = 0
         self._lock = threading.Lock()
 
-    def put(self, key: bytes, make: Callable[[], Pixels]) -> str:
-        """One more holder of the picture; `make` is called if it is not here. Returns the reference for `get` and
-        `release`. Raises `Overloaded` beyond the budget, `RequestTooLarge` if it alone is."""
+    def put(self, key: bytes, array: Pixels) -> str:
+        """One more holder of the picture. Returns the reference for `get` and `release`. Raises `Overloaded` beyond the
+        budget, `RequestTooLarge` if it alone is."""
         ref = key.hex()
-        with self._lock:
-            if ref in self._arrays:
-                self._holders[ref] += 1
-                return ref
-        array = make()
         if array.nbytes > self.budget_bytes:
             raise RequestTooLarge(
                 f"a picture takes {array.nbytes} bytes, more than the {self.budget_bytes} this server may hold",

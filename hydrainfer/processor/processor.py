@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from hydrainfer.core import InvalidRequest, MediaSpan, Request, SamplingParams
 from hydrainfer.core.request import MAX_CHOICES
 from hydrainfer.processor import prompt as prompts
-from hydrainfer.processor.adapter import ImageFit, content_key
+from hydrainfer.processor.adapter import MediaItem
 from hydrainfer.processor.checkpoint import ImageInput, ModelDescription
 from hydrainfer.processor.media import MediaLimits
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
 from hydrainfer.processor.pixels import PixelStore
+from hydrainfer.processor.prepare import Seal, prepare_image
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,36 +67,40 @@ class Processor:
         self.model = model
         self.pixels = pixels
         self.limits = limits or MediaLimits()
-        self._weights = weights
-        self._dtype = dtype
+        self._seal = Seal(weights, dtype)
 
     def chat(
-        self, id: str, messages: Sequence[ChatMessage], sampling: SamplingParams, timing: Timing | None = None
+        self,
+        id: str,
+        messages: Sequence[ChatMessage],
+        sampling: SamplingParams,
+        timing: Timing | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Prepared:
-        """Raises `InvalidRequest`, `MediaError`, `RequestTooLarge` or `Overloaded`; then nothing is held."""
+        """`options`: the request's `mm_processor_kwargs`. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge` or
+        `Overloaded`; then nothing is held."""
         images, ids = self._read_chat(messages)
         if images is None:
             expanded = prompts.expand(ids, (), self.model)
             return self._finish(id, [expanded.ids], sampling, timing, "messages")
-        adapter = images.adapter
-        parts = [part for m in messages for part in m.images]
-        fits: list[ImageFit] = []
-        keys: list[bytes] = []
-        refs: list[str] = []
+        adapter = images.adapter.configured(options or {})
+        parts: list[list[MediaItem]] = []
+        found: list[tuple[MediaItem, bytes, str]] = []
         try:
-            for part in parts:  # one at a time: a decoded picture may take 200 MB
-                picture = part.load(self.limits)
-                fits.append(adapter.fit(picture.image.width, picture.image.height))
-                keys.append(content_key(picture, adapter.parameters, self._weights, self._dtype))
-                refs.append(self.pixels.put(keys[-1], partial(adapter.pixels, picture)))
-            expanded = prompts.expand(ids, fits, self.model)
+            for part in (p for m in messages for p in m.images):  # one at a time: a decoded picture may take 200 MB
+                parts.append([])
+                for item, key, pixels in prepare_image(part, adapter, self.limits, self._seal):
+                    parts[-1].append(item)
+                    found.append((item, key, self.pixels.put(key, pixels)))
+            expanded = prompts.expand(ids, parts, self.model)
             media = tuple(
-                MediaSpan(start, fit.n_tokens, key, ref, fit.grid)
-                for start, fit, key, ref in zip(expanded.starts, fits, keys, refs, strict=True)
+                MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined)
+                for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
             )
-            return self._finish(id, [expanded.ids], sampling, timing, "messages", media, tuple(refs))
+            refs = tuple(ref for _, _, ref in found)
+            return self._finish(id, [expanded.ids], sampling, timing, "messages", media, refs)
         except BaseException:
-            for ref in refs:
+            for _, _, ref in found:
                 self.pixels.release(ref)
             raise
 
@@ -127,14 +131,15 @@ class Processor:
         prompts.check_text(text, self.model, "prompt")
         return prompts.encode(text, self.model, add_special=add_special)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
         images, ids = self._read_chat(messages)
-        fits: list[ImageFit] = []
+        parts: list[list[MediaItem]] = []
         if images is not None:
+            adapter = images.adapter.configured(options or {})
             sizes = [part.load(self.limits).image.size for m in messages for part in m.images]
-            fits = [images.adapter.fit(*size) for size in sizes]
-        return list(prompts.expand(ids, fits, self.model).ids)
+            parts = [[adapter.fit(*size)] for size in sizes]
+        return list(prompts.expand(ids, parts, self.model).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """All of these ids as text, special tokens included. Raises `InvalidRequest`."""

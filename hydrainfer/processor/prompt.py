@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hydrainfer.core import InvalidRequest
-from hydrainfer.processor.adapter import ImageFit
+from hydrainfer.processor.adapter import MediaItem
 from hydrainfer.processor.checkpoint import ModelDescription
 
 
 class Expanded(NamedTuple):
-    """`starts[i]` is where picture i's placeholders begin."""
+    """`starts[i]`: where the placeholders of item i begin, counted over all pictures."""
 
     ids: tuple[int, ...]
     starts: tuple[int, ...]
@@ -43,28 +43,32 @@ def encode(text: str, model: ModelDescription, *, add_special: bool | None = Non
     return model.tokenizer.encode(text, add_special_tokens=add_special).ids
 
 
-def expand(ids: Sequence[int], fits: Sequence[ImageFit], model: ModelDescription) -> Expanded:
-    """Each placeholder becomes `n_tokens` of them. Raises `InvalidRequest` if there are more or fewer than pictures."""
+def expand(ids: Sequence[int], media: Sequence[Sequence[MediaItem]], model: ModelDescription) -> Expanded:
+    """Each placeholder becomes the placeholders of its picture's items. Raises `InvalidRequest` if there are more or
+    fewer than pictures."""
     if model.images is None:
         return Expanded(tuple(ids), ())
     token_id = model.images.token_id
     n_found = sum(i == token_id for i in ids)
-    if n_found > len(fits):
+    if n_found > len(media):
         raise _placeholder_in_text(model.images.placeholder, "messages")
-    if n_found < len(fits):
+    if n_found < len(media):
         raise InvalidRequest(
-            f"the model's chat template shows {n_found} of the {len(fits)} pictures; put pictures into user messages",
+            f"the model's chat template shows {n_found} of the {len(media)} pictures; put pictures into user messages",
             param="messages",
         )
     out: list[int] = []
     starts: list[int] = []
+    waiting = iter(media)
     for i in ids:
-        if i == token_id:
-            n = fits[len(starts)].n_tokens
-            starts.append(len(out))
-            out += [token_id] * n
-        else:
+        if i != token_id:
             out.append(i)
+            continue
+        for item in next(waiting):
+            out += item.before
+            starts.append(len(out))
+            out += [token_id] * item.n_tokens
+            out += item.after
     return Expanded(tuple(out), tuple(starts))
 
 

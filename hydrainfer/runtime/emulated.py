@@ -33,11 +33,11 @@ _LOG_HALF = -0.6931471805599453
 _FIRST_LEARNED = 259  # of a Llama vocabulary: before it the special tokens and the 256 bytes
 
 
-def spoken_ids(n_vocab: int, image_token: int) -> range:
+def spoken_ids(n_vocab: int, placeholder: int) -> range:
     """Token ids that spell something: between a Llama vocabulary's bytes and what was added behind it (the picture's
     placeholder first), or all but the first three where that leaves nothing."""
     first = _FIRST_LEARNED if n_vocab > 2 * _FIRST_LEARNED else 3
-    return range(first, image_token if image_token > first + 1 else n_vocab)
+    return range(first, placeholder if placeholder > first + 1 else n_vocab)
 
 
 class EmulatedDevice:

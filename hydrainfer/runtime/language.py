@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from hydrainfer.core import StepBatch, StepResult
-from hydrainfer.models import LastRows, Model
+from hydrainfer.models import DeepRows, LastRows, Model
 from hydrainfer.ops import AttentionBatch
 from hydrainfer.runtime.lane import Lane, LaneTicket, guarded
 from hydrainfer.runtime.packing import PackedTokens, pack_tokens
+from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.sampler import sample
 from hydrainfer.runtime.sampling import SamplingPlan, plan_sampling
 from hydrainfer.runtime.tables import BlockTables
@@ -38,6 +39,7 @@ class LanguageRunner:
         self._kv = kv
         self._embeds = embeds
         self._tables = BlockTables(kv.spec.name)
+        self._rotary = RotaryPositions() if model.config.text.rope.sections is not None else None
         self._lane = Lane("language", model.device, wake, threads)
 
     def launch(self, batch: StepBatch) -> LaneTicket:
@@ -46,7 +48,7 @@ class LanguageRunner:
 
         def pack() -> StepResult:
             embed_spec = self._embeds.spec if self._embeds is not None else None
-            packed = pack_tokens(batch.work, self._tables, self._kv.spec.block_tokens, embed_spec)
+            packed = pack_tokens(batch.work, self._tables, self._kv.spec.block_tokens, embed_spec, self._rotary)
             jobs.append((packed, plan_sampling(batch.work)))
             return StepResult(batch)
 
@@ -71,9 +73,7 @@ class LanguageRunner:
     def _forward(self, p: PackedTokens) -> Tensor:
         """Hidden states [sampling rows, hidden], in the order of `plan`."""
         x = self._model.embed(self._put(p.ids))
-        if p.embed_at is not None and p.embed_rows is not None:
-            assert self._embeds is not None and self._embeds.rows is not None, "this role has no embedding cache"
-            x[self._put(p.embed_at)] = self._embeds.rows[self._put(p.embed_rows)].to(x.dtype)
+        deep = self._place_embeddings(p, x)
         tables, lengths = self._put(p.tables), self._put(p.lengths)
         full = AttentionBatch(
             counts=p.counts,
@@ -88,8 +88,19 @@ class LanguageRunner:
         every = len(p.sample_rows) == len(p.ids) and p.sample_rows == list(range(len(p.ids)))
         decodes_only = p.n_decodes == len(p.counts)
         last = None if decodes_only else self._last_rows(p, full)
-        hidden = self._model.forward(x, self._put(p.positions), full, self._kv.layers, last)
+        hidden = self._model.forward(x, self._put(p.positions), full, self._kv.layers, last, deep)
         return hidden[self._put(np.array(p.sample_rows, dtype=np.int64))] if decodes_only and not every else hidden
+
+    def _place_embeddings(self, p: PackedTokens, x: Tensor) -> DeepRows | None:
+        """Put the embeddings into their rows of `x`; further levels, if the model has them, are for its layers."""
+        if p.embed_at is None or p.embed_rows is None:
+            return None
+        assert self._embeds is not None and self._embeds.rows is not None, "this role has no embedding cache"
+        at = self._put(p.embed_at)
+        found = self._embeds.rows[self._put(p.embed_rows)].to(x.dtype)  # [n, hidden * (1 + levels)]
+        hidden = x.shape[1]
+        x[at] = found[:, :hidden]
+        return DeepRows(at, found[:, hidden:].unflatten(1, (-1, hidden))) if found.shape[1] > hidden else None
 
     def _last_rows(self, p: PackedTokens, full: AttentionBatch) -> LastRows:
         """The sampling rows as a batch of decodes, in the order of `plan`."""

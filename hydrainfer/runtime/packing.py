@@ -8,6 +8,7 @@ import numpy as np
 
 from hydrainfer.cache import CacheSpec, embed_ranges
 from hydrainfer.core import TokenWork
+from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.tables import BlockTables
 
 
@@ -15,10 +16,11 @@ from hydrainfer.runtime.tables import BlockTables
 class PackedTokens:
     """A flattened batch, requests with one token first (see `ops.AttentionBatch`).
 
-    `ids`, `positions`, `slots` [rows] int64. `tables` [requests, blocks] int32. `lengths` [requests] and `starts`
-    [requests + 1] int32. `counts`, `contexts` per request. `sample_rows`: for each sampling work item, in the batch's
-    order, the row whose logits it needs; `sample_requests`: its place among the packed requests. `embed_at`,
-    `embed_rows` int64: rows of the batch that take these rows of the embedding store instead of the table's.
+    `ids`, `slots` [rows] int64. `positions` [rows] int64, or [3, rows] of (time, row, column). `tables` [requests,
+    blocks] int32. `lengths` [requests] and `starts` [requests + 1] int32. `counts`, `contexts` per request.
+    `sample_rows`: for each sampling work item, in the batch's order, the row whose logits it needs; `sample_requests`:
+    its place among the packed requests. `embed_at`, `embed_rows` int64: rows of the batch that take these rows of the
+    embedding store instead of the table's.
     """
 
     ids: np.ndarray
@@ -36,8 +38,15 @@ class PackedTokens:
     embed_rows: np.ndarray | None
 
 
-def pack_tokens(work: list[TokenWork], tables: BlockTables, block_tokens: int, embed: CacheSpec | None) -> PackedTokens:
-    """Pack `work` in one pass. `block_tokens` is the KV cache's; `embed` the embedding cache's spec, if any."""
+def pack_tokens(
+    work: list[TokenWork],
+    tables: BlockTables,
+    block_tokens: int,
+    embed: CacheSpec | None,
+    rotary: RotaryPositions | None = None,
+) -> PackedTokens:
+    """Pack `work` in one pass. `block_tokens` is the KV cache's; `embed` the embedding cache's spec, if any; `rotary`
+    for models whose positions have three dimensions."""
     order = [i for i, w in enumerate(work) if w.count == 1]
     n_decodes = len(order)
     if n_decodes < len(work):
@@ -65,7 +74,7 @@ def pack_tokens(work: list[TokenWork], tables: BlockTables, block_tokens: int, e
     sampled = [place[i] for i, w in enumerate(work) if w.sample]
     packed = PackedTokens(
         ids=np.array(ids, dtype=np.int64),
-        positions=positions,
+        positions=positions if rotary is None else rotary.of(items, positions, starts),
         slots=slots,
         tables=table,
         lengths=(first + counts).astype(np.int32),

@@ -9,18 +9,18 @@ import numpy as np
 import torch
 
 from hydrainfer.cache import embed_ranges
-from hydrainfer.core import EncodeWork, HydraError, InternalError, PixelSource, StepBatch, StepResult
-from hydrainfer.models import Model
+from hydrainfer.core import EncodeWork, HydraError, InternalError, MediaSpan, PixelSource, StepBatch, StepResult
+from hydrainfer.models import Model, Picture
 from hydrainfer.runtime.lane import Lane, LaneTicket, guarded
 from hydrainfer.storage import BlockStore
 
 
-class _Picture(NamedTuple):
-    """One picture to encode: whose, where its pixels are, and the rows of the embedding store that it fills, [tokens]
+class _Place(NamedTuple):
+    """One span to encode: whose, where its pixels are, and the rows of the embedding store that it fills, [tokens]
     int64."""
 
     request_id: str
-    ref: str
+    span: MediaSpan
     rows: np.ndarray
 
 
@@ -46,59 +46,60 @@ class VisionRunner:
 
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Resolve rows on the caller's thread, then fetch the pixels and execute on the lane's."""
-        pictures: list[_Picture] = []
+        places: list[_Place] = []
 
         def pack() -> StepResult:
-            pictures.extend(self._picture(work) for work in batch.work)
+            places.extend(self._place(work) for work in batch.work)
             return StepResult(batch)
 
         outcome = guarded(batch, pack)
         if outcome.error is not None:
             return self._lane.complete(outcome)
-        return self._lane.submit(batch, lambda: self._execute(batch, pictures))
+        return self._lane.submit(batch, lambda: self._execute(batch, places))
 
     def close(self) -> None:
         """Wait for what is running, then end the lane's thread."""
         self._lane.close()
 
-    def _picture(self, work: EncodeWork) -> _Picture:
+    def _place(self, work: EncodeWork) -> _Place:
         request = work.seq.request
         span, spec = request.media[work.index], self._embeds.spec
         blocks = embed_ranges(request, spec)[work.index]
         held = np.array(work.seq.blocks[spec.name][blocks.start : blocks.stop], dtype=np.int64)
         block, offset = np.divmod(np.arange(span.n_tokens), spec.block_tokens)
-        return _Picture(work.seq.id, span.pixels, held[block] * spec.block_tokens + offset)
+        return _Place(work.seq.id, span, held[block] * spec.block_tokens + offset)
 
-    def _fetch(self, ref: str) -> np.ndarray:
+    def _fetch(self, span: MediaSpan) -> Picture:
         try:
-            pixels = np.asarray(self._pixels(ref))
+            picture = Picture(np.asarray(self._pixels(span.pixels)), span.grid)
         except KeyError:
             raise InternalError("the picture's pixels are no longer there", code="pixels_gone") from None
-        size = self._model.config.vision.image_size
-        if pixels.shape != (size, size, 3) or pixels.dtype != np.uint8:
+        assert self._model.vision is not None, f"role {self._model.role} loads no vision tower"
+        pixels = picture.pixels
+        if pixels.dtype != np.uint8 or self._model.vision.rows(picture) != span.n_tokens:
             raise InternalError(
-                f"a picture of shape {pixels.shape} {pixels.dtype} reached a {size}x{size} uint8 encoder"
+                f"pixels of shape {pixels.shape} {pixels.dtype} and grid {span.grid} reached an encoder that makes no "
+                f"{span.n_tokens} rows of them"
             )
-        return pixels
+        return picture
 
-    def _execute(self, batch: StepBatch, pictures: list[_Picture]) -> StepResult:
-        fetched: list[tuple[_Picture, np.ndarray]] = []
+    def _execute(self, batch: StepBatch, places: list[_Place]) -> StepResult:
+        fetched: list[tuple[_Place, Picture]] = []
         failed: dict[str, HydraError] = {}
-        for picture in pictures:
+        for place in places:
             try:
-                fetched.append((picture, self._fetch(picture.ref)))
+                fetched.append((place, self._fetch(place.span)))
             except HydraError as e:
-                failed[picture.request_id] = e
+                failed[place.request_id] = e
         if fetched:
             self._encode(fetched)
         return StepResult(batch, failed=failed)
 
-    def _encode(self, pictures: list[tuple[_Picture, np.ndarray]]) -> None:
+    def _encode(self, pictures: list[tuple[_Place, Picture]]) -> None:
         store = self._embeds.rows
         assert store is not None
         with torch.inference_mode():
-            for (picture, _), embedding in zip(pictures, self._model.encode([pixels for _, pixels in pictures])):
-                rows = torch.from_numpy(picture.rows).to(store.device)
-                store.index_copy_(0, rows, embedding[: rows.shape[0]].to(store.dtype))
+            for (place, _), embedding in zip(pictures, self._model.encode([picture for _, picture in pictures])):
+                store.index_copy_(0, torch.from_numpy(place.rows).to(store.device), embedding.to(store.dtype))
         if store.device.type == "cuda":
             torch.cuda.current_stream(store.device).synchronize()  # the language lane has another stream

@@ -61,7 +61,7 @@ class Rig:
 
     def sequence_ids(self, prompt: Prompt) -> list[int]:
         """The prompt's ids with every picture expanded to its placeholders."""
-        image = [self.config.image_token] * self.config.vision.tokens
+        image = [self.config.media_tokens[0]] * self.config.vision.tokens
         return [i for part in prompt.parts for i in (image if part == IMAGE else [part])]
 
     def sequence(self, prompt: Prompt, n_new: int, sampling: SamplingParams | None = None, **fields) -> Sequence:
@@ -75,7 +75,7 @@ class Rig:
             key = f"{name}/{len(media)}"
             self.pixels[key] = make_picture(prompt.pictures[len(media)], self.config.vision.image_size)
             media.append(MediaSpan(len(ids), n, key.encode(), key))
-            ids += [self.config.image_token] * n
+            ids += [self.config.media_tokens[0]] * n
         request = Request(
             id=name,
             prompt_ids=tuple(ids),

@@ -1,0 +1,30 @@
+"""What a vision tower is given."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from hydrainfer.models.slots import Slot
+
+
+class Picture(NamedTuple):
+    """`pixels`: uint8, as the family's adapter in `processor` shaped it; `grid`: as of `core.MediaSpan`."""
+
+    pixels: np.ndarray
+    grid: tuple[int, int, int] | None = None
+
+
+class VisionTower(Protocol):
+    """One family's way from pixels to rows of the embedding cache."""
+
+    def slots(self) -> dict[str, Slot]:
+        """Canonical tensor name → where it goes."""
+
+    def rows(self, picture: Picture) -> int | None:
+        """Of its embedding; None if it is no picture that this tower takes."""
+
+    def encode(self, pictures: list[Picture]) -> list[Tensor]:
+        """[rows, embed_width] each; pictures of any sizes in one pass, each as if it were alone."""

@@ -1,0 +1,72 @@
+"""Multimodal rotary positions: (time, row, column) of every token of a prompt (Qwen2-VL, section 2.1)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hydrainfer.core import Request, TokenWork
+
+_KEPT = 1024  # requests
+
+
+class PromptPositions(NamedTuple):
+    """`table` [3, n_prompt] int64. Behind the prompt a token's three positions are its place plus `delta`."""
+
+    table: np.ndarray
+    delta: int
+
+
+def prompt_positions(request: Request) -> PromptPositions:
+    """Text counts on by one in all three. A span's tokens have the origin, where the text before it stopped, plus their
+    (time, row, column); the text behind it goes on at the origin plus the longer side of its grid, as `get_rope_index`
+    of transformers does it."""
+    table = np.empty((3, request.n_prompt), dtype=np.int64)
+    at = origin = position = 0  # `position` is that of prompt token `at`
+    for span in request.media:
+        assert span.grid is not None, "a model with multimodal rotary positions needs the grids of its pictures"
+        n_text = span.start - at
+        table[:, at : span.start] = np.arange(position, position + n_text)
+        if not span.joined:
+            origin = position + n_text
+        t, h, w = span.grid
+        at = span.start + span.n_tokens
+        here = table[:, span.start : at].reshape(3, t, h, w)
+        here[0] = origin + np.array(span.times or range(t))[:, None, None]
+        here[1] = origin + np.arange(h)[:, None]
+        here[2] = origin + np.arange(w)
+        position = origin + max(h, w)
+    table[:, at:] = np.arange(position, position + request.n_prompt - at)
+    return PromptPositions(table, int(table.max()) + 1 - request.n_prompt if request.media else 0)
+
+
+class RotaryPositions:
+    """Positions of batches; those of the requests seen last are kept."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[Request, PromptPositions]] = OrderedDict()
+
+    def of(self, items: Sequence[TokenWork], positions: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """[3, rows] int64, from plain `positions` [rows] of requests that begin at rows `starts`."""
+        found = np.repeat(positions[None], 3, axis=0)
+        for r, w in enumerate(items):
+            request = w.seq.request
+            if not request.media:
+                continue
+            table, delta = self._of(request)
+            first, split = int(starts[r]), min(max(request.n_prompt - w.start, 0), w.count)
+            found[:, first : first + split] = table[:, w.start : w.start + split]
+            found[:, first + split : first + w.count] += delta
+        return found
+
+    def _of(self, request: Request) -> PromptPositions:
+        kept = self._kept.get(request.id)
+        if kept is None or kept[0] is not request:
+            kept = self._kept[request.id] = (request, prompt_positions(request))
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(request.id)
+        return kept[1]
