@@ -115,7 +115,7 @@ def open_video(
     data: bytes, limits: VideoLimits | None = None, *, backend: Backend = "auto", param: str = "messages"
 ) -> Video:
     """Check a file: format, completeness, size, duration, and that its first frame can be decoded. `backend="auto"` is
-    PyAV. Raises `MediaError`, never with a decoder's own words, `RequestTooLarge`, `DeadlineExceeded`, or `ConfigError`
+    PyAV; decord is for one's own files (see there). Raises `MediaError`, never with a decoder's own words, `RequestTooLarge`, `DeadlineExceeded`, or `ConfigError`
     if decord is asked for and not installed."""
     limits = limits or VideoLimits()
     decoder = _decoder(backend)

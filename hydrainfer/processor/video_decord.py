@@ -1,4 +1,8 @@
-"""Frames by decord (the `video` extra): an old FFmpeg of its own, faster at 720p and above on one thread."""
+"""Frames by decord (the `video` extra), for one's own files only.
+
+It brings an FFmpeg of 2021, and damaged files that PyAV refuses end the whole process (a segmentation fault after a few
+hundred random damages). A server that takes videos from outside must not offer it.
+"""
 
 from __future__ import annotations
 
