@@ -92,16 +92,16 @@ def llava_next_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]
     check_tower(vision)
     side, patch = vision["image_size"], vision["patch_size"]
     try:
-        clip = ClipSettings.read({**preprocessor, "do_pad": False})
+        clip = ClipSettings.read({**preprocessor, "do_resize": True, "do_center_crop": True, "do_pad": False})
         points = preprocessor.get("image_grid_pinpoints") or _PINPOINTS
         settings = AnyresSettings(
             tile=side, patch=patch, pinpoints=msgspec.convert(points, tuple[tuple[int, int], ...]), clip=clip
         )
     except (ValueError, TypeError, KeyError) as e:
         raise CheckpointError(f"preprocessor_config.json cannot be used: {type(e).__name__}: {e}") from None
-    if clip.resize not in (side, (side, side)) or clip.crop not in (None, (side, side)):
+    if clip.resize not in (side, (side, side)) or clip.crop != (side, side):
         raise CheckpointError(
-            f"preprocessor_config.json makes squares of {clip.crop or clip.resize} pixels, "
+            f"preprocessor_config.json has size {clip.resize} and crop_size {clip.crop}, "
             f"but the vision tower takes ({side}, {side})"
         )
     expected = tuple(tuple(p) for p in config.get("image_grid_pinpoints") or _PINPOINTS)
