@@ -242,18 +242,21 @@ def test_a_text_only_model_has_no_tower_no_image_cache_and_no_fingerprint(texts)
         assert [s.name for s in model.cache_specs()] == ([] if role == "E" else ["kv"])
 
 
+def rewrite(path, changes):
+    """Change fields of config.json; None removes."""
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6, "original_max_position_embeddings": 1024}
+SLIDING = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1, "layer_types": None}
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "words"),
     [
         ("mistral", {"sliding_window": 1024}, ["sliding_window 1024", "max_position_embeddings 4096"]),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1, "layer_types": None},
-            ["64"],
-        ),
+        ("qwen2", SLIDING, ["sliding_window 64"]),
         ("qwen3", {"rope_parameters": YARN}, ["yarn", "supported: default, linear, llama3"]),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, ["dynamic"]),
         ("llama", {"hidden_act": "gelu"}, ["gelu", "supported: silu"]),
@@ -264,8 +267,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6, "original_max_pos
 )
 def test_a_text_only_config_that_is_not_supported(texts, tmp_path, kind, changes, words):
     path = shutil.copytree(texts(kind), tmp_path / "broken")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({k: v for k, v in (config | changes).items() if v is not None}))
+    rewrite(path, changes)
     message = complaint(path)
     assert all(w in message for w in words), message
 
@@ -276,13 +278,12 @@ def test_a_text_only_config_that_is_not_supported(texts, tmp_path, kind, changes
         ("mistral", {"sliding_window": 4096}),
         ("mistral", {"sliding_window": 1024, "max_position_embeddings": 1024}),
         ("qwen2", {"use_sliding_window": False, "sliding_window": 64}),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2, "layer_types": None}),
+        ("qwen3", SLIDING | {"max_window_layers": 2}),
     ],
 )
 def test_a_window_that_leaves_nothing_out_is_none(texts, tmp_path, kind, changes):
     path = shutil.copytree(texts(kind), tmp_path / "copy")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({k: v for k, v in (config | changes).items() if v is not None}))
+    rewrite(path, changes)
     load_model(path, Role.parse("PD"))
 
 

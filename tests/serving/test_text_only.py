@@ -16,9 +16,10 @@ from tests.checkpoints_text import make_text
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 COSTS = """# invented
-encode: {batch_s: 0.001, image_s: 0.001}
-prefill: {batch_s: 0.001, token_s: 1.0e-6}
-decode: {batch_s: 0.001, token_s: 1.0e-6}
+encode_image_s: 1.0e-3
+step_base_s: 1.0e-3
+prefill_token_s: 1.0e-6
+decode_token_s: 1.0e-6
 """
 
 
@@ -30,7 +31,7 @@ def path(tmp_path_factory):
 @pytest.mark.parametrize("layout", ["1EPD", "1P1D"])
 def test_behind_http(path, layout, capsys):
     console = Console(width=200)
-    loaded = load({"model": str(path), "port": 0, "layout": layout, "launcher": "inproc", "threads": 1})
+    loaded = load({"model": str(path), "port": 0, "layout": layout, "launcher": "inproc", "native_kernels": False})
     with serve_in_background(loaded, console) as (url, instance), httpx.Client(base_url=url) as http:
         shown = capsys.readouterr().out
         assert "kv_cache_gib" in shown
@@ -64,7 +65,7 @@ def test_on_an_emulated_device(path, tmp_path, layout):
 
 @pytest.mark.parametrize("layout", ["1E1PD", "1E1P1D", "1E1EPD"])
 def test_an_instance_that_would_only_encode_is_refused_in_one_line(path, layout):
-    with pytest.raises(ConfigError, match="Qwen3ForCausalLM takes text only, so E0 .*nothing to do") as caught:
+    with pytest.raises(ConfigError, match=r"Qwen3ForCausalLM takes text only, so E0 .*nothing to do") as caught:
         LLM(path, layout=layout, launcher="inproc")
     assert "\n" not in caught.value.message
 
