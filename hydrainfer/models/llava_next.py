@@ -29,13 +29,17 @@ def read(hf: Any, path: Path) -> ModelConfig:
     size, side = clip.image_size, clip.image_size // clip.patch_size
     points = hf.image_grid_pinpoints
     require(
-        bool(points) and all(len(p) == 2 and all(n > 0 and n % size == 0 for n in p) for p in points),
+        bool(points) and all(_is_pair(p) and all(n > 0 and n % size == 0 for n in p) for p in points),
         path,
         f"image_grid_pinpoints {points} must be pairs of multiples of the vision tower's {size} pixels",
     )
     largest = max(h // size * side * (w // size * side + 1) for h, w in points)
     vision = AnyresConfig(clip, clip.patches + largest)
     return describe("LlavaNextForConditionalGeneration", hf, vision, path)
+
+
+def _is_pair(point: Any) -> bool:
+    return isinstance(point, list | tuple) and len(point) == 2 and all(isinstance(n, int) for n in point)
 
 
 class LlavaNextVision:

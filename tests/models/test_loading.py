@@ -304,6 +304,7 @@ def test_the_newline_of_llava_next_is_part_of_the_fingerprint(tmp_path):
     [
         ({"vision_feature_select_strategy": "full"}, ["'full'", "LLaVA-NeXT"]),
         ({"image_grid_pinpoints": [[42, 80]]}, ["image_grid_pinpoints", "multiples", "42"]),
+        ({"image_grid_pinpoints": [42, 84]}, ["image_grid_pinpoints", "pairs"]),
     ],
 )
 def test_a_llava_next_config_that_is_not_supported(tmp_path, changes, words):
@@ -311,3 +312,48 @@ def test_a_llava_next_config_that_is_not_supported(tmp_path, changes, words):
     edit(path, **changes)
     message = complaint(path)
     assert all(w in message for w in words), message
+
+
+def test_the_published_configuration_of_llava_next(tmp_path):
+    """As llava-v1.6-mistral-7b-hf lists it: what differs from the defaults."""
+    text = {
+        "model_type": "mistral",
+        "max_position_embeddings": 32768,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 32064,
+    }
+    vision = {
+        "model_type": "clip_vision_model",
+        "hidden_size": 1024,
+        "image_size": 336,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "projection_dim": 768,
+        "vocab_size": 32000,
+    }
+    config = {
+        "architectures": ["LlavaNextForConditionalGeneration"],
+        "model_type": "llava_next",
+        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+        "image_token_index": 32000,
+        "projector_hidden_act": "gelu",
+        "text_config": text,
+        "torch_dtype": "float16",
+        "use_image_newline_parameter": True,
+        "vision_config": vision,
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = read_config(tmp_path)
+    assert (read.media_tokens, read.dtype) == ((32000,), "float16")
+    assert (read.text.rope.theta, read.text.context, read.text.head_dim) == (1e6, 32768, 128)
+    assert (read.text.heads, read.text.kv_heads, read.text.layers) == (32, 8, 32)
+    assert read.vision.tokens == 576 + 48 * 49 and read.vision.clip.features == (23,)
