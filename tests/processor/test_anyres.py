@@ -96,7 +96,8 @@ def test_the_number_of_placeholders(checkpoint, config):
 def test_a_checkpoint_is_read(checkpoint):
     model = load_description(checkpoint)
     assert model.images.placeholder == "<image>"
-    assert model.images.adapter.fit(84, 84) == (9 + 6 * 7, (2, 6, 6), (), False, (), ())
+    item = model.images.adapter.fit(84, 84)
+    assert (item.n_tokens, item.grid) == (9 + 6 * 7, (2, 6, 6))
     with pytest.raises(InvalidRequest, match="takes none, not 'max_pixels'"):
         model.images.adapter.configured({"max_pixels": 1})
     assert model.images.adapter.configured({}) is model.images.adapter
