@@ -98,7 +98,7 @@ FAMILIES = {
     "llama": Family(partial(make_text, kind="llama", seed=2), TextReference, TEXTS, SPEAKING),
     "mistral": Family(partial(make_text, kind="mistral", seed=3, shards=3), TextReference, TEXTS, SPEAKING),
     "qwen2": Family(partial(make_text, kind="qwen2", seed=4), TextReference, TEXTS, SPEAKING),
-    "qwen3": Family(partial(make_text, kind="qwen3", seed=5), TextReference, TEXTS, SPEAKING),
+    "qwen3": Family(partial(make_text, kind="qwen3", seed=5), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
 }
 
 
