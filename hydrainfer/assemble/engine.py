@@ -109,7 +109,7 @@ def _runners(
     threads_beside: Callable[[Lane], Callable[[], int]],
 ) -> dict[Lane, Runner]:
     runners: dict[Lane, Runner] = {}
-    if Lane.VISION in role.lanes:
+    if model.vision is not None:
         threads = threads_beside(Lane.LANGUAGE)
         runners[Lane.VISION] = VisionRunner(model, stores["embed"], around.pixels, around.wake, threads)
     if Lane.LANGUAGE in role.lanes:
@@ -123,7 +123,8 @@ def _emulated(
 ) -> dict[Lane, Runner]:
     spoken = spoken_ids(model.text.vocab, min(model.media_tokens, default=model.text.vocab))
     device = EmulatedDevice(cost, around.clock, stores, spoken, around.pixels)
-    return {lane: EmulatedRunner(device, lane) for lane in role.lanes}
+    lanes = [lane for lane in role.lanes if lane is Lane.LANGUAGE or model.vision is not None]
+    return {lane: EmulatedRunner(device, lane) for lane in lanes}
 
 
 def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,10 @@ from hydrainfer.assemble.media import fetch_limits, media_limits
 from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
+from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle, EngineThread
 from hydrainfer.metrics import PrometheusRecorder
-from hydrainfer.models import read_config, vision_fingerprint
+from hydrainfer.models import ModelConfig, read_config, vision_fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.server import Intake, Sessions
 from hydrainfer.storage import check_transport
@@ -56,10 +57,12 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     specs = read_layout(config.layout)
     fetcher = Fetcher(fetch_limits(config))
     path = Path(config.model).expanduser()
+    model = read_config(path)
+    _check_layout(config.layout, specs, model)
     description = load_description(path, max_context=config.max_model_len)
     device = torch_device(config)
     check_transport(config.transport, device)
-    dtype = dtype_of(config, device, read_config(path).dtype)
+    dtype = dtype_of(config, device, model.dtype)
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20))
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
     name = config.served_model_name or path.resolve().name
@@ -81,6 +84,23 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     sessions.attach(engine, recorder.timings)
     facts = {"served_model_name": name, "max_model_len": description.n_context, **facts}
     return Instance(config, name, intake, sessions, engine, recorder, facts, pools)
+
+
+def _check_layout(layout: str, specs: Sequence[InstanceSpec], model: ModelConfig) -> None:
+    """Raises `ConfigError` if pictures can be encoded nowhere, or an instance would have nothing else to do and there
+    are none."""
+    encoders = [s for s in specs if s.role.runs(Stage.ENCODE)]
+    idle = [s.name for s in encoders if len(s.role.stages) == 1]
+    if model.vision is not None and not encoders:
+        raise ConfigError(
+            f"layout {layout!r} has no instance that runs encode, which {model.architecture} needs", param="layout"
+        )
+    if model.vision is None and idle:
+        raise ConfigError(
+            f"{model.architecture} takes text only, so {idle[0]} of layout {layout!r} would have nothing to do; "
+            "use one without E, such as 1PD or 1P1D",
+            param="layout",
+        )
 
 
 def _one_engine(

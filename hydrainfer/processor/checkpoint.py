@@ -10,6 +10,7 @@ from typing import Any
 
 from hydrainfer.core import CheckpointError
 from hydrainfer.processor.adapter import ImageAdapter
+from hydrainfer.processor.anyres import llava_next_images
 from hydrainfer.processor.clip import llava_images
 from hydrainfer.processor.template import ChatTemplate
 from hydrainfer.processor.vocabulary import Vocabulary, read_vocabulary
@@ -44,7 +45,7 @@ class ModelDescription:
 
 def _adapters() -> dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageAdapter]]:
     """Model type of config.json → maker of its adapter. A new family is one line here and one module."""
-    return {"llava": llava_images}
+    return {"llava": llava_images, "llava_next": llava_next_images}
 
 
 def load_description(

@@ -83,10 +83,7 @@ def llava_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
     """The adapter of a LLaVA-1.5 checkpoint: `config` is config.json with defaults filled in. Raises `CheckpointError`
     if the picture size that preprocessing makes is not the one the vision tower takes."""
     vision = config["vision_config"]
-    if vision.get("model_type") != "clip_vision_model":
-        raise CheckpointError(
-            f"LLaVA with a {vision.get('model_type')} vision tower is not supported; supported: clip_vision_model"
-        )
+    check_tower(vision)
     try:
         settings = ClipSettings.read(preprocessor)
     except (ValueError, TypeError, KeyError) as e:
@@ -100,6 +97,14 @@ def llava_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
         )
     class_token = 0 if config.get("vision_feature_select_strategy", "default") == "default" else 1
     return ClipImages(settings, (side // patch) ** 2 + class_token)
+
+
+def check_tower(vision: Mapping[str, Any]) -> None:
+    """Raises `CheckpointError` unless it is CLIP's."""
+    if vision.get("model_type") != "clip_vision_model":
+        raise CheckpointError(
+            f"LLaVA with a {vision.get('model_type')} vision tower is not supported; supported: clip_vision_model"
+        )
 
 
 def _target(image: Image.Image, resize: int | tuple[int, int]) -> tuple[int, int]:
