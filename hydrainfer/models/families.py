@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydrainfer.core import CheckpointError
-from hydrainfer.models import llava
+from hydrainfer.models import llava, qwen
 from hydrainfer.models.config import ModelConfig, read_json, require
 
 
@@ -24,6 +24,7 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "LlavaForConditionalGeneration": Family(llava.read, llava.canonical, llava.LlavaVision, llava.language),
+    **{name: Family(qwen.read, qwen.canonical, qwen.vision, qwen.language) for name in qwen.ARCHITECTURES.values()},
 }
 
 
