@@ -1,4 +1,4 @@
-"""Pictures for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: every size its own grid, on PIL, as `Qwen2VLImageProcessorPil` does."""
+"""Pictures for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: every size its own grid, on PIL, as `Qwen2VLImageProcessorPil`."""
 
 from __future__ import annotations
 
