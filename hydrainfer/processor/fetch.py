@@ -24,6 +24,15 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PAGES = ("text/html", "application/xhtml", "application/json", "application/xml", "text/xml")
 
 
+class Wanted(NamedTuple):
+    """What is fetched, in an error's words, and its limits. `not_types`: beginnings of content types it cannot have."""
+
+    noun: str
+    max_bytes: int
+    total_s: float
+    not_types: tuple[str, ...] = ()
+
+
 class FetchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """`hosts`: public addresses only, private ones too, or no http(s) at all. `domains`: if any, only these hosts.
     `roots`: what `file:` URLs may read. `held_bytes` bounds what is downloaded and not yet decoded. `connect_s`,
@@ -33,8 +42,8 @@ class FetchLimits(msgspec.Struct, frozen=True, kw_only=True):
     domains: tuple[str, ...] = ()
     roots: tuple[Path, ...] = ()
     max_image_bytes: int = 32 << 20
-    image_s: float = 5.0
     max_video_bytes: int = 256 << 20
+    image_s: float = 5.0
     video_s: float = 30.0
     n_parallel: int = 32
     held_bytes: int = 512 << 20
@@ -42,14 +51,11 @@ class FetchLimits(msgspec.Struct, frozen=True, kw_only=True):
     connect_s: float = 3.0
     read_s: float = 10.0
 
+    def picture(self) -> Wanted:
+        return Wanted("picture", self.max_image_bytes, self.image_s, ("video/", "audio/"))
 
-class Wanted(NamedTuple):
-    """What is fetched, in an error's words, and its limits. `not_types`: beginnings of content types it cannot have."""
-
-    noun: str
-    max_bytes: int
-    total_s: float
-    not_types: tuple[str, ...] = ()
+    def video(self) -> Wanted:
+        return Wanted("video", self.max_video_bytes, self.video_s, ("image/", "audio/"))
 
 
 class Fetcher:
@@ -75,9 +81,7 @@ class Fetcher:
         """The messages with the bytes of every picture and video that a URL names, fetched in parallel; `data:` URLs
         stay. Their memory counts until the end of the block. Raises what `get` raises, of the first that fails; no
         download is left behind."""
-        limits = self.limits
-        picture = Wanted("picture", limits.max_image_bytes, limits.image_s, ("video/", "audio/"))
-        video = Wanted("video", limits.max_video_bytes, limits.video_s, ("image/", "audio/"))
+        picture, video = self.limits.picture(), self.limits.video()
         parts = {part.source: part for m in messages for part in m.media if _is_elsewhere(part.source)}
         places = {url: self.locate(str(url), part.param) for url, part in parts.items()}
         held = Held(self)

@@ -1,4 +1,4 @@
-"""Videos from outside to RGB frames: what a file holds, and exactly the frames asked for, in bounded time and memory."""
+"""Videos from outside to RGB frames: what a file holds, and exactly the frames asked for, with bounds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hydrainfer.processor.video_file import (
     check_bytes,
     check_whole,
     damaged,
+    frames_of,
     header_duration_s,
     opened,
     read_table,
@@ -41,10 +42,12 @@ class VideoFacts(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A checked file. `turns`: quarter turns counter-clockwise that make a stored frame upright."""
+    """A checked file. `kind`, `codec`: FFmpeg's names of container and decoder. `turns`: quarter turns
+    counter-clockwise that make a stored frame upright."""
 
     data: bytes
     kind: str
+    codec: str
     table: FrameTable
     facts: VideoFacts
     turns: int
@@ -112,7 +115,7 @@ def open_video(
     data: bytes, limits: VideoLimits | None = None, *, backend: Backend = "auto", param: str = "messages"
 ) -> Video:
     """Check a file: format, completeness, size, duration, and that its first frame can be decoded. `backend="auto"` is
-    PyAV. Raises `MediaError`, never with a decoder's own words, `RequestTooLarge`, `DeadlineExceeded`, or `ConfigError`
+    PyAV; decord is for one's own files (see there). Raises `MediaError`, never with a decoder's own words, `RequestTooLarge`, `DeadlineExceeded`, or `ConfigError`
     if decord is asked for and not installed."""
     limits = limits or VideoLimits()
     decoder = _decoder(backend)
@@ -124,7 +127,7 @@ def open_video(
         _check_header(container, stream, limits, param)
         table = read_table(container, stream, limits, watch, param)
     with opened(data, kind, limits.max_frame_pixels, param) as (container, stream):
-        first = next(container.decode(stream), None)
+        first = next(frames_of(container, stream, watch, param), None)
         if first is None:
             raise damaged(param)
         turns = round(first.rotation / 90) % 4
@@ -133,7 +136,8 @@ def open_video(
     n = len(table.pts)
     fps = n / table.duration_s if table.duration_s > 0 else float(stream.average_rate or 1)
     facts = VideoFacts(n, fps, width, height, table.duration_s or n / fps)
-    source = Source(data, kind, table, facts, turns, limits.max_frame_pixels, param)
+    codec = stream.codec_context.name
+    source = Source(data, kind, codec, table, facts, turns, limits.max_frame_pixels, param)
     return Video(source, limits, decoder)
 
 

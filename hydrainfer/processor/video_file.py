@@ -18,6 +18,7 @@ from hydrainfer.core import DeadlineExceeded, MediaError, RequestTooLarge
 
 SUPPORTED = "MP4/MOV, WebM/Matroska and AVI"
 DECODERS = ("h264", "hevc", "mpeg4", "vp8", "vp9", "libdav1d", "av1", "mjpeg")
+_MOV_BOXES = (b"ftyp", b"moov", b"moof", b"mdat", b"mfra")  # what has to be whole
 _OLD_QUICKTIME = (b"moov", b"mdat", b"wide", b"free", b"skip")
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 _MAX_FRAMES_PER_S = 250
@@ -38,12 +39,13 @@ class VideoLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class FrameTable(NamedTuple):
     """`pts`: ticks at which frame i is shown, ascending; `key_pts`, `key_seek`: of key frames in file order, when they
-    are shown and where to seek to. `counted`: the file does not say when frames are shown, so that only decoding from
-    the start tells which is which."""
+    are shown and where to seek to. `open_groups`: frames shown before a key frame come after it in the file. `counted`:
+    the file does not say when frames are shown, so that only decoding from the start tells which is which."""
 
     pts: np.ndarray  # [frames] int64
     key_pts: np.ndarray  # [keys] int64
     key_seek: np.ndarray  # [keys] int64
+    open_groups: bool
     counted: bool
     duration_s: float
 
@@ -128,7 +130,8 @@ def read_table(container: Any, stream: Any, limits: VideoLimits, watch: Stopwatc
     is_vp8 = stream.codec_context.name == "vp8"
     pts: list[int] = []
     keys: list[tuple[int, int]] = []
-    regular, last_s, n_seen = container.format.name != "avi", 0.0, 0
+    regular, open_groups = container.format.name != "avi", False
+    latest, last_s, n_seen = 0, 0.0, 0
     for packet in container.demux(stream):
         n_seen += 1
         if n_seen % _CHECK_EVERY == 0:
@@ -142,8 +145,10 @@ def read_table(container: Any, stream: Any, limits: VideoLimits, watch: Stopwatc
             keys.append((shown, packet.dts if packet.dts is not None else shown))
         elif not keys or (len(keys) == 1 and shown < keys[0][0]):
             continue  # its references are not in the file
+        open_groups = open_groups or shown < keys[-1][0]
+        if not pts or shown > latest:
+            latest, last_s = shown, (packet.duration or 0) * tick_s
         pts.append(shown)
-        last_s = max(last_s, (packet.duration or 0) * tick_s)
         if (shown - pts[0]) * tick_s > limits.max_duration_s or len(pts) > limits.max_duration_s * _MAX_FRAMES_PER_S:
             raise too_long(limits, param)
     if not pts:
@@ -155,7 +160,15 @@ def read_table(container: Any, stream: Any, limits: VideoLimits, watch: Stopwatc
     regular = regular and bool((np.diff(ordered) > 0).all()) and bool((np.diff(key_pts) > 0).all())
     span_s = float(ordered[-1] - ordered[0]) * tick_s
     last_s = last_s or span_s / max(1, len(pts) - 1)
-    return FrameTable(ordered, key_pts, np.array([s for _, s in keys], np.int64), not regular, span_s + last_s)
+    key_seek = np.array([s for _, s in keys], np.int64)
+    return FrameTable(ordered, key_pts, key_seek, open_groups, not regular, span_s + last_s)
+
+
+def frames_of(container: Any, stream: Any, watch: Stopwatch, param: str) -> Iterator[Any]:
+    """Every frame from here on. Raises `DeadlineExceeded`, also where packets give no frames."""
+    for packet in container.demux(stream):
+        watch.check(param)
+        yield from packet.decode()
 
 
 def header_duration_s(container: Any, stream: Any) -> float:
@@ -174,16 +187,14 @@ def _is_hidden_vp8(packet: Any) -> bool:
 
 
 def _mov_size(data: bytes) -> int:
-    """The end of the last top-level box; one without size reaches to the end."""
+    """The end of the last top-level box that matters; one without size reaches to the end."""
     at = 0
     while at + 8 <= len(data):
-        (size,) = struct.unpack_from(">I", data, at)
+        size, box = struct.unpack_from(">I4s", data, at)
         if size == 1 and at + 16 <= len(data):
             (size,) = struct.unpack_from(">Q", data, at + 8)
-        if size == 0:
+        if size < 8 or (at + size > len(data) and box not in _MOV_BOXES):
             return len(data)
-        if size < 8:
-            return at
         at += size
     return at
 

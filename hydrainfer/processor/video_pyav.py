@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from hydrainfer.processor.video import Source
-from hydrainfer.processor.video_file import Stopwatch, damaged, opened
+from hydrainfer.processor.video_file import Stopwatch, damaged, frames_of, opened
+
+_SKIPPING = ("h264", "hevc", "mpeg4", "vp8", "vp9")  # decoders that can be told packet by packet what to leave out
 
 
 class PyavDecoder:
@@ -45,8 +47,8 @@ class PyavDecoder:
         last, context = max(wanted), stream.codec_context
         left = dict(wanted)
         for packet in _packets_from(container, stream, source, key, watch):
-            # what is neither wanted nor a reference is not decoded
-            context.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in left else "NONREF"
+            if source.codec in _SKIPPING:  # what is neither wanted nor a reference is not decoded
+                context.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in left else "NONREF"
             for frame in packet.decode():
                 row = left.pop(frame.pts, None)
                 if row is not None:
@@ -62,8 +64,7 @@ class PyavDecoder:
         rows = {index: row for row, index in enumerate(indices)}
         n_left = len(rows)
         with opened(source.data, source.kind, source.max_pixels, source.param) as (container, stream):
-            for i, frame in enumerate(container.decode(stream)):
-                watch.check(source.param)
+            for i, frame in enumerate(frames_of(container, stream, watch, source.param)):
                 if i in rows:
                     out[rows[i]] = upright(frame, source)
                     n_left -= 1

@@ -1,7 +1,6 @@
 """The fetcher against a real server: what is good comes, what is hostile is a typed error in time, nothing is left."""
 
 import asyncio
-import os
 import ssl
 import subprocess
 import time
@@ -435,63 +434,13 @@ def test_one_fetcher_serves_one_loop_after_another():
     assert [asyncio.run(once()) for _ in range(2)] == [2, 2]
 
 
-@pytest.fixture
-def root(tmp_path):
-    (tmp_path / "root" / "sub").mkdir(parents=True)
-    (tmp_path / "root" / "sub" / "ä b.png").write_bytes(b"abc")
-    (tmp_path / "secret.png").write_bytes(b"secret")
-    (tmp_path / "root-2").mkdir()
-    (tmp_path / "root-2" / "c.png").write_bytes(b"secret")
-    (tmp_path / "root" / "out.png").symlink_to(tmp_path / "secret.png")
-    (tmp_path / "root" / "out").symlink_to(tmp_path)
-    (tmp_path / "root" / "in.png").symlink_to("sub/ä b.png")
-    os.mkfifo(tmp_path / "root" / "pipe")
-    return tmp_path / "root"
-
-
-async def read(url, root, max_bytes=1000):
-    return await Fetcher(FetchLimits(roots=(root,))).get(url, Wanted("picture", max_bytes, 5.0), "p")
-
-
-async def test_files_under_a_root_are_read(root):
-    assert await read(f"file://{root}/sub/%C3%A4%20b.png", root) == b"abc"
-    assert await read(f"FILE://localhost{root}/sub/../in.png", root) == b"abc"
-    with pytest.raises(RequestTooLarge):
-        await read(f"file://{root}/in.png", root, 2)
-
-
-async def test_files_outside_are_refused_whether_they_exist_or_not(root):
-    said = set()
-    for name in (
-        "../secret.png",
-        "../nothing.png",
-        "out.png",
-        "out/secret.png",
-        "%2e%2e/secret.png",
-        "../root-2/c.png",
-    ):
-        with pytest.raises(InvalidRequest) as e:
-            await read(f"file://{root}/{name}", root)
-        said.add(e.value.message)
-    assert said == {"the file: URL is not under a directory that this server may read"}
-    for url in ("file:///etc/passwd", f"file://evil{root}/in.png", f"file:{root.name}/in.png", f"file://{root}/a%00b"):
-        with pytest.raises(InvalidRequest):
-            await read(url, root)
-
-
-@pytest.mark.parametrize("name", ["nothing.png", "sub", "pipe", ""])
-async def test_what_is_no_file_is_refused(root, name):
-    with pytest.raises((MediaError, InvalidRequest)) as e:
-        await asyncio.wait_for(read(f"file://{root}/{name}", root), 3)
-    assert str(root) not in e.value.message
-
-
-async def test_a_link_put_there_between_check_and_opening_is_seen(root):
-    from hydrainfer.processor.local_files import locate_file, read_file
-
-    path = locate_file(f"file://{root}/sub/%C3%A4%20b.png", (root,), "p")
-    (root / "sub").rename(root / "was")
-    (root.parent / "ä b.png").write_bytes(b"secret")
-    (root / "sub").symlink_to(root.parent)
-    with pytest.raises(InvalidRequest, match="not under"):
-        read_file(path, (root,), 1000, "picture", "p")
+async def test_videos_have_limits_of_their_own():
+    async with website({"/x": ok(bytes(2000), "video/mp4"), "/y": ok(b"abc", "image/png")}) as site:
+        limits = FetchLimits(max_image_bytes=1000, max_video_bytes=3000)
+        assert (limits.picture().total_s, limits.video().total_s) == (5.0, 30.0)
+        fetcher = Fetcher(limits, resolve=resolver([PUBLIC]), network=site.network)
+        assert len(await fetcher.get(A, limits.video(), "p")) == 2000
+        with pytest.raises(MediaError, match="leads to image, not to a video"):
+            await fetcher.get("http://a.example/y", limits.video(), "p")
+        with pytest.raises(MediaError, match="leads to video, not to a picture"):
+            await fetcher.get(A, limits.picture(), "p")
