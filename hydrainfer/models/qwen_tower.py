@@ -220,7 +220,7 @@ class QwenVision:
         c = self.config
         assert picture.grid is not None
         t, h, w = picture.grid
-        pixels = torch.from_numpy(picture.pixels).to(self.device)  # [frames, height, width, 3] uint8
+        pixels = torch.from_numpy(picture.pixels.copy()).to(self.device)  # [frames, height, width, 3]; it is read-only
         scaled = (pixels.float().mul_(c.rescale) - self._mean).div_(self._std).to(self.dtype)
         scaled = scaled.expand(t * c.temporal, -1, -1, -1) if t == 1 else scaled
         parts = scaled.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3)
