@@ -92,6 +92,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     token_budget: Annotated[int, _help("Scheduler", "Language tokens per batch.", ge=1)] = 2048
     image_budget: Annotated[int, _help("Scheduler", "Pictures per vision batch.", ge=1)] = 4
+    image_token_budget: Annotated[
+        int, _help("Scheduler", "Embeddings per vision batch; a larger picture is encoded alone.", ge=1)
+    ] = 16_384
     max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 64
     encode_gate: Annotated[
         Literal["paper", "aged"], _help("Scheduler", "When encode may start beside a running prefill.")
