@@ -145,7 +145,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     video_fetch_s: Annotated[float, _help("Media", "A video must have come after this long.", gt=0)] = 30.0
     video_threads: Annotated[int, _help("Media", "Threads that decode one video.", ge=1)] = 2
     video_backend: Annotated[
-        Literal["auto", "pyav", "decord"], _help("Media", "pyav (auto), or decord (an extra) for files that are trusted.")
+        Literal["auto", "pyav", "decord"],
+        _help("Media", "pyav (auto), or decord (an extra) for files that are trusted."),
     ] = "auto"
     fetches: Annotated[int, _help("Media", "Downloads at once; more wait.", ge=1)] = 32
     fetch_memory_mib: Annotated[float, _help("Media", "Downloads held at once until decoded; beyond it 429.", gt=0)] = (

@@ -54,7 +54,7 @@ def test_pictures_are_encoded_within_the_image_budget_across_batches():
 
 
 def test_large_pictures_are_bounded_by_their_tokens_but_one_always_goes():
-    s, device = make(Budgets(tokens=64, images=8, image_tokens=2 * 6), embed_blocks=64), FakeDevice()
+    s, device = make(Budgets(tokens=64, images=8, image_tokens=2 * 6), role="E", embed_blocks=64), FakeDevice()
     s.add(make_request("a", pictures=[1, 2, 3]), 0)
     s.add(make_request("b", pictures=[4]), 0)
     s.add(make_request("c", pictures=[5]), 0)
