@@ -131,7 +131,12 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
     policy = Policy(
         encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s, headroom_tokens=config.headroom_tokens
     )
-    budgets = Budgets(tokens=config.token_budget, images=config.image_budget, running=config.max_running)
+    budgets = Budgets(
+        tokens=config.token_budget,
+        images=config.image_budget,
+        image_tokens=config.image_token_budget,
+        running=config.max_running,
+    )
     return Scheduler(role, caches, budgets, policy)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
-from hydrainfer.processor import FetchLimits, MediaLimits
+from hydrainfer.processor import FetchLimits, MediaLimits, VideoLimits, VideoReading
 
 MIB = 2**20
 
@@ -14,9 +14,19 @@ MIB = 2**20
 def media_limits(config: ServeConfig) -> MediaLimits:
     return MediaLimits(
         max_images=config.max_images,
+        max_videos=config.max_videos,
         max_image_bytes=int(config.max_image_mib * MIB),
         max_pixels=config.max_image_pixels,
     )
+
+
+def video_reading(config: ServeConfig) -> VideoReading:
+    limits = VideoLimits(
+        max_bytes=int(config.max_video_mib * MIB),
+        max_duration_s=config.max_video_s,
+        max_frames=config.max_video_frames,
+    )
+    return VideoReading(limits, config.video_threads, config.video_backend)
 
 
 def fetch_limits(config: ServeConfig) -> FetchLimits:
@@ -35,6 +45,8 @@ def fetch_limits(config: ServeConfig) -> FetchLimits:
         roots=roots,
         max_image_bytes=int(config.max_image_mib * MIB),
         image_s=config.image_fetch_s,
+        max_video_bytes=int(config.max_video_mib * MIB),
+        video_s=config.video_fetch_s,
         n_parallel=config.fetches,
         held_bytes=int(config.fetch_memory_mib * MIB),
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.instances import own_options, start_cluster
-from hydrainfer.assemble.media import fetch_limits, media_limits
+from hydrainfer.assemble.media import fetch_limits, media_limits, video_reading
 from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
@@ -133,6 +133,8 @@ def _intake(
 ) -> Intake:
     limits = media_limits(config)
     weights = vision_fingerprint(Path(config.model).expanduser())
-    processor = Processor(description, pixels, weights=weights, dtype=dtype, limits=limits)
+    processor = Processor(
+        description, pixels, weights=weights, dtype=dtype, limits=limits, videos=video_reading(config)
+    )
     n_threads, timeout_s = config.preprocess_threads, config.request_timeout_s
     return Intake(processor, sessions, fetcher=fetcher, n_threads=n_threads, timeout_s=timeout_s)

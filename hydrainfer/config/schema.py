@@ -92,6 +92,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     token_budget: Annotated[int, _help("Scheduler", "Language tokens per batch.", ge=1)] = 2048
     image_budget: Annotated[int, _help("Scheduler", "Pictures per vision batch.", ge=1)] = 4
+    image_token_budget: Annotated[
+        int, _help("Scheduler", "Embeddings per vision batch; a larger picture is encoded alone.", ge=1)
+    ] = 16_384
     max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 64
     encode_gate: Annotated[
         Literal["paper", "aged"], _help("Scheduler", "When encode may start beside a running prefill.")
@@ -135,6 +138,16 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
     image_fetch_s: Annotated[float, _help("Media", "A picture must have come after this long.", gt=0)] = 5.0
     max_image_mib: Annotated[float, _help("Media", "Size of a picture's file.", gt=0)] = 32.0
+    max_videos: Annotated[int, _help("Media", "Videos per request.", ge=0)] = 2
+    max_video_frames: Annotated[int, _help("Media", "Frames of a request's videos that the model sees.", ge=2)] = 768
+    max_video_s: Annotated[float, _help("Media", "A video lasts at most this long.", gt=0)] = 3600.0
+    max_video_mib: Annotated[float, _help("Media", "Size of a video's file.", gt=0)] = 256.0
+    video_fetch_s: Annotated[float, _help("Media", "A video must have come after this long.", gt=0)] = 30.0
+    video_threads: Annotated[int, _help("Media", "Threads that decode one video.", ge=1)] = 2
+    video_backend: Annotated[
+        Literal["auto", "pyav", "decord"],
+        _help("Media", "pyav (auto), or decord (an extra) for files that are trusted."),
+    ] = "auto"
     fetches: Annotated[int, _help("Media", "Downloads at once; more wait.", ge=1)] = 32
     fetch_memory_mib: Annotated[float, _help("Media", "Downloads held at once until decoded; beyond it 429.", gt=0)] = (
         512.0

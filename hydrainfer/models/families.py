@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydrainfer.core import CheckpointError
-from hydrainfer.models import decoder, llava, llava_next
+from hydrainfer.models import decoder, llava, llava_next, qwen
 from hydrainfer.models.config import ModelConfig, read_json, require
 
 
@@ -33,6 +33,7 @@ FAMILIES = {
     "LlavaNextForConditionalGeneration": Family(
         llava_next.read, llava.canonical, llava_next.LlavaNextVision, decoder.language
     ),
+    **{name: Family(qwen.read, qwen.canonical, qwen.vision, decoder.language) for name in qwen.ARCHITECTURES.values()},
     **{
         name: Family(decoder.read_as(name, model_type), decoder.canonical, None, decoder.language)
         for name, model_type in _TEXT_ONLY.items()

@@ -12,6 +12,8 @@ from hydrainfer.processor.media import SUPPORTED, MediaLimits, Picture, decode_i
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, parse_messages
 from hydrainfer.processor.pixels import Pixels, PixelStore
 from hydrainfer.processor.processor import Prepared, Processor, Timing
+from hydrainfer.processor.video import VideoLimits
+from hydrainfer.processor.video_part import VideoPart, VideoReading
 from hydrainfer.processor.vocabulary import Vocabulary
 
 __all__ = [
@@ -36,6 +38,9 @@ __all__ = [
     "TextPart",
     "TextStream",
     "Timing",
+    "VideoLimits",
+    "VideoPart",
+    "VideoReading",
     "Vocabulary",
     "Wanted",
     "content_key",

@@ -18,7 +18,7 @@ from hydrainfer.core import DeadlineExceeded, HydraError, InvalidRequest, MediaE
 from hydrainfer.processor.addresses import Address, Hosts, check_host, parse_url
 from hydrainfer.processor.connection import CheckedNetwork, NoPublicAddress, Patience, Resolve, request, resolve
 from hydrainfer.processor.local_files import locate_file, read_file
-from hydrainfer.processor.messages import ChatMessage, ImagePart
+from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PAGES = ("text/html", "application/xhtml", "application/json", "application/xml", "text/xml")
@@ -78,15 +78,18 @@ class Fetcher:
 
     @asynccontextmanager
     async def fetched(self, messages: Sequence[ChatMessage]) -> AsyncIterator[Sequence[ChatMessage]]:
-        """The messages with the bytes of every picture that a URL names, fetched in parallel; `data:` URLs stay. Their
-        memory counts until the end of the block. Raises what `get` raises, of the first that fails; no download is
-        left behind."""
-        wanted = self.limits.picture()
-        parts = [part for m in messages for part in m.images if _is_elsewhere(part.source)]
-        places = {part.source: (self.locate(str(part.source), part.param), part.param) for part in parts}
+        """The messages with the bytes of every picture and video that a URL names, fetched in parallel; `data:` URLs
+        stay. Their memory counts until the end of the block. Raises what `get` raises, of the first that fails; no
+        download is left behind."""
+        picture, video = self.limits.picture(), self.limits.video()
+        parts = {part.source: part for m in messages for part in m.media if _is_elsewhere(part.source)}
+        places = {url: self.locate(str(url), part.param) for url, part in parts.items()}
         held = Held(self)
         tasks = {
-            url: asyncio.ensure_future(self._load(place, wanted, param, held)) for url, (place, param) in places.items()
+            url: asyncio.ensure_future(
+                self._load(places[url], picture if isinstance(part, ImagePart) else video, part.param, held)
+            )
+            for url, part in parts.items()
         }
         try:
             found = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
@@ -229,7 +232,7 @@ def _is_elsewhere(source: object) -> bool:
 def _with_bytes(message: ChatMessage, found: dict[Any, bytes]) -> ChatMessage:
     parts = [
         msgspec.structs.replace(p, source=found[p.source])
-        if isinstance(p, ImagePart) and _is_elsewhere(p.source)
+        if not isinstance(p, TextPart) and _is_elsewhere(p.source)
         else p
         for p in message.parts
     ]

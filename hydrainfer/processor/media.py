@@ -42,6 +42,7 @@ class MediaLimits(msgspec.Struct, frozen=True):
     memory that resizing the short edge takes."""
 
     max_images: int = 16
+    max_videos: int = 2
     max_image_bytes: int = 32 << 20
     max_pixels: int = 89_478_485
     max_aspect: float = 200.0
@@ -55,18 +56,24 @@ class Picture(NamedTuple):
 
 
 def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
-    """The bytes of a `data:` URL. Raises `InvalidRequest` for anything else, `RequestTooLarge`."""
+    """As `read_data_url`."""
+    return read_data_url(url, "picture", "image/jpeg", limits.max_image_bytes, param)
+
+
+def read_data_url(url: str, noun: str, example: str, max_bytes: int, param: str) -> bytes:
+    """The bytes of a `data:` URL; `example`: a content type. Raises `InvalidRequest` for anything else,
+    `RequestTooLarge`."""
     scheme = url[:16].partition(":")[0].lower()
     if scheme != "data":
         raise InvalidRequest(
-            "this URL is not fetched here; send the picture itself as a data: URL (data:image/jpeg;base64,...)",
+            f"this URL is not fetched here; send the {noun} itself as a data: URL (data:{example};base64,...)",
             param=param,
             code="unsupported_url",
         )
     head, comma, body = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
-        raise InvalidRequest("a data: URL must look like data:image/jpeg;base64,...", param=param, code="invalid_url")
-    _check_bytes(len(body) * 3 // 4 - 2, limits, param)
+        raise InvalidRequest(f"a data: URL must look like data:{example};base64,...", param=param, code="invalid_url")
+    _check_bytes(len(body) * 3 // 4 - 2, max_bytes, param, noun)
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):
@@ -83,7 +90,7 @@ def decode_image(data: bytes, limits: MediaLimits, param: str = "messages") -> P
     Transparency is composited onto white and 16-bit grey keeps its high byte, as `transformers` and PIL's own 16-bit
     RGB do. Raises `MediaError` (never with a decoder's own words) or `RequestTooLarge`.
     """
-    _check_bytes(len(data), limits, param)
+    _check_bytes(len(data), limits.max_image_bytes, param)
     kind = _sniff(data)
     if kind is None:
         raise MediaError(f"the picture is {_describe(data)}; supported formats are {SUPPORTED}", param=param)
@@ -154,11 +161,9 @@ def _describe(data: bytes) -> str:
     return next((f"{name}" for magic, name in _FOREIGN if head.startswith(magic)), "not a picture file")
 
 
-def _check_bytes(n: int, limits: MediaLimits, param: str) -> None:
-    if n > limits.max_image_bytes:
-        raise RequestTooLarge(
-            f"a picture of {n} bytes is over the limit of {limits.max_image_bytes}; send a smaller one", param=param
-        )
+def _check_bytes(n: int, limit: int, param: str, noun: str = "picture") -> None:
+    if n > limit:
+        raise RequestTooLarge(f"a {noun} of {n} bytes is over the limit of {limit}; send a smaller one", param=param)
 
 
 def _check_size(size: tuple[int, int], limits: MediaLimits, param: str) -> None:

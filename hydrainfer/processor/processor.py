@@ -5,17 +5,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydrainfer.core import InvalidRequest, MediaSpan, Request, SamplingParams
 from hydrainfer.core.request import MAX_CHOICES
 from hydrainfer.processor import prompt as prompts
-from hydrainfer.processor.adapter import MediaItem
-from hydrainfer.processor.checkpoint import ImageInput, ModelDescription
+from hydrainfer.processor.adapter import ImageAdapter, MediaItem, VideoAdapter
+from hydrainfer.processor.checkpoint import ModelDescription
 from hydrainfer.processor.media import MediaLimits
-from hydrainfer.processor.messages import ChatMessage, TextPart
+from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
 from hydrainfer.processor.pixels import PixelStore
-from hydrainfer.processor.prepare import Seal, prepare_image
+from hydrainfer.processor.prepare import Encodable, Seal, chosen_frames, prepare_image, prepare_video
+from hydrainfer.processor.video_part import VideoPart, VideoReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,17 @@ class Prepared:
         return sum(map(len, self.prompts))
 
 
+class _Adapters(NamedTuple):
+    """A model's, with a request's options. `ids`: the placeholder of each kind of part."""
+
+    image: ImageAdapter | None
+    video: VideoAdapter | None
+    ids: Mapping[type, int]
+
+    def token_id(self, part: ImagePart | VideoPart) -> int:
+        return self.ids[type(part)]
+
+
 class Processor:
     """Owns nothing but references: the model's description, the limits, the picture store.
 
@@ -63,10 +75,12 @@ class Processor:
         weights: bytes,
         dtype: str,
         limits: MediaLimits | None = None,
+        videos: VideoReading | None = None,
     ) -> None:
         self.model = model
         self.pixels = pixels
         self.limits = limits or MediaLimits()
+        self.videos = videos or VideoReading()
         self._seal = Seal(weights, dtype)
 
     def chat(
@@ -79,26 +93,25 @@ class Processor:
     ) -> Prepared:
         """`options`: the request's `mm_processor_kwargs`. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge` or
         `Overloaded`; then nothing is held."""
-        images, ids = self._read_chat(messages)
-        if images is None:
-            expanded = prompts.expand(ids, (), self.model)
-            return self._finish(id, [expanded.ids], sampling, timing, "messages")
-        adapter = images.adapter.configured(options or {})
+        ids, adapters = self._read_chat(messages, options)
+        media = [part for m in messages for part in m.media]
         parts: list[list[MediaItem]] = []
         found: list[tuple[MediaItem, bytes, str]] = []
+        n_frames = 0
         try:
-            for part in (p for m in messages for p in m.images):  # one at a time: a decoded picture may take 200 MB
+            for part in media:  # one at a time: a decoded picture may take 200 MB
                 parts.append([])
-                for item, key, pixels in prepare_image(part, adapter, self.limits, self._seal):
+                for item, key, pixels in self._prepare(part, adapters, n_frames):
                     parts[-1].append(item)
                     found.append((item, key, self.pixels.put(key, pixels)))
-            expanded = prompts.expand(ids, parts, self.model)
-            media = tuple(
+                    n_frames += len(pixels) if isinstance(part, VideoPart) else 0
+            expanded = prompts.expand(ids, parts, self.model, [adapters.token_id(part) for part in media])
+            spans = tuple(
                 MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined)
                 for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
             )
             refs = tuple(ref for _, _, ref in found)
-            return self._finish(id, [expanded.ids], sampling, timing, "messages", media, refs)
+            return self._finish(id, [expanded.ids], sampling, timing, "messages", spans, refs)
         except BaseException:
             for _, _, ref in found:
                 self.pixels.release(ref)
@@ -133,24 +146,42 @@ class Processor:
 
     def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
-        images, ids = self._read_chat(messages)
+        ids, adapters = self._read_chat(messages, options)
+        media = [part for m in messages for part in m.media]
         parts: list[list[MediaItem]] = []
-        if images is not None:
-            adapter = images.adapter.configured(options or {})
-            sizes = [part.load(self.limits).image.size for m in messages for part in m.images]
-            parts = [[adapter.fit(*size)] for size in sizes]
-        return list(prompts.expand(ids, parts, self.model).ids)
+        n_frames = 0
+        for part in media:
+            if isinstance(part, VideoPart):
+                assert adapters.video is not None
+                shape = part.open(self.videos).shape
+                indices = chosen_frames(shape, adapters.video, self._frames_left(n_frames))
+                parts.append(adapters.video.items(shape, indices))
+                n_frames += len(indices)
+            else:
+                assert adapters.image is not None
+                parts.append([adapters.image.fit(*part.load(self.limits).image.size)])
+        return list(prompts.expand(ids, parts, self.model, [adapters.token_id(part) for part in media]).ids)
 
     def check_pictures(self, messages: Sequence[ChatMessage]) -> bool:
-        """Whether there are any; before one is fetched. Raises `InvalidRequest` if they are too many or not wanted."""
-        n_images = sum(len(m.images) for m in messages)
-        if n_images and self.model.images is None:
+        """Whether there are any, or videos; before one is fetched. Raises `InvalidRequest` if they are too many or not
+        wanted."""
+        n_media, n_images = (
+            sum(map(len, each)) for each in ([m.media for m in messages], [m.images for m in messages])
+        )
+        n_videos, images = n_media - n_images, self.model.images
+        if n_media and images is None:
             raise InvalidRequest("this model takes text only", param="messages")
+        if n_videos and images is not None and images.video is None:
+            raise InvalidRequest("this model takes no videos; send pictures (image_url)", param="messages")
+        if n_videos > self.limits.max_videos:
+            raise InvalidRequest(
+                f"the request holds {n_videos} videos; at most {self.limits.max_videos} are allowed", param="messages"
+            )
         if n_images > self.limits.max_images:
             raise InvalidRequest(
                 f"the request holds {n_images} pictures; at most {self.limits.max_images} are allowed", param="messages"
             )
-        return n_images > 0
+        return n_media > 0
 
     def decode(self, ids: Sequence[int]) -> str:
         """All of these ids as text, special tokens included. Raises `InvalidRequest`."""
@@ -159,16 +190,46 @@ class Processor:
             raise InvalidRequest(f"tokens must be ids from 0 to {n - 1}", param="tokens")
         return self.model.tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def _read_chat(self, messages: Sequence[ChatMessage]) -> tuple[ImageInput | None, list[int]]:
-        """Everything about a chat that needs no decoded picture: how pictures enter if there are any, and the ids with
-        one placeholder per picture."""
+    def _prepare(self, part: ImagePart | VideoPart, adapters: _Adapters, n_frames: int) -> tuple[Encodable, ...]:
+        """`n_frames`: of the request's videos before this one."""
+        if isinstance(part, ImagePart):
+            assert adapters.image is not None
+            return prepare_image(part, adapters.image, self.limits, self._seal)
+        assert adapters.video is not None
+        return prepare_video(part, adapters.video, self.videos, self._seal, self._frames_left(n_frames))
+
+    def _frames_left(self, n_frames: int) -> int:
+        limit = self.videos.limits.max_frames
+        if n_frames >= limit:
+            raise InvalidRequest(f"the request's videos have more than {limit} frames together", param="messages")
+        return limit - n_frames
+
+    def _adapters(self, options: Mapping[str, Any] | None) -> _Adapters:
+        """Raises `InvalidRequest`."""
+        images, options = self.model.images, options or {}
+        if images is None:
+            if options:
+                raise InvalidRequest("mm_processor_kwargs: this model takes text only", param="mm_processor_kwargs")
+            return _Adapters(None, None, {})
+        ids: dict[type, int] = {ImagePart: images.token_id}
+        if images.video is not None:
+            ids[VideoPart] = images.video.token_id
+        video = images.video.adapter.configured(options) if images.video else None
+        return _Adapters(images.adapter.configured(options), video, ids)
+
+    def _read_chat(
+        self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None
+    ) -> tuple[list[int], _Adapters]:
+        """Everything about a chat that needs no decoded picture: the ids with one placeholder per picture or video, and
+        how these are prepared."""
         model = self.model
         if model.template is None:
             raise InvalidRequest(
                 "this checkpoint has no chat template; use /v1/completions, or start the server with one",
                 param="messages",
             )
-        has_images = self.check_pictures(messages)
+        self.check_pictures(messages)
+        adapters = self._adapters(options)
         parts = [(i, part) for i, m in enumerate(messages) for part in m.parts]
         prompts.check_length("".join(p.text for _, p in parts if isinstance(p, TextPart)), model, "messages")
         for i, part in parts:
@@ -176,7 +237,7 @@ class Processor:
                 prompts.check_text(part.text, model, f"messages.{i}.content")
         text = model.template.render(messages)
         prompts.check_length(text, model, "messages")
-        return (model.images if has_images else None), prompts.encode(text, model)
+        return prompts.encode(text, model), adapters
 
     def _finish(
         self,

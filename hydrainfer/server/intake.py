@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
 from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Timing
@@ -37,12 +37,18 @@ class Intake:
         self._threads = ThreadPoolExecutor(n_threads, "hydra-prepare")
 
     async def chat(
-        self, messages: Sequence[ChatMessage], sampling: SamplingParams, *, id: str | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        sampling: SamplingParams,
+        *,
+        id: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> TokenStream:
-        """Fetch, prepare and start. Raises as `Processor.chat`, `Fetcher.get` and `Sessions.admit`."""
+        """Fetch, prepare and start. `options`: `mm_processor_kwargs`. Raises as `Processor.chat`, `Fetcher.get` and
+        `Sessions.admit`."""
         id, timing = id or f"chat-{uuid.uuid4().hex}", self._timing()
         return await self._start(
-            sampling.n, lambda fetched: self.processor.chat(id, fetched, sampling, timing), messages
+            sampling.n, lambda fetched: self.processor.chat(id, fetched, sampling, timing, options), messages
         )
 
     async def complete(
@@ -57,13 +63,13 @@ class Intake:
             lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special),
         )
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    async def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt ids a chat would have; it holds a place meanwhile. Raises as `chat`."""
         place = self.sessions.admit()
         try:
             self.processor.check_pictures(messages)
             async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
-                return await asyncio.wrap_future(self._submit(lambda: self.processor.encode_chat(fetched)))
+                return await asyncio.wrap_future(self._submit(lambda: self.processor.encode_chat(fetched, options)))
         except TimeoutError:
             raise _too_late() from None
         finally:
