@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from hydrainfer.core import InvalidRequest
 from hydrainfer.processor.media import Picture
 from hydrainfer.processor.pixels import Pixels
@@ -49,14 +51,14 @@ def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageA
     return adapter
 
 
-def content_key(picture: Picture, parameters: bytes, weights: bytes, dtype: str) -> bytes:
-    """Names the embedding of a picture (DESIGN 4): upright decoded content, mode, size, resolved preprocessing,
-    vision-weights fingerprint, dtype. 32 bytes."""
-    image = picture.image
-    head = f"{picture.mode}|{image.mode}|{image.width}x{image.height}|{dtype}|".encode()
+def content_key(picture: Picture, pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
+    """Names the embedding of a picture (DESIGN 4): what the adapter made of it, which is all that the tower sees; its
+    size and mode before, resolved preprocessing, vision-weights fingerprint, dtype. 32 bytes."""
+    size = f"{picture.image.width}x{picture.image.height}"
+    head = f"{picture.mode}|{picture.image.mode}|{size}|{pixels.shape}|{dtype}|".encode()
     digest = hashlib.sha256()
     for part in (head, parameters, weights):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    digest.update(image.tobytes())
+    digest.update(np.ascontiguousarray(pixels))
     return digest.digest()

@@ -75,7 +75,7 @@ class ClipImages:
         if settings.resize is not None:
             height, width = _target(image, settings.resize)
             image = image.resize((width, height), resample=settings.resample)
-        array = np.array(image)  # [height, width, 3]
+        array = np.asarray(image)  # [height, width, 3]
         return array if settings.crop is None else _centre_crop(array, settings.crop)
 
 

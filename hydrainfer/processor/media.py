@@ -97,12 +97,24 @@ def decode_image(data: bytes, limits: MediaLimits, param: str = "messages") -> P
             return Picture(to_rgb(upright), mode)
     except MediaError:
         raise
+    except MemoryError:
+        raise MediaError("decoding the picture takes more memory than this server allows", param=param) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_many_pixels(limits, param) from None
     except Exception:
         raise MediaError(
             f"the picture cannot be decoded: it starts like a {kind} file but is damaged or cut off", param=param
         ) from None
+
+
+def header_pixels(data: bytes) -> int:
+    """Width times height as the file says, without decoding; 0 for what `decode_image` will not decode."""
+    kind = _sniff(data)
+    try:
+        with Image.open(io.BytesIO(data), formats=[kind] if kind else []) as image:
+            return image.width * image.height
+    except Exception:  # decode_image has the words for it
+        return 0
 
 
 def from_image(image: Image.Image, limits: MediaLimits, param: str = "messages") -> Picture:
@@ -114,12 +126,12 @@ def from_image(image: Image.Image, limits: MediaLimits, param: str = "messages")
 def to_rgb(image: Image.Image) -> Image.Image:
     """RGB without transparency."""
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
-        grey = np.clip(np.asarray(image).astype(np.int64), 0, 0xFFFF) >> 8
-        image = Image.fromarray(grey.astype(np.uint8))
+        deep = np.asarray(image)  # of a type that holds 0xFFFF
+        image = Image.fromarray((np.clip(deep, 0, 0xFFFF) >> 8).astype(np.uint8))
     elif "A" in image.getbands() or image.info.get("transparency") is not None:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _upright(image: Image.Image) -> Image.Image:

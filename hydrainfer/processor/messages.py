@@ -27,11 +27,9 @@ class ImagePart(msgspec.Struct, frozen=True):
     source: str | bytes | Path | Image.Image
     param: str
 
-    def load(self, limits: MediaLimits) -> Picture:
-        """Decode it. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
+    def read(self, limits: MediaLimits) -> ImagePart:
+        """With the file's bytes, or the opened picture. Raises `InvalidRequest` or `RequestTooLarge`."""
         source = self.source
-        if isinstance(source, Image.Image):
-            return from_image(source, limits, self.param)
         if isinstance(source, str):
             source = read_image_url(source, limits, self.param)
         elif isinstance(source, Path):
@@ -39,6 +37,14 @@ class ImagePart(msgspec.Struct, frozen=True):
                 source = source.read_bytes()
             except OSError as e:
                 raise InvalidRequest(f"cannot read the picture: {e}", param=self.param) from None
+        return ImagePart(source, self.param)
+
+    def load(self, limits: MediaLimits) -> Picture:
+        """Decode it. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
+        source = self.read(limits).source
+        if isinstance(source, Image.Image):
+            return from_image(source, limits, self.param)
+        assert isinstance(source, bytes)
         return decode_image(source, limits, self.param)
 
 

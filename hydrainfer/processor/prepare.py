@@ -29,4 +29,5 @@ def prepare_image(part: ImagePart, adapter: ImageAdapter, limits: MediaLimits, s
     """Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
     picture = part.load(limits)
     item = adapter.fit(picture.image.width, picture.image.height)
-    return (Encodable(item, content_key(picture, adapter.parameters, *seal), adapter.pixels(picture)),)
+    pixels = adapter.pixels(picture)
+    return (Encodable(item, content_key(picture, pixels, adapter.parameters, *seal), pixels),)
