@@ -12,7 +12,7 @@ from typing import Any
 
 from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.instances import own_options, start_cluster
-from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
+from hydrainfer.assemble.sizes import dtype_of, fit_context, media_workers, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
 from hydrainfer.engine import EngineHandle, EngineThread
@@ -58,7 +58,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     device = torch_device(config)
     check_transport(config.transport, device)
     dtype = dtype_of(config, device, read_config(path).dtype)
-    pixels = PixelStore(int(config.pixel_memory_mib * 2**20))
+    pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
     name = config.served_model_name or path.resolve().name
     engine: EngineHandle
@@ -77,6 +77,8 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         engine.close()
         raise
     sessions.attach(engine, recorder.timings)
+    workers = intake.processor.media.workers
+    facts["media_workers"] = workers.n if workers else 0
     facts = {"served_model_name": name, "max_model_len": description.n_context, **facts}
     return Instance(config, name, intake, sessions, engine, recorder, facts, pools)
 
@@ -106,5 +108,9 @@ def _intake(
 ) -> Intake:
     limits = MediaLimits(max_images=config.max_images, max_pixels=config.max_image_pixels)
     weights = vision_fingerprint(Path(config.model).expanduser())
-    processor = Processor(description, pixels, weights=weights, dtype=dtype, limits=limits)
-    return Intake(processor, sessions, n_threads=config.preprocess_threads, timeout_s=config.request_timeout_s)
+    workers = media_workers(config, limits)
+    processor = Processor(description, pixels, weights=weights, dtype=dtype, limits=limits, workers=workers)
+    waiting = 2 * workers.n if workers else 0  # threads for requests that wait for a worker, and take no time
+    return Intake(
+        processor, sessions, n_threads=config.preprocess_threads + waiting, timeout_s=config.request_timeout_s
+    )

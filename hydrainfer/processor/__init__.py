@@ -10,8 +10,10 @@ from hydrainfer.processor.detokenize import Detokenizer, Piece, StopStrings, Tex
 from hydrainfer.processor.media import SUPPORTED, MediaLimits, Picture, decode_image, read_image_url
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, parse_messages
 from hydrainfer.processor.pixels import Pixels, PixelStore
+from hydrainfer.processor.preprocess import Preprocessor, Ticket
 from hydrainfer.processor.processor import Prepared, Processor, Timing
 from hydrainfer.processor.vocabulary import Vocabulary
+from hydrainfer.processor.workers import MediaWorkers
 
 __all__ = [
     "SUPPORTED",
@@ -22,16 +24,19 @@ __all__ = [
     "ImagePart",
     "MediaItem",
     "MediaLimits",
+    "MediaWorkers",
     "ModelDescription",
     "Picture",
     "Piece",
     "PixelStore",
     "Pixels",
     "Prepared",
+    "Preprocessor",
     "Processor",
     "StopStrings",
     "TextPart",
     "TextStream",
+    "Ticket",
     "Timing",
     "Vocabulary",
     "content_key",

@@ -15,7 +15,9 @@ from hydrainfer.processor.checkpoint import ImageInput, ModelDescription
 from hydrainfer.processor.media import MediaLimits
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
 from hydrainfer.processor.pixels import PixelStore
-from hydrainfer.processor.prepare import Seal, prepare_image
+from hydrainfer.processor.prepare import Seal
+from hydrainfer.processor.preprocess import Preprocessor, Ticket
+from hydrainfer.processor.workers import MediaWorkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Prepared:
 
 
 class Processor:
-    """Owns nothing but references: the model's description, the limits, the picture store.
+    """Owns nothing but references and its media workers: the model's description, the limits, the picture store.
 
     `weights`: fingerprint of the vision weights; `dtype`: of the embeddings. Both are part of a picture's key.
     """
@@ -63,11 +65,13 @@ class Processor:
         weights: bytes,
         dtype: str,
         limits: MediaLimits | None = None,
+        workers: MediaWorkers | None = None,
     ) -> None:
+        """`workers`: decode pictures; None: the asking thread does. `close` ends them."""
         self.model = model
         self.pixels = pixels
         self.limits = limits or MediaLimits()
-        self._seal = Seal(weights, dtype)
+        self.media = Preprocessor(pixels, self.limits, Seal(weights, dtype), workers)
 
     def chat(
         self,
@@ -76,31 +80,27 @@ class Processor:
         sampling: SamplingParams,
         timing: Timing | None = None,
         options: Mapping[str, Any] | None = None,
+        ticket: Ticket | None = None,
     ) -> Prepared:
-        """`options`: the request's `mm_processor_kwargs`. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge` or
-        `Overloaded`; then nothing is held."""
+        """`options`: the request's `mm_processor_kwargs`. `ticket`: lets another thread cancel it. Raises
+        `InvalidRequest` or as `Preprocessor.prepare`; then nothing is held."""
         images, ids = self._read_chat(messages)
         if images is None:
             expanded = prompts.expand(ids, (), self.model)
             return self._finish(id, [expanded.ids], sampling, timing, "messages")
         adapter = images.adapter.configured(options or {})
-        parts: list[list[MediaItem]] = []
-        found: list[tuple[MediaItem, bytes, str]] = []
+        held = self.media.prepare([p for m in messages for p in m.images], adapter, ticket)
+        found = [h for of_part in held for h in of_part]
+        refs = tuple(h.ref for h in found)
         try:
-            for part in (p for m in messages for p in m.images):  # one at a time: a decoded picture may take 200 MB
-                parts.append([])
-                for item, key, pixels in prepare_image(part, adapter, self.limits, self._seal):
-                    parts[-1].append(item)
-                    found.append((item, key, self.pixels.put(key, pixels)))
-            expanded = prompts.expand(ids, parts, self.model)
+            expanded = prompts.expand(ids, [[h.item for h in of_part] for of_part in held], self.model)
             media = tuple(
                 MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined)
                 for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
             )
-            refs = tuple(ref for _, _, ref in found)
             return self._finish(id, [expanded.ids], sampling, timing, "messages", media, refs)
         except BaseException:
-            for _, _, ref in found:
+            for ref in refs:
                 self.pixels.release(ref)
             raise
 
@@ -137,8 +137,7 @@ class Processor:
         parts: list[list[MediaItem]] = []
         if images is not None:
             adapter = images.adapter.configured(options or {})
-            sizes = [part.load(self.limits).image.size for m in messages for part in m.images]
-            parts = [[adapter.fit(*size)] for size in sizes]
+            parts = self.media.items([p for m in messages for p in m.images], adapter)
         return list(prompts.expand(ids, parts, self.model).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -147,6 +146,10 @@ class Processor:
         if any(not 0 <= i < n for i in ids):
             raise InvalidRequest(f"tokens must be ids from 0 to {n - 1}", param="tokens")
         return self.model.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def close(self) -> None:
+        """End the workers. Safe to repeat."""
+        self.media.close()
 
     def _read_chat(self, messages: Sequence[ChatMessage]) -> tuple[ImageInput | None, list[int]]:
         """Everything about a chat that needs no decoded picture: how pictures enter if there are any, and the ids with

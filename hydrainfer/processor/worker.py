@@ -82,10 +82,11 @@ def serve(channel: Channel) -> None:
 
 
 def _do(job: Job, data: bytes, channel: Channel) -> tuple[Made | Failed, list[Any]]:
-    part = msgspec.structs.replace(job.part, source=data.decode() if job.text else data)
+    part = msgspec.structs.replace(job.part, source=data.decode("utf-8", "surrogatepass") if job.text else data)
     try:
         if isinstance(part, ImagePart):
             part = part.read(job.limits)
+            assert isinstance(part.source, bytes)
             n_pixels = header_pixels(part.source)
         else:
             n_pixels = job.limits.max_pixels

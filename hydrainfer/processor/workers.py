@@ -108,13 +108,13 @@ class MediaWorkers:
 
     def _run(self, prepare: Callable[..., Any], part: Any, args: tuple[Any, ...]) -> tuple[Encodable, ...]:
         text = isinstance(part.source, str)
-        data = part.source.encode() if text else part.source
+        data = part.source.encode("utf-8", "surrogatepass") if text else part.source
         part = msgspec.structs.replace(part, source=b"")
         job = pickle.dumps(Job(prepare, part, args, self.limits, len(data), text))
         for tries_left in reversed(range(_TRIES)):
             worker = self._worker()
             try:
-                return worker.do(job, data, part.param, self._job_limit_s, self._room)
+                return worker.do(job, data, self._job_limit_s, self._room)
             except TimeoutError:
                 self._end(worker)
                 raise DeadlineExceeded(
@@ -188,7 +188,7 @@ class _Worker:
     def greet(self) -> None:
         self._channel.receive(16, time.monotonic() + _START_S)
 
-    def do(self, job: bytes, data: bytes, param: str, limit_s: float, room: _Room) -> tuple[Encodable, ...]:
+    def do(self, job: bytes, data: bytes, limit_s: float, room: _Room) -> tuple[Encodable, ...]:
         """Raises what the job does, `TimeoutError`, or `EOFError` if the worker is no more."""
         channel = self._channel
         channel.send(job, data, deadline_s=time.monotonic() + limit_s)

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
-from hydrainfer.processor import ChatMessage, Prepared, Processor, Timing
+from hydrainfer.processor import ChatMessage, Prepared, Processor, Ticket, Timing
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import TokenStream
 
@@ -33,8 +33,14 @@ class Intake:
         self, messages: Sequence[ChatMessage], sampling: SamplingParams, *, id: str | None = None
     ) -> TokenStream:
         """Prepare and start. Raises as `Processor.chat` and `Sessions.admit`."""
-        id, timing = id or f"chat-{uuid.uuid4().hex}", self._timing()
-        return await self._start(sampling.n, lambda: self.processor.chat(id, messages, sampling, timing))
+        id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(), Ticket()
+        try:
+            return await self._start(
+                sampling.n, lambda: self.processor.chat(id, messages, sampling, timing, ticket=ticket)
+            )
+        except BaseException:
+            ticket.cancel()  # what is queued for it is for nobody
+            raise
 
     async def complete(
         self, prompt: Prompt, sampling: SamplingParams, *, id: str | None = None, add_special: bool | None = None
@@ -57,7 +63,8 @@ class Intake:
             place.leave()
 
     def close(self) -> None:
-        """Finish what is being prepared and end the threads."""
+        """End the workers and the threads; what is being prepared is finished or fails."""
+        self.processor.close()
         self._threads.shutdown(cancel_futures=True)
 
     def _timing(self) -> Timing:

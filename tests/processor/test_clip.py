@@ -9,7 +9,7 @@ import skimage
 from PIL import Image
 
 from hydrainfer.core import CheckpointError
-from hydrainfer.processor.adapter import content_key
+from hydrainfer.processor import adapter
 from hydrainfer.processor.clip import ClipImages, ClipSettings, llava_images
 from hydrainfer.processor.media import MediaLimits, Picture, decode_image
 
@@ -74,6 +74,10 @@ def test_what_the_tower_cannot_take_is_refused_at_load():
 
 def test_the_key_depends_on_everything_that_the_embedding_does():
     image = Image.new("RGB", (4, 2), (1, 2, 3))
+
+    def content_key(picture, *rest, made=(3, 2, 3), value=0):
+        return adapter.content_key(picture, np.full(made, value, np.uint8), *rest)
+
     base = content_key(Picture(image, "RGB"), b"p", b"w", "float32")
     assert base == content_key(Picture(image.copy(), "RGB"), b"p", b"w", "float32")
     other = Image.new("RGB", (2, 4), (1, 2, 3))
@@ -83,7 +87,9 @@ def test_the_key_depends_on_everything_that_the_embedding_does():
         content_key(Picture(image, "RGB"), b"pw", b"", "float32"),
         content_key(Picture(image, "RGB"), b"p", b"v", "float32"),
         content_key(Picture(image, "RGB"), b"p", b"w", "bfloat16"),
+        content_key(Picture(image, "RGB"), b"p", b"w", "float32", value=1),
+        content_key(Picture(image, "RGB"), b"p", b"w", "float32", made=(2, 3, 3)),
     ]
-    assert len({base, *changed}) == 6
+    assert len({base, *changed}) == 8
     settings = [ClipSettings.read(c) for c in ({}, {"do_rescale": False}, {"image_mean": [0.5, 0.5, 0.5]})]
     assert len({ClipImages(s, 1).parameters for s in settings}) == 3
