@@ -30,6 +30,7 @@ from hydrainfer.processor.worker import Failed, Job, Made, Wants
 _log = logging.getLogger(__name__)
 _COMMAND = "from hydrainfer.processor.worker import main; main()"
 _START_S = 60.0
+_DYING_S = 0.5
 _TRIES = 2  # whoever ends a worker may have meant another picture, or nothing at all
 _MAX_ANSWER_BYTES = 1 << 24
 _WARM_BLOCKS = 6  # of 16 MiB that a worker keeps between pictures: fresh pages cost as much as decoding into them
@@ -123,7 +124,7 @@ class MediaWorkers:
                     code="media_timeout",
                 ) from None
             except EOFError:
-                how = self._end(worker)
+                how = self._end(worker, _DYING_S)
                 if self._closing:
                     raise _closing() from None
                 _log.warning("media worker %d ended with status %d at work", worker.process.pid, how)
@@ -151,17 +152,17 @@ class MediaWorkers:
         try:
             worker.greet()
         except (EOFError, TimeoutError):
-            how = self._end(worker)
+            how = self._end(worker, _DYING_S)
             if self._closing:
                 raise _closing() from None
             _log.error("a media worker does not start (status %d)", how)
             raise InternalError("pictures cannot be prepared; see the server's log") from None
         return worker
 
-    def _end(self, worker: _Worker) -> int:
+    def _end(self, worker: _Worker, patience_s: float = 0.0) -> int:
         with self._lock:
             self._workers.discard(worker)
-        return worker.end()
+        return worker.end(patience_s)
 
 
 class _Worker:
@@ -214,9 +215,12 @@ class _Worker:
             encodables.append(Encodable(item, key, pixels))
         return tuple(encodables)
 
-    def end(self) -> int:
-        """Returns its status."""
-        self.process.kill()
+    def end(self, patience_s: float) -> int:
+        """Returns its status. One that is dying gets `patience_s` to do so by itself, so that the status is its own."""
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
         self._channel.close()
         return self.process.wait()
 
