@@ -106,7 +106,7 @@ def _one_engine(
 def _intake(
     config: ServeConfig, description: ModelDescription, pixels: PixelStore, sessions: Sessions, dtype: str
 ) -> Intake:
-    limits = MediaLimits(max_images=config.max_images, max_pixels=config.max_image_pixels)
+    limits = MediaLimits(max_images=config.max_images, max_pixels=config.max_image_pixels, fast_jpeg=config.fast_jpeg)
     weights = vision_fingerprint(Path(config.model).expanduser())
     workers = media_workers(config, limits)
     processor = Processor(description, pixels, weights=weights, dtype=dtype, limits=limits, workers=workers)

@@ -132,6 +132,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     media_timeout_s: Annotated[
         float, _help("Media", "A picture that takes a worker longer ends with 504, and the worker with it.", gt=0)
     ] = 30.0
+    fast_jpeg: Annotated[
+        bool,
+        _help(
+            "Media",
+            "Decode large JPEGs at 1/2 to 1/8 of their size where the model wants no more: faster, but the pixels are "
+            "not the reference's (true or false).",
+        ),
+    ] = False
     media_memory_mib: Annotated[
         float, _help("Media", "Of pixel_memory_mib: may stay filled with pictures of ended requests.", ge=0)
     ] = 64.0

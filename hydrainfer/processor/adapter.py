@@ -60,5 +60,5 @@ def content_key(picture: Picture, pixels: Pixels, parameters: bytes, weights: by
     for part in (head, parameters, weights):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    digest.update(memoryview(np.ascontiguousarray(pixels)))
+    digest.update(np.ascontiguousarray(pixels).data)
     return digest.digest()

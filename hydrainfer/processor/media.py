@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -39,12 +40,14 @@ _FOREIGN = (
 
 class MediaLimits(msgspec.Struct, frozen=True):
     """What one request may bring. `max_pixels` is checked against the header, before decoding; `max_aspect` bounds the
-    memory that resizing the short edge takes."""
+    memory that resizing the short edge takes. `fast_jpeg`: decode a JPEG at 1/2, 1/4 or 1/8 of its size where that is
+    still at least the size wanted; the result is not the reference's."""
 
     max_images: int = 16
     max_image_bytes: int = 32 << 20
     max_pixels: int = 89_478_485
     max_aspect: float = 200.0
+    fast_jpeg: bool = False
 
 
 class Picture(NamedTuple):
@@ -79,8 +82,14 @@ def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
         ) from None
 
 
-def decode_image(data: bytes, limits: MediaLimits, param: str = "messages") -> Picture:
-    """Check, decode, turn upright and convert to RGB; of an animation, the first frame.
+Size = tuple[int, int]
+
+
+def decode_image(
+    data: bytes, limits: MediaLimits, param: str = "messages", wanted: Callable[[int, int], Size] | None = None
+) -> Picture:
+    """Check, decode, turn upright and convert to RGB; of an animation, the first frame. `wanted`: from width and height
+    to those that it will be resized to; used if `limits.fast_jpeg`.
 
     Transparency is composited onto white and 16-bit grey keeps its high byte, as `transformers` and PIL's own 16-bit
     RGB do. Raises `MediaError` (never with a decoder's own words) or `RequestTooLarge`.
@@ -92,6 +101,8 @@ def decode_image(data: bytes, limits: MediaLimits, param: str = "messages") -> P
     try:
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
             _check_size(image.size, limits, param)
+            if limits.fast_jpeg and wanted is not None:
+                image.draft(None, wanted(*image.size))  # of a JPEG, and only while it is not decoded
             image.load()
             mode, upright = image.mode, _upright(image)
             return Picture(to_rgb(upright), mode)

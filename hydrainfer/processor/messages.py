@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from PIL import Image
 
 from hydrainfer.core import InvalidRequest
-from hydrainfer.processor.media import MediaLimits, Picture, decode_image, from_image, read_image_url
+from hydrainfer.processor.media import MediaLimits, Picture, Size, decode_image, from_image, read_image_url
 
 ROLES = ("system", "developer", "user", "assistant")
 _UNSUPPORTED_PARTS = ("video_url", "input_audio", "audio_url", "file", "image_embeds", "refusal", "image", "image_pil")
@@ -39,13 +39,13 @@ class ImagePart(msgspec.Struct, frozen=True):
                 raise InvalidRequest(f"cannot read the picture: {e}", param=self.param) from None
         return ImagePart(source, self.param)
 
-    def load(self, limits: MediaLimits) -> Picture:
-        """Decode it. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
+    def load(self, limits: MediaLimits, wanted: Callable[[int, int], Size] | None = None) -> Picture:
+        """Decode it, as `decode_image`. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
         source = self.read(limits).source
         if isinstance(source, Image.Image):
             return from_image(source, limits, self.param)
         assert isinstance(source, bytes)
-        return decode_image(source, limits, self.param)
+        return decode_image(source, limits, self.param, wanted)
 
 
 class ChatMessage(msgspec.Struct, frozen=True):

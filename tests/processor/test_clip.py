@@ -12,6 +12,8 @@ from hydrainfer.core import CheckpointError
 from hydrainfer.processor import adapter
 from hydrainfer.processor.clip import ClipImages, ClipSettings, llava_images
 from hydrainfer.processor.media import MediaLimits, Picture, decode_image
+from hydrainfer.processor.messages import ImagePart
+from hydrainfer.processor.prepare import Seal, prepare_image
 
 pytestmark = pytest.mark.cpu
 DATA = Path(skimage.__file__).parent / "data"
@@ -49,6 +51,23 @@ def test_odd_sizes_and_padding_equal_llavas_own_processor(size):
         settings = ClipSettings.read({**config, "image_processor_type": "LlavaImageProcessor"})
         ours = ClipImages(settings, 1).pixels(Picture(image, "RGB"))
         assert np.array_equal(ours, np.asarray(theirs["pixel_values"][0]).transpose(1, 2, 0))
+
+
+@pytest.mark.parametrize("size", [(1920, 1080), (1080, 1920), (4096, 4096), (700, 671)])
+def test_fast_jpeg_differs_little_and_is_another_picture(size):
+    out = io.BytesIO()
+    Image.open(DATA / "astronaut.png").convert("RGB").resize(size).save(out, "JPEG", quality=90)
+    fast, exact = MediaLimits(fast_jpeg=True), MediaLimits()
+    seen = ClipImages(ClipSettings.read(CONFIGS[0]), 1)
+    part, seal = ImagePart(out.getvalue(), ""), Seal(b"", "")
+    (ours,), (theirs,) = (prepare_image(part, seen, how, seal) for how in (fast, exact))
+    difference = np.abs(ours.pixels.astype(int) - theirs.pixels)
+    print(size, "mean", difference.mean(), "greatest", difference.max())
+    assert ours.key != theirs.key and ours.item == theirs.item
+    assert difference.mean() < 1.0 and difference.max() <= 32
+    assert bool(difference.any()) == (min(size) >= 2 * 336), "only where half the size is enough"
+    with_grid = type("WithGrid", (), {"fit": seen.fit, "pixels": seen.pixels, "parameters": b""})()
+    assert np.array_equal(prepare_image(part, with_grid, fast, seal)[0].pixels, theirs.pixels)
 
 
 def vision(**more):
