@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 import socket
@@ -185,6 +186,7 @@ class _Worker:
                 },
             )
         self._channel = Channel(ours)
+        self._memory_bytes = memory_bytes
 
     def greet(self) -> None:
         self._channel.receive(16, time.monotonic() + _START_S)
@@ -208,6 +210,9 @@ class _Worker:
         return _decode_answer(self._channel.receive(_MAX_ANSWER_BYTES, time.monotonic() + limit_s))
 
     def _receive(self, answer: Made, deadline_s: float) -> tuple[Encodable, ...]:
+        sizes = [n for _, _, shape in answer.made for n in shape]
+        if min(sizes, default=0) < 1 or sum(math.prod(s) for _, _, s in answer.made) > self._memory_bytes:
+            raise EOFError("arrays that it cannot have")
         encodables = []
         for item, key, shape in answer.made:
             pixels = np.empty(shape, np.uint8)
