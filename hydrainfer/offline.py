@@ -70,8 +70,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one chat or several, in order. Pictures are `image_url` parts with data: URLs, or
-        `{"type": "image", "image": path | bytes | PIL.Image}`. Raises the first request's `HydraError`."""
+        """Answer one chat or several, in order. Pictures are `image_url` parts (data:, and what `media_hosts` and
+        `media_roots` let through) or `{"type": "image", "image": path | bytes | PIL.Image}`. Raises the first
+        request's `HydraError`."""
         if not messages:
             raise InvalidRequest("messages must not be empty: send at least one user message", param="messages")
         chats: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)

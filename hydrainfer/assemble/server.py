@@ -12,13 +12,14 @@ from typing import Any
 
 from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.instances import own_options, start_cluster
-from hydrainfer.assemble.sizes import dtype_of, fit_context, media_workers, torch_device
+from hydrainfer.assemble.media import fetch_limits, media_limits, media_workers
+from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
 from hydrainfer.engine import EngineHandle, EngineThread
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import read_config, vision_fingerprint
-from hydrainfer.processor import MediaLimits, ModelDescription, PixelStore, Processor, load_description
+from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.server import Intake, Sessions
 from hydrainfer.storage import check_transport
 
@@ -53,6 +54,7 @@ class Instance:
 def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> Instance:
     """Load the model and start the engines. Raises `ConfigError` or `CheckpointError`, one line each."""
     specs = read_layout(config.layout)
+    fetcher = Fetcher(fetch_limits(config))
     path = Path(config.model).expanduser()
     description = load_description(path, max_context=config.max_model_len)
     device = torch_device(config)
@@ -72,7 +74,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         )
     try:
         description = fit_context(config, description, kv_tokens or description.n_context)
-        intake = _intake(config, description, pixels, sessions, dtype)
+        intake = _intake(config, description, pixels, sessions, dtype, fetcher)
     except BaseException:
         engine.close()
         raise
@@ -104,13 +106,17 @@ def _one_engine(
 
 
 def _intake(
-    config: ServeConfig, description: ModelDescription, pixels: PixelStore, sessions: Sessions, dtype: str
+    config: ServeConfig,
+    description: ModelDescription,
+    pixels: PixelStore,
+    sessions: Sessions,
+    dtype: str,
+    fetcher: Fetcher,
 ) -> Intake:
-    limits = MediaLimits(max_images=config.max_images, max_pixels=config.max_image_pixels, fast_jpeg=config.fast_jpeg)
+    limits = media_limits(config)
     weights = vision_fingerprint(Path(config.model).expanduser())
     workers = media_workers(config, limits)
     processor = Processor(description, pixels, weights=weights, dtype=dtype, limits=limits, workers=workers)
-    waiting = 2 * workers.n if workers else 0  # threads for requests that wait for a worker, and take no time
-    return Intake(
-        processor, sessions, n_threads=config.preprocess_threads + waiting, timeout_s=config.request_timeout_s
-    )
+    # threads that wait for a worker take no time
+    n_threads, timeout_s = config.preprocess_threads + (2 * workers.n if workers else 0), config.request_timeout_s
+    return Intake(processor, sessions, fetcher=fetcher, n_threads=n_threads, timeout_s=timeout_s)

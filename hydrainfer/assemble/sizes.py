@@ -13,13 +13,12 @@ from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, Role
 from hydrainfer.engine import Overlap
 from hydrainfer.models import ModelConfig, cache_specs
-from hydrainfer.processor import MediaLimits, MediaWorkers, ModelDescription
+from hydrainfer.processor import ModelDescription
 
 GIB = 1 << 30
 _CUDA_WORKSPACE_BYTES = 2 * GIB
 _PICTURES_CACHED = 64
 _PICTURE_TOKENS = 1024  # for the automatic image cache, of a picture that may be larger
-_MOST_WORKERS = 4
 _TOKENS_PER_RUNNING = 1024  # the automatic KV cache holds this many tokens for each of max_running requests
 SIZE_OPTION = {CacheKind.FULL: "kv_cache_gib", CacheKind.EMBED: "image_cache_gib"}
 
@@ -44,12 +43,6 @@ def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
     if config.overlap == "auto":
         return "free" if device.type == "cuda" or config.device == "emulated" else "off"
     return config.overlap
-
-
-def media_workers(config: ServeConfig, limits: MediaLimits) -> MediaWorkers | None:
-    """None if the preparation threads are to decode."""
-    n = min(len(os.sched_getaffinity(0)), _MOST_WORKERS) if config.media_workers is None else config.media_workers
-    return MediaWorkers(n, limits, job_limit_s=config.media_timeout_s) if n else None
 
 
 def dtype_of(config: ServeConfig, device: torch.device, checkpoint: str) -> str:

@@ -123,6 +123,23 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_images: Annotated[int, _help("Limits", "Pictures per request.", ge=0)] = 16
     max_image_pixels: Annotated[int, _help("Limits", "Pixels per picture, checked before decoding.", ge=1)] = 89_478_485
     max_body_mib: Annotated[float, _help("Limits", "Size of a request's body.", gt=0)] = 64.0
+    media_hosts: Annotated[
+        Literal["public", "any", "none"],
+        _help("Media", "http(s) URLs at public addresses, at private ones too (any), or none."),
+    ] = "public"
+    media_domains: Annotated[
+        NotEmpty | None,
+        _help("Media", "Only these hosts, e.g. images.example.com,*.example.org; default: every host."),
+    ] = None
+    media_roots: Annotated[
+        NotEmpty | None, _help("Media", "Directories whose files file: URLs may name, e.g. /data,/srv; default: none.")
+    ] = None
+    image_fetch_s: Annotated[float, _help("Media", "A picture must have come after this long.", gt=0)] = 5.0
+    max_image_mib: Annotated[float, _help("Media", "Size of a picture's file.", gt=0)] = 32.0
+    fetches: Annotated[int, _help("Media", "Downloads at once; more wait.", ge=1)] = 32
+    fetch_memory_mib: Annotated[float, _help("Media", "Downloads held at once until decoded; beyond it 429.", gt=0)] = (
+        512.0
+    )
     pixel_memory_mib: Annotated[float, _help("Limits", "Decoded pictures held at once; beyond it 429.", gt=0)] = 512.0
     preprocess_threads: Annotated[int, _help("Limits", "Threads that decode pictures and tokenise.", ge=1)] = 2
     media_workers: Annotated[

@@ -61,10 +61,8 @@ def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
     """The bytes of a `data:` URL. Raises `InvalidRequest` for anything else, `RequestTooLarge`."""
     scheme = url[:16].partition(":")[0].lower()
     if scheme != "data":
-        named = {"http": "http(s)", "https": "http(s)", "file": "file:"}.get(scheme, "such")
         raise InvalidRequest(
-            f"{named} URLs are not fetched by this version; send the picture itself as a data: URL "
-            "(data:image/jpeg;base64,...)",
+            "this URL is not fetched here; send the picture itself as a data: URL (data:image/jpeg;base64,...)",
             param=param,
             code="unsupported_url",
         )

@@ -21,8 +21,8 @@ class TextPart(msgspec.Struct, frozen=True):
 
 
 class ImagePart(msgspec.Struct, frozen=True):
-    """`source`: a URL, the file's bytes or, from Python callers only, an opened picture or a path. `param`: where the
-    request has it."""
+    """`source`: a URL, the file's bytes or, from Python callers only, an opened picture or a path. Of URLs only `data:`
+    ones are loaded; `Fetcher.fetched` has replaced the others by their bytes. `param`: where the request has it."""
 
     source: str | bytes | Path | Image.Image
     param: str

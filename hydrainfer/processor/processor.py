@@ -13,7 +13,7 @@ from hydrainfer.processor import prompt as prompts
 from hydrainfer.processor.adapter import MediaItem
 from hydrainfer.processor.checkpoint import ImageInput, ModelDescription
 from hydrainfer.processor.media import MediaLimits
-from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
+from hydrainfer.processor.messages import ChatMessage, TextPart
 from hydrainfer.processor.pixels import PixelStore
 from hydrainfer.processor.prepare import Seal
 from hydrainfer.processor.preprocess import Preprocessor, Ticket
@@ -140,6 +140,17 @@ class Processor:
             parts = self.media.items([p for m in messages for p in m.images], adapter)
         return list(prompts.expand(ids, parts, self.model).ids)
 
+    def check_pictures(self, messages: Sequence[ChatMessage]) -> bool:
+        """Whether there are any; before one is fetched. Raises `InvalidRequest` if they are too many or not wanted."""
+        n_images = sum(len(m.images) for m in messages)
+        if n_images and self.model.images is None:
+            raise InvalidRequest("this model takes text only", param="messages")
+        if n_images > self.limits.max_images:
+            raise InvalidRequest(
+                f"the request holds {n_images} pictures; at most {self.limits.max_images} are allowed", param="messages"
+            )
+        return n_images > 0
+
     def decode(self, ids: Sequence[int]) -> str:
         """All of these ids as text, special tokens included. Raises `InvalidRequest`."""
         n = self.model.vocabulary.n_tokens
@@ -160,21 +171,15 @@ class Processor:
                 "this checkpoint has no chat template; use /v1/completions, or start the server with one",
                 param="messages",
             )
+        has_images = self.check_pictures(messages)
         parts = [(i, part) for i, m in enumerate(messages) for part in m.parts]
-        n_images = sum(isinstance(part, ImagePart) for _, part in parts)
-        if n_images and model.images is None:
-            raise InvalidRequest("this model takes text only", param="messages")
-        if n_images > self.limits.max_images:
-            raise InvalidRequest(
-                f"the request holds {n_images} pictures; at most {self.limits.max_images} are allowed", param="messages"
-            )
         prompts.check_length("".join(p.text for _, p in parts if isinstance(p, TextPart)), model, "messages")
         for i, part in parts:
             if isinstance(part, TextPart):
                 prompts.check_text(part.text, model, f"messages.{i}.content")
         text = model.template.render(messages)
         prompts.check_length(text, model, "messages")
-        return (model.images if n_images else None), prompts.encode(text, model)
+        return (model.images if has_images else None), prompts.encode(text, model)
 
     def _finish(
         self,

@@ -51,7 +51,7 @@ class MediaWorkers:
     def __init__(self, n: int, limits: MediaLimits, *, job_limit_s: float = 30.0, max_jobs: int = 256) -> None:
         self.n = n
         self.limits = limits
-        self.memory_bytes = _BESIDE_BYTES + _PIXEL_BYTES * limits.max_pixels
+        self.memory_bytes = _BESIDE_BYTES + 4 * limits.max_image_bytes + _PIXEL_BYTES * limits.max_pixels
         self._job_limit_s = job_limit_s
         self._max_jobs = max_jobs
         self._n_jobs = 0

@@ -160,7 +160,7 @@ def test_a_bomb_is_bounded_and_kills_nobody_else(pool):
 
 
 def test_the_memory_allowed_is_enough_for_the_largest_picture_of_any_kind(pool):
-    limits = MediaLimits(max_pixels=2_000_000, max_image_bytes=1 << 28)
+    limits = MediaLimits(max_pixels=2_000_000)
     workers = pool(limits=limits)
     workers.memory_bytes -= 480 << 20  # all but what is for libraries: pixels must fit into what is for pixels
     shade = np.arange(2_000_000, dtype=np.uint32).astype(np.uint16).reshape(1000, 2000)
