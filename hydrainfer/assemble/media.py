@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
-from hydrainfer.processor import FetchLimits, MediaLimits, VideoLimits, VideoReading
+from hydrainfer.processor import FetchLimits, MediaLimits, MediaWorkers, VideoLimits, VideoReading
 
 MIB = 2**20
+_MOST_WORKERS = 4
 
 
 def media_limits(config: ServeConfig) -> MediaLimits:
@@ -17,6 +19,7 @@ def media_limits(config: ServeConfig) -> MediaLimits:
         max_videos=config.max_videos,
         max_image_bytes=int(config.max_image_mib * MIB),
         max_pixels=config.max_image_pixels,
+        fast_jpeg=config.fast_jpeg,
     )
 
 
@@ -27,6 +30,12 @@ def video_reading(config: ServeConfig) -> VideoReading:
         max_frames=config.max_video_frames,
     )
     return VideoReading(limits, config.video_threads, config.video_backend)
+
+
+def media_workers(config: ServeConfig, limits: MediaLimits) -> MediaWorkers | None:
+    """None if the preparation threads are to decode."""
+    n = min(len(os.sched_getaffinity(0)), _MOST_WORKERS) if config.media_workers is None else config.media_workers
+    return MediaWorkers(n, limits, job_limit_s=config.media_timeout_s) if n else None
 
 
 def fetch_limits(config: ServeConfig) -> FetchLimits:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.instances import own_options, start_cluster
-from hydrainfer.assemble.media import fetch_limits, media_limits, video_reading
+from hydrainfer.assemble.media import fetch_limits, media_limits, media_workers, video_reading
 from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
@@ -63,7 +63,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     device = torch_device(config)
     check_transport(config.transport, device)
     dtype = dtype_of(config, device, model.dtype)
-    pixels = PixelStore(int(config.pixel_memory_mib * 2**20))
+    pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
     name = config.served_model_name or path.resolve().name
     engine: EngineHandle
@@ -82,6 +82,8 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         engine.close()
         raise
     sessions.attach(engine, recorder.timings)
+    workers = intake.processor.media.workers
+    facts["media_workers"] = workers.n if workers else 0
     facts = {"served_model_name": name, "max_model_len": description.n_context, **facts}
     return Instance(config, name, intake, sessions, engine, recorder, facts, pools)
 
@@ -133,8 +135,10 @@ def _intake(
 ) -> Intake:
     limits = media_limits(config)
     weights = vision_fingerprint(Path(config.model).expanduser())
+    workers = media_workers(config, limits)
     processor = Processor(
-        description, pixels, weights=weights, dtype=dtype, limits=limits, videos=video_reading(config)
+        description, pixels, weights=weights, dtype=dtype, limits=limits, videos=video_reading(config), workers=workers
     )
-    n_threads, timeout_s = config.preprocess_threads, config.request_timeout_s
+    # threads that wait for a worker take no time
+    n_threads, timeout_s = config.preprocess_threads + (2 * workers.n if workers else 0), config.request_timeout_s
     return Intake(processor, sessions, fetcher=fetcher, n_threads=n_threads, timeout_s=timeout_s)

@@ -11,6 +11,7 @@ Device = Literal["auto", "cpu", "cuda", "emulated"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
+Workers = Annotated[int, Meta(ge=0, le=64)]
 NotEmpty = Annotated[str, Meta(min_length=1)]
 ContextLength = Annotated[int, Meta(ge=8)]
 
@@ -154,3 +155,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     )
     pixel_memory_mib: Annotated[float, _help("Limits", "Decoded pictures held at once; beyond it 429.", gt=0)] = 512.0
     preprocess_threads: Annotated[int, _help("Limits", "Threads that decode pictures and tokenise.", ge=1)] = 2
+    media_workers: Annotated[
+        Workers | None,
+        _help("Media", "Processes that decode pictures; 0: threads of the server do; default: one per core, up to 4."),
+    ] = None
+    media_timeout_s: Annotated[
+        float, _help("Media", "A picture that takes a worker longer ends with 504, and the worker with it.", gt=0)
+    ] = 30.0
+    fast_jpeg: Annotated[
+        bool,
+        _help(
+            "Media",
+            "Decode large JPEGs at 1/2 to 1/8 of their size where the model wants no more: faster, but the pixels are "
+            "not the reference's (true or false).",
+        ),
+    ] = False
+    media_memory_mib: Annotated[
+        float, _help("Media", "Of pixel_memory_mib: may stay filled with pictures of ended requests.", ge=0)
+    ] = 64.0

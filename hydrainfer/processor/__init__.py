@@ -11,10 +11,12 @@ from hydrainfer.processor.fetch import Fetcher, FetchLimits, Wanted
 from hydrainfer.processor.media import SUPPORTED, MediaLimits, Picture, decode_image, read_image_url
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, parse_messages
 from hydrainfer.processor.pixels import Pixels, PixelStore
+from hydrainfer.processor.preprocess import Preprocessor, Ticket
 from hydrainfer.processor.processor import Prepared, Processor, Timing
 from hydrainfer.processor.video import VideoLimits
 from hydrainfer.processor.video_part import VideoPart, VideoReading
 from hydrainfer.processor.vocabulary import Vocabulary
+from hydrainfer.processor.workers import MediaWorkers
 
 __all__ = [
     "SUPPORTED",
@@ -27,16 +29,19 @@ __all__ = [
     "ImagePart",
     "MediaItem",
     "MediaLimits",
+    "MediaWorkers",
     "ModelDescription",
     "Picture",
     "Piece",
     "PixelStore",
     "Pixels",
     "Prepared",
+    "Preprocessor",
     "Processor",
     "StopStrings",
     "TextPart",
     "TextStream",
+    "Ticket",
     "Timing",
     "VideoLimits",
     "VideoPart",

@@ -80,24 +80,24 @@ def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageA
     return adapter
 
 
-def content_key(picture: Picture, parameters: bytes, weights: bytes, dtype: str) -> bytes:
-    """Names the embedding of a picture (DESIGN 4): upright decoded content, mode, size, resolved preprocessing,
-    vision-weights fingerprint, dtype. 32 bytes."""
-    image = picture.image
-    head = f"{picture.mode}|{image.mode}|{image.width}x{image.height}|{dtype}|".encode()
-    return _digest((head, parameters, weights), image.tobytes())
+def content_key(picture: Picture, pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
+    """Names the embedding of a picture (DESIGN 4): what the adapter made of it, which is all that the tower sees; its
+    size and mode before, resolved preprocessing, vision-weights fingerprint, dtype. 32 bytes."""
+    size = f"{picture.image.width}x{picture.image.height}"
+    head = f"{picture.mode}|{picture.image.mode}|{size}|{pixels.shape}|{dtype}|".encode()
+    return _digest((head, parameters, weights), pixels)
 
 
 def frames_key(pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
     """As `content_key`, of frames of a video as they are encoded."""
     head = f"frames|{'x'.join(map(str, pixels.shape))}|{dtype}|".encode()
-    return _digest((head, parameters, weights), np.ascontiguousarray(pixels).data)
+    return _digest((head, parameters, weights), pixels)
 
 
-def _digest(heads: Sequence[bytes], content: bytes | memoryview) -> bytes:
+def _digest(heads: Sequence[bytes], pixels: Pixels) -> bytes:
     digest = hashlib.sha256()
     for part in heads:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    digest.update(content)
+    digest.update(np.ascontiguousarray(pixels).data)
     return digest.digest()

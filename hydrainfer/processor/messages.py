@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from hydrainfer.core import InvalidRequest
-from hydrainfer.processor.media import MediaLimits, Picture, decode_image, from_image, read_image_url
+from hydrainfer.processor.media import MediaLimits, Picture, Size, decode_image, from_image, read_image_url
 from hydrainfer.processor.video_part import VideoPart
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -29,11 +29,9 @@ class ImagePart(msgspec.Struct, frozen=True):
     source: str | bytes | Path | Image.Image
     param: str
 
-    def load(self, limits: MediaLimits) -> Picture:
-        """Decode it. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
+    def read(self, limits: MediaLimits) -> ImagePart:
+        """With the file's bytes, or the opened picture. Raises `InvalidRequest` or `RequestTooLarge`."""
         source = self.source
-        if isinstance(source, Image.Image):
-            return from_image(source, limits, self.param)
         if isinstance(source, str):
             source = read_image_url(source, limits, self.param)
         elif isinstance(source, Path):
@@ -41,7 +39,15 @@ class ImagePart(msgspec.Struct, frozen=True):
                 source = source.read_bytes()
             except OSError as e:
                 raise InvalidRequest(f"cannot read the picture: {e}", param=self.param) from None
-        return decode_image(source, limits, self.param)
+        return ImagePart(source, self.param)
+
+    def load(self, limits: MediaLimits, wanted: Callable[[int, int], Size] | None = None) -> Picture:
+        """Decode it, as `decode_image`. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
+        source = self.read(limits).source
+        if isinstance(source, Image.Image):
+            return from_image(source, limits, self.param)
+        assert isinstance(source, bytes)
+        return decode_image(source, limits, self.param, wanted)
 
 
 Part = TextPart | ImagePart | VideoPart

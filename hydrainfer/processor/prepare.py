@@ -3,7 +3,7 @@ request."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from hydrainfer.core import InvalidRequest
 from hydrainfer.processor.adapter import (
@@ -14,7 +14,7 @@ from hydrainfer.processor.adapter import (
     content_key,
     frames_key,
 )
-from hydrainfer.processor.media import MediaLimits
+from hydrainfer.processor.media import MediaLimits, Size
 from hydrainfer.processor.messages import ImagePart
 from hydrainfer.processor.pixels import Pixels
 from hydrainfer.processor.video_part import VideoPart, VideoReading
@@ -37,9 +37,21 @@ class Encodable(NamedTuple):
 
 def prepare_image(part: ImagePart, adapter: ImageAdapter, limits: MediaLimits, seal: Seal) -> tuple[Encodable, ...]:
     """Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
-    picture = part.load(limits)
+    wanted = adapter.resized if isinstance(adapter, Resizing) else None
+    picture = part.load(limits, wanted)
     item = adapter.fit(picture.image.width, picture.image.height)
-    return (Encodable(item, content_key(picture, adapter.parameters, *seal), adapter.pixels(picture)),)
+    pixels = adapter.pixels(picture)
+    parameters = adapter.parameters + (b"|fast-jpeg" if limits.fast_jpeg else b"")
+    return (Encodable(item, content_key(picture, pixels, parameters, *seal), pixels),)
+
+
+@runtime_checkable
+class Resizing(Protocol):
+    """An adapter whose `fit` and `pixels` may be given a smaller picture than the client sent, if not smaller than
+    this; one that derives its grid from the size may not."""
+
+    def resized(self, width: int, height: int) -> Size:
+        """Width and height that a picture of this size is resized to."""
 
 
 def prepare_video(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydrainfer.core import InvalidRequest, MediaSpan, Request, SamplingParams
 from hydrainfer.core.request import MAX_CHOICES
 from hydrainfer.processor import prompt as prompts
-from hydrainfer.processor.adapter import ImageAdapter, MediaItem, VideoAdapter
 from hydrainfer.processor.checkpoint import ModelDescription
 from hydrainfer.processor.media import MediaLimits
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
 from hydrainfer.processor.pixels import PixelStore
-from hydrainfer.processor.prepare import Encodable, Seal, chosen_frames, prepare_image, prepare_video
+from hydrainfer.processor.prepare import Seal
+from hydrainfer.processor.preprocess import Adapters, Preprocessor, Ticket
 from hydrainfer.processor.video_part import VideoPart, VideoReading
+from hydrainfer.processor.workers import MediaWorkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +51,8 @@ class Prepared:
         return sum(map(len, self.prompts))
 
 
-class _Adapters(NamedTuple):
-    """A model's, with a request's options. `ids`: the placeholder of each kind of part."""
-
-    image: ImageAdapter | None
-    video: VideoAdapter | None
-    ids: Mapping[type, int]
-
-    def token_id(self, part: ImagePart | VideoPart) -> int:
-        return self.ids[type(part)]
-
-
 class Processor:
-    """Owns nothing but references: the model's description, the limits, the picture store.
+    """Owns nothing but references and its media workers: the model's description, the limits, the picture store.
 
     `weights`: fingerprint of the vision weights; `dtype`: of the embeddings. Both are part of a picture's key.
     """
@@ -76,12 +66,13 @@ class Processor:
         dtype: str,
         limits: MediaLimits | None = None,
         videos: VideoReading | None = None,
+        workers: MediaWorkers | None = None,
     ) -> None:
+        """`workers`: decode pictures and videos; None: the asking thread does. `close` ends them."""
         self.model = model
         self.pixels = pixels
         self.limits = limits or MediaLimits()
-        self.videos = videos or VideoReading()
-        self._seal = Seal(weights, dtype)
+        self.media = Preprocessor(pixels, self.limits, videos or VideoReading(), Seal(weights, dtype), workers)
 
     def chat(
         self,
@@ -90,30 +81,25 @@ class Processor:
         sampling: SamplingParams,
         timing: Timing | None = None,
         options: Mapping[str, Any] | None = None,
+        ticket: Ticket | None = None,
     ) -> Prepared:
-        """`options`: the request's `mm_processor_kwargs`. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge` or
-        `Overloaded`; then nothing is held."""
+        """`options`: the request's `mm_processor_kwargs`. `ticket`: lets another thread cancel it. Raises
+        `InvalidRequest` or as `Preprocessor.prepare`; then nothing is held."""
         ids, adapters = self._read_chat(messages, options)
-        media = [part for m in messages for part in m.media]
-        parts: list[list[MediaItem]] = []
-        found: list[tuple[MediaItem, bytes, str]] = []
-        n_frames = 0
+        parts = [part for m in messages for part in m.media]
+        held = self.media.prepare(parts, adapters, ticket)
+        found = [h for of_part in held for h in of_part]
+        refs = tuple(h.ref for h in found)
         try:
-            for part in media:  # one at a time: a decoded picture may take 200 MB
-                parts.append([])
-                for item, key, pixels in self._prepare(part, adapters, n_frames):
-                    parts[-1].append(item)
-                    found.append((item, key, self.pixels.put(key, pixels)))
-                    n_frames += len(pixels) if isinstance(part, VideoPart) else 0
-            expanded = prompts.expand(ids, parts, self.model, [adapters.token_id(part) for part in media])
-            spans = tuple(
+            items = [[h.item for h in of_part] for of_part in held]
+            expanded = prompts.expand(ids, items, self.model, [adapters.token_id(part) for part in parts])
+            media = tuple(
                 MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined)
                 for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
             )
-            refs = tuple(ref for _, _, ref in found)
-            return self._finish(id, [expanded.ids], sampling, timing, "messages", spans, refs)
+            return self._finish(id, [expanded.ids], sampling, timing, "messages", media, refs)
         except BaseException:
-            for _, _, ref in found:
+            for ref in refs:
                 self.pixels.release(ref)
             raise
 
@@ -147,20 +133,9 @@ class Processor:
     def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
         ids, adapters = self._read_chat(messages, options)
-        media = [part for m in messages for part in m.media]
-        parts: list[list[MediaItem]] = []
-        n_frames = 0
-        for part in media:
-            if isinstance(part, VideoPart):
-                assert adapters.video is not None
-                shape = part.open(self.videos).shape
-                indices = chosen_frames(shape, adapters.video, self._frames_left(n_frames))
-                parts.append(adapters.video.items(shape, indices))
-                n_frames += len(indices)
-            else:
-                assert adapters.image is not None
-                parts.append([adapters.image.fit(*part.load(self.limits).image.size)])
-        return list(prompts.expand(ids, parts, self.model, [adapters.token_id(part) for part in media]).ids)
+        parts = [part for m in messages for part in m.media]
+        items = self.media.items(parts, adapters)
+        return list(prompts.expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
 
     def check_pictures(self, messages: Sequence[ChatMessage]) -> bool:
         """Whether there are any, or videos; before one is fetched. Raises `InvalidRequest` if they are too many or not
@@ -190,36 +165,26 @@ class Processor:
             raise InvalidRequest(f"tokens must be ids from 0 to {n - 1}", param="tokens")
         return self.model.tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def _prepare(self, part: ImagePart | VideoPart, adapters: _Adapters, n_frames: int) -> tuple[Encodable, ...]:
-        """`n_frames`: of the request's videos before this one."""
-        if isinstance(part, ImagePart):
-            assert adapters.image is not None
-            return prepare_image(part, adapters.image, self.limits, self._seal)
-        assert adapters.video is not None
-        return prepare_video(part, adapters.video, self.videos, self._seal, self._frames_left(n_frames))
+    def close(self) -> None:
+        """End the workers. Safe to repeat."""
+        self.media.close()
 
-    def _frames_left(self, n_frames: int) -> int:
-        limit = self.videos.limits.max_frames
-        if n_frames >= limit:
-            raise InvalidRequest(f"the request's videos have more than {limit} frames together", param="messages")
-        return limit - n_frames
-
-    def _adapters(self, options: Mapping[str, Any] | None) -> _Adapters:
+    def _adapters(self, options: Mapping[str, Any] | None) -> Adapters:
         """Raises `InvalidRequest`."""
         images, options = self.model.images, options or {}
         if images is None:
             if options:
                 raise InvalidRequest("mm_processor_kwargs: this model takes text only", param="mm_processor_kwargs")
-            return _Adapters(None, None, {})
+            return Adapters(None, None, {})
         ids: dict[type, int] = {ImagePart: images.token_id}
         if images.video is not None:
             ids[VideoPart] = images.video.token_id
         video = images.video.adapter.configured(options) if images.video else None
-        return _Adapters(images.adapter.configured(options), video, ids)
+        return Adapters(images.adapter.configured(options), video, ids)
 
     def _read_chat(
         self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None
-    ) -> tuple[list[int], _Adapters]:
+    ) -> tuple[list[int], Adapters]:
         """Everything about a chat that needs no decoded picture: the ids with one placeholder per picture or video, and
         how these are prepared."""
         model = self.model

@@ -40,11 +40,9 @@ class VideoPart(msgspec.Struct, frozen=True):
     param: str
     fps: float = 2.0
 
-    def open(self, reading: VideoReading) -> Frames:
-        """Raises `MediaError`, `InvalidRequest`, `RequestTooLarge` or `DeadlineExceeded`."""
+    def read(self, reading: VideoReading) -> VideoPart:
+        """With the bytes themselves in place of a URL or path. Raises `InvalidRequest` or `RequestTooLarge`."""
         source = self.source
-        if isinstance(source, np.ndarray):
-            return _Given(source, self.fps, reading.limits, self.param)
         if isinstance(source, str):
             source = read_data_url(source, "video", "video/mp4", reading.limits.max_bytes, self.param)
         elif isinstance(source, Path):
@@ -52,6 +50,14 @@ class VideoPart(msgspec.Struct, frozen=True):
                 source = source.read_bytes()
             except OSError as e:
                 raise InvalidRequest(f"cannot read the video: {e}", param=self.param) from None
+        return VideoPart(source, self.param, self.fps)
+
+    def open(self, reading: VideoReading) -> Frames:
+        """Raises `MediaError`, `InvalidRequest`, `RequestTooLarge` or `DeadlineExceeded`."""
+        source = self.read(reading).source
+        if isinstance(source, np.ndarray):
+            return _Given(source, self.fps, reading.limits, self.param)
+        assert isinstance(source, bytes)
         return _File(open_video(source, reading.limits, backend=reading.backend, param=self.param), reading.n_decoders)
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
-from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Timing
+from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Ticket, Timing
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import TokenStream
 
@@ -46,10 +46,16 @@ class Intake:
     ) -> TokenStream:
         """Fetch, prepare and start. `options`: `mm_processor_kwargs`. Raises as `Processor.chat`, `Fetcher.get` and
         `Sessions.admit`."""
-        id, timing = id or f"chat-{uuid.uuid4().hex}", self._timing()
-        return await self._start(
-            sampling.n, lambda fetched: self.processor.chat(id, fetched, sampling, timing, options), messages
-        )
+        id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(), Ticket()
+        try:
+            return await self._start(
+                sampling.n,
+                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket),
+                messages,
+            )
+        except BaseException:
+            ticket.cancel()  # what is queued for it is for nobody
+            raise
 
     async def complete(
         self, prompt: Prompt, sampling: SamplingParams, *, id: str | None = None, add_special: bool | None = None
@@ -84,7 +90,8 @@ class Intake:
             place.leave()
 
     def close(self) -> None:
-        """Finish what is being prepared and end the threads."""
+        """End the workers and the threads; what is being prepared is finished or fails."""
+        self.processor.close()
         self._threads.shutdown(cancel_futures=True)
 
     def _timing(self) -> Timing:

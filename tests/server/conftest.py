@@ -28,13 +28,23 @@ class ServerUnderTest:
     """`say`: what the engine answers, as text; `fail`: the error it answers with instead (see `FakeEngine`)."""
 
     def __init__(
-        self, model, *, step_s=0.0, max_requests=64, pixel_bytes=1 << 20, timeout_s=60.0, fetch=None, **settings
+        self,
+        model,
+        *,
+        step_s=0.0,
+        max_requests=64,
+        pixel_bytes=1 << 20,
+        timeout_s=60.0,
+        fetch=None,
+        workers=None,
+        **settings,
     ):
         self.model = model
         self.say = "Hello from the engine, 你好 😀."
         self.fail = None
         self.pixels = PixelStore(pixel_bytes)
-        processor = Processor(model, self.pixels, weights=b"w", dtype="float32", limits=MediaLimits(max_images=3))
+        limits = MediaLimits(max_images=3)
+        processor = Processor(model, self.pixels, weights=b"w", dtype="float32", limits=limits, workers=workers)
         self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic, max_requests=max_requests)
         self.recorder = PrometheusRecorder("tiny", lambda: self.engine.instances())
         self.engine = FakeEngine(
