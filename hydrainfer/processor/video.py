@@ -115,8 +115,11 @@ def open_video(
     data: bytes, limits: VideoLimits | None = None, *, backend: Backend = "auto", param: str = "messages"
 ) -> Video:
     """Check a file: format, completeness, size, duration, and that its first frame can be decoded. `backend="auto"` is
-    PyAV; decord is for one's own files (see there). Raises `MediaError`, never with a decoder's own words, `RequestTooLarge`, `DeadlineExceeded`, or `ConfigError`
-    if decord is asked for and not installed."""
+    PyAV; decord is for one's own files only (see there).
+
+    Raises `MediaError`, never with a decoder's own words, `RequestTooLarge`, `DeadlineExceeded`, or `ConfigError` if
+    decord is asked for and not installed.
+    """
     limits = limits or VideoLimits()
     decoder = _decoder(backend)
     check_bytes(data, limits, param)

@@ -98,7 +98,7 @@ def opened(data: bytes, kind: str, max_pixels: int, param: str) -> Iterator[tupl
     raises within becomes a `MediaError` without its words."""
     options = {
         "codec_whitelist": ",".join(DECODERS),
-        "protocol_whitelist": "",
+        "protocol_whitelist": "none",
         "enable_drefs": "0",
         "max_pixels": str(max_pixels),
     }

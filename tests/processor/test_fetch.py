@@ -11,7 +11,7 @@ from hydrainfer.core import DeadlineExceeded, HydraError, InvalidRequest, MediaE
 from hydrainfer.processor import ChatMessage, Fetcher, FetchLimits, ImagePart, TextPart, Wanted
 from tests.processor.websites import PUBLIC, Detour, moved, ok, resolver, unknown_name, website
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.cpu
 PICTURE = Wanted("picture", 1000, 5.0, ("video/",))
 A = "http://a.example/x"
 

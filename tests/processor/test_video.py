@@ -10,7 +10,7 @@ from hydrainfer.core import DeadlineExceeded, MediaError, RequestTooLarge
 from hydrainfer.processor.video import VideoFacts, VideoLimits, open_video, probe, read_frames
 from tests.processor.videos import all_frames, make_sound, make_video, turned, with_duration
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.cpu
 BACKENDS = ["pyav", *(["decord"] if importlib.util.find_spec("decord") else [])]
 VARIABLE = [0, 1, 2, 5, 6, 20, 21, 22, 23, 40, 41, 43, 47, 50, 51, 80, 81, 82, 83, 84]
 
