@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hydrainfer.core import InvalidRequest, MediaSpan, Request, SamplingParams
+from hydrainfer.core import InvalidRequest, MediaSpan, Request, RequestTooLarge, SamplingParams
 from hydrainfer.core.request import MAX_CHOICES
 from hydrainfer.processor import prompt as prompts
 from hydrainfer.processor.adapter import ImageAdapter, MediaItem, VideoAdapter
@@ -98,11 +98,15 @@ class Processor:
         parts: list[list[MediaItem]] = []
         found: list[tuple[MediaItem, bytes, str]] = []
         n_frames = 0
+        sizes: dict[bytes, int] = {}
         try:
             for part in media:  # one at a time: a decoded picture may take 200 MB
                 parts.append([])
                 for item, key, pixels in self._prepare(part, adapters, n_frames):
                     parts[-1].append(item)
+                    sizes[key] = pixels.nbytes
+                    if len(sizes) > 1 and sum(sizes.values()) > self.pixels.budget_bytes:  # no other time is better
+                        raise RequestTooLarge("the request's pictures and videos are too large together; send fewer")
                     found.append((item, key, self.pixels.put(key, pixels)))
                     n_frames += len(pixels) if isinstance(part, VideoPart) else 0
             expanded = prompts.expand(ids, parts, self.model, [adapters.token_id(part) for part in media])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hydrainfer.core import InvalidRequest, MediaError, SamplingParams
+from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge, SamplingParams
 from hydrainfer.processor import (
     MediaLimits,
     PixelStore,
@@ -192,6 +192,16 @@ def test_videos_are_bounded(processor, store, monkeypatch):
     ]:
         with pytest.raises((InvalidRequest, MediaError), match=says):
             processor.chat("r", parse_messages(user(*parts), local=True), PARAMS)
+    store.check(idle=True)
+
+
+def test_what_could_never_be_held_is_refused(model):
+    store = PixelStore(100_000)
+    frames = np.stack([make_picture(i, 128) for i in range(12)])
+    with pytest.raises(RequestTooLarge):
+        Processor(model, store, weights=b"w", dtype="float32").chat(
+            "r", parse_messages(user({"type": "video", "video": frames}), local=True), PARAMS
+        )
     store.check(idle=True)
 
 
