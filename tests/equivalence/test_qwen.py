@@ -55,8 +55,8 @@ CHATS = {
     "mixed": [user(video(20, 5, 60, 60, 0.7), image("chelsea.png"), video(30, 2, 112, 56, 3.3), text("Compare."))],
 }
 ENGINES = {
-    "whole prompts": {"token_budget": 4096},
-    "chunks of 7": {"token_budget": 7, "image_budget": 2, "block_tokens": 4},
+    "whole prompts": {"token_budget": 4096},  # with our kernels
+    "chunks of 7": {"native_kernels": False, "token_budget": 7, "image_budget": 2, "block_tokens": 4},
 }
 LAYOUTS = ["1EP1D", "1ED1P", "1E1P1D"]
 
@@ -92,9 +92,11 @@ def check_whole(llm):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_instance(case, engine, tally):
     path, wanted = case
-    with LLM(path, native_kernels=False, threads=1, **ENGINES[engine]) as llm:
+    with LLM(path, threads=1, **ENGINES[engine]) as llm:
         compare(llm.chat(list(CHATS.values()), GREEDY, use_tqdm=False), wanted, engine, tally)
         compare(llm.chat(CHATS["mixed"], GREEDY, use_tqdm=False), {"mixed": wanted["mixed"]}, "cached", tally)
+        (other,) = llm.chat([user(image("coffee.png"), *CHATS["one"][0]["content"][1:])], GREEDY, use_tqdm=False)
+        assert list(other.outputs[0].token_ids) != wanted["one"][1], "answers depend on the picture"
         check_whole(llm)
     assert len({tuple(ids) for _, ids, _ in wanted.values()}) == len(wanted), "answers depend on the question"
 

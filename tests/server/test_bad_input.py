@@ -90,7 +90,6 @@ REFUSED = {
     "suffix": "x",
     "guided_json": {"type": "object"},
     "use_beam_search": True,
-    "mm_processor_kwargs": {"size": 9},
 }
 
 
@@ -98,6 +97,13 @@ REFUSED = {
 def test_what_is_understood_but_not_supported_is_said(server, name):
     said = error(server.chat(**{name: REFUSED[name]}), 400)
     assert said["param"] == name and said["code"] == "unsupported_parameter"
+
+
+def test_a_model_without_options_for_its_pictures_says_so(server):
+    said = error(server.chat(mm_processor_kwargs={"size": 9}), 400)
+    assert said["param"] == "mm_processor_kwargs" and "takes none, not 'size'" in said["message"]
+    said = error(server.post("/v1/completions", prompt="x", mm_processor_kwargs={"size": 9}), 400)
+    assert said["param"] == "mm_processor_kwargs" and said["code"] == "unsupported_parameter"
 
 
 def test_unknown_and_harmless_fields_are_ignored(server):
@@ -171,6 +177,8 @@ def test_other_bad_content(server, stream):
     assert said["code"] == "context_length_exceeded" and "512 tokens" in said["message"]
     assert "100 in the completion" in said["message"]
     assert error(server.chat("x" * 3_000_000, stream=stream), 400)["code"] == "context_length_exceeded"
+    parts = [{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}]
+    assert "takes no videos" in error(server.chat(parts, stream=stream), 400)["message"]
     parts = [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]
     assert "not supported" in error(server.chat(parts, stream=stream), 400)["message"]
 
