@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,13 +40,13 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
         import tvm_ffi.cpp
 
         target = _cache() / _key(folder, compiler)
-        target.mkdir(parents=True, exist_ok=True)
+        sources = _kept(folder, target / "sources")
         if not any(target.glob("*.so")):
             _log.warning("compiling the CPU kernels, once for this machine: about ten seconds")
         with _ninja_on_path():
             module = tvm_ffi.cpp.load(
                 "hydra_cpu",
-                sources=str(folder / "ops.cpp"),
+                sources=str(sources / "ops.cpp"),
                 extra_cflags=list(_FLAGS),
                 extra_ldflags=["-fopenmp"],
                 build_directory=str(target),
@@ -56,6 +57,19 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
         return None, (
             f"CPU kernels did not build ({type(e).__name__}: {reason}); using torch operators (slower decode)",
         )
+
+
+def _kept(folder: Path, copy: Path) -> Path:
+    """The sources at a place of their own, whoever brings them: another path, or another time, would compile again."""
+    if not copy.exists():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(dir=copy.parent))
+        shutil.copytree(folder, part, dirs_exist_ok=True)
+        try:
+            part.rename(copy)
+        except OSError:  # somebody else was quicker
+            shutil.rmtree(part)
+    return copy
 
 
 @contextmanager
