@@ -1,0 +1,102 @@
+"""A result in words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from hydrainfer.workload.attribution import PARTS
+from hydrainfer.workload.report import Percentiles
+from hydrainfer.workload.result import BenchResult, Run
+from hydrainfer.workload.session import by_rate
+
+
+def ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.4g}"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def with_interval(found: Percentiles | None, name: str) -> str:
+    """`123 (110 to 140)`, milliseconds."""
+    if found is None:
+        return "–"
+    low, high = found.intervals.get(name, (None, None))
+    return f"{ms(getattr(found, name))} ({ms(low)} to {ms(high)})"
+
+
+def conclusions(result: BenchResult) -> list[str]:
+    """What was found, a sentence each, with what it may be doubted for."""
+    said = [f"{s.name} could not be measured: {s.failed}" for s in result.servers if s.failed]
+    for name, goodput in result.goodput.items():
+        low = "0" if goodput.low is None else f"{goodput.low:.4g}"
+        high = "above what was tried" if goodput.high is None else f"{goodput.high:.4g}"
+        said.append(
+            f"{name}: goodput {goodput.rate_per_s:.4g} requests/s (between {low} and {high} with confidence)"
+            + (f"; {goodput.note}" if goodput.note else "")
+        )
+    ranked = sorted(result.goodput.items(), key=lambda item: -item[1].rate_per_s)
+    if len(ranked) > 1:
+        (best, a), (second, b) = ranked[:2]
+        clear = a.low is not None and b.high is not None and a.low > b.high
+        sure = "the intervals do not overlap" if clear else "their intervals overlap: these runs do not tell which is better"
+        said.append(f"{best} carries most, {second} next; {sure}.")
+    late = sum(run.client_late for run in result.runs)
+    if late:
+        said.append(f"In {late} of {len(result.runs)} runs the client itself was late: their load was not what it says.")
+    wrong = sum(run.report.n_count_differs for run in result.runs)
+    if wrong:
+        said.append(f"{wrong} answers had another number of token ids than the server's usage says.")
+    short = sum(run.report.n_wrong_length for run in result.runs)
+    if short:
+        said.append(f"{short} answers were not as long as asked for: loads differ where servers end early.")
+    if result.stopped:
+        said.append(f"Stopped before the end: {result.stopped}")
+    return [*said, *result.notes]
+
+
+def tables_of(result: BenchResult) -> Iterator[Table]:
+    """Runs; then, where servers said where the time went, parts and blame."""
+    yield _runs(result)
+    for server in result.servers:
+        told = [run for runs in by_rate(result.runs, server.name).values() for run in runs if run.breakdown]
+        told = told or [run for run in result.runs if run.server == server.name and run.breakdown]
+        if told:
+            yield _parts(server.name, told)
+
+
+def _runs(result: BenchResult) -> Table:
+    table = Table(title="milliseconds; attainment with its 95 % interval")
+    several = len(result.servers) > 1
+    heads = ["answered", "attainment", "TTFT p50", "p90", "p99", "TPOT p50", "ITL p99", "tokens/s"]
+    for name in ("server", "arrivals") if several else ("arrivals",):
+        table.add_column(name)
+    for name in heads:
+        table.add_column(name, justify="right")
+    for run in result.runs:
+        r, a = run.report, run.attainment
+        attained = f"{a.met.share * 100:.1f} % ({a.met.low * 100:.0f}–{a.met.high * 100:.0f})" if a else "–"
+        numbers = [ms(getattr(r.ttft_s, p) if r.ttft_s else None) for p in ("p50", "p90", "p99")]
+        numbers += [ms(r.tpot_s.p50 if r.tpot_s else None), ms(r.itl_s.p99 if r.itl_s else None)]
+        arrivals = run.arrivals + (" late" if run.client_late else "")
+        names = [run.server, arrivals] if several else [arrivals]
+        table.add_row(*names, f"{r.n_ok}/{r.n_requests}", attained, *numbers, f"{r.output_tokens_per_s:.4g}")
+    return table
+
+
+def _parts(server: str, runs: list[Run]) -> Table:
+    table = Table(title=f"{server}: where the time went (mean, ms), and what made requests miss")
+    for name in ("part", *(run.arrivals for run in runs)):
+        table.add_column(name, justify="left" if name == "part" else "right")
+    for part in PARTS:
+        cells = []
+        for run in runs:
+            b = run.breakdown
+            assert b is not None
+            blame = [f"{n} {what}" for what, n in (("TTFT", b.ttft_blame.get(part)), ("TPOT", b.tpot_blame.get(part))) if n]
+            cells.append(ms(b.mean_s[part]) + (f"  [{', '.join(blame)}]" if blame else ""))
+        table.add_row(part.replace("_", " "), *cells)
+    return table
