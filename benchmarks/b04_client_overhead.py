@@ -19,8 +19,8 @@ import msgspec
 
 from benchmarks.record import spread, write_result
 from hydrainfer.workload import BodyOptions, ChatRequest, Closed, Target, distinct_chats, report_of, run_load
-from hydrainfer.workload.sse import EventSplitter, parse_chunk
 from hydrainfer.workload.mock import MockServer, Script
+from hydrainfer.workload.sse import EventSplitter, parse_chunk
 
 N_TOKENS, N_CLIENTS, N_REQUESTS = 64, 8, 80
 

@@ -46,6 +46,8 @@ from hydrainfer.workload import (
 LATE_S = 0.05  # p99 of the client's own lag, beyond which it says more about the client than about the server
 TRIES = 24  # per search, at most
 WHO = ("server", "instances", "client")
+
+
 def mixed_chats(n: int, share: float, args: argparse.Namespace, seed: int) -> list[ChatRequest]:
     """`share` of them with a picture that no other request has, evenly spread; the others without."""
     size = {"width": args.picture_px, "height": args.picture_px, "max_tokens": args.output_tokens}

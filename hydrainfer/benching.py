@@ -1,4 +1,4 @@
-"""The verbs `hydrainfer bench`, `bench compare` and `trace`: what was typed → what `hydrainfer.workload` is asked for."""
+"""The verbs `bench`, `bench compare` and `trace`: what was typed → what `hydrainfer.workload` is asked for."""
 
 from __future__ import annotations
 
@@ -32,18 +32,24 @@ class _RunByDefault(TyperGroup):
 app = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=False,
-    help="Measure servers: how much load within SLOs, and which stage breaks first. `bench URL …` is `bench run URL …`.",
+    help="How much load a server carries within SLOs, and which stage breaks first. `bench URL` is `bench run URL`.",
 )
 _Workload = Annotated[str, typer.Option("--workload", help="A name or file of configs/workloads, or a recording.")]
 _Data = Annotated[str | None, typer.Option("--data", help="A local copy of the dataset; see datasets/README.md.")]
 _Pictures = Annotated[str | None, typer.Option("--pictures", help="The folder of the dataset's pictures.")]
-_Like = Annotated[str | None, typer.Option("--like", help="Answers as long as this model's, and its SLOs (configs/slo).")]
-_Slo = Annotated[str | None, typer.Option("--slo", help="A name or file of configs/slo, with :DATASET if not the workload's.")]
+_Like = Annotated[
+    str | None, typer.Option("--like", help="Answers as long as this model's, and its SLOs (configs/slo).")
+]
+_Slo = Annotated[
+    str | None, typer.Option("--slo", help="A name or file of configs/slo, with :DATASET if not the workload's.")
+]
 _Parts = Annotated[list[str] | None, typer.Option("--goodput", help="SLOs in ms: ttft:250 tpot:40 e2e:2000.")]
 _Out = Annotated[Path | None, typer.Option("--out", help="Folder for result.json, runs.csv and report.html.")]
 _Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output; all else goes to stderr.")]
 _Requests = Annotated[int, typer.Option("--requests", help="Per run, at least.")]
-_MinSeconds = Annotated[float | None, typer.Option("--min-seconds", help="A run lasts so long; auto: 10, or 5 TTFT SLOs.")]
+_MinSeconds = Annotated[
+    float | None, typer.Option("--min-seconds", help="A run lasts so long; auto: 10, or 5 TTFT SLOs.")
+]
 _Seed = Annotated[int, typer.Option("--seed", help="The same seed sends the same requests at the same times.", min=0)]
 _Timeout = Annotated[float, typer.Option("--timeout-s", help="A request without an end by then has failed.")]
 
@@ -126,6 +132,83 @@ def run(
     _finish(result, out, json)
 
 
+@app.command()
+def compare(
+    model: Annotated[Path | None, typer.Argument(help="Checkpoint for the layouts; default: the built-in one.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A file of benchmarks/compare; options go before it.")] = None,
+    layouts: Annotated[str | None, typer.Option(help="Started here in turn: 2EPD,1EP1D,1E1PD, or files.")] = None,
+    server: Annotated[list[str] | None, typer.Option(help="One that runs already: NAME=URL. Repeatable.")] = None,
+    start: Annotated[list[str] | None, typer.Option(help="One to start: NAME=COMMAND with {port}. Repeatable.")] = None,
+    flags: Annotated[str | None, typer.Option(help="More flags of `hydrainfer serve`, for all layouts.")] = None,
+    cores: Annotated[str | None, typer.Option(help="What each deployment gets as a whole, e.g. 0-3.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Likewise, for CUDA_VISIBLE_DEVICES.")] = None,
+    threads_per_instance: Annotated[
+        int | None, typer.Option(help="Default: as many as there are cores.", min=1)
+    ] = None,
+    workload: Annotated[str | None, typer.Option(help="As of `bench run`; default textcaps.")] = None,
+    data: _Data = None,
+    pictures: _Pictures = None,
+    like: _Like = None,
+    slo: _Slo = None,
+    goodput: _Parts = None,
+    rates: Annotated[str | None, typer.Option(help="Requests per second, all in every round: 1,2,4.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="With another seed each.", min=1)] = None,
+    requests: Annotated[int | None, typer.Option(help="Per run, at least.", min=1)] = None,
+    min_seconds: _MinSeconds = None,
+    seed: Annotated[int | None, typer.Option(help="Of the traffic.", min=0)] = None,
+    json: _Json = False,
+    out: Annotated[Path, typer.Option(help="Folder for result.json, runs.csv and report.html.")] = Path("comparison"),
+) -> None:
+    """Compare layouts and servers on the same hardware with the same traffic, in turns; ends with a page to look at."""
+    from hydrainfer.workload.compare import Comparison, read_plan
+    from hydrainfer.workload.output import Shown
+    from hydrainfer.workload.session import Effort
+    from hydrainfer.workload.sources import read_workload
+
+    given: dict[str, Any] = {
+        "layouts": layouts.split(",") if layouts else None,
+        "servers": _named(server, "url") + _named(start, "start") or None,
+        "flags": flags,
+        "workload": workload,
+        "data": data,
+        "pictures": pictures,
+        "like": like,
+        "slo": " ".join(goodput) if goodput else slo,
+        "rates": _numbers(rates, "rates") or None,
+        "rounds": rounds,
+        "requests": requests,
+        "min_s": min_seconds,
+        "seed": seed,
+    }
+    place = {"model": str(model) if model else None, "cores": cores, "gpus": gpus}
+    place["threads_per_instance"] = threads_per_instance  # type: ignore[assignment]
+    given = {k: v for k, v in given.items() if v is not None}
+    plan = read_plan(config, given | {"place": {k: v for k, v in place.items() if v is not None}})
+    spec = read_workload(plan.workload, data=plan.data, pictures=plan.pictures)
+    said = plan.slo.split()
+    are_parts = bool(said) and all(is_slo_part(part) for part in said)
+    objective = _objective(
+        said if are_parts else [], None if are_parts else plan.slo or None, plan.like, spec.dataset, True
+    )
+    if objective is None:
+        raise ConfigError("a comparison needs an SLO: --goodput 'ttft:250 tpot:40' (ms), --slo or --like", param="slo")
+    console = Console(stderr=True, highlight=False)
+    effort = Effort(requests=plan.requests, min_s=min_seconds_of(plan.min_s, objective), timeout_s=plan.timeout_s)
+    with Shown(console, objective) as watch:
+        say: Callable[[str], None] = lambda line: console.print(line, markup=False, soft_wrap=True)  # noqa: E731
+        comparison = Comparison(plan, spec, objective, effort, watch, say)
+        result = _run_to_end(comparison.run)
+    _finish(result, out, json)
+
+
+def _named(given: Sequence[str] | None, what: str) -> list[dict[str, str]]:
+    """`NAME=VALUE` each. Raises `ConfigError`."""
+    pairs = [text.partition("=") for text in given or ()]
+    if any(not (name and value) for name, _, value in pairs):
+        raise ConfigError(f"write NAME={what.upper()}, not {', '.join(given or ())}", param="server")
+    return [{"name": name, what: value} for name, _, value in pairs]
+
+
 def min_seconds_of(given: float | None, slo: Slo | None) -> float:
     """So long that a queue which outgrows the TTFT SLO is seen to."""
     if given is not None:
@@ -191,7 +274,9 @@ def _finish(result: Any, out: Path | None, as_json: bool) -> None:
 def trace(
     workload: Annotated[str, typer.Argument(help="A name or file of configs/workloads.")],
     out: Annotated[Path, typer.Option("--out", help="The recording, .jsonl.")],
-    url: Annotated[str | None, typer.Option(help="Ask this server how long its answers are; without: as drawn.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Ask this server how long its answers are; without: as drawn.")
+    ] = None,
     model: Annotated[str, typer.Option(help="Its name; default: the first the server has.")] = "",
     api_key: Annotated[str | None, typer.Option(help="Bearer token.", envvar="OPENAI_API_KEY")] = None,
     data: _Data = None,
@@ -229,4 +314,3 @@ def trace(
         if count:
             console.print(f"{count} {what}")
     console.print(f"[dim]next: hydrainfer bench URL --workload {out} --goodput ttft:250 tpot:40[/dim]", soft_wrap=True)
-

@@ -2,8 +2,8 @@
 
 The definitions are those of the paper, section 2.3. Intervals are two-sided at 95 %. Requests that wait in one queue
 share their luck, so that a share of them is less certain than as many independent ones would make it: its interval is
-that of the number of independent requests which would scatter as much (`effective_n`). Those of percentiles take samples
-as independent.
+that of the number of independent requests which would scatter as much (`effective_n`). Those of percentiles take
+samples as independent.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def breakdown_of(records: Sequence[RequestRecord], slo: Slo | None, reference: R
     told = [(r, _parts(r)) for r in records if r.ok and r.timings]
     if not told:
         return None
-    met, missed = [], []
+    met: list[dict[str, float]] = []
+    missed: list[dict[str, float]] = []
     ttft: Counter[str] = Counter()
     tpot: Counter[str] = Counter()
     for record, parts in told if slo else ():
@@ -67,10 +68,12 @@ def breakdown_of(records: Sequence[RequestRecord], slo: Slo | None, reference: R
         (met if verdict.met else missed).append(parts)
         excess = _excess(record, parts, reference)
         if not verdict.ttft:
-            ttft[max(BEFORE_FIRST + (OUTSIDE,), key=lambda name: excess[name])] += 1
+            ttft[max((*BEFORE_FIRST, OUTSIDE), key=lambda name: excess[name])] += 1
         if not verdict.tpot:
             tpot[max((*INTERVALS[5:], OUTSIDE), key=lambda name: excess[name])] += 1
-    counts = {k: round(sum(r.timings.get(k, 0) for r, _ in told)) for k in ("n_preemptions", "n_migrations", "n_recoveries")}
+    counts = {
+        k: round(sum(r.timings.get(k, 0) for r, _ in told)) for k in ("n_preemptions", "n_migrations", "n_recoveries")
+    }
     every = [parts for _, parts in told]
     return Breakdown(
         n=len(told),

@@ -20,8 +20,9 @@ Tried = Sequence[tuple[float, bool]]
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """`rate_per_s`: the highest rate that reached `target`, 0 if none did. The true one lies within [`low`, `high`] as
-    far as the runs can tell: at `low`, and at every lower rate tried, attainment is above the target with 95 % confidence,
-    at `high` and above it below; None where no rate tried was that clear. `note`: why the search ended, if it did not just find it."""
+    far as the runs can tell: at `low`, and at every lower rate tried, attainment is above the target with 95 %
+    confidence, at `high` and above it below; None where no rate tried was that clear. `note`: why the search ended, if
+    it did not just find it."""
 
     rate_per_s: float
     low: float | None
@@ -79,12 +80,12 @@ class Search:
     def next(self) -> float | None:
         for rate, (n_met, n, n_effective, runs) in self._seen.items():
             found = Proportion.of(int(n_met), int(n), n_effective)
-            if found.low < self._target <= found.high and 0 < n and runs < self._max_runs:
+            if found.low < self._target <= found.high and n > 0 and runs < self._max_runs:
                 return rate
         tried = [(rate, n > 0 and n_met >= self._target * n - 1e-9) for rate, (n_met, n, _, _) in self._seen.items()]
-        rate = next_rate(tried, self._first, self._factor, self._tolerance)
-        if rate is None or rate <= self._max_rate:
-            return rate
+        wanted = next_rate(tried, self._first, self._factor, self._tolerance)
+        if wanted is None or wanted <= self._max_rate:
+            return wanted
         return None if any(ok and r >= self._max_rate for r, ok in tried) else self._max_rate
 
     def result(self) -> Goodput:

@@ -12,9 +12,9 @@ from hydrainfer.workload.record import RequestRecord
 
 
 class Attainment(msgspec.Struct, frozen=True, kw_only=True):
-    """`met` requests of all, in the order of arrival, with Wilson's interval; a failed one is a miss. `ttft`, `tpot`, `e2e`: those that kept
-    that limit. `n_failed` of them failed; `n_both` missed TTFT and TPOT without failing. `n_effective`: see
-    `metrics.effective_n`."""
+    """`met` requests of all, in the order of arrival, with Wilson's interval; a failed one is a miss. `ttft`, `tpot`,
+    `e2e`: those that kept that limit. `n_failed` of them failed; `n_both` missed TTFT and TPOT without failing.
+    `n_effective`: see `metrics.effective_n`."""
 
     slo: Slo
     met: Proportion

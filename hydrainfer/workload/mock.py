@@ -22,8 +22,8 @@ from hydrainfer.workload.spread import Spread
 @dataclass(frozen=True)
 class Script:
     """What one answer does. `service_s`: holds one of the server's slots so long before `ttft_s` begins. `*_after`
-    count token chunks. `itl_s`: the gap after each chunk, or one for each, or drawn. `timings`: what `usage.hydrainfer` says. `refuses`:
-    a body with one of these fields gets a 400."""
+    count token chunks. `itl_s`: the gap after each chunk, or one for each, or drawn. `timings`: what
+    `usage.hydrainfer` says. `refuses`: a body with one of these fields gets a 400."""
 
     service_s: float = 0.0
     ttft_s: float = 0.0
@@ -67,7 +67,7 @@ class Served:
 
 class MockServer:
     """`async with MockServer(script) as server: server.url`. `script` may be a function of the request's rank. `slots`:
-    how many requests are in service at once, first come first served; None is no limit. `pages`: bodies of GET paths."""
+    requests in service at once, first come first served; None is no limit. `pages`: bodies of GET paths."""
 
     def __init__(
         self,
@@ -220,10 +220,10 @@ def main() -> None:
     parser.add_argument("--slots", type=int, help="requests in service at once; without it, any number")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    spreads = (Spread(s.kind, s.a / 1e3, s.b / (1e3 if s.kind == "uniform" else 1)) for s in _spreads(args))
+    service, ttft, itl = (seconds_of(s) for s in (args.service_ms, args.ttft_ms, args.itl_ms))
 
     async def serve() -> None:
-        async with MockServer(drawn(*spreads, args.seed), slots=args.slots, port=args.port) as server:
+        async with MockServer(drawn(service, ttft, itl, args.seed), slots=args.slots, port=args.port) as server:
             print(f"ready {server.url}   (Ctrl-C stops)", flush=True)  # noqa: T201
             await asyncio.Event().wait()
 
@@ -231,8 +231,10 @@ def main() -> None:
         asyncio.run(serve())
 
 
-def _spreads(args: argparse.Namespace) -> tuple[Spread, Spread, Spread]:
-    return args.service_ms, args.ttft_ms, args.itl_ms
+def seconds_of(s: Spread) -> Spread:
+    """Of one in milliseconds."""
+    b = s.b if s.kind == "lognormal" else s.b / 1e3
+    return Spread(s.kind, s.a / 1e3, b, s.least / 1e3, s.most / 1e3)
 
 
 if __name__ == "__main__":

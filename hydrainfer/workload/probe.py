@@ -20,8 +20,8 @@ OPTIONAL = ("timings", "return_token_ids", "ignore_eos", "include_usage")
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """`version`: what `/version` says. `prefix_cache`: what the server says of its own, "not said" if nothing.
-    `instances`: roles of a HydraInfer deployment. `timings`: it says where the time went. `refused`: fields of `OPTIONAL`
-    that it does not take, so that they are left out; without `ignore_eos`, answers may end early."""
+    `instances`: roles of a HydraInfer deployment. `timings`: it says where the time went. `refused`: fields of
+    `OPTIONAL` that it does not take, so that they are left out; without `ignore_eos`, answers may end early."""
 
     url: str
     model: str
@@ -69,7 +69,9 @@ async def _accepted(client: ChatClient, target: Target) -> tuple[BodyOptions, tu
         record = await client.chat(body, index=0, n_asked=2, scheduled_s=0.0)
         if record.failure is None:
             if not record.chunk_s:
-                raise ConfigError(f"{target.base_url} answered without a single token; is {target.model!r} a chat model?")
+                raise ConfigError(
+                    f"{target.base_url} answered without a single token; is {target.model!r} a chat model?"
+                )
             told = bool(record.timings)
             return msgspec.structs.replace(options, timings=told), refused, told
         if record.failure.status not in (400, 422) or len(refused) == len(OPTIONAL):

@@ -43,8 +43,8 @@ class Percentiles(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Latencies in seconds, of successful requests. `duration_s`: from the first measured request sent to the last one
     ended. `late_s`: how far the client lagged behind its own schedule. `n_count_differs`: answers whose ids are not as
-    many as `usage` says. `n_wrong_length`: answers that are not as long as was asked for. `n_cut`: requests under way when
-    the load was stopped, `n_unsent`: those that came after; neither is in `n_requests`."""
+    many as `usage` says. `n_wrong_length`: answers that are not as long as was asked for. `n_cut`: requests under way
+    when the load was stopped, `n_unsent`: those that came after; neither is in `n_requests`."""
 
     arrivals: Arrivals
     seed: int

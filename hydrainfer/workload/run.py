@@ -37,20 +37,28 @@ class Stop:
     """Tells a load to end now and keep what it has: by `now` (Ctrl-C), or by itself when `dead_after` requests in a row
     found nobody to talk to (None: never)."""
 
-    def __init__(self, dead_after: int | None = None) -> None:
+    def __init__(self, dead_after: int | None = None, parent: Stop | None = None) -> None:
+        """What stops `parent` stops this one; not the other way round."""
         self._dead_after, self._n_dead = dead_after, 0
-        self._event = asyncio.Event()
+        self._event, self._children = asyncio.Event(), list[Stop]()
         self.reason = ""
+        if parent is not None:
+            parent._children.append(self)
+            if parent:
+                self.now(parent.reason)
 
     def now(self, reason: str) -> None:
         self.reason = self.reason or reason
         self._event.set()
+        for child in self._children:
+            child.now(reason)
 
     def hear(self, record: RequestRecord) -> None:
         dead = record.failure is not None and record.failure.kind is FailureKind.CONNECTION
         self._n_dead = self._n_dead + 1 if dead else 0
         if record.failure is not None and self._n_dead == self._dead_after:
-            self.now(f"the server is gone: {self._n_dead} requests in a row failed, the last with: {record.failure.message}")
+            last = record.failure.message
+            self.now(f"the server is gone: {self._n_dead} requests in a row failed, the last with: {last}")
 
     async def wait(self) -> None:
         await self._event.wait()

@@ -151,7 +151,9 @@ class Session:
             ttft_s = self._slo.ttft_s
             late_s = run.report.late_s.p99 if run.report.late_s else 0.0
             if run.client_late and (ttft_s is None or late_s > 0.1 * ttft_s):
-                search.give_up_above(rate, f"above, this client itself was late: by {late_s * 1e3:.0f} ms (p99) at {rate:.4g}/s")
+                search.give_up_above(
+                    rate, f"above, this client itself was late: by {late_s * 1e3:.0f} ms (p99) at {rate:.4g}/s"
+                )
             elif run.attainment is not None:
                 met = run.attainment.met
                 search.tell(rate, met.n_met, met.n, run.attainment.n_effective)
@@ -189,6 +191,8 @@ def summary_line(run: Run) -> str:
 def by_rate(runs: Sequence[Run], server: str) -> dict[float, list[Run]]:
     """Of one server, ascending."""
     found: dict[float, list[Run]] = {}
-    for run in sorted((r for r in runs if r.server == server and r.rate_per_s is not None), key=lambda r: r.rate_per_s or 0):
+    for run in sorted(
+        (r for r in runs if r.server == server and r.rate_per_s is not None), key=lambda r: r.rate_per_s or 0
+    ):
         found.setdefault(run.rate_per_s or 0.0, []).append(run)
     return found

@@ -1,4 +1,4 @@
-"""The first pass over a workload: every request once, answered to its natural end, to learn how long the answers are."""
+"""The first pass over a workload: every request once, to its natural end, to learn how long the answers are."""
 
 from __future__ import annotations
 

@@ -179,8 +179,14 @@ def test_sharegpt(tmp_path):
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n2023-11-16 18:17:04.4799600,30,8"
 )
-AZURE_2024 = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,4808,10\n2024-05-10 00:00:00.509930+00:00,30,8"
-BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,4808,10,490,Conversation log\n5.2,GPT-4,9,0,9,API log\n5.5,GPT-4,30,8,38,API log"
+AZURE_2024 = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2024-05-10 00:00:00.009930+00:00,4808,10\n2024-05-10 00:00:00.509930+00:00,30,8"
+)
+BURST = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,4808,10,490,Conversation log\n"
+    "5.2,GPT-4,9,0,9,API log\n5.5,GPT-4,30,8,38,API log"
+)
 MOONCAKE = "\n".join(
     json.dumps({"timestamp": t, "input_length": i, "output_length": o, "hash_ids": [0]})
     for t, i, o in ((27000, 4808, 10), (27500, 30, 8))

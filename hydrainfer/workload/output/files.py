@@ -16,7 +16,11 @@ from hydrainfer.workload.result import BenchResult, Run
 
 def write_files(result: BenchResult, folder: Path) -> list[Path]:
     """`result.json`, `runs.csv`, `report.html`. Raises `ConfigError` if the folder cannot be written."""
-    files = {"result.json": result.to_json(), "runs.csv": csv_of(result).encode(), "report.html": page_of(result).encode()}
+    files = {
+        "result.json": result.to_json(),
+        "runs.csv": csv_of(result).encode(),
+        "report.html": page_of(result).encode(),
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

@@ -16,12 +16,13 @@ from hydrainfer.workload.session import by_rate
 STYLE = """
 :root{color-scheme:light}body{font:15px/1.5 system-ui,sans-serif;color:#1c2024;background:#fff;max-width:1000px;
 margin:32px auto;padding:0 20px}h1{font-size:25px;margin:0 0 4px}h2{font-size:18px;margin:34px 0 8px;border-bottom:1px
-solid #d8dce0;padding-bottom:4px}h3{font-size:15px;margin:14px 0 2px}table{border-collapse:collapse;font-size:13px;margin:8px 0;
-width:100%}th,td{padding:4px 10px 4px 0;text-align:left;border-bottom:1px solid #e8ebee;vertical-align:top}
+solid #d8dce0;padding-bottom:4px}h3{font-size:15px;margin:14px 0 2px}table{border-collapse:collapse;font-size:13px;
+margin:8px 0;width:100%}th,td{padding:4px 10px 4px 0;text-align:left;border-bottom:1px solid #e8ebee;vertical-align:top}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}code{font:12.5px ui-monospace,monospace;
 background:#f3f5f7;padding:1px 4px;border-radius:3px;overflow-wrap:anywhere}.sub{color:#5b6470;margin:0 0 14px}
 .pair{display:grid;grid-template-columns:1fr 1fr;gap:10px 24px}@media(max-width:760px){.pair{grid-template-columns:1fr}}
-svg{width:100%;height:auto;font:11.5px system-ui,sans-serif;fill:#3a424b}.grid{stroke:#e6e9ec}.axis{fill:none;stroke:#8a929b}
+svg{width:100%;height:auto;font:11.5px system-ui,sans-serif;fill:#3a424b}.grid{stroke:#e6e9ec}
+.axis{fill:none;stroke:#8a929b}
 .limit{stroke:#b5484f;stroke-dasharray:5 4}.note{fill:#b5484f}.legend{font-size:13px;margin:2px 0 6px}.legend
 span{margin-right:16px;white-space:nowrap}.legend i{display:inline-block;width:11px;height:11px;border-radius:2px;
 margin-right:5px;vertical-align:-1px}.scroll{overflow-x:auto}li{margin:3px 0}
@@ -33,7 +34,8 @@ def page_of(result: BenchResult) -> str:
     """A whole HTML document."""
     colours = {server.name: COLOURS[i % len(COLOURS)] for i, server in enumerate(result.servers)}
     body = "".join(_sections(result, colours))
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(result.title)}</title>'
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{escape(result.title)}</title>"
     return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
 
 
@@ -41,12 +43,15 @@ def _sections(result: BenchResult, colours: dict[str, str]) -> Iterator[str]:
     slo = f"SLO: {result.slo}" if result.slo else "no SLO"
     like = f", answers as long as {result.like}'s" if result.like else ""
     yield f"<h1>{escape(result.title)}</h1><p class=sub>{escape(result.date)} · "
-    yield f"workload {escape(result.workload.dataset)} ({escape(result.workload.source)}){escape(like)} · {escape(slo)}</p>"
+    workload = f"workload {result.workload.dataset} ({result.workload.source}){like}"
+    yield f"{escape(workload)} · {escape(slo)}</p>"
     yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in conclusions(result)) + "</ul>"
     yield "<h2>What was compared</h2>" + _servers(result)
     rated = [run for run in result.runs if run.rate_per_s is not None and run.attainment is not None]
     if rated:
-        yield "<h2>SLO attainment against the request rate</h2><div class=pair>" + _attainment(result, colours) + "</div>"
+        yield (
+            "<h2>SLO attainment against the request rate</h2><div class=pair>" + _attainment(result, colours) + "</div>"
+        )
     yield from _distributions(result, colours)
     yield from _breakdowns(result)
     yield "<h2>Every run</h2>" + _runs(result)
@@ -80,7 +85,15 @@ def _servers(result: BenchResult) -> str:
                 f"{s.startup_s:.1f} s" if s.startup_s is not None else "–",
             ]
         )
-    head = ["deployment", "model, version", "cores of it all", "threads an instance", "prefix cache", "alone: TTFT / TPOT p50, ms", "start"]
+    head = [
+        "deployment",
+        "model, version",
+        "cores of it all",
+        "threads an instance",
+        "prefix cache",
+        "alone: TTFT / TPOT p50, ms",
+        "start",
+    ]
     return _table(head, rows, n_left=5)
 
 
@@ -103,7 +116,11 @@ def _attainment(result: BenchResult, colours: dict[str, str]) -> str:
     least, most, log = _rates(result)
     x = Axis("requests per second", least, most, log=log)
     figures = []
-    for what, title in (("met", "SLO met"), ("ttft", "TTFT within its SLO"), ("tpot", "token intervals within their SLO")):
+    for what, title in (
+        ("met", "SLO met"),
+        ("ttft", "TTFT within its SLO"),
+        ("tpot", "token intervals within their SLO"),
+    ):
         series = []
         for server in result.servers:
             points = []
@@ -115,7 +132,9 @@ def _attainment(result: BenchResult, colours: dict[str, str]) -> str:
         y = Axis(title, 0.0, 1.0, limit=0.9 if what == "met" else None, percent=True)
         figures.append(f"<div><h3>{escape(title)}</h3>{lines(title, x, y, series)}</div>")
     names = legend(list(colours), list(colours.values()))
-    note = "<p class=sub>Dashed: 90 %. Vertical bars: Wilson intervals, 95 %, widened for requests that share a queue.</p>"
+    note = (
+        "<p class=sub>Dashed: 90 %. Vertical bars: Wilson intervals, 95 %, widened for requests that share a queue.</p>"
+    )
     return figures[0] + f"<div>{names}{note}</div>" + "".join(figures[1:])
 
 
@@ -139,7 +158,9 @@ def _distributions(result: BenchResult, colours: dict[str, str]) -> Iterator[str
             limit = getattr(result.slo, f"{name}_s") if result.slo else None
             series, reach = [], []
             for server in result.servers:
-                runs = [r for r in result.runs if (r.server, r.arrivals) == (server.name, arrivals) and name in r.curves]
+                runs = [
+                    r for r in result.runs if (r.server, r.arrivals) == (server.name, arrivals) and name in r.curves
+                ]
                 if runs:  # of the run in the middle, by median: quantiles of several runs do not average
                     curve = sorted(r.curves[name] for r in runs)[len(runs) // 2]
                     reach += [max(curve[98], 1e-5), max(curve[1], 1e-5)]
@@ -169,15 +190,26 @@ def _breakdowns(result: BenchResult) -> Iterator[str]:
                 for counts in (b.ttft_blame, b.tpot_blame)
             ]
             moved = b.counts.get("n_migrations", 0)
-            rows.append([escape(server.name), escape(run.arrivals), *blame, str(moved), str(b.counts.get("n_preemptions", 0))])
+            rows.append(
+                [escape(server.name), escape(run.arrivals), *blame, str(moved), str(b.counts.get("n_preemptions", 0))]
+            )
     if not bars:
         return
     names = [part.replace("_", " ") for part in PARTS]
-    yield "<h2>Where the time of a request went</h2>" + legend(names) + stacked("mean latency by part", "ms", bars, names)
-    yield "<p class=sub>Means of the first round, from the server's own account; <i>outside</i> is what it does not see.</p>"
+    yield (
+        "<h2>Where the time of a request went</h2>" + legend(names) + stacked("mean latency by part", "ms", bars, names)
+    )
+    yield "<p class=sub>Means of the first round, by the server; <i>outside</i> is what it does not see.</p>"
     if result.slo:
         yield "<h2>Which stage made requests miss</h2>"
-        head = ["deployment", "arrivals", "missed TTFT because of", "missed TPOT because of", "migrations", "preemptions"]
+        head = [
+            "deployment",
+            "arrivals",
+            "missed TTFT because of",
+            "missed TPOT because of",
+            "migrations",
+            "preemptions",
+        ]
         yield _table(head, rows, n_left=4)
         yield "<p class=sub>Blamed is the part that took most beyond what it takes of a request alone.</p>"
 
@@ -201,7 +233,19 @@ def _runs(result: BenchResult) -> str:
                 ms(r.late_s.p99 if r.late_s else None),
             ]
         )
-    head = ["deployment", "arrivals", "seed", "answered", "met", "TTFT p50, ms", "p90", "TPOT p50", "ITL p99", "tokens/s", "client late p99"]
+    head = [
+        "deployment",
+        "arrivals",
+        "seed",
+        "answered",
+        "met",
+        "TTFT p50, ms",
+        "p90",
+        "TPOT p50",
+        "ITL p99",
+        "tokens/s",
+        "client late p99",
+    ]
     return _table(head, rows, n_left=2)
 
 
@@ -210,7 +254,9 @@ def _repeat(result: BenchResult) -> str:
     started = "".join(_started(s) for s in result.servers if s.command)
     seeds = ", ".join(str(s) for s in result.seeds)
     notes = f"<p class=sub>Workload: {escape(result.workload.notes)}</p>" if result.workload.notes else ""
-    return f"<p><code>{escape(result.command)}</code></p><ul>{started}</ul><p class=sub>seeds {seeds}<br>{said}</p>{notes}"
+    return (
+        f"<p><code>{escape(result.command)}</code></p><ul>{started}</ul><p class=sub>seeds {seeds}<br>{said}</p>{notes}"
+    )
 
 
 def _started(server: Server) -> str:

@@ -28,7 +28,12 @@ class Shown:
 
     def __init__(self, console: Console, slo: Slo | None) -> None:
         self._console, self._slo = console, slo
-        columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TextColumn("{task.fields[now]}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[now]}"),
+        )
         # drawing takes the processor from the client: four times a second, and only where somebody looks
         self._progress = Progress(
             *columns, console=console, transient=True, refresh_per_second=4, disable=not console.is_terminal
@@ -63,7 +68,7 @@ class Shown:
         met = f", attainment {self._n_met / self._n:.0%}" if self._slo and self._n else ""
         return f"{self._n_ok / max(passed_s, 1e-9):.3g} answers/s{met}{failed}"
 
-    def ended(self, server: str, run: Run | None) -> None:
+    def ended(self, server: str, run: Run | None) -> None:  # noqa: ARG002
         self._progress.update(self._task, visible=False)
         if run is not None:
             self._console.print(summary_line(run), markup=False, highlight=False, soft_wrap=True)

@@ -153,5 +153,7 @@ def stacked(title: str, label: str, bars: Sequence[Bar], names: Sequence[str], w
 
 
 def legend(names: Sequence[str], colours: Sequence[str] = COLOURS) -> str:
-    items = (f'<span><i style="background:{colours[i % len(colours)]}"></i>{escape(n)}</span>' for i, n in enumerate(names))
+    items = (
+        f'<span><i style="background:{colours[i % len(colours)]}"></i>{escape(n)}</span>' for i, n in enumerate(names)
+    )
     return f'<p class="legend">{"".join(items)}</p>'

@@ -39,14 +39,20 @@ def conclusions(result: BenchResult) -> list[str]:
             + (f"; {goodput.note}" if goodput.note else "")
         )
     ranked = sorted(result.goodput.items(), key=lambda item: -item[1].rate_per_s)
-    if len(ranked) > 1:
+    if len(ranked) > 1 and ranked[0][1].rate_per_s:
         (best, a), (second, b) = ranked[:2]
         clear = a.low is not None and b.high is not None and a.low > b.high
-        sure = "the intervals do not overlap" if clear else "their intervals overlap: these runs do not tell which is better"
+        sure = (
+            "the intervals do not overlap"
+            if clear
+            else "their intervals overlap: these runs do not tell which is better"
+        )
         said.append(f"{best} carries most, {second} next; {sure}.")
     late = sum(run.client_late for run in result.runs)
     if late:
-        said.append(f"In {late} of {len(result.runs)} runs the client itself was late: their load was not what it says.")
+        said.append(
+            f"In {late} of {len(result.runs)} runs the client itself was late: their load was not what it says."
+        )
     wrong = sum(run.report.n_count_differs for run in result.runs)
     if wrong:
         said.append(f"{wrong} answers had another number of token ids than the server's usage says.")
@@ -96,7 +102,9 @@ def _parts(server: str, runs: list[Run]) -> Table:
         for run in runs:
             b = run.breakdown
             assert b is not None
-            blame = [f"{n} {what}" for what, n in (("TTFT", b.ttft_blame.get(part)), ("TPOT", b.tpot_blame.get(part))) if n]
+            blame = [
+                f"{n} {what}" for what, n in (("TTFT", b.ttft_blame.get(part)), ("TPOT", b.tpot_blame.get(part))) if n
+            ]
             cells.append(ms(b.mean_s[part]) + (f"  [{', '.join(blame)}]" if blame else ""))
         table.add_row(part.replace("_", " "), *cells)
     return table

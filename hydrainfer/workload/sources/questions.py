@@ -55,7 +55,7 @@ def pope(path: Path, pictures: Path) -> Iterator[Question]:
         yield Question(field(path, where, entry, "text", str), pictures / name)
 
 
-def mme(path: Path, pictures: Path) -> Iterator[Question]:
+def mme(path: Path, pictures: Path) -> Iterator[Question]:  # noqa: ARG001
     """The unpacked `MME_Benchmark_release_version`: one folder a task, with pictures and beside them, or under
     `questions_answers_YN/` and `images/`, a text file of the same name with a question, a tab and an answer a line.
     `pictures` is not used."""

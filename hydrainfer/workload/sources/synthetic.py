@@ -12,16 +12,16 @@ from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
 from hydrainfer.workload.sources.traces import Arrival
 from hydrainfer.workload.spread import Spread
 
-WORDS = (
-    "apple arrow ball bank bear bird boat book bottle bowl bread bridge brush bus cake camera car card cat chair clock "
-    "cloud coat coffee corn cow cup desk dog door dress drum duck engine eye face farm fence field fire fish flag floor "
-    "flower fork fruit garden glass glove grass hand hat hill horse house ice island jar key kite knife ladder lake lamp "
-    "leaf letter light lion map market milk mirror moon mountain music nail nest night oil orange paint paper park pen "
-    "picture pie plane plant plate pocket pond queen rain ring river road rock roof room rope rose sail salt sand school "
-    "sea seat sheep ship shirt shoe sign sky snow soap song spoon square star stone store street sugar sun table tail "
-    "tent ticket tiger tool tower town toy train tree truck umbrella valley village wall watch water wheel window wing "
-    "winter wood wool word yard"
-).split()
+WORDS = """
+apple arrow ball bank bear bird boat book bottle bowl bread bridge brush bus cake camera car card cat chair
+clock cloud coat coffee corn cow cup desk dog door dress drum duck engine eye face farm fence field fire fish
+flag floor flower fork fruit garden glass glove grass hand hat hill horse house ice island jar key kite knife
+ladder lake lamp leaf letter light lion map market milk mirror moon mountain music nail nest night oil orange
+paint paper park pen picture pie plane plant plate pocket pond queen rain ring river road rock roof room rope
+rose sail salt sand school sea seat sheep ship shirt shoe sign sky snow soap song spoon square star stone store
+street sugar sun table tail tent ticket tiger tool tower town toy train tree truck umbrella valley village wall
+watch water wheel window wing winter wood wool word yard
+""".split()  # noqa: SIM905
 
 
 class Texts:
