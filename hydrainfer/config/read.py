@@ -41,7 +41,7 @@ def locate(kind: str, name: str | Path) -> Path:
     """The file of that path, or `configs/KIND/NAME.yaml` of the source tree or of the installation. Raises
     `ConfigError` that names those there are."""
     path = Path(name).expanduser()
-    if path.suffix:
+    if path.suffix in (".yaml", ".yml", ".jsonl") or path.exists():
         return path
     folders = [root / "configs" / kind for root in (Path(__file__).parents[2], Path(sys.prefix) / "share/hydrainfer")]
     for folder in folders:

@@ -7,6 +7,7 @@ import contextlib
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -87,14 +88,21 @@ def until_interrupted(stop: Stop) -> Iterator[None]:
             loop.remove_signal_handler(sig)
 
 
-async def bench(asked: Asked, target: Target, watch: Watcher, stop: Stop | None = None) -> BenchResult:
+async def bench(
+    asked: Asked,
+    target: Target,
+    watch: Watcher,
+    stop: Stop | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> BenchResult:
     """Raises `ConfigError` for what was asked wrongly and for a server that cannot be measured at all; one that dies
     midway ends it with what there is."""
-    stop = stop or Stop(DEAD_AFTER)
+    stop = Stop(DEAD_AFTER) if stop is None else stop
     fixed = asked.load.fixed()
     if not fixed and asked.slo is None:
         raise ConfigError("say what to find out: --goodput ttft:250 tpot:40 (ms) or --slo, or --rate, or --concurrency")
-    session = Session(asked.name, target, Traffic(asked.workload, asked.like), asked.slo, asked.effort, stop, watch)
+    traffic = Traffic(asked.workload, asked.like)
+    session = Session(asked.name, target, traffic, asked.slo, asked.effort, stop, watch, clock)
     runs: list[Run] = []
     goodput, notes = {}, []
     with until_interrupted(stop):
@@ -103,9 +111,9 @@ async def bench(asked: Asked, target: Target, watch: Watcher, stop: Stop | None 
         notes += [why_not] if why_not else []
         for round_ in range(asked.runs):
             for rank, arrivals in enumerate(fixed):
-                if not stop:
+                if not stop.came:
                     runs.append(await session.at(arrivals, seed_of(asked.seed, round_, rank), round_))
-        if not fixed and not stop and not why_not:
+        if not fixed and not stop.came and not why_not:
             load = asked.load
             search = Search(
                 load.first_rate or session.first_rate,

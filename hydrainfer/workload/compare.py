@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,14 @@ class Comparison:
     """Runs a plan. `say` gets a line at a time."""
 
     def __init__(
-        self, plan: Plan, workload: Workload, slo: Slo, effort: Effort, watch: Watcher, say: Callable[[str], None]
+        self,
+        plan: Plan,
+        workload: Workload,
+        slo: Slo,
+        effort: Effort,
+        watch: Watcher,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Raises `ConfigError` for a plan that cannot be."""
         if not plan.rates:
@@ -86,7 +94,7 @@ class Comparison:
         self._load.fixed()
         self._cores = plan.place.core_set
         self._traffic = Traffic(workload, plan.like)
-        self._watch, self._say = watch, say
+        self._watch, self._say, self._clock = watch, say, clock
         self._servers: dict[str, Server] = {}
         self._runs: list[Run] = []
         self._too_much: dict[str, float] = {}
@@ -98,7 +106,7 @@ class Comparison:
         with tempfile.TemporaryDirectory() as logs, until_interrupted(stop):
             for round_ in range(self._plan.rounds):
                 for one in _rotated(self._deployments, round_):
-                    if stop or self._failed(one):
+                    if stop.came or self._failed(one):
                         continue
                     try:
                         await self._one(one, round_, stop, Path(logs) / one.name.replace("/", "_"))
@@ -111,19 +119,19 @@ class Comparison:
         mine = Stop(DEAD_AFTER, stop)
         async with running(one, self._plan.place, log) as (url, process):
             target = Target(base_url=url, model=one.model, timeout_s=self._effort.timeout_s)
-            session = Session(one.name, target, self._traffic, self._slo, self._effort, mine, self._watch)
+            session = Session(one.name, target, self._traffic, self._slo, self._effort, mine, self._watch, self._clock)
             await session.open(self._plan.seed << 20)
             if one.name not in self._servers:
                 self._servers[one.name] = self._described(one, session, process)
                 why_not = hopeless(session.unloaded, self._slo)
                 self._notes += [f"{one.name}: {why_not}"] if why_not else []
             for rank, rate in enumerate(self._load.rates):
-                if not mine and rate <= self._too_much.get(one.name, rate):
+                if not mine.came and rate <= self._too_much.get(one.name, rate):
                     run = await session.at(self._load.at(rate), seed_of(self._plan.seed, round_, rank), round_)
                     self._runs.append(run)
                     if run.attainment and run.attainment.met.share < self._plan.give_up_below:
                         self._too_much[one.name] = min(rate, self._too_much.get(one.name, rate))
-            if mine and not stop:
+            if mine.came and not stop.came:
                 log_end = f"\n{process.log_tail()}" if process else ""
                 raise ServerFailed(f"{mine.reason}{log_end}")
 

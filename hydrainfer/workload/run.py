@@ -44,7 +44,7 @@ class Stop:
         self.reason = ""
         if parent is not None:
             parent._children.append(self)
-            if parent:
+            if parent.came:
                 self.now(parent.reason)
 
     def now(self, reason: str) -> None:
@@ -63,7 +63,8 @@ class Stop:
     async def wait(self) -> None:
         await self._event.wait()
 
-    def __bool__(self) -> bool:
+    @property
+    def came(self) -> bool:
         return self._event.is_set()
 
 
@@ -85,7 +86,7 @@ async def run_load(
     if not 0 <= n_warmup < len(chats):
         raise ConfigError(f"of {len(chats)} requests, {n_warmup} cannot be warm-up", param="n_warmup")
     bodies = [(options.body(chat, target.model), chat.max_tokens) for chat in chats]
-    stop = stop or Stop()
+    stop = Stop() if stop is None else stop
     async with ChatClient(target, clock) as client:
         load = _Load(client, stop, clock)
         warmup, _ = await load.run(bodies[:n_warmup], arrivals, seed + 1, None)
@@ -111,7 +112,7 @@ class _Load:
         self, bodies: Sequence[tuple[bytes, int]], arrivals: Arrivals, seed: int, on_record: OnRecord | None
     ) -> tuple[list[RequestRecord], int]:
         """What ended, in order, and how many were under way when it was stopped."""
-        if self._stop:
+        if self._stop.came:
             return [], 0
         start_s = self._clock()
         records: list[RequestRecord | None] = [None] * len(bodies)

@@ -107,7 +107,7 @@ class Session:
         self._watch.ended(self.name, None)
         self._reference = Reference.of(result.records)
         self.unloaded = report_of(result)
-        if not self.unloaded.n_ok and not self.stop:
+        if not self.unloaded.n_ok and not self.stop.came:
             why = self.unloaded.failure_examples[0].message if self.unloaded.failure_examples else "no answer"
             raise ConfigError(f"{self.name} failed every request of the workload, one at a time: {why}")
 
@@ -143,10 +143,10 @@ class Session:
         """Until goodput is known or it is stopped. `runs` is filled as they end."""
         runs = [] if runs is None else runs
         assert self._slo is not None
-        while not self.stop and (rate := search.next()) is not None:
+        while not self.stop.came and (rate := search.next()) is not None:
             run = await self.at(at(rate), seed + len(runs))
             runs.append(run)
-            if self.stop:  # half a run at this rate would be judged as a whole one
+            if self.stop.came:  # half a run at this rate would be judged as a whole one
                 break
             ttft_s = self._slo.ttft_s
             late_s = run.report.late_s.p99 if run.report.late_s else 0.0

@@ -28,6 +28,9 @@ span{margin-right:16px;white-space:nowrap}.legend i{display:inline-block;width:1
 margin-right:5px;vertical-align:-1px}.scroll{overflow-x:auto}li{margin:3px 0}
 """
 MAX_CDF_RATES = 3
+FLOOR_S = 1e-4  # of a logarithmic axis: below it lies what came in one read
+PART_COLOURS = ("#a9c6e8", "#2f6db3", "#8a929b", "#f3cfa4", "#d9822b", "#4d545c", "#b7dcc0", "#4a9a5d", "#dcdfe3")
+"""A hue per stage, light while it waits; greys for what moves and for the rest."""
 
 
 def page_of(result: BenchResult) -> str:
@@ -135,7 +138,17 @@ def _attainment(result: BenchResult, colours: dict[str, str]) -> str:
     note = (
         "<p class=sub>Dashed: 90 %. Vertical bars: Wilson intervals, 95 %, widened for requests that share a queue.</p>"
     )
-    return figures[0] + f"<div>{names}{note}</div>" + "".join(figures[1:])
+    return figures[0] + f"<div>{names}{_goodputs(result)}{note}</div>" + "".join(figures[1:])
+
+
+def _goodputs(result: BenchResult) -> str:
+    rows = []
+    for name, g in result.goodput.items():
+        low = "0" if g.low is None else f"{g.low:.4g}"
+        high = "not reached" if g.high is None else f"{g.high:.4g}"
+        rows.append([escape(name), f"{g.rate_per_s:.4g}", low, high])
+    head = ["deployment", "goodput, requests/s", "surely above 90 % at", "surely below at"]
+    return _table(head, rows) if rows else ""
 
 
 def _shared_rates(result: BenchResult) -> list[str]:
@@ -163,8 +176,8 @@ def _distributions(result: BenchResult, colours: dict[str, str]) -> Iterator[str
                 ]
                 if runs:  # of the run in the middle, by median: quantiles of several runs do not average
                     curve = sorted(r.curves[name] for r in runs)[len(runs) // 2]
-                    reach += [max(curve[98], 1e-5), max(curve[1], 1e-5)]
-                    points = [Point(max(s, 1e-5) * 1e3, q / 100, 0, 0) for q, s in enumerate(curve)]
+                    reach += [max(curve[98], FLOOR_S), max(curve[1], FLOOR_S)]
+                    points = [Point(max(s, FLOOR_S) * 1e3, q / 100, 0, 0) for q, s in enumerate(curve)]
                     series.append(Series(server.name, colours[server.name], points, marks=False))
             if series:
                 top = max([*reach, limit or 0.0]) * 1e3
@@ -197,7 +210,9 @@ def _breakdowns(result: BenchResult) -> Iterator[str]:
         return
     names = [part.replace("_", " ") for part in PARTS]
     yield (
-        "<h2>Where the time of a request went</h2>" + legend(names) + stacked("mean latency by part", "ms", bars, names)
+        "<h2>Where the time of a request went</h2>"
+        + legend(names, PART_COLOURS)
+        + stacked("mean latency by part", "ms", bars, names, PART_COLOURS)
     )
     yield "<p class=sub>Means of the first round, by the server; <i>outside</i> is what it does not see.</p>"
     if result.slo:

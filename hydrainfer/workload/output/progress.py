@@ -52,6 +52,8 @@ class Shown:
     def begins(self, server: str, what: str, n: int) -> None:
         self._n = self._n_ok = self._n_met = 0
         self._start_s = time.perf_counter()
+        if not self._console.is_terminal:
+            self._console.print(f"{server}  {what}: {n} requests", markup=False, soft_wrap=True)
         self._progress.reset(self._task, total=n, description=f"{server}  {what}", now="", visible=True)
 
     def record(self, record: RequestRecord) -> None:

@@ -114,20 +114,24 @@ def lines(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
         for p, (px, py) in zip(one.points, places, strict=True) if one.marks else ():
             if p.high > p.low:
                 (_, low), (_, high) = at(p.x, p.low), at(p.x, p.high)
-                out.append(f'<path stroke="{one.colour}" opacity=".45" d="M{px:.1f} {low:.1f}V{high:.1f}"/>')
+                out.append(
+                    f'<path stroke="{one.colour}" stroke-width="1.6" opacity=".6" d="M{px:.1f} {low:.1f}V{high:.1f}"/>'
+                )
             told = f"<title>{escape(one.name)}: {x.said(p.x)}, {y.said(p.y)}</title>"
             out.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{one.colour}">{told}</circle>')
     return "".join([*out, "</svg>"])
 
 
 class Bar(NamedTuple):
-    """`parts[i]` belongs to the i-th colour."""
+    """`parts[i]` has the i-th name and colour."""
 
     label: str
     parts: Sequence[float]
 
 
-def stacked(title: str, label: str, bars: Sequence[Bar], names: Sequence[str], width: int = 960) -> str:
+def stacked(
+    title: str, label: str, bars: Sequence[Bar], names: Sequence[str], colours: Sequence[str], width: int = 960
+) -> str:
     """Horizontal bars, stacked; `names` of the parts in their order."""
     left, row, top = 190, 24, 6
     most = max((sum(bar.parts) for bar in bars), default=0.0) or 1.0
@@ -145,7 +149,7 @@ def stacked(title: str, label: str, bars: Sequence[Bar], names: Sequence[str], w
         for k, amount in enumerate(bar.parts):
             told = f"<title>{escape(names[k])}: {amount:.4g} {escape(label)}</title>"
             size = f'width="{amount * scale:.2f}" height="{row - 6}"'
-            out.append(f'<rect x="{x:.2f}" y="{y + 1}" {size} fill="{COLOURS[k % len(COLOURS)]}">{told}</rect>')
+            out.append(f'<rect x="{x:.2f}" y="{y + 1}" {size} fill="{colours[k]}">{told}</rect>')
             x += amount * scale
         out.append(_text(x + 6, y + 15, f"{sum(bar.parts):.4g}", "start"))
     out.append(_text((left + width) / 2, height - 5, label))

@@ -33,9 +33,9 @@ def conclusions(result: BenchResult) -> list[str]:
     said = [f"{s.name} could not be measured: {s.failed}" for s in result.servers if s.failed]
     for name, goodput in result.goodput.items():
         low = "0" if goodput.low is None else f"{goodput.low:.4g}"
-        high = "above what was tried" if goodput.high is None else f"{goodput.high:.4g}"
+        high = "beyond what was tried" if goodput.high is None else f"{goodput.high:.4g}"
         said.append(
-            f"{name}: goodput {goodput.rate_per_s:.4g} requests/s (between {low} and {high} with confidence)"
+            f"{name}: goodput {goodput.rate_per_s:.4g} requests/s (95 %: {low} to {high})"
             + (f"; {goodput.note}" if goodput.note else "")
         )
     ranked = sorted(result.goodput.items(), key=lambda item: -item[1].rate_per_s)
