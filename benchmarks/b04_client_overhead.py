@@ -148,7 +148,7 @@ def main() -> None:
     for r in at_200:
         seen, late, slow = r["delay_s"], r["late_s"], r["delay_s"]["p99"] > LIMIT_S
         print(
-            f"{RATE_PER_S:.0f} requests/s: tokens noted {seen['p50'] * 1e3:.2f} ms (p50), {seen['p99'] * 1e3:.2f} ms (p99)"
+            f"{RATE_PER_S:.0f}/s: tokens noted {seen['p50'] * 1e3:.2f} ms (p50), {seen['p99'] * 1e3:.2f} ms (p99)"
             f" after they were written; requests {late['p99'] * 1e3:.2f} ms late (p99); {r['client_cores']:.2f} cores; "
             f"load {r['load_1m']:.1f}{'  OVER THE LIMIT' if slow else ''}"
         )

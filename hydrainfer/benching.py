@@ -256,6 +256,8 @@ def _finish(result: Any, out: Path | None, as_json: bool) -> None:
     from hydrainfer.workload.output import conclusions, tables_of, write_files
 
     console = Console(stderr=as_json, highlight=False)
+    if not console.is_terminal:
+        console.width = 150
     for table in tables_of(result) if result.runs else ():
         console.print(table)
     for line in conclusions(result):

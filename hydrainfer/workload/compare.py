@@ -17,6 +17,7 @@ from hydrainfer.workload.bench import Load, command_line, seed_of, until_interru
 from hydrainfer.workload.client import Target
 from hydrainfer.workload.deploy import Deployment, Place, command_of, running
 from hydrainfer.workload.goodput import Goodput, Search
+from hydrainfer.workload.noise import Noise
 from hydrainfer.workload.processes import ServerFailed, ServerProcess
 from hydrainfer.workload.result import BenchResult, Run, Server, hardware, now, versions
 from hydrainfer.workload.run import Stop
@@ -127,8 +128,9 @@ class Comparison:
                 self._notes += [f"{one.name}: {why_not}"] if why_not else []
             for rank, rate in enumerate(self._load.rates):
                 if not mine.came and rate <= self._too_much.get(one.name, rate):
+                    noise = Noise(process)
                     run = await session.at(self._load.at(rate), seed_of(self._plan.seed, round_, rank), round_)
-                    self._runs.append(run)
+                    self._runs.append(msgspec.structs.replace(run, others_cores=noise.others_cores()))
                     if run.attainment and run.attainment.met.share < self._plan.give_up_below:
                         self._too_much[one.name] = min(rate, self._too_much.get(one.name, rate))
             if mine.came and not stop.came:

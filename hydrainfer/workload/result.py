@@ -30,7 +30,8 @@ PACKAGES = ("hydrainfer", "torch", "transformers", "numpy", "msgspec", "httptool
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One load of one server. `rate_per_s`: asked for; None in a closed loop. `curves`: values in seconds at the
-    quantiles 0, 0.01, … 1 of TTFT and token intervals. `client_late`: the load was not what it was meant to be."""
+    quantiles 0, 0.01, … 1 of TTFT and token intervals. `client_late`: the load was not what it was meant to be.
+    `others_cores`: mean cores that other processes of the machine took meanwhile; None where that is not known."""
 
     server: str
     arrivals: str
@@ -42,6 +43,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     breakdown: Breakdown | None = None
     curves: dict[str, tuple[float, ...]] = {}
     client_late: bool = False
+    others_cores: float | None = None
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -56,15 +55,22 @@ class Watcher(Protocol):
 
 
 class Traffic:
-    """The requests of a workload by seed, encoded once for all servers that get the same."""
+    """The requests of a workload by seed, encoded once for all servers that get the same; as many as `max_bytes` of
+    pictures are kept, the oldest forgotten first."""
 
-    def __init__(self, workload: Workload, like: str | None) -> None:
-        self.workload, self.like = workload, like
-        self.of = functools.lru_cache(maxsize=2)(self._of)
+    def __init__(self, workload: Workload, like: str | None, max_bytes: int = 1 << 29) -> None:
+        self.workload, self.like, self._max_bytes = workload, like, max_bytes
+        self._kept: dict[tuple[int, int], tuple[int, list[ChatRequest]]] = {}
 
-    def _of(self, n: int, seed: int) -> list[ChatRequest]:
+    def of(self, n: int, seed: int) -> list[ChatRequest]:
         """Raises `ConfigError`."""
-        return encoded(self.workload.chats(n, seed, self.like))
+        if (n, seed) not in self._kept:
+            chats = encoded(self.workload.chats(n, seed, self.like))
+            n_bytes = sum(len(picture.data_url()) for chat in chats for picture in chat.pictures)
+            while self._kept and n_bytes + sum(size for size, _ in self._kept.values()) > self._max_bytes:
+                del self._kept[next(iter(self._kept))]
+            self._kept[n, seed] = n_bytes, chats
+        return self._kept[n, seed][1]
 
 
 class Session:

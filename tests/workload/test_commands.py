@@ -61,6 +61,7 @@ def test_bench_compare_and_trace(url, tmp_path):
     assert "started is started" in progress and "report.html" in out
     compared = json.loads((tmp_path / "c/result.json").read_text())
     assert [s["name"] for s in compared["servers"]] == ["there", "started"] and len(compared["runs"]) == 2
+    assert [r["others_cores"] is None for r in compared["runs"]] == [True, False]
     assert compared["servers"][1]["startup_s"] > 0 and compared["servers"][1]["cores"]
     assert "5 requests, answers of up to 3 tokens" in told and len((tmp_path / "t.jsonl").read_text().splitlines()) == 6
     assert not [p for p, _ in all_stats() if "--ttft-ms\x005\0" in cmdline(p)]  # what was started is gone

@@ -58,6 +58,7 @@ def _row(run: Run) -> Mapping[str, Any]:
         "tpot_kept": a.tpot.share if a else None,
         "requests_per_s": r.requests_per_s,
         "output_tokens_per_s": r.output_tokens_per_s,
+        "others_cores": run.others_cores,
     }
     for name in ("ttft", "tpot", "itl", "e2e", "late"):
         found: Percentiles | None = getattr(r, name + "_s")

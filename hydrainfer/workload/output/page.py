@@ -246,6 +246,7 @@ def _runs(result: BenchResult) -> str:
                 with_interval(r.itl_s, "p99"),
                 f"{r.output_tokens_per_s:.4g}",
                 ms(r.late_s.p99 if r.late_s else None),
+                "–" if run.others_cores is None else f"{run.others_cores:.2f}",
             ]
         )
     head = [
@@ -260,6 +261,7 @@ def _runs(result: BenchResult) -> str:
         "ITL p99",
         "tokens/s",
         "client late p99",
+        "cores of others",
     ]
     return _table(head, rows, n_left=2)
 

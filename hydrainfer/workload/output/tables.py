@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from hydrainfer.workload.attribution import PARTS
+from hydrainfer.workload.noise import NOISY_CORES
 from hydrainfer.workload.report import Percentiles
 from hydrainfer.workload.result import BenchResult, Run
 from hydrainfer.workload.session import by_rate
@@ -52,6 +53,12 @@ def conclusions(result: BenchResult) -> list[str]:
     if late:
         said.append(
             f"In {late} of {len(result.runs)} runs the client itself was late: their load was not what it says."
+        )
+    noisy = sum((run.others_cores or 0.0) > NOISY_CORES for run in result.runs)
+    if noisy:
+        said.append(
+            f"In {noisy} of {len(result.runs)} runs other processes took more than {NOISY_CORES:g} cores of the machine: "
+            "they say as much of those as of the servers."
         )
     wrong = sum(run.report.n_count_differs for run in result.runs)
     if wrong:
