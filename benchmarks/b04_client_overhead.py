@@ -153,6 +153,7 @@ def main() -> None:
             f"load {r['load_1m']:.1f}{'  OVER THE LIMIT' if slow else ''}"
         )
     settings = {"rounds": args.rounds, "tokens": N_TOKENS, "clients": N_CLIENTS, "requests": N_REQUESTS}
+    settings |= {"real_time_priority": os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)}  # by `chrt -r 10`
     settings |= {"rate_per_s": RATE_PER_S, "rate_s": RATE_S, "rate_tokens": RATE_TOKENS}
     path = write_result(
         "b04_client_overhead", __doc__.splitlines()[0], settings, {**results, "runs": runs, "at_200": at_200}, args.out

@@ -1,4 +1,4 @@
-"""How much of the machine others took while a server was measured: a comparison on a busy machine compares the busyness.
+"""How much of the machine others took while a server was measured: on a busy one, that is what is compared.
 
 Linux only (/proc); elsewhere nothing is known.
 """

@@ -57,7 +57,7 @@ def conclusions(result: BenchResult) -> list[str]:
     noisy = sum((run.others_cores or 0.0) > NOISY_CORES for run in result.runs)
     if noisy:
         said.append(
-            f"In {noisy} of {len(result.runs)} runs other processes took more than {NOISY_CORES:g} cores of the machine: "
+            f"In {noisy} of {len(result.runs)} runs others took more than {NOISY_CORES:g} cores of the machine: "
             "they say as much of those as of the servers."
         )
     wrong = sum(run.report.n_count_differs for run in result.runs)
