@@ -10,7 +10,7 @@ import msgspec
 
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
-from hydrainfer.workload.arrivals import Arrivals, Closed, Poisson, label
+from hydrainfer.workload.arrivals import Arrivals, Closed, Poisson, Replay, label
 from hydrainfer.workload.attribution import Reference
 from hydrainfer.workload.chat import BodyOptions, ChatRequest, encoded
 from hydrainfer.workload.client import Target
@@ -120,7 +120,7 @@ class Session:
     async def at(self, arrivals: Arrivals, seed: int, round_: int = 0, n: int | None = None) -> Run:
         """One load."""
         rate = getattr(arrivals, "rate_per_s", None)
-        n = n or (self._effort.requests if rate is None else self._effort.n_at(min(rate, 1e6)))
+        n = n or (self._effort.requests if rate is None or isinstance(arrivals, Replay) else self._effort.n_at(rate))
         chats = self._traffic.of(n, seed)
         self._watch.begins(self.name, label(arrivals), n)
         result = await run_load(
