@@ -238,10 +238,15 @@ def _objective(parts: Sequence[str], slo: str | None, like: str | None, dataset:
         raise ConfigError("give --goodput or --slo, not both", param="slo")
     if parts:
         return parse_slo(parts)
-    if slo is None and (like is None or not needed):
+    if slo is None and like is None:
         return None
     name, _, key = (slo or like or "").partition(":")
-    return read_slo(locate("slo", name), key or dataset)
+    try:
+        return read_slo(locate("slo", name), key or dataset)
+    except ConfigError:
+        if slo is None and not needed:  # `like` said how long answers are; no preset, no judgement
+            return None
+        raise
 
 
 def _numbers(text: str | None, what: str) -> tuple[float, ...]:
