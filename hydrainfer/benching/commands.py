@@ -1,11 +1,9 @@
-"""The verbs `bench`, `bench compare` and `trace`: what was typed → what `hydrainfer.workload` is asked for."""
+"""`hydrainfer bench run`, `bench compare` and `trace`."""
 
 from __future__ import annotations
 
-import asyncio
-import re
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +11,27 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from hydrainfer.config import Slo, is_slo_part, locate, parse_slo, read_slo
+from hydrainfer.benching.options import (
+    DataOption,
+    JsonOption,
+    LikeOption,
+    MinSecondsOption,
+    OutOption,
+    PartsOption,
+    PicturesOption,
+    RequestsOption,
+    SeedOption,
+    SloOption,
+    TimeoutOption,
+    WorkloadOption,
+    min_seconds_of,
+    named,
+    numbers,
+    objective_of,
+    run_to_end,
+    sorted_out,
+)
+from hydrainfer.config import is_slo_part
 from hydrainfer.core import ConfigError
 
 URL = "http://127.0.0.1:8000"
@@ -34,24 +52,6 @@ app = typer.Typer(
     no_args_is_help=False,
     help="How much load a server carries within SLOs, and which stage breaks first. `bench URL` is `bench run URL`.",
 )
-_Workload = Annotated[str, typer.Option("--workload", help="A name or file of configs/workloads, or a recording.")]
-_Data = Annotated[str | None, typer.Option("--data", help="A local copy of the dataset; see datasets/README.md.")]
-_Pictures = Annotated[str | None, typer.Option("--pictures", help="The folder of the dataset's pictures.")]
-_Like = Annotated[
-    str | None, typer.Option("--like", help="Answers as long as this model's, and its SLOs (configs/slo).")
-]
-_Slo = Annotated[
-    str | None, typer.Option("--slo", help="A name or file of configs/slo, with :DATASET if not the workload's.")
-]
-_Parts = Annotated[list[str] | None, typer.Option("--goodput", help="SLOs in ms: ttft:250 tpot:40 e2e:2000.")]
-_Out = Annotated[Path | None, typer.Option("--out", help="Folder for result.json, runs.csv and report.html.")]
-_Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output; all else goes to stderr.")]
-_Requests = Annotated[int, typer.Option("--requests", help="Per run, at least.")]
-_MinSeconds = Annotated[
-    float | None, typer.Option("--min-seconds", help="A run lasts so long; auto: 10, or 5 TTFT SLOs.")
-]
-_Seed = Annotated[int, typer.Option("--seed", help="The same seed sends the same requests at the same times.", min=0)]
-_Timeout = Annotated[float, typer.Option("--timeout-s", help="A request without an end by then has failed.")]
 
 
 @app.command()
@@ -59,29 +59,29 @@ def run(
     urls: Annotated[list[str] | None, typer.Argument(help=f"The server, without /v1 (default {URL}).")] = None,
     model: Annotated[str, typer.Option(help="Its name; default: the first the server has.")] = "",
     api_key: Annotated[str | None, typer.Option(help="Bearer token.", envvar="OPENAI_API_KEY")] = None,
-    workload: _Workload = "textcaps",
-    data: _Data = None,
-    pictures: _Pictures = None,
-    like: _Like = None,
-    slo: _Slo = None,
-    goodput: _Parts = None,
+    workload: WorkloadOption = "textcaps",
+    data: DataOption = None,
+    pictures: PicturesOption = None,
+    like: LikeOption = None,
+    slo: SloOption = None,
+    goodput: PartsOption = None,
     rate: Annotated[str | None, typer.Option(help="Requests per second, one or several: 1,2,4.")] = None,
     concurrency: Annotated[str | None, typer.Option(help="Closed loop: clients at once, one or several.")] = None,
     arrivals: Annotated[str, typer.Option(help="poisson, constant, gamma or replay.")] = "poisson",
     burst_shape: Annotated[float, typer.Option(help="Of gamma arrivals: below 1 is burstier than Poisson.")] = 0.5,
     arrival_trace: Annotated[Path | None, typer.Option(help="Replay these times (Azure, BurstGPT, Mooncake).")] = None,
     speed: Annotated[float, typer.Option(help="Replay so many times as fast.")] = 1.0,
-    requests: _Requests = 100,
-    min_seconds: _MinSeconds = None,
+    requests: RequestsOption = 100,
+    min_seconds: MinSecondsOption = None,
     runs: Annotated[int, typer.Option(help="Each load so often, with another seed each.", min=1)] = 1,
     first_rate: Annotated[float | None, typer.Option(help="Where the search starts; default: from one alone.")] = None,
     max_rate: Annotated[float, typer.Option(help="Where the search ends.")] = 1e4,
     tolerance: Annotated[float, typer.Option(help="How exact the search is, relative.")] = 0.05,
-    seed: _Seed = 0,
-    timeout_s: _Timeout = 600.0,
+    seed: SeedOption = 0,
+    timeout_s: TimeoutOption = 600.0,
     name: Annotated[str, typer.Option(help="What to call the server in the report.")] = "server",
-    json: _Json = False,
-    out: _Out = None,
+    json: JsonOption = False,
+    out: OutOption = None,
 ) -> None:
     """Load one server: at the rates given, or in search of the highest at which 90 % of requests meet their SLO."""
     from hydrainfer.workload.arrivals import Replay
@@ -91,9 +91,9 @@ def run(
     from hydrainfer.workload.session import Effort
     from hydrainfer.workload.sources import read_arrivals, read_workload
 
-    addresses, parts = _sorted_out(urls, goodput)
+    addresses, parts = sorted_out(urls, goodput)
     spec = read_workload(workload, data=data, pictures=pictures)
-    objective = _objective(parts, slo, like, spec.dataset, needed=rate is None and concurrency is None)
+    objective = objective_of(parts, slo, like, spec.dataset, needed=rate is None and concurrency is None)
     replay = None
     if arrival_trace is not None:
         times = tuple(a.at_s for a in read_arrivals(arrival_trace))
@@ -108,8 +108,8 @@ def run(
         load=Load(
             kind="poisson" if arrivals == "replay" else arrivals,
             burst_shape=burst_shape,
-            rates=_numbers(rate, "rate"),
-            concurrency=tuple(int(n) for n in _numbers(concurrency, "concurrency")),
+            rates=numbers(rate, "rate"),
+            concurrency=tuple(int(n) for n in numbers(concurrency, "concurrency")),
             replay=replay,
             first_rate=first_rate,
             max_rate=max_rate,
@@ -128,7 +128,7 @@ def run(
     console = Console(stderr=True, highlight=False)
     console.print(f"workload {spec.dataset} ({spec.source}), seed {seed}, SLO {objective or 'none'}", markup=False)
     with Shown(console, objective) as watch:
-        result = _run_to_end(lambda: bench(asked, target, watch))
+        result = run_to_end(lambda: bench(asked, target, watch))
     _finish(result, out, json)
 
 
@@ -146,17 +146,17 @@ def compare(
         int | None, typer.Option(help="Default: as many as there are cores.", min=1)
     ] = None,
     workload: Annotated[str | None, typer.Option(help="As of `bench run`; default textcaps.")] = None,
-    data: _Data = None,
-    pictures: _Pictures = None,
-    like: _Like = None,
-    slo: _Slo = None,
-    goodput: _Parts = None,
+    data: DataOption = None,
+    pictures: PicturesOption = None,
+    like: LikeOption = None,
+    slo: SloOption = None,
+    goodput: PartsOption = None,
     rates: Annotated[str | None, typer.Option(help="Requests per second, all in every round: 1,2,4.")] = None,
     rounds: Annotated[int | None, typer.Option(help="With another seed each.", min=1)] = None,
     requests: Annotated[int | None, typer.Option(help="Per run, at least.", min=1)] = None,
-    min_seconds: _MinSeconds = None,
+    min_seconds: MinSecondsOption = None,
     seed: Annotated[int | None, typer.Option(help="Of the traffic.", min=0)] = None,
-    json: _Json = False,
+    json: JsonOption = False,
     out: Annotated[Path, typer.Option(help="Folder for result.json, runs.csv and report.html.")] = Path("comparison"),
 ) -> None:
     """Compare layouts and servers on the same hardware with the same traffic, in turns; ends with a page to look at."""
@@ -167,14 +167,14 @@ def compare(
 
     given: dict[str, Any] = {
         "layouts": layouts.split(",") if layouts else None,
-        "servers": _named(server, "url") + _named(start, "start") or None,
+        "servers": named(server, "url") + named(start, "start") or None,
         "flags": flags,
         "workload": workload,
         "data": data,
         "pictures": pictures,
         "like": like,
         "slo": " ".join(goodput) if goodput else slo,
-        "rates": _numbers(rates, "rates") or None,
+        "rates": numbers(rates, "rates") or None,
         "rounds": rounds,
         "requests": requests,
         "min_s": min_seconds,
@@ -187,7 +187,7 @@ def compare(
     spec = read_workload(plan.workload, data=plan.data, pictures=plan.pictures)
     said = plan.slo.split()
     are_parts = bool(said) and all(is_slo_part(part) for part in said)
-    objective = _objective(
+    objective = objective_of(
         said if are_parts else [], None if are_parts else plan.slo or None, plan.like, spec.dataset, True
     )
     if objective is None:
@@ -197,63 +197,8 @@ def compare(
     with Shown(console, objective) as watch:
         say: Callable[[str], None] = lambda line: console.print(line, markup=False, soft_wrap=True)  # noqa: E731
         comparison = Comparison(plan, spec, objective, effort, watch, say)
-        result = _run_to_end(comparison.run)
+        result = run_to_end(comparison.run)
     _finish(result, out, json)
-
-
-def _named(given: Sequence[str] | None, what: str) -> list[dict[str, str]]:
-    """`NAME=VALUE` each. Raises `ConfigError`."""
-    pairs = [text.partition("=") for text in given or ()]
-    if any(not (name and value) for name, _, value in pairs):
-        raise ConfigError(f"write NAME={what.upper()}, not {', '.join(given or ())}", param="server")
-    return [{"name": name, what: value} for name, _, value in pairs]
-
-
-def min_seconds_of(given: float | None, slo: Slo | None) -> float:
-    """So long that a queue which outgrows the TTFT SLO is seen to."""
-    if given is not None:
-        return given
-    return max(10.0, 5 * slo.ttft_s) if slo and slo.ttft_s else 10.0
-
-
-def _run_to_end(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work())
-
-
-def _sorted_out(words: Sequence[str] | None, goodput: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """`--goodput ttft:250 tpot:40` leaves its second word among the addresses."""
-    words = list(words or [])
-    parts = [*(goodput or []), *(w for w in words if is_slo_part(w))]
-    addresses = [w for w in words if not is_slo_part(w)]
-    if len(addresses) > 1:
-        raise ConfigError(f"one server at a time, not {', '.join(addresses)}; several: hydrainfer bench compare")
-    return addresses, parts
-
-
-def _objective(parts: Sequence[str], slo: str | None, like: str | None, dataset: str, needed: bool) -> Slo | None:
-    if parts and slo:
-        raise ConfigError("give --goodput or --slo, not both", param="slo")
-    if parts:
-        return parse_slo(parts)
-    if slo is None and like is None:
-        return None
-    name, _, key = (slo or like or "").partition(":")
-    try:
-        return read_slo(locate("slo", name), key or dataset)
-    except ConfigError:
-        if slo is None and not needed:  # `like` said how long answers are; no preset, no judgement
-            return None
-        raise
-
-
-def _numbers(text: str | None, what: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(x) for x in re.split(r"[,\s]+", text.strip()) if x) if text else ()
-    except ValueError:
-        raise ConfigError(f"--{what} takes numbers such as 1,2,4, not {text!r}", param=what) from None
 
 
 def _finish(result: Any, out: Path | None, as_json: bool) -> None:
@@ -286,14 +231,14 @@ def trace(
     ] = None,
     model: Annotated[str, typer.Option(help="Its name; default: the first the server has.")] = "",
     api_key: Annotated[str | None, typer.Option(help="Bearer token.", envvar="OPENAI_API_KEY")] = None,
-    data: _Data = None,
-    pictures: _Pictures = None,
-    like: _Like = None,
+    data: DataOption = None,
+    pictures: PicturesOption = None,
+    like: LikeOption = None,
     requests: Annotated[int, typer.Option(help="How many.", min=1)] = 500,
     concurrency: Annotated[int, typer.Option(help="Clients at once.", min=1)] = 8,
     max_tokens: Annotated[int | None, typer.Option(help="Of an answer; default: the workload's.", min=1)] = None,
-    seed: _Seed = 0,
-    timeout_s: _Timeout = 600.0,
+    seed: SeedOption = 0,
+    timeout_s: TimeoutOption = 600.0,
 ) -> None:
     """Record a workload once, with the length of every answer, so that every server can be given the same load."""
     from hydrainfer.workload.client import Target
@@ -311,7 +256,7 @@ def trace(
     else:
         target = Target(base_url=url, model=model, api_key=api_key, timeout_s=timeout_s)
         with Shown(console, None) as watch:
-            recording = _run_to_end(
+            recording = run_to_end(
                 lambda: first_pass(spec.dataset, target, chats, max_tokens or spec.max_tokens, concurrency, seed, watch)
             )
     write_recording(out, recording)
