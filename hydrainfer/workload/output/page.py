@@ -20,7 +20,9 @@ solid #d8dce0;padding-bottom:4px}h3{font-size:15px;margin:14px 0 2px}table{borde
 margin:8px 0;width:100%}th,td{padding:4px 10px 4px 0;text-align:left;border-bottom:1px solid #e8ebee;vertical-align:top}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}code{font:12.5px ui-monospace,monospace;
 background:#f3f5f7;padding:1px 4px;border-radius:3px;overflow-wrap:anywhere}.sub{color:#5b6470;margin:0 0 14px}
-.pair{display:grid;grid-template-columns:1fr 1fr;gap:10px 24px}@media(max-width:760px){.pair{grid-template-columns:1fr}}
+.pair{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:10px 24px}
+@media(max-width:760px){.pair{grid-template-columns:minmax(0,1fr)}}
+.whole td,.whole th{white-space:nowrap;font-size:12px}
 svg{width:100%;height:auto;font:11.5px system-ui,sans-serif;fill:#3a424b}.grid{stroke:#e6e9ec}
 .axis{fill:none;stroke:#8a929b}
 .limit{stroke:#b5484f;stroke-dasharray:5 4}.note{fill:#b5484f}.legend{font-size:13px;margin:2px 0 6px}.legend
@@ -147,7 +149,7 @@ def _goodputs(result: BenchResult) -> str:
         low = "0" if g.low is None else f"{g.low:.4g}"
         high = "not reached" if g.high is None else f"{g.high:.4g}"
         rows.append([escape(name), f"{g.rate_per_s:.4g}", low, high])
-    head = ["deployment", "goodput, requests/s", "surely above 90 % at", "surely below at"]
+    head = ["deployment", "goodput, /s", "surely ≥ 90 %", "surely below"]
     return _table(head, rows) if rows else ""
 
 
@@ -263,7 +265,7 @@ def _runs(result: BenchResult) -> str:
         "client late p99",
         "cores of others",
     ]
-    return _table(head, rows, n_left=2)
+    return f"<div class=whole>{_table(head, rows, n_left=2)}</div>"
 
 
 def _repeat(result: BenchResult) -> str:
