@@ -15,7 +15,7 @@ from hydrainfer.workload.compare import Comparison, Plan
 from hydrainfer.workload.mock import MockServer, Script
 from hydrainfer.workload.output import Quiet, conclusions, page_of, tables_of, write_files
 from hydrainfer.workload.result import BenchResult
-from hydrainfer.workload.session import Effort
+from hydrainfer.workload.session import Effort, Traffic
 from hydrainfer.workload.sources import Workload
 from hydrainfer.workload.tracing import first_pass
 from tests.workload import virtual
@@ -75,6 +75,7 @@ def test_the_report_is_whole_and_stands_alone(tmp_path):
 def test_an_slo_that_no_request_can_meet():
     result, mock = run(Script(ttft_s=0.5), Load())
     assert not result.runs and not result.goodput and len(mock.served) == 5
+    assert page_of(result) and not next(iter(tables_of(result))).row_count
     assert "one request alone misses the SLO: TTFT is 500 ms where the SLO is 100 ms" in conclusions(result)[-1]
 
 
@@ -202,6 +203,18 @@ def test_compare_gives_all_the_same_traffic():
     assert any("a carries most, b next; the intervals" in line or "overlap" in line for line in conclusions(result))
     assert "said by hand" in conclusions(result) and json.loads(result.to_json())["servers"][1]["name"] == "b"
     assert page_of(result).count("<svg") >= 5
+
+
+def test_traffic_is_kept_as_long_as_there_is_room():
+    small = Workload(dataset="small", picture_sizes=((40, 30, 1.0),))
+    traffic = Traffic(small, None, max_bytes=20_000)
+    first = traffic.of(4, 1)
+    assert traffic.of(4, 1) is first and all(
+        p.data_url().startswith("data:image/jpeg") for c in first for p in c.pictures
+    )
+    for seed in range(2, 9):
+        traffic.of(4, seed)
+    assert traffic.of(4, 1) is not first and traffic.of(4, 1) == first
 
 
 def test_a_deployment_that_fails_does_not_end_a_comparison():
