@@ -39,16 +39,8 @@ def conclusions(result: BenchResult) -> list[str]:
             f"{name}: goodput {goodput.rate_per_s:.4g} requests/s (95 %: {low} to {high})"
             + (f"; {goodput.note}" if goodput.note else "")
         )
-    ranked = sorted(result.goodput.items(), key=lambda item: -item[1].rate_per_s)
-    if len(ranked) > 1 and ranked[0][1].rate_per_s:
-        (best, a), (second, b) = ranked[:2]
-        clear = a.low is not None and b.high is not None and a.low > b.high
-        sure = (
-            "the intervals do not overlap"
-            if clear
-            else "their intervals overlap: these runs do not tell which is better"
-        )
-        said.append(f"{best} carries most, {second} next; {sure}.")
+    said += _breaking(result)
+    said += _ranking(result)
     late = sum(run.client_late for run in result.runs)
     if late:
         said.append(
@@ -69,6 +61,46 @@ def conclusions(result: BenchResult) -> list[str]:
     if result.stopped:
         said.append(f"Stopped before the end: {result.stopped}")
     return [*said, *result.notes]
+
+
+def _breaking(result: BenchResult) -> Iterator[str]:
+    """Per server, what makes most requests miss at the lowest rate at which too many do."""
+    for name, goodput in result.goodput.items():
+        over = [
+            run
+            for runs in by_rate(result.runs, name).values()
+            for run in runs
+            if run.breakdown and run.attainment and run.attainment.met.share < goodput.target
+        ]
+        if not over:
+            continue
+        run, b = over[0], over[0].breakdown
+        assert b is not None and run.attainment is not None
+        blamed = [(n, what, part) for what in ("ttft", "tpot") for part, n in getattr(b, f"{what}_blame").items()]
+        if blamed:
+            n, what, part = max(blamed)
+            missed = run.attainment.met.n - run.attainment.met.n_met
+            part = part.replace("_", " ")
+            blame = f"{n} of {missed} misses are {what.upper()} because of it"
+            yield f"{name} breaks first at {part}: at {run.arrivals}, {blame}."
+
+
+def _ranking(result: BenchResult) -> Iterator[str]:
+    ranked = sorted(result.goodput.items(), key=lambda item: -item[1].rate_per_s)
+    if len(ranked) < 2 or not ranked[0][1].rate_per_s:
+        return
+    top = ranked[0][1]
+    first = [name for name, g in ranked if g.rate_per_s == top.rate_per_s]
+    rest = [(name, g) for name, g in ranked if g.rate_per_s < top.rate_per_s]
+    yield (
+        f"{' and '.join(first)} {'carries' if len(first) == 1 else 'carry'} most ({top.rate_per_s:.4g} requests/s)"
+        + ("." if rest else ", equally on the rates that were run.")
+    )
+    lows = [g.low for name, g in ranked if name in first]
+    for name, g in rest:
+        clear = g.high is not None and all(low is not None and low >= g.high for low in lows)
+        how = "clearly less" if clear else "less, but the intervals overlap: these runs do not prove it"
+        yield f"{name} carries {g.rate_per_s:.4g} requests/s: {how}."
 
 
 def tables_of(result: BenchResult) -> Iterator[Table]:
