@@ -145,7 +145,7 @@ class Comparison:
             facts=session.facts,
             layout=one.layout,
             n_instances=n or max(1, len(session.facts.instances)),
-            command=" ".join(command_of(one, place, 0)).replace("--port 0 ", "") if process else "",
+            command=one.start or " ".join(command_of(one, place, 0)).replace("--port 0 ", "") if process else "",
             cores=",".join(str(c) for c in sorted(self._cores)) if process else "",
             threads_per_instance=threads,
             startup_s=process.startup_s if process else None,
