@@ -1,6 +1,6 @@
 """Load for a server and what came of it: arrivals, chat requests with pictures, a streaming client, reports.
 
-Called by `benchmarks/` and, later, `hydrainfer bench`. Speaks HTTP only, so that it measures any OpenAI-style server;
+Called by `hydrainfer bench` and `benchmarks/`. Speaks HTTP only, so that it measures any OpenAI-style server;
 never imports the engine, and never judges a server by anything but what arrived on the wire and when.
 """
 
@@ -9,7 +9,7 @@ from hydrainfer.workload.chat import BodyOptions, ChatRequest, distinct_chats, e
 from hydrainfer.workload.client import ChatClient, Target
 from hydrainfer.workload.failures import Failure, FailureKind, RequestFailed
 from hydrainfer.workload.goodput import Goodput, Search, next_rate
-from hydrainfer.workload.pictures import DrawnPicture, FilePicture, Picture, draw_picture
+from hydrainfer.workload.pictures import DrawnPicture, EncodedPicture, FilePicture, Picture, draw_picture
 from hydrainfer.workload.record import RequestRecord
 from hydrainfer.workload.report import Percentiles, Report, report_of
 from hydrainfer.workload.run import LoadResult, Stop, run_load
@@ -22,6 +22,7 @@ __all__ = [
     "Closed",
     "Constant",
     "DrawnPicture",
+    "EncodedPicture",
     "Failure",
     "FailureKind",
     "FilePicture",
