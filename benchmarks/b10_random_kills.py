@@ -29,13 +29,21 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.b09_emulated_cluster import Drawn
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import ROOT, write_result
 from benchmarks.runs import hydrainfer_plan, shown
 from benchmarks.servers import Server, ServerFailed
 from hydrainfer.core import Role, Stage
-from hydrainfer.workload import BodyOptions, ChatClient, ChatRequest, Percentiles, RequestRecord, Target, distinct_chats
+from hydrainfer.workload import (
+    BodyOptions,
+    ChatClient,
+    ChatRequest,
+    EncodedPicture,
+    Percentiles,
+    RequestRecord,
+    Target,
+    distinct_chats,
+)
 
 GRACE_S = 5.0  # after its deadline: the server's own, and the way to the client
 TYPED = ("status", "server")  # kinds of failure that carry the server's own words
@@ -59,7 +67,7 @@ def make_prompts(args: argparse.Namespace) -> list[ChatRequest]:
         (chat,) = distinct_chats(
             1, seed=args.seed * 1000 + i, n_pictures=max(0, i % 4 - 1), width=args.picture_px, height=args.picture_px
         )
-        drawn = tuple(Drawn(p.data_url()) for p in chat.pictures)
+        drawn = tuple(EncodedPicture(p.data_url()) for p in chat.pictures)
         n = rng.randint(*args.output_tokens)
         found.append(structs.replace(chat, text=f"{i}: {chat.text}", pictures=drawn, max_tokens=n))
     return found

@@ -2,62 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import signal
-import socket
-import subprocess
 import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydrainfer.workload import ChatClient, Target
+from hydrainfer.workload.processes import ServerFailed, ServerProcess, all_stats, free_port
 
+__all__ = ["CpuUse", "CpuWatch", "Server", "ServerFailed", "free_port"]
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class ServerFailed(Exception):
-    """It did not start, or died; the message ends with the last lines of its log."""
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-class Server:
-    """One server and the processes it starts, in a session of their own. Stop it in any case: use as a context."""
+class Server(ServerProcess):
+    """One server and the processes it starts, watched. Stop it in any case: use as a context."""
 
     def __init__(self, name: str, command: list[str], port: int, log: Path, env: dict[str, str]) -> None:
-        self.name, self.command, self._log = name, command, log
-        self.url = f"http://127.0.0.1:{port}"
-        self.startup_s: float | None = None
+        super().__init__(name, command, port, log, env)
         self.startup_hwm_bytes: int | None = None
-        self._started_s = time.perf_counter()
-        with log.open("wb") as out:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
-            )
 
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     async def wait_healthy(self, limit_s: float) -> None:
         """Until `/health` answers 200; then `startup_s` and `startup_hwm_bytes` are set. Raises `ServerFailed`."""
-        async with ChatClient(Target(base_url=self.url), time.perf_counter) as client:
-            while not await client.healthy():
-                self.check_alive()
-                if time.perf_counter() - self._started_s > limit_s:
-                    raise ServerFailed(f"{self.name} is not healthy after {limit_s:.0f} s\n{self.log_tail()}")
-                await asyncio.sleep(0.1)
-            self.startup_s = time.perf_counter() - self._started_s
-            self.startup_hwm_bytes = self.memory()["hwm_sum_bytes"]
+        await super().wait_healthy(limit_s)
+        self.startup_hwm_bytes = self.memory()["hwm_sum_bytes"]
 
     async def model(self) -> str:
         """The first name it serves."""
@@ -72,59 +43,17 @@ class Server:
         except OSError:
             return ""
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def status(self) -> int | None:
-        """Its exit status once it has ended."""
-        return self._process.poll()
-
-    def check_alive(self) -> None:
-        if self._process.poll() is not None:
-            raise ServerFailed(f"{self.name} ended with status {self._process.returncode}\n{self.log_tail()}")
-
-    def log_tail(self, n_lines: int = 15) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-n_lines:])
-
-    def stop(self, limit_s: float = 30.0) -> list[int]:
-        """Ask (SIGINT), wait, and only then kill its session: returns who had to be. Nothing of it is left running."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
-            try:
-                self._process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                print(f"{self.name} did not stop within {limit_s:.0f} s and was killed")
-        patience_s = time.perf_counter() + 5.0
-        while (left := self._session()) and time.perf_counter() < patience_s and self._process.poll() is not None:
-            time.sleep(0.1)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-        return left
-
-    def _session(self) -> list[int]:
-        """Its processes, zombies excepted."""
-        return [pid for pid, stat in _all_stats() if int(stat[3]) == self._process.pid and stat[0] != "Z"]
-
     def cpu_s(self) -> float:
         """Processor time of all its processes so far, reaped children included."""
-        stats = (stat for _, stat in _all_stats() if int(stat[3]) == self._process.pid)
+        stats = (stat for _, stat in all_stats() if int(stat[3]) == self.pid)
         return sum(sum(int(t) for t in stat[11:15]) for stat in stats) / TICKS_PER_S
 
     def cpu_by_process(self) -> dict[int, tuple[str, float]]:
         """Name and processor time so far of each of its processes that runs, by pid: its session and all descendants.
         The first is the server itself."""
-        stats = dict(_all_stats())
-        family = {self._process.pid}
-        grown = 0
-        while len(family) > grown:
-            grown = len(family)
-            family |= {p for p, s in stats.items() if int(s[1]) in family or int(s[3]) == self._process.pid}
-        found = {p: (_name(p), sum(int(t) for t in stats[p][11:13]) / TICKS_PER_S) for p in family if p in stats}
-        return dict(sorted(found.items(), key=lambda item: item[0] != self._process.pid))
+        family = self.family()
+        found = {p: (_name(p), sum(int(t) for t in stat[11:13]) / TICKS_PER_S) for p, stat in family.items()}
+        return dict(sorted(found.items(), key=lambda item: item[0] != self.pid))
 
     def memory(self) -> dict[str, int]:
         """`hwm_sum_bytes`: the processes' peak resident sizes added up (shared pages count in each); `pss_bytes`:
@@ -139,18 +68,6 @@ class Server:
             "shared_touched_bytes": sum(_shared_anonymous(p, "Rss:") for p in pids),
             "file_bytes": sum(_field(f"/proc/{p}/status", "RssFile:") for p in pids),
         }
-
-
-def _all_stats() -> list[tuple[int, list[str]]]:
-    """(pid, fields of /proc/pid/stat from the state on)."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                found.append((int(entry), Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()))
-            except OSError:
-                continue  # ended meanwhile
-    return found
 
 
 def _name(pid: int) -> str:

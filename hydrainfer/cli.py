@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.console import Console
 
-from hydrainfer import builtin
+from hydrainfer import benching, builtin
 from hydrainfer.config import Option, load, options
 from hydrainfer.core import HydraError
 
@@ -105,6 +105,10 @@ def demo(
             console.print(piece, end="", markup=False, soft_wrap=True)
         total_s = time.perf_counter() - start_s
         console.print(f"\n\n[dim]first words after {first_s:.2f} s, done after {total_s:.2f} s[/dim]")
+
+
+app.add_typer(benching.app, name="bench")
+app.command()(benching.trace)
 
 
 @app.command()

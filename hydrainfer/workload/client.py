@@ -105,6 +105,13 @@ class ChatClient:
             return False
         return True
 
+    async def page(self, path: str) -> str:
+        """What a GET of `path` says; empty if it does not answer 200."""
+        try:
+            return (await self._get(path)).decode("utf-8", "replace")
+        except RequestFailed:
+            return ""
+
     async def _get(self, path: str) -> bytes:
         body = bytearray()
         try:

@@ -1,0 +1,282 @@
+"""One page with everything a result says. It has its figures and its style in it and asks no network for anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from hydrainfer.metrics import Proportion
+from hydrainfer.workload.attribution import PARTS
+from hydrainfer.workload.output.svg import COLOURS, Axis, Bar, Point, Series, legend, lines, stacked
+from hydrainfer.workload.output.tables import conclusions, ms, percent, with_interval
+from hydrainfer.workload.result import BenchResult, Run, Server
+from hydrainfer.workload.session import by_rate
+
+STYLE = """
+:root{color-scheme:light}body{font:15px/1.5 system-ui,sans-serif;color:#1c2024;background:#fff;max-width:1000px;
+margin:32px auto;padding:0 20px}h1{font-size:25px;margin:0 0 4px}h2{font-size:18px;margin:34px 0 8px;border-bottom:1px
+solid #d8dce0;padding-bottom:4px}h3{font-size:15px;margin:14px 0 2px}table{border-collapse:collapse;font-size:13px;
+margin:8px 0;width:100%}th,td{padding:4px 10px 4px 0;text-align:left;border-bottom:1px solid #e8ebee;vertical-align:top}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}code{font:12.5px ui-monospace,monospace;
+background:#f3f5f7;padding:1px 4px;border-radius:3px;overflow-wrap:anywhere}.sub{color:#5b6470;margin:0 0 14px}
+.pair{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:10px 24px}
+@media(max-width:760px){.pair{grid-template-columns:minmax(0,1fr)}}
+.whole td,.whole th{white-space:nowrap;font-size:12px}
+svg{width:100%;height:auto;font:11.5px system-ui,sans-serif;fill:#3a424b}.grid{stroke:#e6e9ec}
+.axis{fill:none;stroke:#8a929b}
+.limit{stroke:#b5484f;stroke-dasharray:5 4}.note{fill:#b5484f}.legend{font-size:13px;margin:2px 0 6px}.legend
+span{margin-right:16px;white-space:nowrap}.legend i{display:inline-block;width:11px;height:11px;border-radius:2px;
+margin-right:5px;vertical-align:-1px}.scroll{overflow-x:auto}li{margin:3px 0}
+"""
+MAX_CDF_RATES = 3
+FLOOR_S = 1e-4  # of a logarithmic axis: below it lies what came in one read
+PART_COLOURS = ("#a9c6e8", "#2f6db3", "#8a929b", "#f3cfa4", "#d9822b", "#4d545c", "#b7dcc0", "#4a9a5d", "#dcdfe3")
+"""A hue per stage, light while it waits; greys for what moves and for the rest."""
+
+
+def page_of(result: BenchResult) -> str:
+    """A whole HTML document."""
+    colours = {server.name: COLOURS[i % len(COLOURS)] for i, server in enumerate(result.servers)}
+    body = "".join(_sections(result, colours))
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{escape(result.title)}</title>"
+    return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
+
+
+def _sections(result: BenchResult, colours: dict[str, str]) -> Iterator[str]:
+    slo = f"SLO: {result.slo}" if result.slo else "no SLO"
+    like = f", answers as long as {result.like}'s" if result.like else ""
+    yield f"<h1>{escape(result.title)}</h1><p class=sub>{escape(result.date)} · "
+    workload = f"workload {result.workload.dataset} ({result.workload.source}){like}"
+    yield f"{escape(workload)} · {escape(slo)}</p>"
+    yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in conclusions(result)) + "</ul>"
+    yield "<h2>What was compared</h2>" + _servers(result)
+    rated = [run for run in result.runs if run.rate_per_s is not None and run.attainment is not None]
+    if rated:
+        yield (
+            "<h2>SLO attainment against the request rate</h2><div class=pair>" + _attainment(result, colours) + "</div>"
+        )
+    yield from _distributions(result, colours)
+    yield from _breakdowns(result)
+    yield "<h2>Every run</h2>" + _runs(result)
+    yield "<h2>To repeat it</h2>" + _repeat(result)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
+    """Cells are HTML; the first `n_left` columns are texts, the others numbers."""
+
+    def cells(kind: str, row: Sequence[str]) -> str:
+        return "".join(f"<{kind}{'' if i < n_left else ' class=n'}>{c}</{kind}>" for i, c in enumerate(row))
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<div class=scroll><table><thead><tr>{cells('th', head)}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _servers(result: BenchResult) -> str:
+    rows = []
+    for s in result.servers:
+        f = s.facts
+        alone = s.unloaded
+        ttft, tpot = (getattr(alone, name) if alone else None for name in ("ttft_s", "tpot_s"))
+        rows.append(
+            [
+                escape(s.name) + (f"<br>failed: {escape(s.failed.splitlines()[0])}" if s.failed else ""),
+                escape(f"{f.model} {f.version}" if f else ""),
+                escape(s.cores or "not said"),
+                escape(s.threads_per_instance or "not said"),
+                escape(f.prefix_cache if f else ""),
+                f"{ms(ttft.p50 if ttft else None)} / {ms(tpot.p50 if tpot else None)}",
+                f"{s.startup_s:.1f} s" if s.startup_s is not None else "–",
+            ]
+        )
+    head = [
+        "deployment",
+        "model, version",
+        "cores of it all",
+        "threads an instance",
+        "prefix cache",
+        "alone: TTFT / TPOT p50, ms",
+        "start",
+    ]
+    return _table(head, rows, n_left=5)
+
+
+def _pooled(runs: Sequence[Run], name: str) -> Proportion:
+    found = [getattr(run.attainment, name) for run in runs if run.attainment is not None]
+    effective = [run.attainment.n_effective for run in runs if run.attainment is not None]
+    n, n_met = sum(p.n for p in found), sum(p.n_met for p in found)
+    return Proportion.of(n_met, n, min(float(n), sum(effective)))
+
+
+def _rates(result: BenchResult) -> tuple[float, float, bool]:
+    """Least, greatest, and whether the axis is better logarithmic."""
+    rates = [run.rate_per_s for run in result.runs if run.rate_per_s is not None and math.isfinite(run.rate_per_s)]
+    least, most = min(rates), max(rates)
+    log = most > 8 * least
+    return (least / 1.15, most * 1.15, True) if log else (0.0, most * 1.08, False)
+
+
+def _attainment(result: BenchResult, colours: dict[str, str]) -> str:
+    least, most, log = _rates(result)
+    x = Axis("requests per second", least, most, log=log)
+    figures = []
+    for what, title in (
+        ("met", "SLO met"),
+        ("ttft", "TTFT within its SLO"),
+        ("tpot", "token intervals within their SLO"),
+    ):
+        series = []
+        for server in result.servers:
+            points = []
+            for rate, runs in by_rate(result.runs, server.name).items():
+                p = _pooled(runs, what)
+                if p.n:
+                    points.append(Point(rate, p.share, p.low, p.high))
+            series.append(Series(server.name, colours[server.name], points))
+        y = Axis(title, 0.0, 1.0, limit=0.9 if what == "met" else None, percent=True)
+        figures.append(f"<div><h3>{escape(title)}</h3>{lines(title, x, y, series)}</div>")
+    names = legend(list(colours), list(colours.values()))
+    note = (
+        "<p class=sub>Dashed: 90 %. Vertical bars: Wilson intervals, 95 %, widened for requests that share a queue.</p>"
+    )
+    return figures[0] + f"<div>{names}{_goodputs(result)}{note}</div>" + "".join(figures[1:])
+
+
+def _goodputs(result: BenchResult) -> str:
+    rows = []
+    for name, g in result.goodput.items():
+        low = "0" if g.low is None else f"{g.low:.4g}"
+        high = "not reached" if g.high is None else f"{g.high:.4g}"
+        rows.append([escape(name), f"{g.rate_per_s:.4g}", low, high])
+    head = ["deployment", "goodput, /s", "surely ≥ 90 %", "surely below"]
+    return _table(head, rows) if rows else ""
+
+
+def _shared_rates(result: BenchResult) -> list[str]:
+    """Arrivals that most servers were loaded with, three at most: first, middle, last."""
+    seen: dict[str, set[str]] = {}
+    for run in result.runs:
+        if run.curves:
+            seen.setdefault(run.arrivals, set()).add(run.server)
+    most = max((len(servers) for servers in seen.values()), default=0)
+    shared = [arrivals for arrivals, servers in seen.items() if len(servers) == most]
+    if len(shared) <= MAX_CDF_RATES:
+        return shared
+    return [shared[0], shared[len(shared) // 2], shared[-1]]
+
+
+def _distributions(result: BenchResult, colours: dict[str, str]) -> Iterator[str]:
+    for i, arrivals in enumerate(_shared_rates(result)):
+        figures = []
+        for name, title in (("ttft", "TTFT, ms"), ("tpot", "time between tokens, ms")):
+            limit = getattr(result.slo, f"{name}_s") if result.slo else None
+            series, reach = [], []
+            for server in result.servers:
+                runs = [
+                    r for r in result.runs if (r.server, r.arrivals) == (server.name, arrivals) and name in r.curves
+                ]
+                if runs:  # of the run in the middle, by median: quantiles of several runs do not average
+                    curve = sorted(r.curves[name] for r in runs)[len(runs) // 2]
+                    reach += [max(curve[98], FLOOR_S), max(curve[1], FLOOR_S)]
+                    points = [Point(max(s, FLOOR_S) * 1e3, q / 100, 0, 0) for q, s in enumerate(curve)]
+                    series.append(Series(server.name, colours[server.name], points, marks=False))
+            if series:
+                top = max([*reach, limit or 0.0]) * 1e3
+                log = max(reach) > 20 * min(reach)
+                least = min(reach) * 900 if log else 0.0
+                x = Axis(title, least, top * 1.1, log=log, limit=limit * 1e3 if limit else None)
+                figures.append(f"<div>{lines(title, x, Axis('share of samples', 0, 1, percent=True), series)}</div>")
+        if figures:
+            head = "<h2>Distributions of latency</h2>" + legend(list(colours), list(colours.values())) if i == 0 else ""
+            yield f"{head}<h3>{escape(arrivals)}</h3><div class=pair>{''.join(figures)}</div>"
+
+
+def _breakdowns(result: BenchResult) -> Iterator[str]:
+    bars, rows = [], []
+    for server in result.servers:
+        told = [run for run in result.runs if run.server == server.name and run.breakdown and run.round == 0]
+        for run in told:
+            b = run.breakdown
+            assert b is not None
+            bars.append(Bar(f"{server.name}, {run.arrivals}", [b.mean_s[part] * 1e3 for part in PARTS]))
+            blame = [
+                "; ".join(f"{escape(part.replace('_', ' '))} {n}" for part, n in counts.items()) or "–"
+                for counts in (b.ttft_blame, b.tpot_blame)
+            ]
+            moved = b.counts.get("n_migrations", 0)
+            rows.append(
+                [escape(server.name), escape(run.arrivals), *blame, str(moved), str(b.counts.get("n_preemptions", 0))]
+            )
+    if not bars:
+        return
+    names = [part.replace("_", " ") for part in PARTS]
+    yield (
+        "<h2>Where the time of a request went</h2>"
+        + legend(names, PART_COLOURS)
+        + stacked("mean latency by part", "ms", bars, names, PART_COLOURS)
+    )
+    yield "<p class=sub>Means of the first round, by the server; <i>outside</i> is what it does not see.</p>"
+    if result.slo:
+        yield "<h2>Which stage made requests miss</h2>"
+        head = [
+            "deployment",
+            "arrivals",
+            "missed TTFT because of",
+            "missed TPOT because of",
+            "migrations",
+            "preemptions",
+        ]
+        yield _table(head, rows, n_left=4)
+        yield "<p class=sub>Blamed is the part that took most beyond what it takes of a request alone.</p>"
+
+
+def _runs(result: BenchResult) -> str:
+    rows = []
+    for run in result.runs:
+        r, a = run.report, run.attainment
+        rows.append(
+            [
+                escape(run.server),
+                escape(run.arrivals) + (" (client late)" if run.client_late else ""),
+                str(run.seed),
+                f"{r.n_ok}/{r.n_requests}",
+                percent(a.met.share) if a else "–",
+                with_interval(r.ttft_s, "p50"),
+                with_interval(r.ttft_s, "p90"),
+                with_interval(r.tpot_s, "p50"),
+                with_interval(r.itl_s, "p99"),
+                f"{r.output_tokens_per_s:.4g}",
+                ms(r.late_s.p99 if r.late_s else None),
+                "–" if run.others_cores is None else f"{run.others_cores:.2f}",
+            ]
+        )
+    head = [
+        "deployment",
+        "arrivals",
+        "seed",
+        "answered",
+        "met",
+        "TTFT p50, ms",
+        "p90",
+        "TPOT p50",
+        "ITL p99",
+        "tokens/s",
+        "client late p99",
+        "cores of others",
+    ]
+    return f"<div class=whole>{_table(head, rows, n_left=2)}</div>"
+
+
+def _repeat(result: BenchResult) -> str:
+    said = "<br>".join(f"{escape(k)}: {escape(str(v))}" for k, v in {**result.hardware, **result.versions}.items())
+    started = "".join(_started(s) for s in result.servers if s.command)
+    seeds = ", ".join(str(s) for s in result.seeds)
+    notes = f"<p class=sub>Workload: {escape(result.workload.notes)}</p>" if result.workload.notes else ""
+    return (
+        f"<p><code>{escape(result.command)}</code></p><ul>{started}</ul><p class=sub>seeds {seeds}<br>{said}</p>{notes}"
+    )
+
+
+def _started(server: Server) -> str:
+    return f"<li>{escape(server.name)}: <code>{escape(server.command)}</code></li>"

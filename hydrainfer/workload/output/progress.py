@@ -1,0 +1,76 @@
+"""How a load goes, while it goes: requests, rate, attainment so far."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from hydrainfer.config import Slo
+from hydrainfer.workload.judged import verdict_of
+from hydrainfer.workload.record import RequestRecord
+from hydrainfer.workload.result import Run
+from hydrainfer.workload.session import summary_line
+
+
+class Quiet:
+    """Says nothing."""
+
+    def begins(self, server: str, what: str, n: int) -> None: ...
+    def record(self, record: RequestRecord) -> None: ...
+    def ended(self, server: str, run: Run | None) -> None: ...
+
+
+class Shown:
+    """A bar while a run goes, a line when it has ended. Use as a context."""
+
+    def __init__(self, console: Console, slo: Slo | None) -> None:
+        self._console, self._slo = console, slo
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[now]}"),
+        )
+        # drawing takes the processor from the client: four times a second, and only where somebody looks
+        self._progress = Progress(
+            *columns, console=console, transient=True, refresh_per_second=4, disable=not console.is_terminal
+        )
+        self._task = self._progress.add_task("", now="", visible=False)
+        self._n = self._n_ok = self._n_met = 0
+        self._start_s = self._said_s = 0.0
+
+    def __enter__(self) -> Shown:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def begins(self, server: str, what: str, n: int) -> None:
+        self._n = self._n_ok = self._n_met = 0
+        self._start_s = time.perf_counter()
+        if not self._console.is_terminal:
+            self._console.print(f"{server}  {what}: {n} requests", markup=False, soft_wrap=True)
+        self._progress.reset(self._task, total=n, description=f"{server}  {what}", now="", visible=True)
+
+    def record(self, record: RequestRecord) -> None:
+        self._n += 1
+        self._n_ok += record.ok
+        if self._slo is not None:
+            self._n_met += verdict_of(record, self._slo).met
+        if (now_s := time.perf_counter()) - self._said_s > 0.2:
+            self._said_s = now_s
+            self._progress.update(self._task, completed=self._n, now=self._line(now_s - self._start_s))
+
+    def _line(self, passed_s: float) -> str:
+        failed = f", {self._n - self._n_ok} failed" if self._n > self._n_ok else ""
+        met = f", attainment {self._n_met / self._n:.0%}" if self._slo and self._n else ""
+        return f"{self._n_ok / max(passed_s, 1e-9):.3g} answers/s{met}{failed}"
+
+    def ended(self, server: str, run: Run | None) -> None:  # noqa: ARG002
+        self._progress.update(self._task, visible=False)
+        if run is not None:
+            self._console.print(summary_line(run), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,149 @@
+"""A result in words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from hydrainfer.workload.attribution import PARTS
+from hydrainfer.workload.noise import NOISY_CORES
+from hydrainfer.workload.report import Percentiles
+from hydrainfer.workload.result import BenchResult, Run
+from hydrainfer.workload.session import by_rate
+
+
+def ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.4g}"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def with_interval(found: Percentiles | None, name: str) -> str:
+    """`123 (110 to 140)`, milliseconds."""
+    if found is None:
+        return "–"
+    low, high = found.intervals.get(name, (None, None))
+    return f"{ms(getattr(found, name))} ({ms(low)} to {ms(high)})"
+
+
+def conclusions(result: BenchResult) -> list[str]:
+    """What was found, a sentence each, with what it may be doubted for."""
+    said = [f"{s.name} could not be measured: {s.failed}" for s in result.servers if s.failed]
+    for name, goodput in result.goodput.items():
+        low = "0" if goodput.low is None else f"{goodput.low:.4g}"
+        high = "beyond what was tried" if goodput.high is None else f"{goodput.high:.4g}"
+        said.append(
+            f"{name}: goodput {goodput.rate_per_s:.4g} requests/s (95 %: {low} to {high})"
+            + (f"; {goodput.note}" if goodput.note else "")
+        )
+    said += _breaking(result)
+    said += _ranking(result)
+    late = sum(run.client_late for run in result.runs)
+    if late:
+        said.append(
+            f"In {late} of {len(result.runs)} runs the client itself was late: their load was not what it says."
+        )
+    noisy = sum((run.others_cores or 0.0) > NOISY_CORES for run in result.runs)
+    if noisy:
+        said.append(
+            f"In {noisy} of {len(result.runs)} runs others took more than {NOISY_CORES:g} cores of the machine: "
+            "they say as much of those as of the servers."
+        )
+    wrong = sum(run.report.n_count_differs for run in result.runs)
+    if wrong:
+        said.append(f"{wrong} answers had another number of token ids than the server's usage says.")
+    short = sum(run.report.n_wrong_length for run in result.runs)
+    if short:
+        said.append(f"{short} answers were not as long as asked for: loads differ where servers end early.")
+    if result.stopped:
+        said.append(f"Stopped before the end: {result.stopped}")
+    return [*said, *result.notes]
+
+
+def _breaking(result: BenchResult) -> Iterator[str]:
+    """Per server, what makes most requests miss at the lowest rate at which too many do."""
+    for name, goodput in result.goodput.items():
+        over = [
+            run
+            for runs in by_rate(result.runs, name).values()
+            for run in runs
+            if run.breakdown and run.attainment and run.attainment.met.share < goodput.target
+        ]
+        if not over:
+            continue
+        run, b = over[0], over[0].breakdown
+        assert b is not None and run.attainment is not None
+        blamed = [(n, what, part) for what in ("ttft", "tpot") for part, n in getattr(b, f"{what}_blame").items()]
+        if blamed:
+            n, what, part = max(blamed)
+            missed = run.attainment.met.n - run.attainment.met.n_met
+            part = part.replace("_", " ")
+            blame = f"{n} of {missed} misses are {what.upper()} because of it"
+            yield f"{name} breaks first at {part}: at {run.arrivals}, {blame}."
+
+
+def _ranking(result: BenchResult) -> Iterator[str]:
+    ranked = sorted(result.goodput.items(), key=lambda item: -item[1].rate_per_s)
+    if len(ranked) < 2 or not ranked[0][1].rate_per_s:
+        return
+    top = ranked[0][1]
+    first = [name for name, g in ranked if g.rate_per_s == top.rate_per_s]
+    rest = [(name, g) for name, g in ranked if g.rate_per_s < top.rate_per_s]
+    yield (
+        f"{' and '.join(first)} {'carries' if len(first) == 1 else 'carry'} most ({top.rate_per_s:.4g} requests/s)"
+        + ("." if rest else ", equally on the rates that were run.")
+    )
+    lows = [g.low for name, g in ranked if name in first]
+    for name, g in rest:
+        clear = g.high is not None and all(low is not None and low >= g.high for low in lows)
+        how = "clearly less" if clear else "less, but the intervals overlap: these runs do not prove it"
+        yield f"{name} carries {g.rate_per_s:.4g} requests/s: {how}."
+
+
+def tables_of(result: BenchResult) -> Iterator[Table]:
+    """Runs; then, where servers said where the time went, parts and blame."""
+    yield _runs(result)
+    for server in result.servers:
+        told = [run for runs in by_rate(result.runs, server.name).values() for run in runs if run.breakdown]
+        told = told or [run for run in result.runs if run.server == server.name and run.breakdown]
+        if told:
+            yield _parts(server.name, told)
+
+
+def _runs(result: BenchResult) -> Table:
+    table = Table(title="milliseconds; attainment with its 95 % interval")
+    several = len(result.servers) > 1
+    heads = ["answered", "attainment", "TTFT p50", "p90", "p99", "TPOT p50", "ITL p99", "tokens/s"]
+    for name in ("server", "arrivals") if several else ("arrivals",):
+        table.add_column(name)
+    for name in heads:
+        table.add_column(name, justify="right")
+    for run in result.runs:
+        r, a = run.report, run.attainment
+        attained = f"{a.met.share * 100:.1f} % ({a.met.low * 100:.0f}–{a.met.high * 100:.0f})" if a else "–"
+        numbers = [ms(getattr(r.ttft_s, p) if r.ttft_s else None) for p in ("p50", "p90", "p99")]
+        numbers += [ms(r.tpot_s.p50 if r.tpot_s else None), ms(r.itl_s.p99 if r.itl_s else None)]
+        arrivals = run.arrivals + (" late" if run.client_late else "")
+        names = [run.server, arrivals] if several else [arrivals]
+        table.add_row(*names, f"{r.n_ok}/{r.n_requests}", attained, *numbers, f"{r.output_tokens_per_s:.4g}")
+    return table
+
+
+def _parts(server: str, runs: list[Run]) -> Table:
+    table = Table(title=f"{server}: where the time went (mean, ms), and what made requests miss")
+    for name in ("part", *(run.arrivals for run in runs)):
+        table.add_column(name, justify="left" if name == "part" else "right")
+    for part in PARTS:
+        cells = []
+        for run in runs:
+            b = run.breakdown
+            assert b is not None
+            blame = [
+                f"{n} {what}" for what, n in (("TTFT", b.ttft_blame.get(part)), ("TPOT", b.tpot_blame.get(part))) if n
+            ]
+            cells.append(ms(b.mean_s[part]) + (f"  [{', '.join(blame)}]" if blame else ""))
+        table.add_row(part.replace("_", " "), *cells)
+    return table
