@@ -20,7 +20,7 @@ from training.builtin.train import blank
 
 def export(run: Path, out: Path) -> None:
     """Raises if the tokenizer does not come out as it was in training."""
-    tokenizer = own.make()
+    tokenizer = own.of(run)
     model = blank(tokenizer)
     model.load_state_dict(weights(run, "model"))
     model.generation_config = transformers.GenerationConfig(
