@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,15 +35,27 @@ class Pictures:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, list[Scene]]:
         """(pixels, marks, scenes) of `step`, the same after a resume."""
-        turn, place = divmod(step, self.per_shard)
-        turn = turn * self._processes + self._rank
+        turn, s = self._of(step)
+        order = torch.randperm(SHARD, generator=torch.Generator().manual_seed(turn))
+        place = step % self.per_shard
+        return _rows(s, order[place * self._batch : (place + 1) * self._batch].numpy())
+
+    def digits(self, step: int, n: int) -> tuple[Tensor, Tensor, list[Scene]]:
+        """`n` more pictures, all with digits, from the same shard."""
+        turn, s = self._of(step)
+        there = [i for i, scene in enumerate(s.scenes) if scene.what == "digit"]
+        return _rows(s, np.random.default_rng([turn, step]).choice(there, n, replace=False))
+
+    def _of(self, step: int) -> tuple[int, Shard]:
+        turn = step // self.per_shard * self._processes + self._rank
         index = turn % self._shards
         if index not in self._loaded:
             self._loaded[index] = shard(self._cache, self._seed, index)
-        order = torch.randperm(SHARD, generator=torch.Generator().manual_seed(turn))
-        s = self._loaded[index]
-        rows = order[place * self._batch : (place + 1) * self._batch].numpy()
-        return torch.from_numpy(s.pixels[rows]), torch.from_numpy(s.marks[rows]).long(), [s.scenes[i] for i in rows]
+        return turn, self._loaded[index]
+
+
+def _rows(s: Shard, rows: np.ndarray) -> tuple[Tensor, Tensor, list[Scene]]:
+    return torch.from_numpy(s.pixels[rows]), torch.from_numpy(s.marks[rows]).long(), [s.scenes[i] for i in rows]
 
 
 def alike(scenes: list[Scene], marks: Tensor) -> Tensor:
