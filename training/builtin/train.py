@@ -115,7 +115,7 @@ def main() -> None:
         heads.load_state_dict(weights(a.see, "heads"))
     else:
         model.load_state_dict(weights(a.go_on, "model"))
-        heads.load_state_dict(weights(a.go_on, "heads"), strict=False)  # runs of before 2026-11-21 have fewer heads
+        heads.load_state_dict(weights(a.go_on, "heads"), strict=False)  # older runs have fewer heads
     if not rank:
         own.keep(tokenizer, a.run)
     pictures = Pictures(a.cache, a.pictures, a.shards, BATCH)
