@@ -35,7 +35,7 @@ def answers(llm, chats):
 @pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
 def test_it_answers(layout):
     every = plain.cases(11, 8)  # by a script that shares nothing with the training pictures
-    drawn = [c for c in every if c.kind in ("exists", "colour")]  # what it is good at there
+    drawn = [c for c in every if c.kind in ("exists", "colour", "shape")]  # what it is good at there
     with LLM(layout=layout, threads=1) as llm:
         said = answers(llm, [user(str(FOLDER / name), q) for name, q, _ in SAMPLES])
         assert said == [a for _, _, a in SAMPLES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
@@ -13,12 +14,12 @@ from training.builtin.scene import Thing
 RGB = tuple[int, int, int]
 Polygon = list[tuple[float, float]]
 _SHADES = {  # hue in degrees, saturation, value: ranges that a person would give that name
-    "red": ((-8, 7), (0.75, 1.0), (0.65, 1.0)),
-    "orange": ((22, 39), (0.85, 1.0), (0.9, 1.0)),
-    "yellow": ((51, 61), (0.75, 1.0), (0.88, 1.0)),
-    "green": ((92, 155), (0.6, 1.0), (0.4, 0.9)),
-    "blue": ((203, 244), (0.65, 1.0), (0.5, 1.0)),
-    "purple": ((268, 303), (0.5, 1.0), (0.4, 0.8)),
+    "red": ((-10, 8), (0.7, 1.0), (0.6, 1.0)),
+    "orange": ((21, 40), (0.8, 1.0), (0.85, 1.0)),
+    "yellow": ((50, 63), (0.7, 1.0), (0.85, 1.0)),
+    "green": ((88, 160), (0.55, 1.0), (0.35, 0.95)),
+    "blue": ((200, 248), (0.6, 1.0), (0.45, 1.0)),
+    "purple": ((265, 308), (0.45, 1.0), (0.35, 0.85)),
 }
 
 
@@ -44,33 +45,59 @@ def apart(a: RGB, b: RGB) -> float:
     return math.sqrt((2 + mean / 256) * r * r + 4 * g * g + (2 + (255 - mean) / 256) * b_ * b_)
 
 
-def outline(kind: str, x: float, y: float, size: float, angle: float) -> Polygon:
-    """The polygon of a thing in pixels. The square's side is 0.86 of `size`, so that all kinds look equally large."""
+class Form(NamedTuple):
+    """How the things of a picture are built: a star's inner radius, a square's half side, a triangle's (top, bottom,
+    half width), in radii. These make all kinds look equally large."""
+
+    star: float = 0.43
+    square: float = 0.86
+    triangle: tuple[float, float, float] = (0.95, 0.8, 0.95)
+
+
+def form(rng: np.random.Generator) -> Form:
+    if rng.random() < 0.3:
+        return Form()
+    triangle = rng.uniform(0.82, 1.0), rng.uniform(0.6, 0.9), rng.uniform(0.82, 1.0)
+    return Form(rng.uniform(0.34, 0.52), rng.uniform(0.76, 0.92), triangle)
+
+
+def outline(kind: str, x: float, y: float, size: float, angle: float, form: Form = Form()) -> Polygon:  # noqa: B008
+    """The polygon of a thing in pixels."""
     r, turn = size / 2, math.radians(angle)
     if kind == "circle":
         points = [(math.cos(t), math.sin(t)) for t in np.linspace(0, 2 * math.pi, 40, endpoint=False)]
     elif kind == "square":
-        points = [(-0.86, -0.86), (0.86, -0.86), (0.86, 0.86), (-0.86, 0.86)]
+        a = form.square
+        points = [(-a, -a), (a, -a), (a, a), (-a, a)]
     elif kind == "triangle":
-        points = [(0.0, -0.95), (0.95, 0.8), (-0.95, 0.8)]
+        top, bottom, half = form.triangle
+        points = [(0.0, -top), (half, bottom), (-half, bottom)]
     else:
-        radii = [1.0, 0.43] * 5
+        radii = [1.0, form.star] * 5
         points = [(f * math.sin(i * math.pi / 5), -f * math.cos(i * math.pi / 5)) for i, f in enumerate(radii)]
     c, s = math.cos(turn) * r, math.sin(turn) * r
     return [(x + px * c - py * s, y + px * s + py * c) for px, py in points]
 
 
-def things(rng: np.random.Generator, canvas: Image.Image, scene: tuple[Thing, ...], back: RGB) -> None:
-    """Draw onto `canvas`, in one style for the picture, with colours that stand out against `back`."""
-    side, draw = canvas.width, ImageDraw.Draw(canvas)
-    style = str(rng.choice(("fill", "edge", "shadow"), p=(0.75, 0.18, 0.07)))
+def things(rng: np.random.Generator, canvas: Image.Image, scene: tuple[Thing, ...], back: RGB) -> Image.Image:
+    """`canvas` with the things, in one style for the picture, with colours that stand out against `back`. Half of the
+    pictures have smooth edges, drawn larger and reduced."""
+    finer = 1 if rng.random() < 0.5 else 2 if canvas.width > 200 else 3
+    large = canvas.resize((canvas.width * finer,) * 2, Image.Resampling.NEAREST) if finer > 1 else canvas
+    _things(rng, large, scene, back)
+    return large.reduce(finer)
+
+
+def _things(rng: np.random.Generator, canvas: Image.Image, scene: tuple[Thing, ...], back: RGB) -> None:
+    side, draw, built = canvas.width, ImageDraw.Draw(canvas), form(rng)
+    style = str(rng.choice(("fill", "edge", "shadow"), p=(0.68, 0.24, 0.08)))
     fills: dict[str, RGB] = {}
     for t in scene:
         if t.colour not in fills or rng.random() < 0.3:
             fills[t.colour] = _standing_out(rng, t.colour, back)
         fill = fills[t.colour]
-        points = outline(t.kind, t.x * side, t.y * side, t.size * side, t.angle)
-        width = max(1, round(t.size * side * rng.uniform(0.03, 0.07)))
+        points = outline(t.kind, t.x * side, t.y * side, t.size * side, t.angle, built)
+        width = max(1, round(t.size * side * rng.uniform(0.02, 0.08)))
         if style == "shadow":
             off = 0.06 * t.size * side
             draw.polygon([(x + off, y + off) for x, y in points], tuple(int(v * 0.6) for v in back))
@@ -107,14 +134,16 @@ def plain(rng: np.random.Generator, colours: set[str]) -> RGB:
 def _differs(back: RGB, colour: str) -> bool:
     (h0, h1), (s0, s1), (v0, v1) = _SHADES[colour]
     middle = hsv((h0 + h1) / 2, (s0 + s1) / 2, (v0 + v1) / 2)
-    return apart(back, middle) > 180
+    return apart(back, middle) > 165
 
 
 def background(rng: np.random.Generator, side: int, back: RGB) -> Image.Image:
-    """`back`, often with a gradient, noise, stripes, a grid or soft clouds of about that colour."""
+    """`back`, often with a gradient, noise, stripes, a grid, pale forms or soft clouds of about that colour."""
     style, canvas = rng.random(), Image.new("RGB", (side, side), back)
-    if style < 0.5:
+    if style < 0.4:
         return canvas
+    if style < 0.55:
+        return _pale(rng, canvas, back)
     base = np.array(back, np.float32)
     if style < 0.65:
         angle = rng.uniform(0, 2 * math.pi)
@@ -131,10 +160,30 @@ def background(rng: np.random.Generator, side: int, back: RGB) -> Image.Image:
     return Image.fromarray(np.clip(made, 0, 255).astype(np.uint8))
 
 
+def _about(rng: np.random.Generator, back: RGB) -> RGB:
+    """A colour a little unlike `back`."""
+    r, g, b = (int(np.clip(v + rng.uniform(-30, 30), 0, 255)) for v in back)
+    return r, g, b
+
+
+def _pale(rng: np.random.Generator, canvas: Image.Image, back: RGB) -> Image.Image:
+    """A few large or many small forms that are hardly darker or lighter: polygons of any place, half out of the
+    picture, which no question is about."""
+    draw, side, inks = ImageDraw.Draw(canvas), canvas.width, [_about(rng, back) for _ in range(2)]
+    few = rng.random() < 0.5
+    for _ in range(int(rng.integers(1, 4) if few else rng.integers(5, 25))):
+        x, y = rng.uniform(-0.1, 1.1, 2) * side
+        r, turn = side * (rng.uniform(0.3, 1.0) if few else rng.uniform(0.03, 0.15)), rng.uniform(0, 2 * math.pi)
+        corners = np.arange(int(rng.integers(3, 9)))
+        ends = [turn + 2 * math.pi * i / len(corners) for i in corners]
+        draw.polygon([(x + r * math.cos(t), y + r * math.sin(t)) for t in ends], inks[int(rng.integers(0, 2))])
+    return canvas
+
+
 def _lines(rng: np.random.Generator, canvas: Image.Image, back: RGB) -> Image.Image:
     draw, side = ImageDraw.Draw(canvas), canvas.width
     step = rng.uniform(0.05, 0.2) * side
-    ink = tuple(int(np.clip(v + rng.uniform(-30, 30), 0, 255)) for v in back)
+    ink = _about(rng, back)
     width = max(1, int(step * rng.uniform(0.05, 0.3)))
     both = rng.random() < 0.5
     for i in range(int(side / step) + 1):
@@ -147,8 +196,8 @@ def _lines(rng: np.random.Generator, canvas: Image.Image, back: RGB) -> Image.Im
 def spoil(rng: np.random.Generator, picture: Image.Image) -> Image.Image:
     """What cameras and files do: blur, noise, JPEG."""
     if rng.random() < 0.08:
-        picture = picture.filter(ImageFilter.GaussianBlur(rng.uniform(0.2, 1.0) * picture.width / 150))
-    if rng.random() < 0.15:
+        picture = picture.filter(ImageFilter.GaussianBlur(rng.uniform(0.2, 1.2) * picture.width / 150))
+    if rng.random() < 0.2:
         pixels = np.asarray(picture, np.float32) + rng.normal(0, rng.uniform(2, 10), (picture.width, picture.width, 3))
         picture = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
     if rng.random() < 0.2:

@@ -25,7 +25,8 @@ from training.builtin import plain, questions
 from training.builtin.pictures import make_one
 from training.builtin.plain import Case
 
-SEED = 1_000_003  # training used [1, shard] for pictures and [2, step] for questions
+_BATCH = 50  # questions at a time that transformers answers
+SEED = 1_000_003  # training used [1, shard] and [3, shard] for pictures, [2, step] and [4, step] for questions
 _ABOUT: dict[str, tuple[str, Callable]] = {
     "exists": ("shapes", questions.ask_exists),
     "colour": ("shapes", questions.ask_colour),
@@ -85,14 +86,17 @@ def ask_transformers(path: Path, cases: Sequence[Case]) -> list[str]:
 
     model = transformers.LlavaForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
     processor = transformers.LlavaProcessor.from_pretrained(path)
-    answers = []
-    for case in cases:
-        content = [{"type": "image"}, {"type": "text", "text": case.question}]
-        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        inputs = processor(images=case.picture, text=text, return_tensors="pt")
+    answers: list[str] = []
+    for start in range(0, len(cases), _BATCH):
+        some = cases[start : start + _BATCH]
+        chats = [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": c.question}]}] for c in some]
+        texts = [processor.apply_chat_template(chat, add_generation_prompt=True) for chat in chats]
+        pictures = [c.picture for c in some]
+        inputs = processor(images=pictures, text=texts, return_tensors="pt", padding=True, padding_side="left")
         with torch.inference_mode():
             ids = model.generate(**inputs, max_new_tokens=40, max_length=None, do_sample=False)
-        answers.append(processor.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip())
+        rest = ids[:, inputs["input_ids"].shape[1] :]
+        answers += [text.strip() for text in processor.batch_decode(rest, skip_special_tokens=True)]
     return answers
 
 

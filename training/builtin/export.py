@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from training.builtin.train import blank
 
 def export(run: Path, out: Path) -> None:
     """Raises if the tokenizer does not come out as it was in training."""
-    tokenizer = own.make()
+    tokenizer = own.of(run)
     model = blank(tokenizer)
     model.load_state_dict(weights(run, "model"))
     model.generation_config = transformers.GenerationConfig(
@@ -40,12 +41,17 @@ def export(run: Path, out: Path) -> None:
     )
     processor.save_pretrained(out)
     pictures.save_pretrained(out)
-    saved = json.loads((out / "preprocessor_config.json").read_text())
-    saved["image_processor_type"] = "CLIPImageProcessor"
-    (out / "preprocessor_config.json").write_text(json.dumps(saved, indent=2) + "\n")
+    _change(out / "preprocessor_config.json", {"image_processor_type": "CLIPImageProcessor"})
+    _change(out / "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}, drop=("is_local", "local_files_only"))
     again = transformers.AutoTokenizer.from_pretrained(out)
     probe = "USER: <image>\nIs there a red circle? ASSISTANT:"
     assert again(probe).input_ids == tokenizer(probe).input_ids
+
+
+def _change(path: Path, entries: dict[str, str], drop: Sequence[str] = ()) -> None:
+    """Into what every version of transformers reads."""
+    saved = {k: v for k, v in json.loads(path.read_text()).items() if k not in drop} | entries
+    path.write_text(json.dumps(saved, indent=2) + "\n")
 
 
 def main() -> None:

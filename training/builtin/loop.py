@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from training.builtin.muon import Muon
 
 _MUON = 10.0  # its rate, in AdamW's
+
+
+def processes() -> tuple[int, int]:
+    """(rank, number of processes) under `torchrun`: each takes its own batches, and gradients are averaged."""
+    n = int(os.environ.get("WORLD_SIZE", "1"))
+    if n > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return (dist.get_rank(), n) if n > 1 else (0, 1)
 
 
 class Threads:
@@ -59,6 +69,7 @@ class Run:
     ) -> None:
         """`slow`: modules, or parts of them, already trained: they get 0.3 of the rate."""
         self.folder, self._modules, self._rate = folder, modules, rate
+        self._rank, self._processes = processes()
         self._threads = Threads(threads)
         self._budget_s, self._decay_s = budget_s, decay * budget_s
         self.step, self.trained_s, self._decay_from_s = 0, 0.0, math.inf
@@ -82,10 +93,11 @@ class Run:
 
     def go(self, loss_of: Callable[[int], tuple[Tensor, dict[str, float]]], *, save_every_s: float = 120.0) -> None:
         """`loss_of(step)` gives the loss to go down and figures to log. SIGTERM saves and ends."""
-        stop: list[int] = []
-        signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
-        saved_s, began_s, used_s = self.trained_s, time.monotonic(), time.process_time()
+        asked: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+        saved_s, began_s, used_s, took_s = self.trained_s, time.monotonic(), time.process_time(), 0.0
         shown: dict[str, float] = {}
+        stop = False
         while not stop and (scale := self._scale()) > 0:
             for optimizer, full in zip(self._optimizers, (_MUON * self._rate, self._rate)):
                 for group in optimizer.param_groups:
@@ -94,10 +106,12 @@ class Run:
             for p in self._parameters:
                 p.grad = None
             loss.backward()
+            took_s, stop = self._agree(took_s, bool(asked))
             nn.utils.clip_grad_norm_(self._parameters, 1.0)
             for optimizer in self._optimizers:
                 optimizer.step()
-            self.trained_s += time.process_time() - used_s
+            self.trained_s += took_s
+            took_s = time.process_time() - used_s
             self._threads.note(self.step, time.monotonic() - began_s)
             began_s, used_s = time.monotonic(), time.process_time()
             self.step += 1
@@ -110,19 +124,40 @@ class Run:
                 saved_s = self.trained_s
         self.save()
 
+    def _agree(self, took_s: float, stop: bool) -> tuple[float, bool]:
+        """Average the gradients and `took_s` of all processes; stop, or begin to decay, when one of them is told to."""
+        told = (self.folder / "decay").exists()
+        if self._processes > 1:
+            for p in self._parameters:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            own = torch.tensor([took_s, float(stop), float(told)])
+            flat = torch.cat([own, *(p.grad.flatten() for p in self._parameters if p.grad is not None)])
+            dist.all_reduce(flat)
+            flat /= self._processes
+            own, rest = flat.split([3, flat.numel() - 3])
+            for p, grad in zip(self._parameters, rest.split([p.numel() for p in self._parameters])):
+                p.grad = grad.view_as(p)
+            took_s, stop, told = float(own[0]), bool(own[1] > 0), bool(own[2] > 0)
+        if self._decay_from_s == math.inf and told:
+            self._decay_from_s = self.trained_s
+        return took_s, stop
+
     def _scale(self) -> float:
         """Share of the full learning rate."""
-        due_s = self._budget_s - self._decay_s
-        if self._decay_from_s == math.inf and (self.trained_s >= due_s or (self.folder / "decay").exists()):
+        if self._decay_from_s == math.inf and self.trained_s >= self._budget_s - self._decay_s:
             self._decay_from_s = self.trained_s
         gone = (self.trained_s - self._decay_from_s) / self._decay_s
         return min(1.0, (self.step + 1) / 100) * (1.0 if gone < 0 else max(0.0, 1 - gone))
 
     def _log(self, figures: dict[str, float]) -> None:
+        if self._rank:
+            return
         with (self.folder / "log.jsonl").open("a") as f:
             f.write(json.dumps({k: v if k == "step" else float(f"{v:.5g}") for k, v in figures.items()}) + "\n")
 
     def save(self) -> None:
+        if self._rank:
+            return
         state: dict[str, Any] = {
             "modules": {name: m.state_dict() for name, m in self._modules.items()},
             "optimizers": [o.state_dict() for o in self._optimizers],

@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor, nn
 
 from training.builtin.pictures import GRID, PATCH, SIDE
-from training.builtin.scene import COLOURS, KINDS
+from training.builtin.scene import COLOURS, KINDS, MOST
 
 CONTEXT = 512
 SEEN = 128  # width of the vision tower
@@ -126,6 +126,8 @@ class Heads(nn.Module):
         self.centre = nn.Linear(hidden, 2)
         self.mask = nn.Linear(hidden, (PATCH // 2) ** 2)
         self.way = nn.Linear(hidden, 3)
+        self.place = nn.Linear(hidden, 2)
+        self.many = nn.Linear(hidden, 4 * MOST)
         self.whole = nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, 13))
 
     def whole_of(self, rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from training.builtin.scene import Scene
 
 _IGNORED = -100
 _PICTURE, _PAD, _BLIND = 0, -1, -2  # owners: the shared start; nothing; `_BLIND - i`: a conversation without picture
-ENOUGH = 205  # tokens in a row, after which no further conversation begins
+ENOUGH = 170  # tokens in a row, after which no further conversation begins
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,13 @@ class Shard:
 
 def make(rng: np.random.Generator, held_out: bool = False) -> tuple[Image.Image, Scene, np.ndarray]:
     """A picture of any kind, at its own size in pixels, and its marks."""
-    what = str(rng.choice(("shapes", "digit", "photo", "empty"), p=(0.69, 0.19, 0.1, 0.02)))
+    what = str(rng.choice(("shapes", "digit", "photo", "empty"), p=(0.7, 0.2, 0.085, 0.015)))
     return make_one(rng, what, held_out)
 
 
 def make_one(rng: np.random.Generator, what: str, held_out: bool = False) -> tuple[Image.Image, Scene, np.ndarray]:
-    side = int(rng.choice((96, 128, 192, int(rng.integers(96, 260))), p=(0.2, 0.2, 0.25, 0.35)))
+    side = int(rng.choice((96, 128, 192, int(rng.integers(64, 320))), p=(0.15, 0.15, 0.2, 0.5)))
+    side = side * 2 if rng.random() < 0.1 else side
     if what == "digit":
         picture, value, ink = sources.digit(rng, side, held_out)
         return draw.spoil(rng, picture), Scene(what, digit=value), _digit_marks(ink, value)
@@ -51,7 +52,7 @@ def make_one(rng: np.random.Generator, what: str, held_out: bool = False) -> tup
     things = sample_shapes(rng) if what == "shapes" else ()
     back = draw.plain(rng, {t.colour for t in things})
     canvas = draw.background(rng, side, back)
-    draw.things(rng, canvas, things, back)
+    canvas = draw.things(rng, canvas, things, back)
     return draw.spoil(rng, canvas), Scene(what, things), _shape_marks(things)
 
 

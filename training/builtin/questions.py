@@ -240,14 +240,14 @@ def ask_elsewhere(rng: Rng, scene: Scene) -> Exchange:  # noqa: ARG001  # the sc
 
 Asker = Callable[[Rng, Scene], Exchange | None]
 _ABOUT_SHAPES: tuple[tuple[Asker, float], ...] = (
-    (ask_exists, 0.2),
-    (ask_count, 0.22),
-    (ask_caption, 0.13),
-    (ask_colour, 0.12),
-    (ask_shape, 0.08),
-    (ask_where, 0.1),
+    (ask_exists, 0.17),
+    (ask_count, 0.27),
+    (ask_caption, 0.11),
+    (ask_colour, 0.1),
+    (ask_shape, 0.1),
+    (ask_where, 0.11),
     (ask_relation, 0.08),
-    (ask_size, 0.04),
+    (ask_size, 0.03),
     (ask_digit, 0.02),
     (ask_elsewhere, 0.01),
 )

@@ -10,6 +10,7 @@ import numpy as np
 KINDS = ("circle", "square", "triangle", "star")
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple")
 MOST = 5
+_SMALLEST = 0.15
 SMALL, LARGE = 0.22, 0.3  # at most, at least: diameter as a share of the picture's side
 Group = tuple[str, str]  # (colour, kind)
 
@@ -47,14 +48,15 @@ class Scene:
 
 
 def sample_shapes(rng: np.random.Generator) -> tuple[Thing, ...]:
-    """One to five things that do not touch, of one to four groups."""
-    n = int(rng.choice(5, p=(0.2, 0.25, 0.2, 0.175, 0.175))) + 1
-    groups = _sample_groups(rng, min(n, int(rng.choice(4, p=(0.25, 0.3, 0.25, 0.2))) + 1))
+    """One to five things that hardly touch: all alike, all different or anything between."""
+    n = int(rng.integers(1, MOST + 1))
+    groups = _sample_groups(rng, (1, n, int(rng.integers(1, n + 1)))[int(rng.choice(3, p=(0.25, 0.3, 0.45)))])
     owners = [*range(len(groups)), *rng.integers(0, len(groups), n - len(groups))]
     size = _sample_sizes(rng, n)
     things: list[Thing] = []
+    near = (0.52, 0.0) if rng.random() < 0.3 else (0.56, 0.015)
     for owner, diameter in zip(owners, sorted(size, reverse=True)):
-        place = _free_place(rng, things, diameter)
+        place = _free_place(rng, things, diameter, near)
         if place is not None:
             colour, kind = groups[owner]
             things.append(Thing(kind, colour, *place, _sample_angle(rng, kind)))
@@ -79,20 +81,23 @@ def _sample_groups(rng: np.random.Generator, n: int) -> list[Group]:
 
 
 def _sample_sizes(rng: np.random.Generator, n: int) -> np.ndarray:
-    biggest = (0.6, 0.48, 0.42, 0.38, 0.36)[n - 1]
+    biggest = (0.95, 0.6, 0.48, 0.42, 0.4)[n - 1]
     if rng.random() < 0.35:  # all about the same
-        return rng.uniform(0.17, biggest) * rng.uniform(0.93, 1.07, n)
-    return rng.uniform(0.17, biggest, n)
+        return rng.uniform(_SMALLEST, biggest) * rng.uniform(0.88, 1.0, n)
+    return rng.uniform(_SMALLEST, biggest, n)
 
 
-def _free_place(rng: np.random.Generator, things: list[Thing], size: float) -> tuple[float, float, float] | None:
-    """(x, y, size), smaller after many failures; None if there is no room."""
-    for attempt in range(60):
+def _free_place(
+    rng: np.random.Generator, things: list[Thing], size: float, near: tuple[float, float]
+) -> tuple[float, float, float] | None:
+    """(x, y, size), smaller after many failures; None if there is no room. `near`: how close centres may be, as a share
+    of both sizes and more."""
+    for attempt in range(90):
         if attempt and attempt % 15 == 0:
-            size = max(0.16, size * 0.75)
+            size = max(_SMALLEST, size * 0.75)
         edge = size / 2 + 0.01
         x, y = rng.uniform(edge, 1 - edge, 2)
-        if all(np.hypot(x - t.x, y - t.y) > (size + t.size) * 0.56 + 0.015 for t in things):
+        if all(np.hypot(x - t.x, y - t.y) > (size + t.size) * near[0] + near[1] for t in things):
             return float(x), float(y), float(size)
     return None
 

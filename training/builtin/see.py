@@ -9,37 +9,67 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.builtin.loop import Run
+from training.builtin.loop import Run, processes
 from training.builtin.model import Heads, build, normalise
-from training.builtin.pictures import SHARD, Shard, shard
-from training.builtin.scene import KINDS, Scene
+from training.builtin.pictures import GRID, SHARD, Shard, shard
+from training.builtin.scene import COLOURS, KINDS, MOST, Scene
 
 BATCH = 32
 _WHOLE = {"shapes": 10, "photo": 11, "empty": 12}
 
 
 class Pictures:
-    """Batches of the shards of a cache, each shard in a new order whenever it comes up."""
+    """Batches of the shards of a cache, each shard in a new order whenever it comes up. Of several processes, each
+    reads shards of its own."""
 
     def __init__(self, cache: Path, seed: int, shards: int, batch: int) -> None:
         self._cache, self._seed, self._shards, self._batch = cache, seed, shards, batch
+        self._rank, self._processes = processes()
         self._loaded: dict[int, Shard] = {}
         self.per_shard = SHARD // batch
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, list[Scene]]:
         """(pixels, marks, scenes) of `step`, the same after a resume."""
-        turn, place = divmod(step, self.per_shard)
+        turn, s = self._of(step)
+        order = torch.randperm(SHARD, generator=torch.Generator().manual_seed(turn))
+        place = step % self.per_shard
+        return _rows(s, order[place * self._batch : (place + 1) * self._batch].numpy())
+
+    def digits(self, step: int, n: int) -> tuple[Tensor, Tensor, list[Scene]]:
+        """`n` more pictures, all with digits, from the same shard."""
+        turn, s = self._of(step)
+        there = [i for i, scene in enumerate(s.scenes) if scene.what == "digit"]
+        return _rows(s, np.random.default_rng([turn, step]).choice(there, n, replace=False))
+
+    def _of(self, step: int) -> tuple[int, Shard]:
+        turn = step // self.per_shard * self._processes + self._rank
         index = turn % self._shards
         if index not in self._loaded:
             self._loaded[index] = shard(self._cache, self._seed, index)
-        order = torch.randperm(SHARD, generator=torch.Generator().manual_seed(turn))
-        s = self._loaded[index]
-        rows = order[place * self._batch : (place + 1) * self._batch].numpy()
-        return torch.from_numpy(s.pixels[rows]), torch.from_numpy(s.marks[rows]).long(), [s.scenes[i] for i in rows]
+        return turn, self._loaded[index]
+
+
+def _rows(s: Shard, rows: np.ndarray) -> tuple[Tensor, Tensor, list[Scene]]:
+    return torch.from_numpy(s.pixels[rows]), torch.from_numpy(s.marks[rows]).long(), [s.scenes[i] for i in rows]
+
+
+def alike(scenes: list[Scene], marks: Tensor) -> Tensor:
+    """For each patch of a shape, how many things like it there are: of its kind and colour, of its kind, of its colour,
+    of any; int64 [n, patches, 4], meaningless where no shape is."""
+    table = torch.zeros(len(scenes), len(KINDS) + 1, len(COLOURS) + 1, dtype=torch.long)
+    for i, scene in enumerate(scenes):
+        for t in scene.things:
+            table[i, KINDS.index(t.kind) + 1, COLOURS.index(t.colour) + 1] += 1
+    row, kind = torch.arange(len(scenes))[:, None], marks[..., 0].clamp(max=len(KINDS))
+    colour = marks[..., 1]
+    same_kind, same_colour = table.sum(2)[row, kind], table.sum(1)[row, colour]
+    every = table.sum((1, 2))[:, None].expand_as(kind)
+    return torch.stack([table[row, kind, colour], same_kind, same_colour, every], -1)
 
 
 def seeing_loss(heads: Heads, rows: Tensor, marks: Tensor, scenes: list[Scene]) -> tuple[Tensor, dict[str, float]]:
@@ -49,21 +79,28 @@ def seeing_loss(heads: Heads, rows: Tensor, marks: Tensor, scenes: list[Scene]) 
     digit = marks[..., 0] > len(KINDS)
     kind = heads.kind(rows).flatten(0, 1)
     whole, wanted = heads.whole_of(rows), torch.tensor([_WHOLE.get(s.what, s.digit) for s in scenes])
+    shape = covered & ~digit
+    numbers = heads.many(rows)[shape].unflatten(-1, (4, MOST)).flatten(0, 1)
+    at = torch.arange(marks.shape[1])
+    own = torch.stack([at % GRID, at // GRID], -1) / GRID + 0.5 / GRID
     way = (marks[..., -3:][covered] - torch.tensor([128, 128, 0])) / torch.tensor([127, 127, 255])
+    place = own.expand(len(marks), -1, -1)[covered] + way[:, :2]
     parts = {
         "kind": F.cross_entropy(kind, kinds),
         "colour": F.cross_entropy(heads.colour(rows)[~digit], colours[~digit.flatten()]),
         "centre": F.cross_entropy(heads.centre(rows).flatten(0, 1), centres, torch.tensor([1.0, 3.0])),
         "mask": F.binary_cross_entropy_with_logits(heads.mask(rows), marks[..., 3:-3].float()),
         "way": (heads.way(rows)[covered] - way).abs().mean() if covered.any() else rows.sum() * 0,
+        "place": (heads.place(rows)[covered] - place).abs().mean() if covered.any() else rows.sum() * 0,
+        "many": F.cross_entropy(numbers, alike(scenes, marks)[shape].flatten() - 1) if shape.any() else rows.sum() * 0,
         "whole": F.cross_entropy(whole, wanted),
     }
     right = kind.argmax(-1) == kinds
     figures = {k: float(v.detach()) for k, v in parts.items()}
-    for name, chosen in (("shapes_right", covered & ~digit), ("digits_right", digit)):
+    for name, chosen in (("shapes_right", shape), ("digits_right", digit)):
         if chosen.any():
             figures[name] = float(right[chosen.flatten()].float().mean())
-    weights = {"kind": 2.0, "mask": 2.0, "way": 2.0}
+    weights = {"kind": 2.0, "mask": 2.0, "way": 2.0, "place": 2.0}
     return torch.stack([weights.get(k, 1.0) * v for k, v in parts.items()]).sum(), figures
 
 

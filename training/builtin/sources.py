@@ -59,6 +59,8 @@ def digit(rng: np.random.Generator, side: int, held_out: bool) -> tuple[Image.Im
     way = _WAYS[int(rng.choice(4, p=(0.2, 0.3, 0.35, 0.15)))]
     large = Image.fromarray((np.pad(small, 1) * 255).astype(np.uint8))
     ink = large.resize((size, size), way)
+    if not held_out and rng.random() < 0.75:
+        ink = _warped(rng, ink)
     if rng.random() < 0.6:
         ink = ink.rotate(rng.uniform(-12, 12), Image.Resampling.BILINEAR)
     alpha = np.asarray(ink, np.float32) / 255
@@ -68,6 +70,24 @@ def digit(rng: np.random.Generator, side: int, held_out: bool) -> tuple[Image.Im
     where = Image.new("L", (side, side))
     where.paste(Image.fromarray((alpha * 255).astype(np.uint8)), (x, y))
     return _ink(rng, side, alpha, x, y), int(values[i]), where
+
+
+def _warped(rng: np.random.Generator, ink: Image.Image) -> Image.Image:
+    """As another hand would have written it: slanted, narrower or wider, with corners of a 4 by 4 grid moved a little.
+    There are only 1500 digits to learn from."""
+    size, cells = ink.width, 4
+    at = np.linspace(-0.5, 0.5, cells + 1)
+    y, x = np.meshgrid(at, at, indexing="ij")
+    slant, wide, high = rng.uniform(-0.2, 0.2), *rng.uniform(0.9, 1.15, 2)
+    grid = np.stack([x * wide + y * slant, y * high], -1) + rng.normal(0, 0.014, (cells + 1, cells + 1, 2))
+    source, corner = (grid + 0.5) * size, np.round((at + 0.5) * size).astype(int)
+    mesh = []
+    for i in range(cells):
+        for j in range(cells):
+            around = (source[i, j], source[i + 1, j], source[i + 1, j + 1], source[i, j + 1])
+            box = (int(corner[j]), int(corner[i]), int(corner[j + 1]), int(corner[i + 1]))
+            mesh.append((box, tuple(float(v) for point in around for v in point)))
+    return ink.transform(ink.size, Image.Transform.MESH, mesh, Image.Resampling.BILINEAR)
 
 
 def _ink(rng: np.random.Generator, side: int, alpha: np.ndarray, x: int, y: int) -> Image.Image:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,19 @@ def make() -> Any:
     tokenizer.pad_token = "<pad>"
     tokenizer.chat_template = TEMPLATE
     return tokenizer
+
+
+def of(run: Path) -> Any:
+    """That of a training run, or a new one: when the questions change, a run that goes on keeps its pieces."""
+    import transformers
+
+    folder = run / "tokenizer"
+    return transformers.AutoTokenizer.from_pretrained(folder) if folder.exists() else make()
+
+
+def keep(tokenizer: Any, run: Path) -> None:
+    """For `of`."""
+    tokenizer.save_pretrained(run / "tokenizer")
 
 
 def _corpus() -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Second stage: the whole model learns to answer.
 
 python -m training.builtin.train RUN --cache CACHE --see SEE_RUN --minutes 70
+python -m training.builtin.train RUN2 --cache CACHE2 --go-on RUN --minutes 50     # from there, with a fresh schedule
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.builtin import tokenizer as own
-from training.builtin.loop import Run, weights
+from training.builtin.loop import Run, processes, weights
 from training.builtin.model import Heads, build
 from training.builtin.packing import Batch, Packer
 from training.builtin.pictures import GRID
@@ -24,7 +25,9 @@ from training.builtin.scene import COLOURS, KINDS
 from training.builtin.see import Pictures, seeing_loss, vision_rows
 
 BATCH = 16
-SEEING, NAMING = 0.15, 0.3  # weights of the first stage's loss and of `naming_loss`
+_SHOWN = ("shapes_right", "digits_right", "many", "place")
+DIGITS = 12  # more pictures that only the tower learns from: it is what reads digits, from few writers
+SEEING, NAMING = 0.3, 0.3  # weights of the first stage's loss and of `naming_loss`
 
 
 def blank(tokenizer: Any) -> Any:
@@ -90,40 +93,54 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the built-in model.")
     parser.add_argument("run", type=Path)
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--see", type=Path, required=True, help="Finished run of the first stage.")
+    start = parser.add_mutually_exclusive_group(required=True)
+    start.add_argument("--see", type=Path, help="Finished run of the first stage.")
+    start.add_argument("--go-on", type=Path, help="Finished run of this stage: its weights, with a fresh schedule.")
     parser.add_argument("--minutes", type=float, default=70)
     parser.add_argument("--shards", type=int, default=24)
     parser.add_argument("--first-shard", type=int, default=0, help="Where to start among them.")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--pictures", type=int, default=1, help="Seed of the pictures.")
     parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--decay", type=float, default=0.18, help="Share of the time in which the rate goes to zero.")
     a = parser.parse_args()
     torch.manual_seed(a.seed)
-    tokenizer = own.make()
+    rank, n_processes = processes()
+    tokenizer = own.of(a.go_on or a.run)
     model, heads, packer = blank(tokenizer), Heads(), Packer(tokenizer)
     tower = model.model.vision_tower
-    tower.load_state_dict(weights(a.see, "tower"))
-    heads.load_state_dict(weights(a.see, "heads"))
-    pictures = Pictures(a.cache, 1, a.shards, BATCH)
+    if a.see:
+        tower.load_state_dict(weights(a.see, "tower"))
+        heads.load_state_dict(weights(a.see, "heads"))
+    else:
+        model.load_state_dict(weights(a.go_on, "model"))
+        heads.load_state_dict(weights(a.go_on, "heads"), strict=False)  # older runs have fewer heads
+    if not rank:
+        own.keep(tokenizer, a.run)
+    pictures = Pictures(a.cache, a.pictures, a.shards, BATCH)
     offset = a.first_shard * pictures.per_shard
 
     def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
         pixels, marks, scenes = pictures.batch(step + offset)
-        rows = vision_rows(tower, pixels)
-        seeing, seen = seeing_loss(heads, rows, marks, scenes)
-        batch = packer.batch(np.random.default_rng([a.seed, step]), scenes)
+        more = pictures.digits(step + offset, DIGITS)
+        rows = vision_rows(tower, torch.cat([pixels, more[0]]))
+        seeing, seen = seeing_loss(heads, rows, torch.cat([marks, more[1]]), [*scenes, *more[2]])
+        rows = rows[:BATCH]
+        batch = packer.batch(np.random.default_rng([a.seed, step * n_processes + rank]), scenes)
         answering, scores = answering_loss(model, rows, batch)
         naming = naming_loss(model, tokenizer, rows, marks)
         figures = {"seeing": float(seeing.detach()), "naming": float(naming.detach()), **scores}
-        return answering + SEEING * seeing + NAMING * naming, figures | {k: v for k, v in seen.items() if "right" in k}
+        return answering + SEEING * seeing + NAMING * naming, figures | {k: seen[k] for k in _SHOWN if k in seen}
 
-    slow: list[nn.Module] = [tower, heads]
+    slow: list[nn.Module] = [tower, heads] if a.see else []
     run = Run(
         a.run,
         {"model": model, "heads": heads},
-        rate=1e-3,
+        rate=a.rate,
         budget_s=a.minutes * 60,
         threads=a.threads,
-        decay=0.18,
+        decay=a.decay,
         slow=slow,
     )
     run.go(loss_of)
