@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.record import spread, write_result
 from hydrainfer.workload import BodyOptions, ChatRequest, Closed, Target, distinct_chats, report_of, run_load
 from hydrainfer.workload.sse import EventSplitter, parse_chunk
-from tests.workload.mock_server import MockServer, Script
+from hydrainfer.workload.mock import MockServer, Script
 
 N_TOKENS, N_CLIENTS, N_REQUESTS = 64, 8, 80
 

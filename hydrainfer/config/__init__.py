@@ -7,6 +7,7 @@ from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.layout import InstanceSpec, Share, choose_launcher, read_layout, settle
 from hydrainfer.config.load import ENV_PREFIX, Loaded, Option, load, options
 from hydrainfer.config.schema import ServeConfig
+from hydrainfer.config.slo import Slo, is_slo_part, parse_slo, read_slo
 from hydrainfer.config.table import config_table
 
 __all__ = [
@@ -16,12 +17,16 @@ __all__ = [
     "Option",
     "ServeConfig",
     "Share",
+    "Slo",
     "choose_launcher",
     "config_table",
     "cost_model_of",
+    "is_slo_part",
     "load",
     "options",
+    "parse_slo",
     "read_cost_model",
     "read_layout",
+    "read_slo",
     "settle",
 ]

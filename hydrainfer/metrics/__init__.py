@@ -1,9 +1,22 @@
-"""Lifecycle events → timelines, latency breakdowns and the Prometheus page.
+"""Lifecycle events → timelines, latency breakdowns and the Prometheus page; SLO attainment of anything with latencies.
 
 Fed by engines, live or simulated; read by the server and the benchmarks. Never measures time itself.
 """
 
+from hydrainfer.metrics.attainment import FAILED, Proportion, Verdict, effective_n, judge, quantile_interval, wilson
 from hydrainfer.metrics.prometheus import PrometheusRecorder
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
-__all__ = ["INTERVALS", "PrometheusRecorder", "Timeline", "Timelines"]
+__all__ = [
+    "FAILED",
+    "INTERVALS",
+    "PrometheusRecorder",
+    "Proportion",
+    "Timeline",
+    "Timelines",
+    "Verdict",
+    "effective_n",
+    "judge",
+    "quantile_interval",
+    "wilson",
+]

@@ -4,14 +4,14 @@ Called by `benchmarks/` and, later, `hydrainfer bench`. Speaks HTTP only, so tha
 never imports the engine, and never judges a server by anything but what arrived on the wire and when.
 """
 
-from hydrainfer.workload.arrivals import Arrivals, Closed, Constant, Poisson, due_times_s
+from hydrainfer.workload.arrivals import Arrivals, Closed, Constant, Gamma, Poisson, Replay, due_times_s
 from hydrainfer.workload.chat import BodyOptions, ChatRequest, distinct_chats
 from hydrainfer.workload.client import ChatClient, Target
 from hydrainfer.workload.failures import Failure, FailureKind, RequestFailed
 from hydrainfer.workload.pictures import DrawnPicture, FilePicture, Picture, draw_picture
 from hydrainfer.workload.record import RequestRecord
 from hydrainfer.workload.report import Percentiles, Report, report_of
-from hydrainfer.workload.run import LoadResult, run_load
+from hydrainfer.workload.run import LoadResult, Stop, run_load
 
 __all__ = [
     "Arrivals",
@@ -24,13 +24,16 @@ __all__ = [
     "Failure",
     "FailureKind",
     "FilePicture",
+    "Gamma",
     "LoadResult",
     "Percentiles",
     "Picture",
     "Poisson",
+    "Replay",
     "Report",
     "RequestFailed",
     "RequestRecord",
+    "Stop",
     "Target",
     "distinct_chats",
     "draw_picture",

@@ -52,6 +52,19 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(b - a for a, b in itertools.pairwise(self.chunk_s))
 
     @property
+    def token_interval_s(self) -> tuple[float, ...]:
+        """Time per token after the first, one entry each: a chunk of k tokens counts as k equal intervals since the
+        chunk before it, and the tokens that came with the first chunk as none."""
+        gaps = zip(self.itl_s, self.chunk_tokens[1:], strict=True)
+        return tuple(gap / n for gap, n in gaps for _ in range(n))
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """What the server says of where the time went; empty if it says nothing."""
+        said = self.usage.hydrainfer if self.usage else None
+        return {k: float(v) for k, v in (said or {}).items() if isinstance(v, int | float)}
+
+    @property
     def n_tokens(self) -> int:
         """By `usage` where the server sends it, else by ids, else by chunks with content."""
         return self.usage.completion_tokens if self.usage else sum(self.chunk_tokens)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from hydrainfer.metrics import quantile_interval
 from hydrainfer.workload.arrivals import Arrivals
 from hydrainfer.workload.failures import Failure
 from hydrainfer.workload.run import LoadResult
@@ -16,7 +17,8 @@ N_EXAMPLES = 5
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Of `n` samples, linearly interpolated between ranks."""
+    """Of `n` samples, linearly interpolated between ranks. `intervals`: where the true percentile lies with 95 %
+    confidence if the samples are independent; None on a side that so few samples cannot tell."""
 
     n: int
     mean: float
@@ -24,21 +26,25 @@ class Percentiles(msgspec.Struct, frozen=True):
     p90: float
     p99: float
     max: float
+    intervals: dict[str, tuple[float | None, float | None]] = {}
 
     @classmethod
     def of(cls, samples: Iterable[float]) -> Percentiles | None:
         """None where there is no sample."""
-        values = np.fromiter(samples, dtype=np.float64)
+        values = np.sort(np.fromiter(samples, dtype=np.float64))
         if not values.size:
             return None
         p50, p90, p99 = (float(p) for p in np.percentile(values, (50, 90, 99)))
-        return cls(int(values.size), float(values.mean()), p50, p90, p99, float(values.max()))
+        ordered = values.tolist()
+        intervals = {f"p{p}": quantile_interval(ordered, p / 100) for p in (50, 90, 99)}
+        return cls(len(ordered), float(values.mean()), p50, p90, p99, ordered[-1], intervals)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Latencies in seconds, of successful requests. `duration_s`: from the first measured request sent to the last one
     ended. `late_s`: how far the client lagged behind its own schedule. `n_count_differs`: answers whose ids are not as
-    many as `usage` says. `n_wrong_length`: answers that are not as long as was asked for."""
+    many as `usage` says. `n_wrong_length`: answers that are not as long as was asked for. `n_cut`: requests under way when
+    the load was stopped, `n_unsent`: those that came after; neither is in `n_requests`."""
 
     arrivals: Arrivals
     seed: int
@@ -61,6 +67,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: Percentiles | None
     late_s: Percentiles | None
     warmup_ttft_s: Percentiles | None
+    n_cut: int = 0
+    n_unsent: int = 0
+    stopped: str = ""
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=2)
@@ -95,4 +104,7 @@ def report_of(result: LoadResult) -> Report:
         e2e_s=Percentiles.of(r.e2e_s for r in ok),
         late_s=Percentiles.of(r.late_s for r in records),
         warmup_ttft_s=Percentiles.of(r.ttft_s for r in result.warmup if r.ok and r.ttft_s is not None),
+        n_cut=result.n_cut,
+        n_unsent=result.n_unsent,
+        stopped=result.stopped,
     )

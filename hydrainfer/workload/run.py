@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 import msgspec
 
@@ -12,6 +12,7 @@ from hydrainfer.core import ConfigError
 from hydrainfer.workload.arrivals import Arrivals, Closed, due_times_s
 from hydrainfer.workload.chat import BodyOptions, ChatRequest
 from hydrainfer.workload.client import ChatClient, Target
+from hydrainfer.workload.failures import FailureKind
 from hydrainfer.workload.record import RequestRecord
 
 OnRecord = Callable[[RequestRecord], None]
@@ -20,12 +21,42 @@ _PLAIN = BodyOptions()
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """`records` in the workload's order, times counted from the start of the measured part; `warmup` likewise from the
-    start of the warm-up."""
+    start of the warm-up. A load that was stopped (`stopped` says why) has no record of the `n_cut` requests that were
+    under way, nor of the `n_unsent` ones that never were."""
 
     arrivals: Arrivals
     seed: int
     records: tuple[RequestRecord, ...]
     warmup: tuple[RequestRecord, ...] = ()
+    n_cut: int = 0
+    n_unsent: int = 0
+    stopped: str = ""
+
+
+class Stop:
+    """Tells a load to end now and keep what it has: by `now` (Ctrl-C), or by itself when `dead_after` requests in a row
+    found nobody to talk to (None: never)."""
+
+    def __init__(self, dead_after: int | None = None) -> None:
+        self._dead_after, self._n_dead = dead_after, 0
+        self._event = asyncio.Event()
+        self.reason = ""
+
+    def now(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self._event.set()
+
+    def hear(self, record: RequestRecord) -> None:
+        dead = record.failure is not None and record.failure.kind is FailureKind.CONNECTION
+        self._n_dead = self._n_dead + 1 if dead else 0
+        if record.failure is not None and self._n_dead == self._dead_after:
+            self.now(f"the server is gone: {self._n_dead} requests in a row failed, the last with: {record.failure.message}")
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
 
 
 async def run_load(
@@ -37,6 +68,7 @@ async def run_load(
     n_warmup: int = 0,
     options: BodyOptions = _PLAIN,
     on_record: OnRecord | None = None,
+    stop: Stop | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoadResult:
     """The first `n_warmup` chats run to their end before the measured ones start, so that nothing of them lies in the
@@ -45,45 +77,81 @@ async def run_load(
     if not 0 <= n_warmup < len(chats):
         raise ConfigError(f"of {len(chats)} requests, {n_warmup} cannot be warm-up", param="n_warmup")
     bodies = [(options.body(chat, target.model), chat.max_tokens) for chat in chats]
+    stop = stop or Stop()
     async with ChatClient(target, clock) as client:
-        warmup = await _run(client, bodies[:n_warmup], arrivals, seed + 1, None, clock)
-        records = await _run(client, bodies[n_warmup:], arrivals, seed, on_record, clock)
-    return LoadResult(arrivals=arrivals, seed=seed, records=tuple(records), warmup=tuple(warmup))
+        load = _Load(client, stop, clock)
+        warmup, _ = await load.run(bodies[:n_warmup], arrivals, seed + 1, None)
+        records, n_cut = await load.run(bodies[n_warmup:], arrivals, seed, on_record)
+    return LoadResult(
+        arrivals=arrivals,
+        seed=seed,
+        records=tuple(records),
+        warmup=tuple(warmup),
+        n_cut=n_cut,
+        n_unsent=len(bodies) - n_warmup - len(records) - n_cut,
+        stopped=stop.reason,
+    )
 
 
-async def _run(
-    client: ChatClient,
-    bodies: Sequence[tuple[bytes, int]],
-    arrivals: Arrivals,
-    seed: int,
-    on_record: OnRecord | None,
-    clock: Callable[[], float],
-) -> list[RequestRecord]:
-    start_s = clock()
-    records: list[RequestRecord | None] = [None] * len(bodies)
+class _Load:
+    """Sends bodies at their times until they are through or `stop` says so."""
 
-    async def one(index: int, due_s: float) -> None:
-        body, n_asked = bodies[index]
-        record = await client.chat(body, index=index, n_asked=n_asked, scheduled_s=due_s)
-        records[index] = _since(record, start_s)
-        if on_record is not None:
-            on_record(record)
+    def __init__(self, client: ChatClient, stop: Stop, clock: Callable[[], float]) -> None:
+        self._client, self._stop, self._clock = client, stop, clock
 
-    async with asyncio.TaskGroup() as tasks:
-        if isinstance(arrivals, Closed):
-            ranks = iter(range(len(bodies)))
+    async def run(
+        self, bodies: Sequence[tuple[bytes, int]], arrivals: Arrivals, seed: int, on_record: OnRecord | None
+    ) -> tuple[list[RequestRecord], int]:
+        """What ended, in order, and how many were under way when it was stopped."""
+        if self._stop:
+            return [], 0
+        start_s = self._clock()
+        records: list[RequestRecord | None] = [None] * len(bodies)
+        n_sent = 0
 
-            async def worker() -> None:
-                for index in ranks:
-                    await one(index, clock())
+        async def one(index: int, due_s: float) -> None:
+            nonlocal n_sent
+            n_sent += 1
+            body, n_asked = bodies[index]
+            record = await self._client.chat(body, index=index, n_asked=n_asked, scheduled_s=due_s)
+            records[index] = _since(record, start_s)
+            self._stop.hear(record)
+            if on_record is not None:
+                on_record(record)
 
-            for _ in range(arrivals.concurrency):
-                tasks.create_task(worker())
-        else:
-            for index, due_s in enumerate(due_times_s(arrivals, len(bodies), seed)):
-                await asyncio.sleep(max(0.0, start_s + due_s - clock()))
-                tasks.create_task(one(index, start_s + due_s))
-    return [r for r in records if r is not None]
+        async def all_of_them() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                if isinstance(arrivals, Closed):
+                    ranks = iter(range(len(bodies)))
+
+                    async def worker() -> None:
+                        for index in ranks:
+                            await one(index, self._clock())
+
+                    for _ in range(arrivals.concurrency):
+                        tasks.create_task(worker())
+                else:
+                    for index, due_s in enumerate(due_times_s(arrivals, len(bodies), seed)):
+                        await asyncio.sleep(max(0.0, start_s + due_s - self._clock()))
+                        tasks.create_task(one(index, start_s + due_s))
+
+        await _until_stopped(all_of_them(), self._stop)
+        ended = [r for r in records if r is not None]
+        return ended, n_sent - len(ended)
+
+
+async def _until_stopped(work: Coroutine[None, None, None], stop: Stop) -> None:
+    """Run `work` to its end, or cancel it when `stop` comes first. Nothing of it is left running."""
+    load, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((load, stopped), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not load.done():
+            load.cancel()
+        stopped.cancel()
+        await asyncio.gather(load, stopped, return_exceptions=True)
+    if not load.cancelled():
+        load.result()
 
 
 def _since(record: RequestRecord, start_s: float) -> RequestRecord:

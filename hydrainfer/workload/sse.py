@@ -52,10 +52,11 @@ class _Choice(msgspec.Struct):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The server's own count."""
+    """The server's own count. `hydrainfer`: where the time of the answer went, from a server that says so."""
 
     prompt_tokens: int
     completion_tokens: int
+    hydrainfer: dict[str, Any] | None = None
 
 
 class _Chunk(msgspec.Struct):

@@ -8,7 +8,7 @@ import pytest
 
 from hydrainfer.core import ConfigError
 from hydrainfer.workload import ChatClient, ChatRequest, Closed, FailureKind, RequestFailed, Target, report_of, run_load
-from tests.workload.mock_server import MockServer, Script
+from hydrainfer.workload.mock import MockServer, Script
 
 pytestmark = pytest.mark.unit
 

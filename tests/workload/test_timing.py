@@ -8,7 +8,7 @@ import pytest
 
 from hydrainfer.core import ConfigError
 from hydrainfer.workload import ChatRequest, Closed, Constant, Poisson, Target, due_times_s, report_of, run_load
-from tests.workload.mock_server import MockServer, Script
+from hydrainfer.workload.mock import MockServer, Script
 
 pytestmark = pytest.mark.unit
 

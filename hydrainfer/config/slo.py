@@ -1,0 +1,83 @@
+"""Service level objectives: what a request has to reach, from the command line or from files as in configs/slo."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hydrainfer.config.read import check_known, read_yaml
+from hydrainfer.core import ConfigError
+
+_PART = re.compile(r"(ttft|tpot|e2e|e2el):(.+)")
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Limits in seconds; None is no limit. A request meets it if its first token comes within `ttft_s`, a share of at
+    least `token_share` of its token intervals is within `tpot_s` (paper, section 2.3: 90 %), and it ends within
+    `e2e_s`. Raises `ConfigError`."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    token_share: float = 0.9
+
+    def __post_init__(self) -> None:
+        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2e_s}
+        for name, limit in limits.items():
+            if limit is not None and not (limit > 0 and math.isfinite(limit)):
+                raise ConfigError(f"the {name} SLO must be a positive time, not {limit * 1e3:g} ms", param="slo")
+        if all(limit is None for limit in limits.values()):
+            raise ConfigError("an SLO needs at least one limit, such as ttft:250 or tpot:40 (ms)", param="slo")
+        if not 0 < self.token_share <= 1:
+            raise ConfigError(f"token_share must be in (0, 1], not {self.token_share:g}", param="slo")
+
+    def __str__(self) -> str:
+        limits = {"TTFT": self.ttft_s, "TPOT": self.tpot_s, "E2E": self.e2e_s}
+        text = ", ".join(f"{name} ≤ {s * 1e3:g} ms" for name, s in limits.items() if s is not None)
+        return text if self.tpot_s is None else f"{text} for {self.token_share:.0%} of the intervals"
+
+
+def is_slo_part(text: str) -> bool:
+    return _PART.fullmatch(text) is not None
+
+
+def parse_slo(parts: Iterable[str]) -> Slo:
+    """`["ttft:250", "tpot:40"]`, milliseconds, also as one string with blanks or commas. Raises `ConfigError`."""
+    limits: dict[str, float] = {}
+    for part in " ".join(parts).replace(",", " ").split():
+        match = _PART.fullmatch(part)
+        try:
+            assert match is not None
+            limits[match[1].removesuffix("l") + "_s"] = float(match[2]) / 1e3
+        except (AssertionError, ValueError):
+            raise ConfigError(
+                f"cannot read the objective {part!r}: write ttft:250, tpot:40 or e2e:2000 (ms)", param="slo"
+            ) from None
+    return Slo(**limits)
+
+
+def read_slo(path: Path, dataset: str | None) -> Slo:
+    """A file of one model: `dataset: {ttft_ms, tpot_ms, e2e_ms, token_share}`. Raises `ConfigError` that names what
+    there is."""
+    table = read_yaml(path)
+    if dataset is None or dataset not in table:
+        wanted = "which one is not said" if dataset is None else f"none for {dataset!r}"
+        raise ConfigError(f"{path} has SLOs for {', '.join(table)}: {wanted}; name it as FILE:NAME", param="slo")
+    return _slo(table[dataset], f"{path}, {dataset}")
+
+
+def _slo(entry: Any, where: str) -> Slo:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: must hold limits such as ttft_ms", param="slo")
+    values: dict[str, float] = {}
+    for key, value in entry.items():
+        check_known(key, ("ttft_ms", "tpot_ms", "e2e_ms", "token_share"), where)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{where}: {key} must be a number, not {value!r}", param="slo")
+        values[key.replace("_ms", "_s")] = value / 1e3 if key.endswith("_ms") else float(value)
+    return Slo(**values)

@@ -1,0 +1,79 @@
+"""Distributions by name: of latencies in the mock server, of lengths and sizes in synthetic workloads."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import NormalDist
+
+import msgspec
+
+from hydrainfer.core import ConfigError
+
+KINDS = ("fixed", "uniform", "exponential", "lognormal")
+
+
+class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`kind` and its parameters, in whatever unit the caller says: `fixed` a; `uniform` from a to b; `exponential` with
+    mean a; `lognormal` with median a and standard deviation b of the logarithm. Draws are clipped to [least, most].
+    Raises `ConfigError`."""
+
+    kind: str = "fixed"
+    a: float = 0.0
+    b: float = 0.0
+    least: float = 0.0
+    most: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"unknown distribution {self.kind!r}: one of {', '.join(KINDS)}", param="distribution")
+        wrong = not (self.a >= 0 and self.b >= 0 and math.isfinite(self.a) and math.isfinite(self.b))
+        if wrong or self.least > self.most or (self.kind == "uniform" and self.b < self.a):
+            raise ConfigError(f"{self}: parameters must be finite, not negative and in order", param="distribution")
+
+    @classmethod
+    def parse(cls, text: str | float) -> Spread:
+        """`"lognormal:50:0.5"`, `"uniform:10:30"`, `"exponential:20"`, or a number. Raises `ConfigError`."""
+        kind, *numbers = ["fixed", str(text)] if _is_number(text) else str(text).split(":")
+        if not 1 <= len(numbers) <= 2 or not all(_is_number(x) for x in numbers):
+            raise ConfigError(f"cannot read {text!r}: write a number or KIND:A[:B], such as lognormal:50:0.5")
+        return cls(kind, *(float(x) for x in numbers))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.a:g}" + (f":{self.b:g}" if self.kind in ("uniform", "lognormal") else "")
+
+    def draw(self, rng: random.Random) -> float:
+        return self.quantile(rng.random())
+
+    def quantile(self, p: float) -> float:
+        """The value that a share `p` of draws stays below; p in [0, 1)."""
+        if self.kind == "uniform":
+            x = self.a + p * (self.b - self.a)
+        elif self.kind == "exponential":
+            x = -self.a * math.log1p(-p)
+        elif self.kind == "lognormal":
+            x = self.a * math.exp(self.b * NormalDist().inv_cdf(min(max(p, 1e-12), 1 - 1e-12)))
+        else:
+            x = self.a
+        return min(max(x, self.least), self.most)
+
+    def below(self, x: float) -> float:
+        """The share of draws that are at most `x`."""
+        if x >= self.most:
+            return 1.0
+        if x < self.least:
+            return 0.0
+        if self.kind == "uniform":
+            return min(max((x - self.a) / (self.b - self.a), 0.0), 1.0) if self.b > self.a else float(x >= self.a)
+        if self.kind == "exponential":
+            return 1.0 - math.exp(-x / self.a) if self.a else 1.0
+        if self.kind == "lognormal" and self.a and self.b:
+            return NormalDist().cdf(math.log(x / self.a) / self.b) if x > 0 else 0.0
+        return float(x >= self.a)
+
+
+def _is_number(text: str | float) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
