@@ -90,7 +90,7 @@ class Simulator:
         link: Link | None = None,
         *,
         balancing: Balancing = "least_load",
-        record: Callable[[LifecycleEvent], None] | None = None,
+        record: Callable[[LifecycleEvent], object] | None = None,
         watch: Callable[[float], bool] | None = None,
         leaps: bool = True,
     ) -> None:
@@ -119,7 +119,7 @@ class Simulator:
     def run(self, requests: Iterable[Request]) -> list[Served]:
         """Serve all of them, in order of arrival; or those that were done when `watch` said to stop."""
         arrivals = sorted(requests, key=lambda r: r.arrival_s or 0.0)
-        self.served = {r.id: Served(r) for r in arrivals}
+        self.served.update((r.id, Served(r)) for r in arrivals)
         for request in arrivals:
             self.at(request.arrival_s or 0.0, lambda r=request: self._arrive(r))
         for node in self.nodes.values():
@@ -234,7 +234,12 @@ class Node:
     """One instance: what `cluster.Node` does in a turn, without sockets. Satisfies `PeerLink` and `Puller`."""
 
     def __init__(
-        self, sim: Simulator, number: int, i: Instance, roster: Roster, record: Callable[[LifecycleEvent], None] | None
+        self,
+        sim: Simulator,
+        number: int,
+        i: Instance,
+        roster: Roster,
+        record: Callable[[LifecycleEvent], object] | None,
     ) -> None:
         self._record = record
         self.name, self.number, self.roster, self._sim = i.name, number, roster, sim

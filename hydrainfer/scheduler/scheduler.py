@@ -68,6 +68,7 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._blocked: Sequence | None = None
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
+        self.waiting_pictures = self.waiting_tokens = 0  # of all that waits
         self._n_added = 0
         self._n_batches = 0
         self.n_preemptions = 0
@@ -99,6 +100,12 @@ class Scheduler:
         while place and queue[place - 1].order > seq.order:
             place -= 1
         queue.insert(place, seq)
+        self._count_waiting(seq, 1)
+
+    def _count_waiting(self, seq: Sequence, by: int) -> None:
+        self.waiting_tokens += by * (len(seq.tokens) - seq.n_computed)
+        if seq.stage is Stage.ENCODE:
+            self.waiting_pictures += by * len(seq.request.media)
 
     def _depart(self, seq: Sequence) -> None:
         self.migrating[seq.id] = seq
@@ -119,6 +126,7 @@ class Scheduler:
         queue = self.waiting.get(seq.stage)
         if queue and seq in queue:
             queue.remove(seq)
+            self._count_waiting(seq, -1)
         self._running[seq.stage].pop(seq.id, None)
         self.migrating.pop(seq.id, None)
         if not seq.in_flight:
@@ -309,6 +317,7 @@ class Scheduler:
         if self._blocked is seq:
             self._blocked = None
         self.waiting[seq.stage].remove(seq)
+        self._count_waiting(seq, -1)
         for i in seq.pending_media:
             self._being_encoded[seq.request.media[i].key] = seq.id
         if seq.stage is Stage.ENCODE and not seq.pending_media:
@@ -450,6 +459,8 @@ class Scheduler:
             (Stage.DECODE, self.decoding),
         ):
             assert all(s.stage is stage for s in group.values()), f"a sequence is not in {stage.value}"
+        assert self.waiting_tokens == sum(len(s.tokens) - s.n_computed for q in self.waiting.values() for s in q)
+        assert self.waiting_pictures == sum(len(s.pending_media) for s in self.waiting[Stage.ENCODE])
         for queue in self.waiting.values():
             assert sorted(queue, key=lambda s: s.order) == list(queue), "a queue is out of order"
         self.room.caches.check()

@@ -70,7 +70,9 @@ def breakdown_of(records: Sequence[RequestRecord], slo: Slo | None, reference: R
             ttft[max(BEFORE_FIRST + (OUTSIDE,), key=lambda name: excess[name])] += 1
         if not verdict.tpot:
             tpot[max((*INTERVALS[5:], OUTSIDE), key=lambda name: excess[name])] += 1
-    counts = {k: round(sum(r.timings.get(k, 0) for r, _ in told)) for k in ("n_preemptions", "n_migrations", "n_recoveries")}
+    counts = {
+        k: round(sum(r.timings.get(k, 0) for r, _ in told)) for k in ("n_preemptions", "n_migrations", "n_recoveries")
+    }
     every = [parts for _, parts in told]
     return Breakdown(
         n=len(told),

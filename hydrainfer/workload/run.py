@@ -50,7 +50,9 @@ class Stop:
         dead = record.failure is not None and record.failure.kind is FailureKind.CONNECTION
         self._n_dead = self._n_dead + 1 if dead else 0
         if record.failure is not None and self._n_dead == self._dead_after:
-            self.now(f"the server is gone: {self._n_dead} requests in a row failed, the last with: {record.failure.message}")
+            self.now(
+                f"the server is gone: {self._n_dead} requests in a row failed, the last with: {record.failure.message}"
+            )
 
     async def wait(self) -> None:
         await self._event.wait()
