@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 from bisect import insort
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from hydrainfer.core import (
@@ -32,6 +33,7 @@ from hydrainfer.core import (
     Reject,
     Release,
     Renew,
+    Stage,
     Withdraw,
 )
 
@@ -274,14 +276,19 @@ class Target:
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._offers: dict[Key, _Incoming] = {}
-        self._waiting: list[Handoff] = []  # those that are OFFERED
+        self._waiting: dict[Stage, list[Handoff]] = {}  # those that are OFFERED, oldest first
         self._landed: dict[Key, _Incoming] = {}  # those that are LANDED
         self._n_pulls = 0
         self._renew_at = float("inf")
 
-    def waiting(self) -> list[Handoff]:
+    def waiting(self) -> list[tuple[Stage, Handoff]]:
         """Offers that wait for room, oldest request first."""
-        return list(self._waiting)
+        queues = [[(stage, handoff) for handoff in queue] for stage, queue in self._waiting.items() if queue]
+        return queues[0] if len(queues) == 1 else sorted(chain(*queues), key=lambda pair: pair[1].order)
+
+    @property
+    def n_stages_waited_for(self) -> int:
+        return sum(bool(queue) for queue in self._waiting.values())
 
     def handle(self, peer: str, message: Message, now: float) -> list[Effect]:
         assert isinstance(message, Offer | Confirm | Withdraw)
@@ -290,7 +297,7 @@ class Target:
             case Offer(handoff=handoff):
                 if i is None:
                     self._offers[handoff.key] = _Incoming(handoff, peer)
-                    insort(self._waiting, handoff, key=_order)
+                    insort(self._waiting.setdefault(handoff.stage, []), handoff, key=_order)
                     self._renew_at = min(self._renew_at, now + self._timing.renew_s)
                     return [Send(peer, Renew((handoff.key,)))]
                 if i.state is State.LANDED:
@@ -311,7 +318,7 @@ class Target:
         """Room for it is reserved."""
         i = self._offers[key]
         assert i.state is State.OFFERED
-        self._waiting.remove(i.handoff)
+        self._waiting[i.handoff.stage].remove(i.handoff)
         self._n_pulls += 1
         i.state, i.pull = State.ADMITTED, self._n_pulls
         return [Send(i.peer, Admit(key))]
@@ -322,7 +329,7 @@ class Target:
 
     def reject(self, key: Key, error: ErrorInfo | None) -> list[Effect]:
         i = self._offers.pop(key)
-        self._waiting.remove(i.handoff)
+        self._waiting[i.handoff.stage].remove(i.handoff)
         return [Send(i.peer, Reject(key, error))]
 
     def pulled(self, key: Key, ok: bool, now: float) -> list[Effect]:
@@ -366,6 +373,6 @@ class Target:
             return []
         del self._offers[key]
         if i.state is State.OFFERED:
-            self._waiting.remove(i.handoff)
+            self._waiting[i.handoff.stage].remove(i.handoff)
         dropped = [Drop(key)] if self._landed.pop(key, None) is not None else []
         return [*dropped, Send(i.peer, Release(key, i.pull))]

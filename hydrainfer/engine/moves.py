@@ -174,7 +174,7 @@ class Moves:
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
         """Its process is known to be gone."""
         self._dead.add((peer, incarnation))
-        for handoff in self._target.waiting():
+        for _, handoff in self._target.waiting():
             if handoff.source == peer:
                 self._scheduler.forget_blocked(handoff.request.id)
         self._puller.forget(owner_of(peer, incarnation))
@@ -267,12 +267,11 @@ class Moves:
         """Reserve room for offers, oldest first. A picture that another arrival is bringing is waited for, and nobody
         passes who waits so (as in `Scheduler._admit_encode`)."""
         full: set[Stage] = set()  # stages whose oldest offer found no room
-        n_stages = len(self._scheduler.role.stages)
+        n_stages = self._target.n_stages_waited_for
         wanted: set[bytes] = set()
-        for handoff in self._target.waiting():
+        for stage, handoff in self._target.waiting():
             if len(full) == n_stages:
                 break
-            stage = handoff.stage
             if stage in full:
                 continue
             pictures = {m.key for m in handoff.request.media} if "embed" in handoff.blocks else set()
