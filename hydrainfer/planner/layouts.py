@@ -53,8 +53,8 @@ class StageWork(NamedTuple):
 
 
 def most_rate(layout: Layout, work: StageWork) -> float:
-    """Requests per second that no schedule of this layout can exceed in the long run: the lanes of a device side by side
-    without slowing each other, every stage spread evenly over all instances that run it."""
+    """Requests per second that no schedule of this layout can exceed in the long run: the lanes of a device side by
+    side without slowing each other, every stage spread evenly over all instances that run it."""
 
     def n(*stages: Stage) -> int:
         return sum(any(role.runs(s) for s in stages) for role in layout.instances)

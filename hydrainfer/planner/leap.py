@@ -88,11 +88,9 @@ class Leap:
         for k in range(self._n_reported, n):
             if k == n - 1 or done[k + 1] + node.message_s > now:  # the others are known to be overtaken
                 node.report(self._load_after(k + 1), done[k])
-        for work in self._batch.work:
-            node.decoded(work.seq, done)
         times = [self._launched_s, *done]
-        batch = engine.scheduler.skip(self._batch, [TOKEN] * n)
-        result = StepResult(batch, tokens=[TOKEN] * len(batch.work))
+        batch = engine.scheduler.skip(self._batch, [node.decoded(work.seq, done) for work in self._batch.work])
+        result = StepResult(batch, tokens=[node.answer(work.seq) for work in batch.work])
         engine.skip(ModelledTicket(self.ends[n], result), self._batch, times)
         node.device.busy_until[Lane.LANGUAGE] = self.ends[n]
 

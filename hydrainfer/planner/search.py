@@ -31,9 +31,9 @@ _FINALS = 8
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one layout. `goodput` requests per second, within [`goodput_low`, `goodput_high`]; None where only
-    the upper limit `goodput_high` is known. `stage`: of the search that it reached ("pruned", "screened", "final").
-    `attempts`: the rates tried, in order of rate."""
+    """What is known of one layout. `goodput` requests per second, within [`goodput_low`, `goodput_high`]; None where
+    only the upper limit `goodput_high` is known. `stage`: of the search that it reached ("pruned", "screened",
+    "final"). `attempts`: the rates tried, in order of rate."""
 
     layout: str
     stage: str
@@ -174,7 +174,7 @@ def _final(study: Study, layout: Layout, bound: float, near: float) -> Found:
 def bracket(
     carries: Callable[[float], bool], low: float, near: float, most: float, factor: float = 1.5
 ) -> tuple[float, float]:
-    """(carried, not carried), beginning at `near`; (0, x) if not even a thousandth of it is carried. `low` is carried."""
+    """(carried, not carried), beginning at `near`; (0, x) if not even a thousandth of it is. `low` is carried."""
     rate, high = near, float("inf")
     while rate < most:
         if not carries(rate):

@@ -34,7 +34,6 @@ from hydrainfer.core import (
     Role,
     StepBatch,
     StepResult,
-    TokenWork,
     owner_of,
 )
 from hydrainfer.engine import Engine, Moves, Overlap
@@ -72,6 +71,7 @@ class Served:
 
     request: Request
     token_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     finish: str = ""
 
     @property
@@ -82,7 +82,8 @@ class Served:
 
 class Simulator:
     """Used once. `record` gets the lifecycle events; `watch`, if given, is asked at every beat whether to stop. With
-    `leaps`, decode steps that change nothing but counts are not turned one by one (`leap.py`)."""
+    `leaps`, decode steps that change nothing but counts are not turned one by one (`leap.py`). `answer(request, n)`:
+    the token that follows its first `n`."""
 
     def __init__(
         self,
@@ -93,7 +94,9 @@ class Simulator:
         record: Callable[[LifecycleEvent], object] | None = None,
         watch: Callable[[float], bool] | None = None,
         leaps: bool = True,
+        answer: Callable[[Request, int], int] = lambda *_: TOKEN,
     ) -> None:
+        self.answer = answer
         self.link = link or Link()
         self.now = 0.0
         self.served: dict[str, Served] = {}
@@ -108,7 +111,7 @@ class Simulator:
         peers = [Peer(name, str(role), _INCARNATION, name) for name, role in roles.items()]
         self._roster = Roster(roles, balancing)
         self._roster.update(peers)
-        self._ports = {name: _Port() for name in roles}
+        self.copies = Copies(self.link)
         self.nodes: dict[str, Node] = {}
         for n, instance in enumerate(instances):
             roster = Roster(roles, balancing)
@@ -148,6 +151,7 @@ class Simulator:
         for output in outputs:
             mine = served[output.request_id]
             mine.token_s += [now] * len(output.token_ids)
+            mine.tokens += output.token_ids
             if output.finish_reason is not None:
                 mine.finish = output.finish_reason
                 self.n_done += 1
@@ -163,14 +167,6 @@ class Simulator:
     def post(self, peer: str, parcel: Parcel) -> None:
         node = self.nodes[peer]
         self.at(self.now + self.link.message_s, lambda: self._deliver(node, parcel))
-
-    def copy(self, source: str, target: str, n_bytes: int) -> float:
-        """Begin it now; when it will be done."""
-        out, into = self._ports[source], self._ports[target]
-        start_s = max(self.now, out.sends_until, into.takes_until)
-        end_s = start_s + self.link.latency_s + n_bytes / self.link.bytes_per_s
-        out.sends_until = into.takes_until = end_s
-        return end_s
 
     # ---- inside
 
@@ -221,13 +217,20 @@ class Simulator:
         self.at(now + self.link.message_s, deliver)
 
 
-class _Port:
-    """One instance's end of the links."""
+class Copies:
+    """The ends of the links: each instance sends one copy and takes one at a time."""
 
-    __slots__ = ("sends_until", "takes_until")
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._sends_until: dict[str, float] = {}
+        self._takes_until: dict[str, float] = {}
 
-    def __init__(self) -> None:
-        self.sends_until = self.takes_until = 0.0
+    def begin(self, source: str, target: str, n_bytes: int, now: float) -> float:
+        """When a copy that is asked for now will be done."""
+        start_s = max(now, self._sends_until.get(source, 0.0), self._takes_until.get(target, 0.0))
+        end_s = start_s + self._link.latency_s + n_bytes / self._link.bytes_per_s
+        self._sends_until[source] = self._takes_until[target] = end_s
+        return end_s
 
 
 class Node:
@@ -292,12 +295,20 @@ class Node:
             self.leap, wake_at = leap, leap.ends_at
         return min(wake_at, self._report_at)
 
-    def decoded(self, seq: core.Sequence, at_s: list[float]) -> None:
-        """A sequence has made a token at each of these times."""
-        self._sim.served[seq.id].token_s += at_s
+    def decoded(self, seq: core.Sequence, at_s: list[float]) -> list[int]:
+        """A sequence has made a token at each of these times, and these are they."""
+        served, first = self._sim.served[seq.id], seq.n_computed + 1
+        tokens = [self._sim.answer(seq.request, first + i) for i in range(len(at_s))]
+        served.token_s += at_s
+        served.tokens += tokens
         if self._record is not None:
             for t in at_s:
                 self._record(LifecycleEvent(seq.id, EventKind.TOKEN, t))
+        return tokens
+
+    def answer(self, seq: core.Sequence) -> int:
+        """What its decode makes next."""
+        return self._sim.answer(seq.request, seq.n_computed + 1)
 
     def report(self, load: Load, at_s: float) -> None:
         self._sim.report(self.name, load, at_s)
@@ -312,10 +323,10 @@ class Node:
     def send(self, peer: str, parcel: Parcel) -> None:
         self._parcels.append((peer, parcel))
 
-    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> _Copy:
+    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> ModelledCopy:
         n_bytes = sum(len(ids) * self._block_bytes[spec] for spec, (_, ids) in pulls.items())
         source = next(iter(sources.values())).owner.partition(":")[0]
-        return _Copy(self._sim.copy(source, self.name, n_bytes))
+        return ModelledCopy(self._sim.copies.begin(source, self.name, n_bytes, self._sim.now))
 
     def forget(self, owner: str) -> None:
         """Nobody dies here."""
@@ -324,7 +335,9 @@ class Node:
         """Nothing runs."""
 
 
-class _Copy:
+class ModelledCopy:
+    """A copy that is done at a known time."""
+
     __slots__ = ("_at",)
 
     def __init__(self, at_s: float) -> None:
@@ -346,7 +359,8 @@ class _Runner:
     def launch(self, batch: StepBatch) -> ModelledTicket:
         result = StepResult(batch)
         if batch.lane is Lane.LANGUAGE:
-            result.tokens = [TOKEN for work in batch.work if isinstance(work, TokenWork) and work.sample]
+            answer = self._sim.answer
+            result.tokens = [answer(seq.request, start + n) for seq, start, n, sample in batch.work if sample]
         return ModelledTicket(self._device.occupy(batch, self._sim.now), result)
 
     def close(self) -> None:

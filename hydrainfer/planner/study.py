@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -107,7 +108,7 @@ def verdict_of(s: Served, slo: Slo) -> Verdict:
     if s.finish != "length" or not s.token_s:
         return FAILED
     at = s.token_s
-    return judge(slo, at[0] - s.arrival_s, [b - a for a, b in zip(at, at[1:])], at[-1] - s.arrival_s)
+    return judge(slo, at[0] - s.arrival_s, [b - a for a, b in pairwise(at)], at[-1] - s.arrival_s)
 
 
 def mean_interval_s(s: Served) -> float | None:

@@ -266,16 +266,16 @@ class Scheduler:
         queued += [q[0].queued_s for q in (self.waiting[Stage.ENCODE],) if q]
         return min(queued, default=float("inf")) + self.policy.encode_wait_s
 
-    def skip(self, batch: StepBatch, tokens: list[int]) -> StepBatch:
-        """As if a batch of decodes and all but the last of others like it had been applied, with these tokens for each
+    def skip(self, batch: StepBatch, tokens: list[list[int]]) -> StepBatch:
+        """As if a batch of decodes and all but the last of others like it had been applied, with these tokens of each
         sequence; the last is returned, in flight. None of them may end a sequence or want more room than there is."""
-        for seq, *_ in batch.work:
-            seq.tokens += tokens
-            seq.n_computed += len(tokens)
+        for (seq, *_), made in zip(batch.work, tokens):
+            seq.tokens += made
+            seq.n_computed += len(made)
             while len(seq.tokens) > seq.capacity:
                 grown = self.room.grow(seq)
                 assert grown, "a skip that wanted more room than there is"
-        self._n_batches += len(tokens)
+        self._n_batches += len(tokens[0])
         work = [TokenWork(seq, seq.n_computed, 1, True) for seq, *_ in batch.work]
         return StepBatch(self._n_batches, batch.lane, work, len(work))
 
