@@ -1,11 +1,12 @@
 """The layout with the best goodput: bounded by what no schedule can exceed, screened on a short trace, then measured.
 
     layouts ─bound below the best─> pruned
-            ─screened─> far below the best: an upper limit is all that is known of it
+            ─screened─> does not carry the best's goodput: an upper limit is all that is known of it
             ─finals─> goodput with its interval, on the whole trace
 
-Layouts are tried in waves, best bound first; what a wave knows of the best comes from the waves before it, so that the
-outcome does not depend on how many processes share the work.
+A short trace flatters: queues have no time to grow. So what fails on it fails on the whole. Layouts are tried in waves,
+best bound first; what a wave knows of the best comes from the waves before it, so that the outcome does not depend on
+how many processes share the work.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from hydrainfer.planner.study import Attempt, Study, attempt
 
 _WAVE = 4
 _SCREEN = 300  # requests
-_NEAR = 0.85  # of the best: worth a closer look
+_NEAR = 0.95  # of the best: worth a closer look
 _FINALS = 8
+_AT_ONCE = 2  # finals after a wave
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,59 +70,68 @@ def search(
     on_progress: Progress = lambda *_: None,
 ) -> list[Found]:
     """All of them, best first. `work` bounds what each could carry; `exhaustive`: nothing is pruned or screened."""
-    slack = _slack(study)
-    bounds = {layout: most_rate(layout, work) * slack for layout in candidates}
+    bounds = {layout: most_rate(layout, work) * 1.1 / study.target for layout in candidates}  # late ones may miss
     order = sorted(candidates, key=lambda layout: -bounds[layout])
-    first = max(bounds[order[0]] / 4, 1e-3)
-    found: dict[Layout, Found] = {}
     with _pool(n_processes) as run:
         if exhaustive:
-            finalists = [(layout, bounds[layout] / 2) for layout in order]
+            jobs = [(study, layout, bounds[layout], bounds[layout] / 2) for layout in order]
+            found = _told(run(_final, jobs), len(order), on_progress)
         else:
-            screened = _screen(study.shortened(_SCREEN), order, bounds, first, run, found, on_progress)
-            finalists = [(layout, rate) for layout, rate in screened if rate > 0.0][:_FINALS]
-        for done, result in enumerate(
-            run(_final, [(study, layout, bounds[layout], near) for layout, near in finalists])
-        ):
-            found[finalists[done][0]] = result
-            on_progress("measure", done + 1, len(finalists))
-    return sorted(found.values(), key=lambda f: (-(f.goodput or 0.0), -(f.goodput_high or 0.0)))
+            found = _Search(study, order, bounds, run, on_progress).found()
+    return sorted(found, key=lambda f: (-(f.goodput or 0.0), -(f.goodput_high or 0.0)))
 
 
-def _slack(study: Study) -> float:
-    """A trace ends, so more can be offered than is carried: the last ones may wait as long as the SLO lets them."""
-    share = 1.0 / study.target
-    return share * 1.1
+def _told(results: Iterator[Found], n: int, on_progress: Progress) -> list[Found]:
+    found = []
+    for result in results:
+        found.append(result)
+        on_progress("measure", len(found), n)
+    return found
 
 
-def _screen(
-    study: Study,
-    order: Sequence[Layout],
-    bounds: dict[Layout, float],
-    first: float,
-    run: Run,
-    found: dict[Layout, Found],
-    on_progress: Progress,
-) -> list[tuple[Layout, float]]:
-    """Layouts that may be the best, with a rough goodput, best first."""
-    best, rough = 0.0, {}
-    for begin in range(0, len(order), _WAVE):
-        wave = [layout for layout in order[begin : begin + _WAVE] if bounds[layout] >= _NEAR * best]
-        for layout in order[begin : begin + _WAVE]:
-            if layout not in wave:
-                found[layout] = _only_bound(layout, bounds[layout])
-        jobs = [(study, layout, bounds[layout], best * _NEAR, best or first) for layout in wave]
-        for layout, result in zip(wave, run(_rough, jobs)):
-            found[layout] = result
-            rough[layout] = result.goodput or 0.0
-        best = max([best, *rough.values()])
-        on_progress("screen", min(begin + _WAVE, len(order)), len(order))
-    near = [(layout, rate) for layout, rate in rough.items() if rate >= _NEAR * best]
-    return sorted(near, key=lambda pair: -pair[1])
+class _Search:
+    """Waves of screening, with finals between them."""
 
+    def __init__(
+        self, study: Study, order: Sequence[Layout], bounds: dict[Layout, float], run: Run, on_progress: Progress
+    ) -> None:
+        self._study, self._short = study, study.shortened(_SCREEN)
+        self._order, self._bounds, self._run, self._on_progress = order, bounds, run, on_progress
+        self._screened: dict[Layout, Found] = {}
+        self._finals: dict[Layout, Found] = {}
 
-def _only_bound(layout: Layout, bound: float) -> Found:
-    return Found(layout=str(layout), stage="pruned", bound=bound, goodput_high=bound)
+    def found(self) -> list[Found]:
+        n = len(self._order)
+        for begin in range(0, n, _WAVE):
+            best = self._best
+            wave = self._order[begin : begin + _WAVE]
+            open_ = [layout for layout in wave if self._bounds[layout] >= best]
+            for layout in wave:
+                if layout not in open_:
+                    high = self._bounds[layout]
+                    self._screened[layout] = Found(layout=str(layout), stage="pruned", bound=high, goodput_high=high)
+            near = best or self._bounds[self._order[0]] / 4
+            jobs = [(self._short, layout, self._bounds[layout], best * _NEAR, near) for layout in open_]
+            self._screened |= dict(zip(open_, self._run(_rough, jobs)))
+            self._measure(self._promising()[:_AT_ONCE])
+            self._on_progress("screen", min(begin + _WAVE, n), n)
+        while len(self._finals) < _FINALS and (promising := self._promising()):
+            self._measure(promising[:_AT_ONCE])
+            self._on_progress("measure", len(self._finals), len(self._finals) + len(promising))
+        return [*(self._screened | self._finals).values()]
+
+    @property
+    def _best(self) -> float:
+        return max((f.goodput or 0.0 for f in self._finals.values()), default=0.0)
+
+    def _promising(self) -> list[Layout]:
+        """Not measured yet, and better on the short trace than the best is on the whole; the most promising first."""
+        rough = {k: f.goodput or 0.0 for k, f in self._screened.items() if k not in self._finals}
+        return sorted((k for k, rate in rough.items() if rate > self._best * _NEAR), key=lambda k: -rough[k])
+
+    def _measure(self, layouts: Sequence[Layout]) -> None:
+        jobs = [(self._study, k, self._bounds[k], self._screened[k].goodput) for k in layouts]
+        self._finals |= dict(zip(layouts, self._run(_final, jobs)))
 
 
 def _rough(study: Study, layout: Layout, bound: float, at_least: float, near: float) -> Found:

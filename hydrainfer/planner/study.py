@@ -53,8 +53,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One rate tried. `n_met` of `n` requests met the SLO, and scattered as `n_effective` independent ones would;
-    `stopped`: given up when it was clear that too few would, and then `n_met` is at most. Percentiles in seconds, None
-    when it was stopped."""
+    `stopped`: given up when it was clear that too few would: only those that were judged by then are counted, and there
+    are no percentiles, which are in seconds."""
 
     rate: float
     n: int
@@ -67,7 +67,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p90: float | None = None
 
     def carried(self, target: float) -> bool:
-        return self.n_met >= target * self.n - 1e-9
+        return not self.stopped and self.n_met >= target * self.n - 1e-9
 
 
 def attempt(
@@ -87,8 +87,8 @@ def attempt(
     served = simulator.run(requests)
     n = len(requests)
     if simulator.n_done < n:
-        n_met = n - judges.n_missed
-        return Attempt(rate=rate, n=n, n_met=n_met, n_effective=float(n), stopped=True)
+        n_judged = judges.n_missed + judges.n_met
+        return Attempt(rate=rate, n=n_judged, n_met=judges.n_met, n_effective=float(n_judged), stopped=True)
     met = [verdict_of(s, study.slo).met for s in served]
     ttft = sorted(s.token_s[0] - s.arrival_s for s in served if s.token_s)
     tpot = sorted(t for s in served if (t := mean_interval_s(s)) is not None)
@@ -126,7 +126,7 @@ class _Judges:
 
     def __init__(self, study: Study, requests: Sequence[Request]) -> None:
         self.served: dict[str, Served] = {}
-        self.n_missed = 0
+        self.n_missed = self.n_met = 0
         self._slo = study.slo
         self._most = (1.0 - study.target) * len(requests) + 1e-9
         self._coming = [(r.arrival_s or 0.0, r.id) for r in reversed(requests)]
@@ -139,7 +139,9 @@ class _Judges:
         ttft_s = self._slo.ttft_s
         for s in self._open:
             if s.finish:
-                self.n_missed += not verdict_of(s, self._slo).met
+                met = verdict_of(s, self._slo).met
+                self.n_met += met
+                self.n_missed += not met
             elif ttft_s is not None and not s.token_s and now - s.arrival_s > ttft_s:
                 self.n_missed += 1
             else:
