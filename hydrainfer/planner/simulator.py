@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -36,7 +37,7 @@ from hydrainfer.core import (
     StepResult,
     owner_of,
 )
-from hydrainfer.engine import Engine, Moves, Overlap
+from hydrainfer.engine import Engine, EventSink, Moves, Overlap
 from hydrainfer.planner.leap import TOKEN, Leap, ModelledTicket
 from hydrainfer.scheduler import Budgets, Policy, Pulls, Scheduler
 
@@ -91,7 +92,7 @@ class Simulator:
         link: Link | None = None,
         *,
         balancing: Balancing = "least_load",
-        record: Callable[[LifecycleEvent], object] | None = None,
+        record: EventSink | None = None,
         watch: Callable[[float], bool] | None = None,
         leaps: bool = True,
         answer: Callable[[Request, int], int] = lambda *_: TOKEN,
@@ -124,7 +125,7 @@ class Simulator:
         arrivals = sorted(requests, key=lambda r: r.arrival_s or 0.0)
         self.served.update((r.id, Served(r)) for r in arrivals)
         for request in arrivals:
-            self.at(request.arrival_s or 0.0, lambda r=request: self._arrive(r))
+            self.at(request.arrival_s or 0.0, partial(self._arrive, request))
         for node in self.nodes.values():
             self._wake(node, 0.0)
         while self.n_done < len(self.served):
@@ -242,7 +243,7 @@ class Node:
         number: int,
         i: Instance,
         roster: Roster,
-        record: Callable[[LifecycleEvent], object] | None,
+        record: EventSink | None,
     ) -> None:
         self._record = record
         self.name, self.number, self.roster, self._sim = i.name, number, roster, sim

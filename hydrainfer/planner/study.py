@@ -10,7 +10,7 @@ import msgspec
 from hydrainfer.cache import CacheSpec
 from hydrainfer.cluster.roster import Balancing
 from hydrainfer.config import Slo
-from hydrainfer.core import CostModel, Layout, Request
+from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request
 from hydrainfer.engine import Overlap
 from hydrainfer.metrics import FAILED, Timelines, Verdict, effective_n, judge
 from hydrainfer.planner.simulator import Instance, Link, Served, Simulator
@@ -43,8 +43,17 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         found = []
         for n, role in enumerate(layout.instances):
             s = self.stations[str(role)]
-            more = {"cost": s.cost, "blocks": s.blocks, "budgets": s.budgets}
-            found.append(Instance(name=f"{role}{n}", role=role, policy=self.policy, overlap=self.overlap, **more))
+            found.append(
+                Instance(
+                    name=f"{role}{n}",
+                    role=role,
+                    cost=s.cost,
+                    blocks=s.blocks,
+                    budgets=s.budgets,
+                    policy=self.policy,
+                    overlap=self.overlap,
+                )
+            )
         return found
 
     def shortened(self, n: int) -> Study:
@@ -75,12 +84,17 @@ def attempt(
 ) -> Attempt:
     """`hurry`: stop when more have missed than may. `timelines` hear of every event."""
     requests = as_requests(at_rate(study.trace, rate))
+
+    def record(event: LifecycleEvent) -> None:
+        assert timelines is not None
+        timelines.record(event)
+
     judges = _Judges(study, requests)
     simulator = Simulator(
         study.instances(layout),
         study.link,
         balancing=study.balancing,
-        record=None if timelines is None else timelines.record,
+        record=None if timelines is None else record,
         watch=judges.hopeless if hurry else None,
     )
     judges.served = simulator.served
