@@ -19,10 +19,11 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `flops_per_s` (dense, at `dtype`), `bytes_per_s` and `memory_bytes` of its memory, and per direction between two
     devices of one node `link_bytes_per_s` and `link_latency_s`: published. What an engine reaches of them:
     `language_efficiency` and `vision_efficiency` of the arithmetic (the vision tower's matrices are smaller),
-    `bandwidth_efficiency` and `link_efficiency` of the traffic. `step_base_s`, `encode_base_s`: what each language and
-    each vision batch takes besides (packing, launches, sampling, the wait for the result). Caches and weights get
-    `memory_share` of the memory, less `workspace_bytes` for activations. `message_s`: a message between instances.
-    `notes`: where the numbers are from. Raises `ConfigError`.
+    `bandwidth_efficiency` and `link_efficiency` of the traffic; `lane_efficiency` of what the two lanes could gain side
+    by side, 0 where they share all there is, such as cores (`shape.together`). `step_base_s`, `encode_base_s`: what
+    each language and each vision batch takes besides (packing, launches, sampling, the wait for the result). Caches and
+    weights get `memory_share` of the memory, less `workspace_bytes` for activations. `message_s`: a message between
+    instances. `notes`: where the numbers are from. Raises `ConfigError`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     vision_efficiency: float = 0.4
     bandwidth_efficiency: float = 0.7
     link_efficiency: float = 0.5
+    lane_efficiency: float = 0.5
     step_base_s: float = 1.5e-3
     encode_base_s: float = 0.7e-3
     memory_share: float = 0.9
@@ -47,9 +49,17 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("flops_per_s", "bytes_per_s", "memory_bytes", "link_bytes_per_s"):
             if not 0.0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"hardware {self.name}: {name} must be positive", param=name)
-        for name in ("language_efficiency", "vision_efficiency", "bandwidth_efficiency", "link_efficiency", "memory_share"):
+        for name in (
+            "language_efficiency",
+            "vision_efficiency",
+            "bandwidth_efficiency",
+            "link_efficiency",
+            "memory_share",
+        ):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ConfigError(f"hardware {self.name}: {name} must be a share above 0 and at most 1", param=name)
+        if not 0.0 <= self.lane_efficiency <= 1.0:
+            raise ConfigError(f"hardware {self.name}: lane_efficiency must be between 0 and 1", param="lane_efficiency")
         for name in ("link_latency_s", "step_base_s", "encode_base_s", "workspace_bytes", "message_s"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"hardware {self.name}: {name} must not be negative", param=name)
