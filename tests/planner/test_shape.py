@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from hydrainfer.assemble.shapes import prompts_of, shape_of
 from hydrainfer.builtin import MODEL
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import CheckpointError, ConfigError, Role
 from hydrainfer.planner.hardware import read_hardware
+from hydrainfer.planner.models import prompts_of, shape_of
 from hydrainfer.planner.shape import TAKE_TURNS, blocks_of, cost_of, together
 
 pytestmark = pytest.mark.cpu
@@ -149,6 +149,6 @@ def test_an_unknown_model_lists_the_known(name, needle):
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "vipllava", "text_config": {}, "vision_config": {}}')
+    (tmp_path / "config.json").write_text('{"model_type": "vipllava", "text_config": {}, "vision_config": {"a": 1}}')
     with pytest.raises(CheckpointError, match=r"'vipllava'; known are llava, llava_next, qwen2_vl and text models"):
         shape_of(str(tmp_path))

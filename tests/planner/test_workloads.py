@@ -7,9 +7,9 @@ import json
 import pytest
 from PIL import Image
 
-from hydrainfer.assemble.shapes import prompts_of
 from hydrainfer.builtin import MODEL
 from hydrainfer.core import ConfigError
+from hydrainfer.planner.models import prompts_of
 from hydrainfer.planner.trace import as_requests, at_rate
 from hydrainfer.planner.workloads import Prompts, arrivals_of, summary, trace_of, words_to_tokens
 from hydrainfer.workload.chat import ChatRequest

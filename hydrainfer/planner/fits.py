@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 
-def fit_anyres(config: Any, given: dict[str, Any]) -> Callable[[int, int], int]:
-    """LLaVA-NeXT (transformers' `get_number_of_features`): the whole picture in one square, and tiles of the canvas that
-    keeps most of it and wastes least, freed of padding, each row ended by a newline."""
-    tile = config.vision_config.image_size
-    side = tile // config.vision_config.patch_size
-    points = given.get("image_grid_pinpoints") or config.image_grid_pinpoints
+def fit_anyres(config: dict[str, Any], given: dict[str, Any]) -> Callable[[int, int], int]:
+    """LLaVA-NeXT (`get_number_of_features` of transformers): the whole picture in one square, and tiles of the canvas
+    that keeps most of it and wastes least, freed of padding, each row ended by a newline."""
+    tile = config["vision_config"]["image_size"]
+    side = tile // config["vision_config"]["patch_size"]
+    points = given.get("image_grid_pinpoints") or config["image_grid_pinpoints"]
 
     def fit(width: int, height: int) -> int:
         def kept(point: tuple[int, int]) -> tuple[int, int]:
@@ -32,9 +32,10 @@ def fit_anyres(config: Any, given: dict[str, Any]) -> Callable[[int, int], int]:
     return fit
 
 
-def fit_qwen(config: Any, given: dict[str, Any]) -> Callable[[int, int], int]:
-    """Qwen2-VL (transformers' `smart_resize`): both sides become multiples of a token's square within limits of area."""
-    factor = given.get("patch_size", config.vision_config.patch_size) * given.get("merge_size", 2)
+def fit_qwen(config: dict[str, Any], given: dict[str, Any]) -> Callable[[int, int], int]:
+    """Qwen2-VL (`smart_resize` of transformers): both sides become multiples of a token's square, the area is within
+    limits."""
+    factor = given.get("patch_size", config["vision_config"]["patch_size"]) * given.get("merge_size", 2)
     least, most = given.get("min_pixels") or 56 * 56, given.get("max_pixels") or 28 * 28 * 1280
 
     def fit(width: int, height: int) -> int:
