@@ -102,6 +102,11 @@ class DeviceTime:
         work_s, slowdown = self.cost.step_s(batch), self._beside_prefill if self._prefills else self._beside_decode
         shared_s = max((end_s - now for lane, end_s in self.busy_until.items() if lane is not batch.lane), default=0.0)
         if shared_s > 0.0 and slowdown > 1.0:
-            work_s = work_s * slowdown if work_s * slowdown <= shared_s else shared_s + work_s - shared_s / slowdown
+            work_s = beside_s(work_s, shared_s, slowdown)
         self.busy_until[batch.lane] = end_s = now + work_s
         return end_s
+
+
+def beside_s(work_s: float, shared_s: float, slowdown: float) -> float:
+    """How long a batch of `work_s` takes whose first `shared_s` pass `slowdown` times slower."""
+    return work_s * slowdown if work_s * slowdown <= shared_s else shared_s + work_s - shared_s / slowdown
