@@ -83,9 +83,8 @@ class ModelTimes:
     def language_s(self, chunk: int, decodes: int, pictures: int) -> float:
         mix, cost = self._mix, self._cost
         start = max(0, mix.prompt - chunk)
-        alone_s = cost.language_s(
-            chunk, chunk * (start + chunk), decodes, decodes * (mix.context + 1), start * (chunk > 0)
-        )
+        n_read, contexts = start if chunk else 0, decodes * (mix.context + 1)
+        alone_s = cost.language_s(chunk, chunk * (start + chunk), decodes, contexts, n_read)
         slowdown = (chunk and cost.prefill_overlap_slowdown) or cost.overlap_slowdown
         return beside_s(alone_s, self.encode_s(pictures), slowdown) if pictures else alone_s
 
@@ -105,9 +104,8 @@ class MeasuredTimes:
         context = _at_least({p.work.context for p in language if p.work.decodes}, mix.context)
         self._decodes = 0
         if decoding:
-            self._decodes = _at_least(
-                {p.work.decodes for p in language if p.work.chunk and p.work.decodes}, mix.decodes
-            )
+            mixed = (p.work for p in language if p.work.chunk)
+            self._decodes = _at_least({w.decodes for w in mixed if w.decodes}, mix.decodes)
         self._encode = {p.work.pictures: p.p90_s for p in points if p.work.tokens == tokens and p.beside is None}
         self._language: dict[tuple[int, int, int], float] = {}  # by chunk, decodes, pictures beside
         for p in language:

@@ -59,10 +59,8 @@ def test_who_decodes_keeps_the_tpot_slo(role, slo):
         beside_s = COST.encode_s([576] * b.images) if "E" in role else 0.0
         assert step_s + beside_s <= MARGIN * slo.tpot_s * 1.001
         bigger = next(c for c in CHUNKS if c > chunk)
-        assert (
-            COST.language_s(bigger, bigger * bigger, 16, 16 * 701) + beside_s > MARGIN * slo.tpot_s
-            or chunk == CHUNKS[-1]
-        )
+        longer_s = COST.language_s(bigger, bigger * bigger, 16, 16 * 701) + beside_s
+        assert chunk == CHUNKS[-1] or longer_s > MARGIN * slo.tpot_s
 
 
 def test_looser_slos_give_larger_batches():
@@ -72,8 +70,7 @@ def test_looser_slos_give_larger_batches():
 
 
 def test_who_does_not_decode_is_bound_by_ttft_and_by_what_brings_throughput():
-    p = budgets_for(COST, Role.parse("P"), LOOSE, MIX)
-    assert 620 <= p.tokens <= 2048 and p.tokens > budgets_for(COST, Role.parse("PD"), TIGHT, MIX).tokens - MIX.decodes
+    assert budgets_for(COST, Role.parse("P"), LOOSE, MIX).tokens == 768  # a prompt, and at least what saturates
     hurried = budgets_for(COST, Role.parse("P"), Slo(ttft_s=0.04), MIX)
     assert COST.language_s(hurried.tokens, hurried.tokens**2, 0, 0) <= 0.25 * 0.04
     e = budgets_for(COST, Role.parse("E"), LOOSE, MIX)
