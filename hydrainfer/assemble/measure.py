@@ -1,4 +1,4 @@
-"""Measure a model on the present device: every stage over a grid, the lanes beside each other, blocks between processes.
+"""Measures a model on the present device: stages over a grid, lanes beside each other, blocks between processes.
 
 What was measured is written line by line and found again by the next run, which goes on where this one stopped. Passes
 over all cases are repeated until the time is up, so that little time gives all cases few samples and not few cases all.
@@ -95,8 +95,8 @@ def measure_model(
     transports: Sequence[str] = ("shared-memory", "tcp"),
     on_progress: OnProgress | None = None,
 ) -> CostFile:
-    """Load it, measure for about so many minutes (loading comes before them) and fit. `journal`: a file of JSON lines to
-    write as it goes, and to go on from. `config`: device, dtype, threads, kernels. Raises `ConfigError`, also if the
+    """Load it, measure for about so many minutes (loading comes before them) and fit. `journal`: a file of JSON lines
+    to write as it goes, and to go on from. `config`: device, dtype, threads, kernels. Raises `ConfigError`, also if the
     journal is of another measurement, or `CheckpointError`."""
     if minutes <= 0.0:
         raise ConfigError(f"--measure-minutes must be positive, not {minutes:g}", param="measure_minutes")
@@ -119,9 +119,10 @@ def measure_model(
     finally:
         rig.close()
     points = samples.points()
-    fitted = fit_cost(points)
+    fitted = fit_cost(points, "min_s" if note else "p50_s")
     say(1.0, "done")
     return CostFile(
+        kind="measured",
         model=head.model,
         device=head.device,
         dtype=head.dtype,
@@ -250,9 +251,8 @@ class _Journal:
 def _point(work: Work, beside: Work | None, seconds: list[float]) -> Point:
     ordered = sorted(seconds)
     p90 = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
-    return Point(
-        work=work, beside=beside, n=len(ordered), p50_s=round(statistics.median(ordered), 7), p90_s=round(p90, 7)
-    )
+    least, p50, p90 = (round(s, 7) for s in (ordered[0], statistics.median(ordered), p90))
+    return Point(work=work, beside=beside, n=len(ordered), min_s=least, p50_s=p50, p90_s=p90)
 
 
 def _title(case: _Case) -> str:
@@ -276,7 +276,10 @@ def _note(load: float) -> str:
     cores = len(os.sched_getaffinity(0))
     if load <= _QUIET_LOAD * cores:
         return ""
-    return f"the machine was NOT quiet: load average {load:.1f} on {cores} cores before the measurement; repeat it"
+    return (
+        f"the machine was NOT quiet: load average {load:.1f} on {cores} cores before the measurement; the cost model "
+        "is fitted to the fastest run of each batch, percentiles are those of a loaded machine; repeat it"
+    )
 
 
 def _hardware() -> dict[str, str | int | float]:

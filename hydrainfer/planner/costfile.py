@@ -30,11 +30,12 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a batch took, alone or `beside` batches of the other lane, of `n` runs: median and 90th percentile."""
+    """What a batch took, alone or `beside` batches of the other lane, of `n` runs: least, median, 90th percentile."""
 
     work: Work
     beside: Work | None = None
     n: int
+    min_s: float
     p50_s: float
     p90_s: float
 
@@ -53,7 +54,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`cost`: fitted to `points`; `errors`: by stage, relative errors on points held out of the fit. `note`: what to
     know before relying on it. Its `cost` is what `--cost-model FILE` reads."""
 
-    kind: Literal["measured"] = "measured"
+    kind: Literal["measured"]
     model: str
     device: str
     dtype: str

@@ -3,10 +3,9 @@ see."""
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +21,7 @@ _ENCODE = ("encode_base_s", "encode_image_s", "encode_token_s", "encode_attentio
 _ARITHMETIC = ("prefill_token_s", "prefill_attention_s", "decode_token_s", "decode_context_s")
 _TRAFFIC = ("weights_s", "context_s")
 _NOTHING = CostModel(encode_image_s=0.0, step_base_s=0.0, prefill_token_s=0.0, decode_token_s=0.0)
+_STAGES = ("encode", "prefill", "decode", "mixed")
 Terms = dict[str, float]
 
 
@@ -32,30 +32,36 @@ class Fitted(NamedTuple):
     errors: dict[str, dict[str, float]]
 
 
-def fit_cost(points: Sequence[Point]) -> Fitted:
-    """Raises `ConfigError` if there is no language point at all."""
+def fit_cost(points: Sequence[Point], of: Literal["p50_s", "min_s"] = "p50_s") -> Fitted:
+    """`of`: medians, or the fastest runs where other work on the machine was in the way. Raises `ConfigError` if there
+    is no language point at all."""
+    points = [msgspec.structs.replace(p, p50_s=getattr(p, of)) for p in points]
     alone = [p for p in points if p.beside is None]
     vision, language = ([p for p in alone if p.work.is_vision is seen] for seen in (True, False))
     if not language:
         raise ConfigError("nothing was measured: give it more minutes")
+    held: dict[Point, float] = {}
     chosen = _linear
     if len(language) >= 2 * _FOLDS:
-        chosen = min(
-            (_linear, _roofline), key=lambda f: _median(_held_out(language, f)) * (_BETTER if f is _linear else 1.0)
-        )
+        linear, roofline = (_held_out(language, fit) for fit in (_linear, _roofline))
+        simple = _BETTER * statistics.median(linear.values()) <= statistics.median(roofline.values())
+        chosen, held = (_linear, linear) if simple else (_roofline, roofline)
+    held |= _held_out(vision, _encode)
     terms = chosen(language) | (_encode(vision) if vision else {})
     cost = msgspec.structs.replace(_NOTHING, **terms, **_slowdowns(points))
     errors = {}
-    for name, of, fit in (
-        ("encode", vision, _encode),
-        ("prefill", [p for p in language if p.work.chunk and not p.work.decodes], chosen),
-        ("decode", [p for p in language if not p.work.chunk], chosen),
-        ("mixed", [p for p in language if p.work.chunk and p.work.decodes], chosen),
-    ):
-        found = _held_out(vision if fit is _encode else language, fit, of)
+    for stage in _STAGES:
+        found = [error for p, error in held.items() if _stage(p.work) == stage]
         if found:
-            errors[name] = {"median": round(_median(found), 4), "worst": round(max(found), 4), "n": float(len(found))}
+            median, worst = (round(x, 4) for x in (statistics.median(found), max(found)))
+            errors[stage] = {"median": median, "worst": worst, "n": float(len(found))}
     return Fitted(cost, errors)
+
+
+def _stage(w: Work) -> str:
+    if w.is_vision:
+        return "encode"
+    return ("mixed" if w.decodes else "prefill") if w.chunk else "decode"
 
 
 def predicted_s(cost: CostModel, w: Work) -> float:
@@ -71,19 +77,27 @@ def slowdown_of(speed: float) -> float:
 
 
 def non_negative(rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The x >= 0 with the least |rows @ x - targets|; for a few columns, all sets of which are tried."""
-    n = rows.shape[1]
-    best, least = np.zeros(n), float(np.sum(targets**2))
-    for size in range(1, n + 1):
-        for columns in itertools.combinations(range(n), size):
-            x = np.linalg.lstsq(rows[:, columns], targets, rcond=None)[0]
-            if (x < 0).any():
-                continue
-            error = float(np.sum((rows[:, columns] @ x - targets) ** 2))
-            if error < least * (1 - 1e-9):  # fewer terms where they do as well
-                best, least = np.zeros(n), error
-                best[list(columns)] = x
-    return best
+    """The x >= 0 with the least |rows @ x - targets| (Lawson and Hanson's active set); columns of one magnitude."""
+    gram, moments = rows.T @ rows, rows.T @ targets
+    n = len(moments)
+    x, used = np.zeros(n), np.zeros(n, dtype=bool)
+    for _ in range(3 * n):
+        gain = np.where(used, 0.0, moments - gram @ x)
+        if gain.max(initial=0.0) <= 1e-9 * abs(moments).max(initial=0.0):
+            break
+        used[int(gain.argmax())] = True
+        while used.any():
+            z = np.zeros(n)
+            z[used] = np.linalg.lstsq(gram[np.ix_(used, used)], moments[used], rcond=None)[0]
+            below = used & (z <= 0.0)
+            if not below.any():
+                x = z
+                break
+            step = float(np.min(x[below] / (x[below] - z[below]), initial=1.0)) if (x[below] > z[below]).all() else 0.0
+            x = np.where(used, x + step * (z - x), 0.0)
+            used &= ~(below & (x <= 1e-12 * abs(x).max(initial=0.0)))
+            x[~used] = 0.0
+    return x
 
 
 def _encode(points: Sequence[Point]) -> Terms:
@@ -133,19 +147,13 @@ def _solve(names: Sequence[str], rows: Sequence[Sequence[float]], points: Sequen
     return dict(zip(names, (float(x) for x in found)))
 
 
-def _held_out(
-    points: Sequence[Point], fit: Callable[[Sequence[Point]], Terms], of: Sequence[Point] | None = None
-) -> list[float]:
-    """Relative errors of each point (of `of`) by a fit to the other folds."""
+def _held_out(points: Sequence[Point], fit: Callable[[Sequence[Point]], Terms]) -> dict[Point, float]:
+    """Relative error at each point by a fit to the other folds."""
     ordered = sorted(points, key=lambda p: msgspec.structs.astuple(p.work))
-    if len(ordered) < _FOLDS:
-        return []
-    errors = []
-    for fold in range(_FOLDS):
-        kept = [p for i, p in enumerate(ordered) if i % _FOLDS != fold]
-        cost = msgspec.structs.replace(_NOTHING, **fit(kept))
-        held = (p for i, p in enumerate(ordered) if i % _FOLDS == fold and (of is None or p in of))
-        errors += [abs(predicted_s(cost, p.work) / p.p50_s - 1.0) for p in held]
+    errors: dict[Point, float] = {}
+    for fold in range(_FOLDS if len(ordered) >= _FOLDS else 0):
+        cost = msgspec.structs.replace(_NOTHING, **fit([p for i, p in enumerate(ordered) if i % _FOLDS != fold]))
+        errors |= {p: abs(predicted_s(cost, p.work) / p.p50_s - 1.0) for p in ordered[fold::_FOLDS]}
     return errors
 
 
@@ -163,7 +171,3 @@ def _slowdowns(points: Sequence[Point]) -> Terms:
         if speeds:
             found[name] = slowdown_of(statistics.median(speeds))
     return found
-
-
-def _median(numbers: Sequence[float]) -> float:
-    return statistics.median(numbers) if numbers else float("inf")

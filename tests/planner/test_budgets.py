@@ -31,7 +31,7 @@ def measured(noise=0.0, co_run=True):
 
     def point(work, beside=None, more_s=0.0):
         p50 = (predicted_s(COST, work) + more_s) * (1 + draw.uniform(0, noise))
-        return Point(work=work, beside=beside, n=9, p50_s=p50, p90_s=1.1 * p50)
+        return Point(work=work, beside=beside, n=9, min_s=p50, p50_s=p50, p90_s=1.1 * p50)
 
     encodes = [Work(pictures=n, tokens=576) for n in (1, 2, 4, 8)]
     mixed = [Work(chunk=c, decodes=16, context=1024) for c in (64, 128, 256, 512, 1024)]
@@ -41,7 +41,7 @@ def measured(noise=0.0, co_run=True):
     if co_run:
         points += [point(w, e, predicted_s(COST, e)) for w in mixed for e in encodes[::2]]
     return CostFile(
-        model="m", device="d", dtype="float32", threads=1, date="", hardware={}, versions={}, cost=COST, errors={},
+        kind="measured", model="m", device="d", dtype="float32", threads=1, date="", hardware={}, versions={}, cost=COST, errors={},
         points=tuple(points),
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ def test_measured_and_modelled_agree():
 def test_the_percentile_counts_not_the_median():
     file = measured()
     slow = CostFile(**{f: getattr(file, f) for f in file.__struct_fields__ if f != "points"}, points=tuple(
-        Point(work=p.work, beside=p.beside, n=p.n, p50_s=p.p50_s, p90_s=3 * p.p50_s) for p in file.points
+        Point(work=p.work, beside=p.beside, n=p.n, min_s=p.min_s, p50_s=p.p50_s, p90_s=3 * p.p50_s) for p in file.points
     ))  # fmt: skip
     tokens = [budgets_for(f, Role.parse("PD"), TIGHT, MIX).tokens for f in (file, slow)]
     assert tokens[1] < tokens[0]
