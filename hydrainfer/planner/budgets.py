@@ -60,9 +60,14 @@ def mix_of(trace: Sequence[TraceRequest], decodes: int = 16, quantile: float = 0
 class Times(Protocol):
     """How long batches take. `chunks`, `pictures`, `sequences`: what may be asked for, ascending."""
 
-    chunks: Sequence[int]
-    pictures: Sequence[int]
-    sequences: Sequence[int]
+    @property
+    def chunks(self) -> Sequence[int]: ...
+
+    @property
+    def pictures(self) -> Sequence[int]: ...
+
+    @property
+    def sequences(self) -> Sequence[int]: ...
 
     def language_s(self, chunk: int, decodes: int, pictures: int) -> float:
         """A chunk and decodes, launched beside a vision batch of so many pictures (0: alone)."""

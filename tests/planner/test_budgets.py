@@ -41,8 +41,8 @@ def measured(noise=0.0, co_run=True):
     if co_run:
         points += [point(w, e, predicted_s(COST, e)) for w in mixed for e in encodes[::2]]
     return CostFile(
-        kind="measured", model="m", device="d", dtype="float32", threads=1, date="", hardware={}, versions={}, cost=COST, errors={},
-        points=tuple(points),
+        kind="measured", model="m", device="d", dtype="float32", threads=1, date="", hardware={}, versions={},
+        cost=COST, errors={}, points=tuple(points),
     )  # fmt: skip
 
 

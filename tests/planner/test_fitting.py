@@ -95,8 +95,9 @@ def test_a_file_comes_back_and_serves_as_a_cost_model(tmp_path):
         for t, rate in (("tcp", 1e9), ("shared-memory", 4e9)) for n in (1 << 16, 1 << 24)
     )  # fmt: skip
     file = CostFile(
-        kind="measured", model="m", device="cpu", dtype="float32", threads=2, date="2026", hardware={"cpu": "x", "cores": 2},
-        versions={"torch": "2"}, cost=fitted.cost, errors=fitted.errors, points=tuple(measured(GPU)), copies=copies,
+        kind="measured", model="m", device="cpu", dtype="float32", threads=2, date="2026",
+        hardware={"cpu": "x", "cores": 2}, versions={"torch": "2"}, cost=fitted.cost, errors=fitted.errors,
+        points=tuple(measured(GPU)), copies=copies,
     )  # fmt: skip
     write_cost_file(path, file, "line one\nline two")
     assert path.read_text().startswith("# line one\n# line two\nkind: measured\n")
