@@ -35,8 +35,7 @@ class Fitted(NamedTuple):
 def fit_cost(points: Sequence[Point], of: Literal["p50_s", "min_s"] = "p50_s") -> Fitted:
     """`of`: medians, or the fastest runs where other work on the machine was in the way. Raises `ConfigError` if there
     is no language point at all."""
-    points = [msgspec.structs.replace(p, p50_s=getattr(p, of)) for p in points]
-    alone = [p for p in points if p.beside is None]
+    alone = [msgspec.structs.replace(p, p50_s=getattr(p, of)) for p in points if p.beside is None]
     vision, language = ([p for p in alone if p.work.is_vision is seen] for seen in (True, False))
     if not language:
         raise ConfigError("nothing was measured: give it more minutes")
@@ -158,7 +157,8 @@ def _held_out(points: Sequence[Point], fit: Callable[[Sequence[Point]], Terms]) 
 
 
 def _slowdowns(points: Sequence[Point]) -> Terms:
-    """From batches that ran beside each other: the speeds of both, compared with either alone, add up."""
+    """From batches that ran beside each other: the speeds of both, compared with either alone, add up. Of medians: the
+    fastest run beside another batch is one whose neighbour was held up."""
     alone = {p.work: p.p50_s for p in points if p.beside is None}
     pairs: dict[tuple[Work, Work], float] = {}
     for p in points:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydrainfer.core import CheckpointError, ConfigError
-from hydrainfer.planner.fits import fit_anyres, fit_qwen
 from hydrainfer.planner.shape import ModelShape, VisionShape
 from hydrainfer.planner.workloads import Prompts, words_to_tokens
-from hydrainfer.processor import ChatMessage, ImagePart, ModelDescription, TextPart, load_description
+from hydrainfer.processor import ChatMessage, ImageAdapter, ImagePart, ModelDescription, TextPart, load_description
+from hydrainfer.processor.anyres import llava_next_images
 from hydrainfer.processor.clip import llava_images
 from hydrainfer.processor.prompt import encode
+from hydrainfer.processor.qwen import qwen_images
 
 Config = dict[str, Any]
 Fit = Callable[[int, int], int]
@@ -44,12 +45,12 @@ _REFERENCE = (1024, 768)  # pixels; the commonest picture of the paper's data se
 
 
 class _Family(NamedTuple):
-    """How one kind of config.json is read. `fit`: embedding tokens of a picture of a width and height. `n_template`:
-    tokens of the chat template, with the system text that it puts in; `n_around`: beside each picture. `keys`: of
-    vision_config that are read."""
+    """How one kind of config.json is read. `adapter`: maker of what prepares its pictures. `keys`: of vision_config
+    that are read. `n_template`: tokens of the chat template, with the system text that it puts in; `n_around`: beside
+    each picture."""
 
     vision: Callable[[Config, Fit], VisionShape]
-    fit: Callable[[Config, Config], Fit]
+    adapter: Callable[[Config, Config], ImageAdapter]
     keys: tuple[str, ...]
     n_template: int
     n_around: int = 0
@@ -181,7 +182,8 @@ def _fit(family: _Family, config: Config, path: Path) -> Fit:
         given = _read(path / "preprocessor_config.json")
     elif (path / "processor_config.json").is_file():
         given = _read(path / "processor_config.json").get("image_processor") or {}
-    return family.fit(config, given)
+    adapter = family.adapter(config, given)
+    return lambda width, height: adapter.fit(width, height).n_tokens
 
 
 # ---- the families
@@ -242,16 +244,11 @@ def _qwen(config: Config, fit: Fit) -> VisionShape:  # the largest picture is a 
     )
 
 
-def _fit_clip(config: Config, given: Config) -> Fit:
-    adapter = llava_images(config, given)
-    return lambda width, height: adapter.fit(width, height).n_tokens
-
-
 _FAMILIES = {
     # BOS, USER:, the newline after the picture, ASSISTANT:
-    "llava": _Family(_clip, _fit_clip, _CLIP, 10),
+    "llava": _Family(_clip, llava_images, _CLIP, 10),
     # the same, after "A chat between a curious human and an artificial intelligence assistant. ..."
-    "llava_next": _Family(_anyres, fit_anyres, _CLIP, 45),
+    "llava_next": _Family(_anyres, llava_next_images, _CLIP, 45),
     # "You are a helpful assistant." and three turns' marks
-    "qwen2_vl": _Family(_qwen, fit_qwen, _QWEN, 20, 2),
+    "qwen2_vl": _Family(_qwen, qwen_images, _QWEN, 20, 2),
 }
