@@ -24,7 +24,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(checkpoint, tmp_path_factory):
     journal, said = tmp_path_factory.mktemp("journal") / "j.jsonl", []
-    config = ServeConfig(model=str(checkpoint), threads=1)
+    config = ServeConfig(model=str(checkpoint), threads=1, native_kernels=False)
     file = measure_model(
         str(checkpoint), minutes=0.03, journal=journal, config=config, grid=GRID, transports=(),
         on_progress=lambda share, what: said.append((share, what)),
@@ -64,7 +64,7 @@ def test_it_goes_on_where_it_stopped(measured, checkpoint):
 
 def test_a_journal_of_another_measurement_is_refused(measured, checkpoint):
     journal = measured[1]
-    other = ServeConfig(model=str(checkpoint), threads=1, dtype="bfloat16")
+    other = ServeConfig(model=str(checkpoint), threads=1, dtype="bfloat16", native_kernels=False)
     with pytest.raises(ConfigError, match=r"in float32 with 1 threads, not of .* in bfloat16"):
         measure_model(str(checkpoint), minutes=0.001, journal=journal, config=other, grid=GRID, transports=())
 

@@ -1,16 +1,19 @@
 """A cost model that made the measurements is found again, also through noise; files keep what was measured."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hydrainfer.config import read_cost_model
-from hydrainfer.core import ConfigError, CostModel
+from hydrainfer.config import Slo, read_cost_model
+from hydrainfer.core import ConfigError, CostModel, Role
+from hydrainfer.planner.budgets import Mix, budgets_for
 from hydrainfer.planner.costfile import Copies, CostFile, Point, Work, read_cost_file, write_cost_file
 from hydrainfer.planner.fitting import fit_cost, non_negative, predicted_s, slowdown_of
 
 pytestmark = pytest.mark.unit
+SHIPPED = Path(__file__).parents[2] / "configs" / "cost_models"
 GPU = CostModel(
     encode_base_s=0.7e-3, encode_image_s=0.0, encode_token_s=1.7e-6, step_base_s=1.5e-3, prefill_token_s=2.55e-5,
     prefill_attention_s=5e-10, decode_token_s=2.7e-5, decode_context_s=1e-9, weights_s=5.6e-3, context_s=2.2e-7,
@@ -112,3 +115,16 @@ def test_another_file_is_refused(tmp_path):
     (tmp_path / "m.yaml").write_text("kind: measured\nmodel: 3\n")
     with pytest.raises(ConfigError, match="not a measurement"):
         read_cost_file(tmp_path / "m.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_measurements_we_ship_can_be_used(path):
+    file = read_cost_file(path)
+    assert read_cost_model(path) == file.cost and file.date and file.hardware["cpu"] and file.versions["torch"]
+    again = fit_cost(file.points, "min_s" if file.note else "p50_s")
+    assert again.cost == file.cost and again.errors == file.errors
+    for role in ("EP", "EPD"):
+        budgets = budgets_for(
+            file, Role.parse(role), Slo(ttft_s=1.0, tpot_s=0.1), Mix(picture=64, context=200, prompt=80)
+        )
+        assert budgets.tokens >= 16 and budgets.images >= 1
