@@ -19,10 +19,9 @@ import tempfile
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +37,8 @@ from hydrainfer.workload import (
     Poisson,
     Target,
     distinct_chats,
+    encoded,
+    next_rate,
     report_of,
     run_load,
 )
@@ -45,35 +46,12 @@ from hydrainfer.workload import (
 LATE_S = 0.05  # p99 of the client's own lag, beyond which it says more about the client than about the server
 TRIES = 24  # per search, at most
 WHO = ("server", "instances", "client")
-Tried = list[tuple[float, bool]]
-
-
-def next_rate(tried: Tried, first: float, factor: float, tolerance: float) -> float | None:
-    """The rate to try next, given (rate, carried) of all before; None when it is known within `tolerance`."""
-    failed = min((rate for rate, carried in tried if not carried), default=None)
-    carried = max((rate for rate, ok in tried if ok and (failed is None or rate < failed)), default=None)
-    if failed is None:
-        return first if carried is None else carried * factor
-    if carried is None:
-        return failed / factor if failed > first / factor**4 else None
-    return (failed * carried) ** 0.5 if failed / carried > 1 + tolerance else None
-
-
-class Drawn(NamedTuple):
-    """A picture made before the clock starts: drawing it is not the client's work during a run."""
-
-    url: str
-
-    def data_url(self) -> str:
-        return self.url
-
-
 def mixed_chats(n: int, share: float, args: argparse.Namespace, seed: int) -> list[ChatRequest]:
     """`share` of them with a picture that no other request has, evenly spread; the others without."""
     size = {"width": args.picture_px, "height": args.picture_px, "max_tokens": args.output_tokens}
     n_pictures = round(n * share)
     drawn = distinct_chats(n_pictures, seed=seed, **size)
-    with_picture = (structs.replace(c, pictures=tuple(Drawn(p.data_url()) for p in c.pictures)) for c in drawn)
+    with_picture = iter(encoded(drawn))  # drawing them is not the client's work during a run
     without = iter(distinct_chats(n - n_pictures, seed=seed + 1, n_pictures=0, max_tokens=args.output_tokens))
     return [next(with_picture if (i + 1) * n_pictures // n > i * n_pictures // n else without) for i in range(n)]
 

@@ -15,7 +15,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = ("hydrainfer", "torch", "transformers", "numpy", "fastapi", "uvicorn", "msgspec", "orjson", "httptools")
+PACKAGES = (
+    *("hydrainfer", "torch", "transformers", "numpy", "fastapi", "uvicorn", "msgspec", "orjson", "httptools"),
+    *("av", "decord"),
+)
 
 
 def write_result(name: str, question: str, settings: dict[str, Any], results: Any, out: Path | None = None) -> Path:

@@ -58,7 +58,9 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         named = {} if model is None else {"model": str(model)}
-        config = load({"max_waiting": _NO_LIMIT, "request_timeout_s": 1e9, **options, **named}).config
+        # a caller's own pictures, and nobody else's requests to protect from them: threads will do
+        here = {"max_waiting": _NO_LIMIT, "request_timeout_s": 1e9, "media_workers": 0}
+        config = load({**here, **options, **named}).config
         self._instance: Instance = start_instance(config)
         self._turn = threading.Lock()  # sessions belong to one event loop at a time
 
@@ -67,16 +69,19 @@ class LLM:
         messages: Chat | Sequence[Chat],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one chat or several, in order. Pictures are `image_url` parts with data: URLs, or
-        `{"type": "image", "image": path | bytes | PIL.Image}`. Raises the first request's `HydraError`."""
+        """Answer one chat or several, in order. Pictures are `image_url` parts (data:, and what `media_hosts` and
+        `media_roots` let through) or `{"type": "image", "image": path | bytes | PIL.Image}`; videos, for models
+        that take them, `video_url` parts or `{"type": "video", "video": path | bytes | frames, "fps": of frames}`.
+        `mm_processor_kwargs`: how they are prepared, for all chats. Raises the first request's `HydraError`."""
         if not messages:
             raise InvalidRequest("messages must not be empty: send at least one user message", param="messages")
         chats: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
         intake = self._instance.intake
 
         def job(chat: Chat) -> Job:
-            return lambda sampling: intake.chat(parse_messages(chat, local=True), sampling)
+            return lambda sampling: intake.chat(parse_messages(chat, local=True), sampling, options=mm_processor_kwargs)
 
         return self._run([job(chat) for chat in chats], sampling_params, use_tqdm)
 

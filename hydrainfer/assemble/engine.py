@@ -109,7 +109,7 @@ def _runners(
     threads_beside: Callable[[Lane], Callable[[], int]],
 ) -> dict[Lane, Runner]:
     runners: dict[Lane, Runner] = {}
-    if Lane.VISION in role.lanes:
+    if model.vision is not None:
         threads = threads_beside(Lane.LANGUAGE)
         runners[Lane.VISION] = VisionRunner(model, stores["embed"], around.pixels, around.wake, threads)
     if Lane.LANGUAGE in role.lanes:
@@ -123,14 +123,20 @@ def _emulated(
 ) -> dict[Lane, Runner]:
     spoken = spoken_ids(model.text.vocab, min(model.media_tokens, default=model.text.vocab))
     device = EmulatedDevice(cost, around.clock, stores, spoken, around.pixels)
-    return {lane: EmulatedRunner(device, lane) for lane in role.lanes}
+    lanes = [lane for lane in role.lanes if lane is Lane.LANGUAGE or model.vision is not None]
+    return {lane: EmulatedRunner(device, lane) for lane in lanes}
 
 
 def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
     policy = Policy(
         encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s, headroom_tokens=config.headroom_tokens
     )
-    budgets = Budgets(tokens=config.token_budget, images=config.image_budget, running=config.max_running)
+    budgets = Budgets(
+        tokens=config.token_budget,
+        images=config.image_budget,
+        image_tokens=config.image_token_budget,
+        running=config.max_running,
+    )
     return Scheduler(role, caches, budgets, policy)
 
 

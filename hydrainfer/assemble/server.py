@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,15 @@ from typing import Any
 
 from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.instances import own_options, start_cluster
+from hydrainfer.assemble.media import fetch_limits, media_limits, media_workers, video_reading
 from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
+from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle, EngineThread
 from hydrainfer.metrics import PrometheusRecorder
-from hydrainfer.models import read_config, vision_fingerprint
-from hydrainfer.processor import MediaLimits, ModelDescription, PixelStore, Processor, load_description
+from hydrainfer.models import ModelConfig, read_config, vision_fingerprint
+from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.server import Intake, Sessions
 from hydrainfer.storage import check_transport
 
@@ -53,12 +55,15 @@ class Instance:
 def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> Instance:
     """Load the model and start the engines. Raises `ConfigError` or `CheckpointError`, one line each."""
     specs = read_layout(config.layout)
+    fetcher = Fetcher(fetch_limits(config))
     path = Path(config.model).expanduser()
+    model = read_config(path)
+    _check_layout(config.layout, specs, model)
     description = load_description(path, max_context=config.max_model_len)
     device = torch_device(config)
     check_transport(config.transport, device)
-    dtype = dtype_of(config, device, read_config(path).dtype)
-    pixels = PixelStore(int(config.pixel_memory_mib * 2**20))
+    dtype = dtype_of(config, device, model.dtype)
+    pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
     name = config.served_model_name or path.resolve().name
     engine: EngineHandle
@@ -72,13 +77,32 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         )
     try:
         description = fit_context(config, description, kv_tokens or description.n_context)
-        intake = _intake(config, description, pixels, sessions, dtype)
+        intake = _intake(config, description, pixels, sessions, dtype, fetcher)
     except BaseException:
         engine.close()
         raise
     sessions.attach(engine, recorder.timings)
+    workers = intake.processor.media.workers
+    facts["media_workers"] = workers.n if workers else 0
     facts = {"served_model_name": name, "max_model_len": description.n_context, **facts}
     return Instance(config, name, intake, sessions, engine, recorder, facts, pools)
+
+
+def _check_layout(layout: str, specs: Sequence[InstanceSpec], model: ModelConfig) -> None:
+    """Raises `ConfigError` if pictures can be encoded nowhere, or an instance would have nothing else to do and there
+    are none."""
+    encoders = [s for s in specs if s.role.runs(Stage.ENCODE)]
+    idle = [s.name for s in encoders if len(s.role.stages) == 1]
+    if model.vision is not None and not encoders:
+        raise ConfigError(
+            f"layout {layout!r} has no instance that runs encode, which {model.architecture} needs", param="layout"
+        )
+    if model.vision is None and idle:
+        raise ConfigError(
+            f"{model.architecture} takes text only, so {idle[0]} of layout {layout!r} would have nothing to do; "
+            "use one without E, such as 1PD or 1P1D",
+            param="layout",
+        )
 
 
 def _one_engine(
@@ -102,9 +126,19 @@ def _one_engine(
 
 
 def _intake(
-    config: ServeConfig, description: ModelDescription, pixels: PixelStore, sessions: Sessions, dtype: str
+    config: ServeConfig,
+    description: ModelDescription,
+    pixels: PixelStore,
+    sessions: Sessions,
+    dtype: str,
+    fetcher: Fetcher,
 ) -> Intake:
-    limits = MediaLimits(max_images=config.max_images, max_pixels=config.max_image_pixels)
+    limits = media_limits(config)
     weights = vision_fingerprint(Path(config.model).expanduser())
-    processor = Processor(description, pixels, weights=weights, dtype=dtype, limits=limits)
-    return Intake(processor, sessions, n_threads=config.preprocess_threads, timeout_s=config.request_timeout_s)
+    workers = media_workers(config, limits)
+    processor = Processor(
+        description, pixels, weights=weights, dtype=dtype, limits=limits, videos=video_reading(config), workers=workers
+    )
+    # threads that wait for a worker take no time
+    n_threads, timeout_s = config.preprocess_threads + (2 * workers.n if workers else 0), config.request_timeout_s
+    return Intake(processor, sessions, fetcher=fetcher, n_threads=n_threads, timeout_s=timeout_s)

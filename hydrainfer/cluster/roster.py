@@ -67,8 +67,9 @@ class Roster:
         return name
 
     def dark(self) -> list[Stage]:
-        """Stages that no instance runs now."""
-        return [s for s in Stage if not any(self.roles[n].runs(s) for n in self.peers)]
+        """Stages of the layout that no instance runs now."""
+        wanted = [s for s in Stage if any(role.runs(s) for role in self.roles.values())]
+        return [s for s in wanted if not any(self.roles[n].runs(s) for n in self.peers)]
 
 
 def delay_s(load: Load) -> float:

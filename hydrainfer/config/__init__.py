@@ -6,6 +6,7 @@ Called by the CLI and the offline API. Never mutates a configuration, never look
 from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.layout import InstanceSpec, Share, choose_launcher, read_layout, settle
 from hydrainfer.config.load import ENV_PREFIX, Loaded, Option, load, options
+from hydrainfer.config.read import check_known, locate, read_yaml
 from hydrainfer.config.schema import ServeConfig
 from hydrainfer.config.slo import Slo, is_slo_part, parse_slo, read_slo
 from hydrainfer.config.table import config_table
@@ -18,15 +19,18 @@ __all__ = [
     "ServeConfig",
     "Share",
     "Slo",
+    "check_known",
     "choose_launcher",
     "config_table",
     "cost_model_of",
     "is_slo_part",
     "load",
+    "locate",
     "options",
     "parse_slo",
     "read_cost_model",
     "read_layout",
     "read_slo",
+    "read_yaml",
     "settle",
 ]

@@ -68,7 +68,7 @@ def read_layout(text: str) -> tuple[InstanceSpec, ...]:
         raise ConfigError(f"{path} must have a list `instances`, each with a role", param="layout")
     groups = [_group(entry, f"{path}, instance {i}") for i, entry in enumerate(entries, 1)]
     specs = _named([(Role.parse(g.role), g) for g in groups for _ in range(g.count)])
-    missing = [s.value for s in Stage if not any(spec.role.runs(s) for spec in specs)]
+    missing = [s.value for s in (Stage.PREFILL, Stage.DECODE) if not any(spec.role.runs(s) for spec in specs)]
     if missing:
         raise ConfigError(f"{path} has no instance that runs {' or '.join(missing)}", param="layout")
     return specs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,3 +35,17 @@ def check_known(key: object, known: Iterable[str], source: str) -> None:
         near = difflib.get_close_matches(str(key), names, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; known keys are {', '.join(names)}"
         raise ConfigError(f"unknown option {key!r} ({source}){hint}", param=str(key))
+
+
+def locate(kind: str, name: str | Path) -> Path:
+    """The file of that path, or `configs/KIND/NAME.yaml` of the source tree or of the installation. Raises
+    `ConfigError` that names those there are."""
+    path = Path(name).expanduser()
+    if path.suffix:
+        return path
+    folders = [root / "configs" / kind for root in (Path(__file__).parents[2], Path(sys.prefix) / "share/hydrainfer")]
+    for folder in folders:
+        if (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    known = sorted({p.stem for folder in folders for p in folder.glob("*.yaml")})
+    raise ConfigError(f"no {kind} called {str(name)!r}: give a file, or one of {', '.join(known) or 'none'}", param=kind)

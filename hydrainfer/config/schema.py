@@ -11,6 +11,7 @@ Device = Literal["auto", "cpu", "cuda", "emulated"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
+Workers = Annotated[int, Meta(ge=0, le=64)]
 NotEmpty = Annotated[str, Meta(min_length=1)]
 ContextLength = Annotated[int, Meta(ge=8)]
 
@@ -92,6 +93,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     token_budget: Annotated[int, _help("Scheduler", "Language tokens per batch.", ge=1)] = 2048
     image_budget: Annotated[int, _help("Scheduler", "Pictures per vision batch.", ge=1)] = 4
+    image_token_budget: Annotated[
+        int, _help("Scheduler", "Embeddings per vision batch; a larger picture is encoded alone.", ge=1)
+    ] = 16_384
     max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 64
     encode_gate: Annotated[
         Literal["paper", "aged"], _help("Scheduler", "When encode may start beside a running prefill.")
@@ -122,5 +126,50 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_images: Annotated[int, _help("Limits", "Pictures per request.", ge=0)] = 16
     max_image_pixels: Annotated[int, _help("Limits", "Pixels per picture, checked before decoding.", ge=1)] = 89_478_485
     max_body_mib: Annotated[float, _help("Limits", "Size of a request's body.", gt=0)] = 64.0
+    media_hosts: Annotated[
+        Literal["public", "any", "none"],
+        _help("Media", "http(s) URLs at public addresses, at private ones too (any), or none."),
+    ] = "public"
+    media_domains: Annotated[
+        NotEmpty | None,
+        _help("Media", "Only these hosts, e.g. images.example.com,*.example.org; default: every host."),
+    ] = None
+    media_roots: Annotated[
+        NotEmpty | None, _help("Media", "Directories whose files file: URLs may name, e.g. /data,/srv; default: none.")
+    ] = None
+    image_fetch_s: Annotated[float, _help("Media", "A picture must have come after this long.", gt=0)] = 5.0
+    max_image_mib: Annotated[float, _help("Media", "Size of a picture's file.", gt=0)] = 32.0
+    max_videos: Annotated[int, _help("Media", "Videos per request.", ge=0)] = 2
+    max_video_frames: Annotated[int, _help("Media", "Frames of a request's videos that the model sees.", ge=2)] = 768
+    max_video_s: Annotated[float, _help("Media", "A video lasts at most this long.", gt=0)] = 3600.0
+    max_video_mib: Annotated[float, _help("Media", "Size of a video's file.", gt=0)] = 256.0
+    video_fetch_s: Annotated[float, _help("Media", "A video must have come after this long.", gt=0)] = 30.0
+    video_threads: Annotated[int, _help("Media", "Threads that decode one video.", ge=1)] = 2
+    video_backend: Annotated[
+        Literal["auto", "pyav", "decord"],
+        _help("Media", "pyav (auto), or decord (an extra) for files that are trusted."),
+    ] = "auto"
+    fetches: Annotated[int, _help("Media", "Downloads at once; more wait.", ge=1)] = 32
+    fetch_memory_mib: Annotated[float, _help("Media", "Downloads held at once until decoded; beyond it 429.", gt=0)] = (
+        512.0
+    )
     pixel_memory_mib: Annotated[float, _help("Limits", "Decoded pictures held at once; beyond it 429.", gt=0)] = 512.0
     preprocess_threads: Annotated[int, _help("Limits", "Threads that decode pictures and tokenise.", ge=1)] = 2
+    media_workers: Annotated[
+        Workers | None,
+        _help("Media", "Processes that decode pictures; 0: threads of the server do; default: one per core, up to 4."),
+    ] = None
+    media_timeout_s: Annotated[
+        float, _help("Media", "A picture that takes a worker longer ends with 504, and the worker with it.", gt=0)
+    ] = 30.0
+    fast_jpeg: Annotated[
+        bool,
+        _help(
+            "Media",
+            "Decode large JPEGs at 1/2 to 1/8 of their size where the model wants no more: faster, but the pixels are "
+            "not the reference's (true or false).",
+        ),
+    ] = False
+    media_memory_mib: Annotated[
+        float, _help("Media", "Of pixel_memory_mib: may stay filled with pictures of ended requests.", ge=0)
+    ] = 64.0

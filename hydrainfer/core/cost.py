@@ -23,7 +23,10 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     its traffic (`weights_s` once, and `context_s` for each token of context that is read). Terms left at 0 make a model
     linear in what a batch holds.
 
-    `overlap_slowdown`: how many times slower a batch runs while the instance's other lane runs, too.
+    `overlap_slowdown`: how many times slower a batch runs that is launched beside one of the instance's other lane,
+    which is not slowed (`DeviceTime`): together they run at 1 + 1 / `overlap_slowdown` times the speed of either alone.
+    `prefill_overlap_slowdown`: the same where the language batch prefills, and competes with encode for arithmetic; 0
+    is no difference. Where lanes only take turns, a very large number.
     """
 
     encode_base_s: float = 0.0
@@ -39,6 +42,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     weights_s: float = 0.0
     context_s: float = 0.0
     overlap_slowdown: float = 1.0
+    prefill_overlap_slowdown: float = 0.0
 
     def step_s(self, batch: StepBatch) -> float:
         """Seconds from launch to result on an idle device. Call it at launch: it reads the sequences' stages."""
@@ -80,18 +84,29 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
 class DeviceTime:
     """When the batches of one instance are done. The lanes run side by side: a batch launched while the other lane is
-    busy runs `overlap_slowdown` times slower until that lane's batch ends; the one that was there first is not slowed.
+    busy runs slower until that lane's batch ends, by `overlap_slowdown` or, if the language batch of the two prefills,
+    by `prefill_overlap_slowdown`; the one that was there first is not slowed.
     """
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
         self.busy_until: dict[Lane, float] = {}
+        self._beside_decode = cost.overlap_slowdown
+        self._beside_prefill = cost.prefill_overlap_slowdown or cost.overlap_slowdown
+        self._prefills = False  # the latest language batch
 
     def occupy(self, batch: StepBatch, now: float) -> float:
         """Begin the batch now; when it will be done."""
-        work_s, slowdown = self.cost.step_s(batch), self.cost.overlap_slowdown
+        if batch.lane is Lane.LANGUAGE:
+            self._prefills = batch.n_items > len(batch.work)  # more tokens than sequences: a chunk is among them
+        work_s, slowdown = self.cost.step_s(batch), self._beside_prefill if self._prefills else self._beside_decode
         shared_s = max((end_s - now for lane, end_s in self.busy_until.items() if lane is not batch.lane), default=0.0)
         if shared_s > 0.0 and slowdown > 1.0:
-            work_s = work_s * slowdown if work_s * slowdown <= shared_s else shared_s + work_s - shared_s / slowdown
+            work_s = beside_s(work_s, shared_s, slowdown)
         self.busy_until[batch.lane] = end_s = now + work_s
         return end_s
+
+
+def beside_s(work_s: float, shared_s: float, slowdown: float) -> float:
+    """How long a batch of `work_s` takes whose first `shared_s` pass `slowdown` times slower."""
+    return work_s * slowdown if work_s * slowdown <= shared_s else shared_s + work_s - shared_s / slowdown

@@ -64,13 +64,13 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Groups of count and role, joined by nothing or `+`. Raises `ConfigError` on anything else, or if a stage is
-        run by no instance."""
+        """Groups of count and role, joined by nothing or `+`. Raises `ConfigError` on anything else, or if no instance
+        prefills or none decodes. Whether one must encode depends on the model."""
         groups = re.findall(r"(\d+)([EPD]+)", text)
         if not groups or "".join(n + r for n, r in groups) != text.replace("+", ""):
             raise ConfigError(f"cannot read layout {text!r}; write counts and roles such as 1EPD, 1E1P1D or 1E2PD+1EPD")
         roles = tuple(Role.parse(r) for n, r in groups for _ in range(int(n)))
-        missing = [s.value for s in Stage if not any(r.runs(s) for r in roles)]
+        missing = [s.value for s in (Stage.PREFILL, Stage.DECODE) if not any(r.runs(s) for r in roles)]
         if missing:
             raise ConfigError(f"layout {text!r} has no instance that runs {' or '.join(missing)}")
         return cls(roles)

@@ -4,7 +4,7 @@ Called by assemble (loading) and runtime (encode, embed, forward, logits). Never
 owners. A new architecture is one entry in `families.FAMILIES`.
 """
 
-from hydrainfer.models.config import ClipConfig, ModelConfig, Rope, TextConfig
+from hydrainfer.models.config import AnyresConfig, ClipConfig, ModelConfig, Rope, TextConfig
 from hydrainfer.models.families import FAMILIES, read_config
 from hydrainfer.models.fingerprint import vision_fingerprint
 from hydrainfer.models.llama import DeepRows, LastRows
@@ -15,6 +15,7 @@ from hydrainfer.models.picture import Picture, VisionTower
 __all__ = [
     "DTYPES",
     "FAMILIES",
+    "AnyresConfig",
     "ClipConfig",
     "DeepRows",
     "LastRows",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,7 +83,7 @@ class Clip:
             found |= layer.slots(f"vision.encoder.layers.{i}")
         return found
 
-    def patches(self, pictures: list[np.ndarray]) -> Tensor:
+    def patches(self, pictures: Sequence[np.ndarray]) -> Tensor:
         """uint8 pictures → normalised patches [pictures, patches, 3 * patch_size ** 2]."""
         size, p = self.config.image_size, self.config.patch_size
         side = size // p
@@ -91,7 +92,7 @@ class Clip:
         grid = scaled[:, : side * p, : side * p].unflatten(2, (side, p)).unflatten(1, (side, p))
         return grid.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2).to(self.patch.dtype)
 
-    def forward(self, pictures: list[np.ndarray]) -> Tensor:
+    def forward(self, pictures: Sequence[np.ndarray]) -> Tensor:
         """[pictures, tokens, hidden * len(features)]."""
         patches = self.patches(pictures)
         n, n_patches, _ = patches.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from hydrainfer.core import CheckpointError
 
@@ -98,6 +98,31 @@ class ModelConfig:
         return self.text.hidden * (1 + self.deepstack)
 
 
+@dataclass(frozen=True, slots=True)
+class AnyresConfig:
+    """LLaVA-NeXT's: a CLIP tower that sees a picture whole and in tiles. `tokens`: rows of the largest picture."""
+
+    clip: ClipConfig
+    tokens: int
+
+
+class _TextKind(NamedTuple):
+    """How a decoder of transformers differs from Llama's: biases (None: as `attention_bias` and `mlp_bias` say),
+    normalised queries and keys, and which layers slide: all, those that `layer_types` names, or none."""
+
+    qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    mlp_bias: bool | None = False
+    qk_norm: bool = False
+    sliding: Literal["none", "all", "named"] = "none"
+
+
+_TEXT_KINDS = {
+    "llama": _TextKind(mlp_bias=None),
+    "mistral": _TextKind(qkv_bias=False, out_bias=False, sliding="all"),
+    "qwen2": _TextKind(qkv_bias=True, out_bias=False, sliding="named"),
+    "qwen3": _TextKind(qk_norm=True, sliding="named"),
+}
 ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "silu", "relu")
 ROPE_KINDS = ("default", "linear", "llama3")
 
@@ -121,13 +146,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def text_config(hf: Any, path: Path, *, tied: bool) -> TextConfig:
-    """From a transformers `LlamaConfig`, whose defaults fill what the file leaves out."""
-    require(hf.model_type == "llama", path, f"text model {hf.model_type!r} is not supported; supported: llama")
+    """From a transformers configuration of a decoder, whose defaults fill what the file leaves out."""
+    kind = _TEXT_KINDS.get(hf.model_type)
+    supported = ", ".join(_TEXT_KINDS)
+    require(kind is not None, path, f"text model {hf.model_type!r} is not supported; supported: {supported}")
+    assert kind is not None
     require(hf.hidden_act == "silu", path, f"hidden_act {hf.hidden_act!r} is not supported; supported: silu")
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     require(hf.num_attention_heads % kv_heads == 0, path, f"{hf.num_attention_heads} heads over {kv_heads} KV heads")
     require(head_dim % 2 == 0, path, f"head_dim {head_dim} is odd")
+    _check_window(hf, kind, path)
+
+    def bias(fixed: bool | None, field: str) -> bool:
+        return bool(getattr(hf, field)) if fixed is None else fixed
+
     return TextConfig(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
@@ -139,11 +172,30 @@ def text_config(hf: Any, path: Path, *, tied: bool) -> TextConfig:
         norm_eps=hf.rms_norm_eps,
         context=hf.max_position_embeddings,
         rope=rope_config(hf, path),
-        qkv_bias=bool(hf.attention_bias),
-        out_bias=bool(hf.attention_bias),
-        mlp_bias=bool(hf.mlp_bias),
+        qkv_bias=bias(kind.qkv_bias, "attention_bias"),
+        out_bias=bias(kind.out_bias, "attention_bias"),
+        mlp_bias=bias(kind.mlp_bias, "mlp_bias"),
         tied=tied,
+        qk_norm=kind.qk_norm,
     )
+
+
+def _check_window(hf: Any, kind: _TextKind, path: Path) -> None:
+    """Attention over the last tokens only is not supported where it would leave any out."""
+    window = getattr(hf, "sliding_window", None)
+    slides = kind.sliding == "all" or (kind.sliding == "named" and "sliding_attention" in (hf.layer_types or ()))
+    context = hf.max_position_embeddings
+    require(
+        not slides or window is None or window >= context,
+        path,
+        f"sliding_window {window} is smaller than max_position_embeddings {context}, which is not supported; "
+        f"supported: null, or a context of at most {window} (lower max_position_embeddings in config.json)",
+    )
+
+
+def dtype_name(hf: Any) -> str:
+    """What the checkpoint was saved in."""
+    return str(hf.dtype).removeprefix("torch.") if hf.dtype is not None else "float16"
 
 
 def rope_config(hf: Any, path: Path) -> Rope:

@@ -8,22 +8,36 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydrainfer.core import CheckpointError
-from hydrainfer.models import llava
+from hydrainfer.models import decoder, llava, llava_next, qwen
 from hydrainfer.models.config import ModelConfig, read_json, require
 
 
 class Family(NamedTuple):
     """One architecture. `read(hf_config, path)` checks and describes; `canonical(name)` maps a checkpoint's tensor name
-    to ours; `vision` and `language` build empty towers from `(config, ops, dtype, device)`."""
+    to ours; `vision` (None: takes text only) and `language` build empty towers from `(config, ops, dtype, device)`."""
 
     read: Callable[[Any, Path], ModelConfig]
     canonical: Callable[[str], str]
-    vision: Callable[..., Any]
+    vision: Callable[..., Any] | None
     language: Callable[..., Any]
 
 
+_TEXT_ONLY = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 FAMILIES = {
-    "LlavaForConditionalGeneration": Family(llava.read, llava.canonical, llava.LlavaVision, llava.language),
+    "LlavaForConditionalGeneration": Family(llava.read, llava.canonical, llava.LlavaVision, decoder.language),
+    "LlavaNextForConditionalGeneration": Family(
+        llava_next.read, llava.canonical, llava_next.LlavaNextVision, decoder.language
+    ),
+    **{name: Family(qwen.read, qwen.canonical, qwen.vision, decoder.language) for name in qwen.ARCHITECTURES.values()},
+    **{
+        name: Family(decoder.read_as(name, model_type), decoder.canonical, None, decoder.language)
+        for name, model_type in _TEXT_ONLY.items()
+    },
 }
 
 

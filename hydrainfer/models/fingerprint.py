@@ -15,9 +15,13 @@ _SAMPLES = 8
 
 def vision_fingerprint(path: str | Path) -> bytes:
     """16 bytes: a hash of the vision tensors' names, shapes, dtypes and of bytes sampled evenly from each. Reads a few
-    kilobytes; does not depend on sharding or on which spelling of the names the checkpoint uses."""
+    kilobytes; does not depend on sharding or on which spelling of the names the checkpoint uses. Empty for a
+    model that takes text only."""
     path = Path(path).expanduser()
-    canonical = family_of(read_config(path)).canonical
+    config = read_config(path)
+    if config.vision is None:
+        return b""
+    canonical = family_of(config).canonical
     parts: dict[str, bytes] = {}
     for file in weight_files(path):
         with file.open("rb") as f:

@@ -26,7 +26,7 @@ class Model:
         self.config, self.role, self.ops, self.dtype, self.device = config, role, ops, dtype, device
         speaks = role.runs(Stage.PREFILL) or role.runs(Stage.DECODE)
         sees = config.vision is not None and role.runs(Stage.ENCODE)
-        self.vision: VisionTower | None = family.vision(config, ops, dtype, device) if sees else None
+        self.vision: VisionTower | None = family.vision(config, ops, dtype, device) if sees and family.vision else None
         self.language = family.language(config, ops, dtype, device) if speaks else None
 
     def slots(self) -> dict[str, Slot]:

@@ -43,5 +43,5 @@ def angles(inverse: Tensor, positions: Tensor, axes: Tensor | None = None) -> tu
         turns = positions.float()[:, None] * inverse
     else:
         assert axes is not None, "positions in three dimensions for a model that has one"
-        turns = positions.float()[axes].t() * inverse
+        turns = positions.float()[axes].t().contiguous() * inverse  # kernels want whole rows
     return turns.cos(), turns.sin()

@@ -3,7 +3,7 @@
 Called by models. Never holds weights, caches or state of requests; never decides what runs when.
 """
 
-from hydrainfer.ops.batch import AttentionBatch, causal_mask
+from hydrainfer.ops.batch import AttentionBatch, Segments, causal_mask
 from hydrainfer.ops.select import OPERATORS, OpSet, select_ops, variants
 
-__all__ = ["OPERATORS", "AttentionBatch", "OpSet", "causal_mask", "select_ops", "variants"]
+__all__ = ["OPERATORS", "AttentionBatch", "OpSet", "Segments", "causal_mask", "select_ops", "variants"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -53,6 +55,24 @@ class AttentionBatch:
             found.append((i, row, self.counts[i], self.contexts[i]))
             row += self.counts[i]
         return found
+
+
+class Segments:
+    """Rows that attend among themselves: segment i is the next `lengths[i]` rows. Those of one length run together."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.lengths = list(lengths)
+        starts = [0, *accumulate(self.lengths)]
+        by_length: dict[int, list[int]] = {}
+        for start, length in zip(starts, self.lengths):
+            by_length.setdefault(length, []).append(start)
+        self.groups: list[tuple[Tensor | slice, int, int]] = []
+        """(rows, segments, length) per length."""
+        for length, firsts in by_length.items():
+            rows: Tensor | slice = slice(firsts[0], firsts[0] + len(firsts) * length)
+            if any(b - a != length for a, b in pairwise(firsts)):
+                rows = (torch.tensor(firsts)[:, None] + torch.arange(length)).flatten().to(device)
+            self.groups.append((rows, len(firsts), length))
 
 
 def causal_mask(count: int, context: int, device: torch.device) -> Tensor:

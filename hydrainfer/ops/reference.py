@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.ops.batch import AttentionBatch, causal_mask
+from hydrainfer.ops.batch import AttentionBatch, Segments, causal_mask
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -80,4 +80,16 @@ def attention(q: Tensor, _kv: Tensor, cache: Tensor, batch: AttentionBatch, scal
         scores.masked_fill_(~causal_mask(count, context, q.device), float("-inf"))
         out[row : row + count] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
         row += count
+    return out
+
+
+def attention_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
+    """Attention without a mask, each segment by itself. q, k, v: [rows, heads, dim]. Returns [rows, heads, dim]."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    first = 0
+    for n in segments.lengths:
+        rows = slice(first, first + n)
+        scores = torch.einsum("qhd,khd->hqk", q[rows].float(), k[rows].float()) * scale
+        out[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[rows].float()).to(q.dtype)
+        first += n
     return out

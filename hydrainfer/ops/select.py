@@ -41,6 +41,7 @@ class OpSet:
     rope: Callable
     write_kv: Callable
     attention: Callable
+    attention_segments: Callable
     chosen: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
 
@@ -49,7 +50,10 @@ class OpSet:
         return list(self.chosen)
 
 
-OPERATORS = ("linear", "linear_add", "rms_norm", "silu_and_mul", "quick_gelu", "rope", "write_kv", "attention")
+OPERATORS = (
+    "linear", "linear_add", "rms_norm", "silu_and_mul", "quick_gelu", "rope", "write_kv", "attention",
+    "attention_segments",
+)  # fmt: skip
 
 
 def _always(_: Need) -> bool:
@@ -79,6 +83,7 @@ def variants(op: str) -> list[Variant]:
         "linear_add": [Variant("torch-cpu", _cpu, _torch(torch_variants.linear_add_cpu))],
         "rms_norm": [Variant("torch-fused", _always, _torch(torch_variants.rms_norm_torch))],
         "attention": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_sdpa))],
+        "attention_segments": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_segments_sdpa))],
     }
     found = [Variant("native-cpu", _native, _kernel(op))] if hasattr(native.Kernels, op) else []
     return [*found, *faster.get(op, ()), Variant("reference", _always, _torch(getattr(reference, op)))]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.ops import reference
-from hydrainfer.ops.batch import AttentionBatch
+from hydrainfer.ops.batch import AttentionBatch, Segments
 
 _FEW_ROWS = 48
 """Below this, MKL multiplies `weight @ x.T` up to twice as fast as `x @ weight.T` (measured on Zen 3)."""
@@ -96,4 +96,13 @@ def attention_sdpa(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, 
             scale=scale,
             enable_gqa=q.shape[1] != keys.shape[1],
         )[:, :, 0]
+    return out
+
+
+def attention_segments_sdpa(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
+    """As `reference.attention_segments`; segments of one length are one call."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for rows, n, length in segments.groups:
+        each = (x[rows].unflatten(0, (n, length)).transpose(1, 2) for x in (q, k, v))  # [n, heads, length, dim]
+        out[rows] = F.scaled_dot_product_attention(*each, scale=scale).transpose(1, 2).flatten(0, 1)
     return out

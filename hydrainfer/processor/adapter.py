@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from hydrainfer.core import InvalidRequest
 from hydrainfer.processor.media import Picture
@@ -12,15 +14,15 @@ from hydrainfer.processor.pixels import Pixels
 
 
 class MediaItem(NamedTuple):
-    """What is encoded at once of a picture or a video: `core.MediaSpan` without its place. `before`, `after`: ids that
-    stand around its placeholders."""
+    """What is encoded at once of a picture or a video: `core.MediaSpan` without its place. `before`, `after`: texts
+    around its placeholders."""
 
     n_tokens: int
     grid: tuple[int, int, int] | None = None
     times: tuple[int, ...] = ()
     joined: bool = False
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
+    before: str = ""
+    after: str = ""
 
 
 class ImageAdapter(Protocol):
@@ -39,6 +41,35 @@ class ImageAdapter(Protocol):
         """The uint8 array that the runtime uploads; rescaling and normalising happen on the device."""
 
 
+class VideoShape(NamedTuple):
+    """`sampled`: its frames are those that the model shall see, `fps` of them a second."""
+
+    n_frames: int
+    fps: float
+    width: int
+    height: int
+    sampled: bool = False
+
+
+class VideoAdapter(Protocol):
+    """Stateless, thread-safe, picklable. `parameters` as of `ImageAdapter`. A video's prompt is known before any frame
+    has been decoded."""
+
+    parameters: bytes
+
+    def configured(self, options: Mapping[str, Any]) -> VideoAdapter:
+        """As of `ImageAdapter`."""
+
+    def sample(self, video: VideoShape, max_frames: int) -> list[int]:
+        """The frames that the model sees, ascending; at least one."""
+
+    def items(self, video: VideoShape, indices: Sequence[int]) -> list[MediaItem]:
+        """Of these frames, in order."""
+
+    def pixels(self, video: VideoShape, frames: np.ndarray) -> list[Pixels]:
+        """One uint8 array per item, of frames uint8 [n, height, width, 3]."""
+
+
 def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageAdapter:
     """`configured` of a family that has none. Raises `InvalidRequest`."""
     if options:
@@ -49,14 +80,24 @@ def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageA
     return adapter
 
 
-def content_key(picture: Picture, parameters: bytes, weights: bytes, dtype: str) -> bytes:
-    """Names the embedding of a picture (DESIGN 4): upright decoded content, mode, size, resolved preprocessing,
-    vision-weights fingerprint, dtype. 32 bytes."""
-    image = picture.image
-    head = f"{picture.mode}|{image.mode}|{image.width}x{image.height}|{dtype}|".encode()
+def content_key(picture: Picture, pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
+    """Names the embedding of a picture (DESIGN 4): what the adapter made of it, which is all that the tower sees; its
+    size and mode before, resolved preprocessing, vision-weights fingerprint, dtype. 32 bytes."""
+    size = f"{picture.image.width}x{picture.image.height}"
+    head = f"{picture.mode}|{picture.image.mode}|{size}|{pixels.shape}|{dtype}|".encode()
+    return _digest((head, parameters, weights), pixels)
+
+
+def frames_key(pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
+    """As `content_key`, of frames of a video as they are encoded."""
+    head = f"frames|{'x'.join(map(str, pixels.shape))}|{dtype}|".encode()
+    return _digest((head, parameters, weights), pixels)
+
+
+def _digest(heads: Sequence[bytes], pixels: Pixels) -> bytes:
     digest = hashlib.sha256()
-    for part in (head, parameters, weights):
+    for part in heads:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    digest.update(image.tobytes())
+    digest.update(np.ascontiguousarray(pixels).data)
     return digest.digest()

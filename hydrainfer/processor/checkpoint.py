@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hydrainfer.core import CheckpointError
-from hydrainfer.processor.adapter import ImageAdapter
+from hydrainfer.processor.adapter import ImageAdapter, VideoAdapter
+from hydrainfer.processor.anyres import llava_next_images
 from hydrainfer.processor.clip import llava_images
+from hydrainfer.processor.qwen import QwenImages, qwen_images
+from hydrainfer.processor.qwen_video import qwen_videos
 from hydrainfer.processor.template import ChatTemplate
 from hydrainfer.processor.vocabulary import Vocabulary, read_vocabulary
 
@@ -18,12 +21,33 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 
 @dataclass(frozen=True, slots=True)
+class VideoInput:
+    """As `ImageInput`, for videos."""
+
+    adapter: VideoAdapter
+    placeholder: str
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class ImageInput:
-    """How pictures enter the prompt: `placeholder` is the text and `token_id` the id that stands for one embedding."""
+    """How pictures enter the prompt: `placeholder` is the text and `token_id` the id that stands for one embedding.
+    `around`: further special texts of media. `video`: None for a model that takes none."""
 
     adapter: ImageAdapter
     placeholder: str
     token_id: int
+    around: tuple[str, ...] = ()
+    video: VideoInput | None = None
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """What no user's text may hold."""
+        return (self.placeholder, *self.around, *((self.video.placeholder,) if self.video else ()))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return (self.token_id, *((self.video.token_id,) if self.video else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +68,8 @@ class ModelDescription:
 
 def _adapters() -> dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageAdapter]]:
     """Model type of config.json → maker of its adapter. A new family is one line here and one module."""
-    return {"llava": llava_images}
+    qwen = dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), qwen_images)
+    return {"llava": llava_images, "llava_next": llava_next_images, **qwen}
 
 
 def load_description(
@@ -70,7 +95,11 @@ def load_description(
         raise CheckpointError(f"{path / 'tokenizer.json'}: cannot stream text of this tokenizer ({e})") from None
     images = _image_input(path, config, tokenizer)
     source = chat_template if chat_template is not None else _find_template(path, tokenizer)
-    template = ChatTemplate(tokenizer, source, images.placeholder if images else None) if source else None
+    placeholders = (
+        images.placeholder if images else None,
+        images.video.placeholder if images and images.video else None,
+    )
+    template = ChatTemplate(tokenizer, source, *placeholders) if source else None
     limit = text.get("max_position_embeddings")
     n_context = min((n for n in (limit, max_context) if n), default=0)
     if not n_context:
@@ -130,12 +159,33 @@ def _image_input(path: Path, config: Mapping[str, Any], tokenizer: Any) -> Image
     token_id: Any = config.get("image_token_id")
     if token_id is None:
         token_id = config.get("image_token_index")
-    placeholder = tokenizer.convert_ids_to_tokens(token_id) if token_id is not None else None
-    if placeholder is None or tokenizer.backend_tokenizer.encode(placeholder, add_special_tokens=False).ids != [
-        token_id
-    ]:
-        raise CheckpointError(f"{path}: the image token id {token_id} of config.json is no token of the tokenizer")
-    return ImageInput(make(config, preprocessor), placeholder, token_id)
+    placeholder = _special(path, tokenizer, token_id, "image")
+    adapter = make(config, preprocessor)
+    if not isinstance(adapter, QwenImages):
+        return ImageInput(adapter, placeholder, token_id)
+    around = tuple(
+        _special(path, tokenizer, config[f"vision_{end}_token_id"], f"vision {end}") for end in ("start", "end")
+    )
+    video_id = config["video_token_id"]
+    videos = qwen_videos(config, _video_preprocessor(path, preprocessor), adapter.settings, *around)
+    video = VideoInput(videos, _special(path, tokenizer, video_id, "video"), video_id)
+    return ImageInput(adapter, placeholder, token_id, around, video)
+
+
+def _special(path: Path, tokenizer: Any, token_id: Any, noun: str) -> str:
+    """The text of a special token. Raises `CheckpointError`."""
+    text = tokenizer.convert_ids_to_tokens(token_id) if token_id is not None else None
+    if text is None or tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids != [token_id]:
+        raise CheckpointError(f"{path}: the {noun} token id {token_id} of config.json is no token of the tokenizer")
+    return text
+
+
+def _video_preprocessor(path: Path, preprocessor: dict[str, Any]) -> dict[str, Any]:
+    """Where transformers looks for it."""
+    found = _read_json(path / "video_preprocessor_config.json")
+    if found is None:
+        found = (_read_json(path / "processor_config.json") or {}).get("video_processor")
+    return preprocessor if found is None else found
 
 
 def _find_template(path: Path, tokenizer: Any) -> str | None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from hydrainfer.core import CheckpointError
 from hydrainfer.processor.adapter import ImageAdapter, MediaItem, without_options
-from hydrainfer.processor.media import Picture
+from hydrainfer.processor.media import Picture, Size
 from hydrainfer.processor.pixels import Pixels
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -67,15 +67,21 @@ class ClipImages:
     def fit(self, width: int, height: int) -> MediaItem:  # noqa: ARG002  # one size for all
         return self._fit
 
+    def resized(self, width: int, height: int) -> Size:
+        if self.settings.resize is None or self.settings.pad:
+            return width, height
+        target = _target(width, height, self.settings.resize)
+        return target[1], target[0]
+
     def pixels(self, picture: Picture) -> Pixels:
         """uint8 [height, width, 3]."""
         image, settings = picture.image, self.settings
         if settings.pad:
             image = _square(image, tuple(int(m * 255) for m in settings.mean))
         if settings.resize is not None:
-            height, width = _target(image, settings.resize)
+            height, width = _target(*image.size, settings.resize)
             image = image.resize((width, height), resample=settings.resample)
-        array = np.array(image)  # [height, width, 3]
+        array = np.asarray(image)  # [height, width, 3]
         return array if settings.crop is None else _centre_crop(array, settings.crop)
 
 
@@ -83,10 +89,7 @@ def llava_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
     """The adapter of a LLaVA-1.5 checkpoint: `config` is config.json with defaults filled in. Raises `CheckpointError`
     if the picture size that preprocessing makes is not the one the vision tower takes."""
     vision = config["vision_config"]
-    if vision.get("model_type") != "clip_vision_model":
-        raise CheckpointError(
-            f"LLaVA with a {vision.get('model_type')} vision tower is not supported; supported: clip_vision_model"
-        )
+    check_tower(vision)
     try:
         settings = ClipSettings.read(preprocessor)
     except (ValueError, TypeError, KeyError) as e:
@@ -102,11 +105,18 @@ def llava_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
     return ClipImages(settings, (side // patch) ** 2 + class_token)
 
 
-def _target(image: Image.Image, resize: int | tuple[int, int]) -> tuple[int, int]:
+def check_tower(vision: Mapping[str, Any]) -> None:
+    """Raises `CheckpointError` unless it is CLIP's."""
+    if vision.get("model_type") != "clip_vision_model":
+        raise CheckpointError(
+            f"LLaVA with a {vision.get('model_type')} vision tower is not supported; supported: clip_vision_model"
+        )
+
+
+def _target(width: int, height: int, resize: int | tuple[int, int]) -> tuple[int, int]:
     """(height, width) after resizing: given, or with the short edge given and the long one truncated."""
     if isinstance(resize, tuple):
         return resize
-    width, height = image.size
     long = int(resize * max(width, height) / min(width, height))
     return (long, resize) if width <= height else (resize, long)
 

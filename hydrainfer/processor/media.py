@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -39,12 +40,15 @@ _FOREIGN = (
 
 class MediaLimits(msgspec.Struct, frozen=True):
     """What one request may bring. `max_pixels` is checked against the header, before decoding; `max_aspect` bounds the
-    memory that resizing the short edge takes."""
+    memory that resizing the short edge takes. `fast_jpeg`: decode a JPEG at 1/2, 1/4 or 1/8 of its size where that is
+    still at least the size wanted; the result is not the reference's."""
 
     max_images: int = 16
+    max_videos: int = 2
     max_image_bytes: int = 32 << 20
     max_pixels: int = 89_478_485
     max_aspect: float = 200.0
+    fast_jpeg: bool = False
 
 
 class Picture(NamedTuple):
@@ -55,20 +59,24 @@ class Picture(NamedTuple):
 
 
 def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
-    """The bytes of a `data:` URL. Raises `InvalidRequest` for anything else, `RequestTooLarge`."""
+    """As `read_data_url`."""
+    return read_data_url(url, "picture", "image/jpeg", limits.max_image_bytes, param)
+
+
+def read_data_url(url: str, noun: str, example: str, max_bytes: int, param: str) -> bytes:
+    """The bytes of a `data:` URL; `example`: a content type. Raises `InvalidRequest` for anything else,
+    `RequestTooLarge`."""
     scheme = url[:16].partition(":")[0].lower()
     if scheme != "data":
-        named = {"http": "http(s)", "https": "http(s)", "file": "file:"}.get(scheme, "such")
         raise InvalidRequest(
-            f"{named} URLs are not fetched by this version; send the picture itself as a data: URL "
-            "(data:image/jpeg;base64,...)",
+            f"this URL is not fetched here; send the {noun} itself as a data: URL (data:{example};base64,...)",
             param=param,
             code="unsupported_url",
         )
     head, comma, body = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
-        raise InvalidRequest("a data: URL must look like data:image/jpeg;base64,...", param=param, code="invalid_url")
-    _check_bytes(len(body) * 3 // 4 - 2, limits, param)
+        raise InvalidRequest(f"a data: URL must look like data:{example};base64,...", param=param, code="invalid_url")
+    _check_bytes(len(body) * 3 // 4 - 2, max_bytes, param, noun)
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):
@@ -79,30 +87,50 @@ def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
         ) from None
 
 
-def decode_image(data: bytes, limits: MediaLimits, param: str = "messages") -> Picture:
-    """Check, decode, turn upright and convert to RGB; of an animation, the first frame.
+Size = tuple[int, int]
+
+
+def decode_image(
+    data: bytes, limits: MediaLimits, param: str = "messages", wanted: Callable[[int, int], Size] | None = None
+) -> Picture:
+    """Check, decode, turn upright and convert to RGB; of an animation, the first frame. `wanted`: from width and height
+    to those that it will be resized to; used if `limits.fast_jpeg`.
 
     Transparency is composited onto white and 16-bit grey keeps its high byte, as `transformers` and PIL's own 16-bit
     RGB do. Raises `MediaError` (never with a decoder's own words) or `RequestTooLarge`.
     """
-    _check_bytes(len(data), limits, param)
+    _check_bytes(len(data), limits.max_image_bytes, param)
     kind = _sniff(data)
     if kind is None:
         raise MediaError(f"the picture is {_describe(data)}; supported formats are {SUPPORTED}", param=param)
     try:
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
             _check_size(image.size, limits, param)
+            if limits.fast_jpeg and wanted is not None:
+                image.draft(None, wanted(*image.size))  # of a JPEG, and only while it is not decoded
             image.load()
             mode, upright = image.mode, _upright(image)
             return Picture(to_rgb(upright), mode)
     except MediaError:
         raise
+    except MemoryError:
+        raise MediaError("decoding the picture takes more memory than this server allows", param=param) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_many_pixels(limits, param) from None
     except Exception:
         raise MediaError(
             f"the picture cannot be decoded: it starts like a {kind} file but is damaged or cut off", param=param
         ) from None
+
+
+def header_pixels(data: bytes) -> int:
+    """Width times height as the file says, without decoding; 0 for what `decode_image` will not decode."""
+    kind = _sniff(data)
+    try:
+        with Image.open(io.BytesIO(data), formats=[kind] if kind else []) as image:
+            return image.width * image.height
+    except Exception:  # decode_image has the words for it
+        return 0
 
 
 def from_image(image: Image.Image, limits: MediaLimits, param: str = "messages") -> Picture:
@@ -114,12 +142,12 @@ def from_image(image: Image.Image, limits: MediaLimits, param: str = "messages")
 def to_rgb(image: Image.Image) -> Image.Image:
     """RGB without transparency."""
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
-        grey = np.clip(np.asarray(image).astype(np.int64), 0, 0xFFFF) >> 8
-        image = Image.fromarray(grey.astype(np.uint8))
+        deep = np.asarray(image)  # of a type that holds 0xFFFF
+        image = Image.fromarray((np.clip(deep, 0, 0xFFFF) >> 8).astype(np.uint8))
     elif "A" in image.getbands() or image.info.get("transparency") is not None:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -156,11 +184,9 @@ def _describe(data: bytes) -> str:
     return next((f"{name}" for magic, name in _FOREIGN if head.startswith(magic)), "not a picture file")
 
 
-def _check_bytes(n: int, limits: MediaLimits, param: str) -> None:
-    if n > limits.max_image_bytes:
-        raise RequestTooLarge(
-            f"a picture of {n} bytes is over the limit of {limits.max_image_bytes}; send a smaller one", param=param
-        )
+def _check_bytes(n: int, limit: int, param: str, noun: str = "picture") -> None:
+    if n > limit:
+        raise RequestTooLarge(f"a {noun} of {n} bytes is over the limit of {limit}; send a smaller one", param=param)
 
 
 def _check_size(size: tuple[int, int], limits: MediaLimits, param: str) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from PIL import Image
 
 from hydrainfer.core import InvalidRequest
-from hydrainfer.processor.media import MediaLimits, Picture, decode_image, from_image, read_image_url
+from hydrainfer.processor.media import MediaLimits, Picture, Size, decode_image, from_image, read_image_url
+from hydrainfer.processor.video_part import VideoPart
 
 ROLES = ("system", "developer", "user", "assistant")
-_UNSUPPORTED_PARTS = ("video_url", "input_audio", "audio_url", "file", "image_embeds", "refusal", "image", "image_pil")
+_UNSUPPORTED_PARTS = ("input_audio", "audio_url", "file", "image_embeds", "refusal", "image", "image_pil", "video")
 
 
 class TextPart(msgspec.Struct, frozen=True):
@@ -21,17 +23,15 @@ class TextPart(msgspec.Struct, frozen=True):
 
 
 class ImagePart(msgspec.Struct, frozen=True):
-    """`source`: a URL, the file's bytes or, from Python callers only, an opened picture or a path. `param`: where the
-    request has it."""
+    """`source`: a URL, the file's bytes or, from Python callers only, an opened picture or a path. Of URLs only `data:`
+    ones are loaded; `Fetcher.fetched` has replaced the others by their bytes. `param`: where the request has it."""
 
     source: str | bytes | Path | Image.Image
     param: str
 
-    def load(self, limits: MediaLimits) -> Picture:
-        """Decode it. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
+    def read(self, limits: MediaLimits) -> ImagePart:
+        """With the file's bytes, or the opened picture. Raises `InvalidRequest` or `RequestTooLarge`."""
         source = self.source
-        if isinstance(source, Image.Image):
-            return from_image(source, limits, self.param)
         if isinstance(source, str):
             source = read_image_url(source, limits, self.param)
         elif isinstance(source, Path):
@@ -39,23 +39,40 @@ class ImagePart(msgspec.Struct, frozen=True):
                 source = source.read_bytes()
             except OSError as e:
                 raise InvalidRequest(f"cannot read the picture: {e}", param=self.param) from None
-        return decode_image(source, limits, self.param)
+        return ImagePart(source, self.param)
+
+    def load(self, limits: MediaLimits, wanted: Callable[[int, int], Size] | None = None) -> Picture:
+        """Decode it, as `decode_image`. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
+        source = self.read(limits).source
+        if isinstance(source, Image.Image):
+            return from_image(source, limits, self.param)
+        assert isinstance(source, bytes)
+        return decode_image(source, limits, self.param, wanted)
+
+
+Part = TextPart | ImagePart | VideoPart
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
     """`role` is one a chat template knows (`developer` has become `system`)."""
 
     role: str
-    parts: tuple[TextPart | ImagePart, ...]
+    parts: tuple[Part, ...]
 
     @property
     def images(self) -> tuple[ImagePart, ...]:
         return tuple(p for p in self.parts if isinstance(p, ImagePart))
 
+    @property
+    def media(self) -> tuple[ImagePart | VideoPart, ...]:
+        """Pictures and videos, in order."""
+        return tuple(p for p in self.parts if not isinstance(p, TextPart))
+
 
 def parse_messages(messages: object, *, local: bool = False) -> tuple[ChatMessage, ...]:
     """OpenAI's `messages`. `local=True`, for Python callers, also takes `{"type": "image", "image": ...}` with an
-    opened picture, bytes or a path. Raises `InvalidRequest` naming the place."""
+    opened picture, bytes or a path, and `{"type": "video", "video": ...}` with bytes, a path or frames (and their
+    "fps"). Raises `InvalidRequest` naming the place."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise InvalidRequest("messages must be a list of messages", param="messages")
     if not messages:
@@ -80,12 +97,12 @@ def _parse_message(message: object, where: str, local: bool) -> ChatMessage:
     if not content:
         raise InvalidRequest(f"{where} must not be empty", param=where)
     parts = tuple(_parse_part(p, f"{where}.{i}", local) for i, p in enumerate(content))
-    if role != "user" and any(isinstance(p, ImagePart) for p in parts):
-        raise InvalidRequest(f"{where}: only user messages may hold pictures", param=where)
+    if role != "user" and any(not isinstance(p, TextPart) for p in parts):
+        raise InvalidRequest(f"{where}: only user messages may hold pictures or videos", param=where)
     return ChatMessage(role, parts)
 
 
-def _parse_part(part: object, where: str, local: bool) -> TextPart | ImagePart:
+def _parse_part(part: object, where: str, local: bool) -> Part:
     if not isinstance(part, Mapping):
         raise InvalidRequest(f"{where} must be an object with a type", param=where)
     kind = part.get("type")
@@ -93,16 +110,18 @@ def _parse_part(part: object, where: str, local: bool) -> TextPart | ImagePart:
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{where}.text must be a string", param=f"{where}.text")
         return TextPart(part["text"])
-    if kind == "image_url":
-        url = part.get("image_url")
+    if kind in ("image_url", "video_url"):
+        url = part.get(kind)
         url = url.get("url") if isinstance(url, Mapping) else url
         if not isinstance(url, str):
-            raise InvalidRequest(f"{where}.image_url.url must be a string", param=f"{where}.image_url.url")
-        return ImagePart(url, f"{where}.image_url")
+            raise InvalidRequest(f"{where}.{kind}.url must be a string", param=f"{where}.{kind}.url")
+        return (ImagePart if kind == "image_url" else VideoPart)(url, f"{where}.{kind}")
     if kind == "image" and local:
         return ImagePart(_local_source(part.get("image"), where), where)
+    if kind == "video" and local:
+        return _local_video(part, where)
     known = f"parts of type {kind!r} are" if kind in _UNSUPPORTED_PARTS else "a part of this type is"
-    raise InvalidRequest(f"{where}: {known} not supported; send text or image_url", param=f"{where}.type")
+    raise InvalidRequest(f"{where}: {known} not supported; send text, image_url or video_url", param=f"{where}.type")
 
 
 def _local_source(source: object, where: str) -> bytes | Path | Image.Image:
@@ -113,3 +132,16 @@ def _local_source(source: object, where: str) -> bytes | Path | Image.Image:
     if isinstance(source, io.IOBase):
         return source.read()
     raise InvalidRequest(f"{where}.image must be a PIL image, bytes or a path", param=where)
+
+
+def _local_video(part: Mapping, where: str) -> VideoPart:
+    source, fps = part.get("video"), part.get("fps", 2.0)
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= 1000:
+        raise InvalidRequest(f"{where}.fps must be a number over 0 and at most 1000", param=f"{where}.fps")
+    if isinstance(source, str):
+        source = Path(source)
+    if isinstance(source, io.IOBase):
+        source = source.read()
+    if not isinstance(source, bytes | Path | np.ndarray):
+        raise InvalidRequest(f"{where}.video must be bytes, a path or an array of frames", param=where)
+    return VideoPart(source, where, float(fps))

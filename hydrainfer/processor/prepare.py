@@ -1,13 +1,23 @@
-"""One picture, from bytes to what is encoded: the part of preparing a request that takes time. Knows no request."""
+"""One picture or video, from bytes to what is encoded: the part of preparing a request that takes time. Knows no
+request."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from hydrainfer.processor.adapter import ImageAdapter, MediaItem, content_key
-from hydrainfer.processor.media import MediaLimits
+from hydrainfer.core import InvalidRequest
+from hydrainfer.processor.adapter import (
+    ImageAdapter,
+    MediaItem,
+    VideoAdapter,
+    VideoShape,
+    content_key,
+    frames_key,
+)
+from hydrainfer.processor.media import MediaLimits, Size
 from hydrainfer.processor.messages import ImagePart
 from hydrainfer.processor.pixels import Pixels
+from hydrainfer.processor.video_part import VideoPart, VideoReading
 
 
 class Seal(NamedTuple):
@@ -27,6 +37,45 @@ class Encodable(NamedTuple):
 
 def prepare_image(part: ImagePart, adapter: ImageAdapter, limits: MediaLimits, seal: Seal) -> tuple[Encodable, ...]:
     """Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
-    picture = part.load(limits)
+    wanted = adapter.resized if isinstance(adapter, Resizing) else None
+    picture = part.load(limits, wanted)
     item = adapter.fit(picture.image.width, picture.image.height)
-    return (Encodable(item, content_key(picture, adapter.parameters, *seal), adapter.pixels(picture)),)
+    pixels = adapter.pixels(picture)
+    parameters = adapter.parameters + (b"|fast-jpeg" if limits.fast_jpeg else b"")
+    return (Encodable(item, content_key(picture, pixels, parameters, *seal), pixels),)
+
+
+@runtime_checkable
+class Resizing(Protocol):
+    """An adapter whose `fit` and `pixels` may be given a smaller picture than the client sent, if not smaller than
+    this; one that derives its grid from the size may not."""
+
+    def resized(self, width: int, height: int) -> Size:
+        """Width and height that a picture of this size is resized to."""
+
+
+def prepare_video(
+    part: VideoPart, adapter: VideoAdapter, reading: VideoReading, seal: Seal, max_frames: int
+) -> tuple[Encodable, ...]:
+    """At most `max_frames` of its frames. Raises `MediaError`, `InvalidRequest`, `RequestTooLarge` or
+    `DeadlineExceeded`."""
+    video = part.open(reading)
+    indices = chosen_frames(video.shape, adapter, max_frames)
+    items = adapter.items(video.shape, indices)
+    arrays = adapter.pixels(video.shape, video.read(indices))
+    return tuple(
+        Encodable(item, frames_key(pixels, adapter.parameters, *seal), pixels)
+        for item, pixels in zip(items, arrays, strict=True)
+    )
+
+
+def chosen_frames(video: VideoShape, adapter: VideoAdapter, max_frames: int) -> list[int]:
+    """All, if the caller has sampled them. Raises `InvalidRequest` if these are too many."""
+    if not video.sampled:
+        return adapter.sample(video, max_frames)
+    if video.n_frames > max_frames:
+        raise InvalidRequest(
+            f"a video of {video.n_frames} frames, where {max_frames} are left of what a request may have",
+            param="messages",
+        )
+    return list(range(video.n_frames))

@@ -10,12 +10,14 @@ from typing import Any
 from hydrainfer.core import InvalidRequest, MediaSpan, Request, SamplingParams
 from hydrainfer.core.request import MAX_CHOICES
 from hydrainfer.processor import prompt as prompts
-from hydrainfer.processor.adapter import MediaItem
-from hydrainfer.processor.checkpoint import ImageInput, ModelDescription
+from hydrainfer.processor.checkpoint import ModelDescription
 from hydrainfer.processor.media import MediaLimits
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
 from hydrainfer.processor.pixels import PixelStore
-from hydrainfer.processor.prepare import Seal, prepare_image
+from hydrainfer.processor.prepare import Seal
+from hydrainfer.processor.preprocess import Adapters, Preprocessor, Ticket
+from hydrainfer.processor.video_part import VideoPart, VideoReading
+from hydrainfer.processor.workers import MediaWorkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Prepared:
 
 
 class Processor:
-    """Owns nothing but references: the model's description, the limits, the picture store.
+    """Owns nothing but references and its media workers: the model's description, the limits, the picture store.
 
     `weights`: fingerprint of the vision weights; `dtype`: of the embeddings. Both are part of a picture's key.
     """
@@ -63,11 +65,14 @@ class Processor:
         weights: bytes,
         dtype: str,
         limits: MediaLimits | None = None,
+        videos: VideoReading | None = None,
+        workers: MediaWorkers | None = None,
     ) -> None:
+        """`workers`: decode pictures and videos; None: the asking thread does. `close` ends them."""
         self.model = model
         self.pixels = pixels
         self.limits = limits or MediaLimits()
-        self._seal = Seal(weights, dtype)
+        self.media = Preprocessor(pixels, self.limits, videos or VideoReading(), Seal(weights, dtype), workers)
 
     def chat(
         self,
@@ -76,31 +81,25 @@ class Processor:
         sampling: SamplingParams,
         timing: Timing | None = None,
         options: Mapping[str, Any] | None = None,
+        ticket: Ticket | None = None,
     ) -> Prepared:
-        """`options`: the request's `mm_processor_kwargs`. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge` or
-        `Overloaded`; then nothing is held."""
-        images, ids = self._read_chat(messages)
-        if images is None:
-            expanded = prompts.expand(ids, (), self.model)
-            return self._finish(id, [expanded.ids], sampling, timing, "messages")
-        adapter = images.adapter.configured(options or {})
-        parts: list[list[MediaItem]] = []
-        found: list[tuple[MediaItem, bytes, str]] = []
+        """`options`: the request's `mm_processor_kwargs`. `ticket`: lets another thread cancel it. Raises
+        `InvalidRequest` or as `Preprocessor.prepare`; then nothing is held."""
+        ids, adapters = self._read_chat(messages, options)
+        parts = [part for m in messages for part in m.media]
+        held = self.media.prepare(parts, adapters, ticket)
+        found = [h for of_part in held for h in of_part]
+        refs = tuple(h.ref for h in found)
         try:
-            for part in (p for m in messages for p in m.images):  # one at a time: a decoded picture may take 200 MB
-                parts.append([])
-                for item, key, pixels in prepare_image(part, adapter, self.limits, self._seal):
-                    parts[-1].append(item)
-                    found.append((item, key, self.pixels.put(key, pixels)))
-            expanded = prompts.expand(ids, parts, self.model)
+            items = [[h.item for h in of_part] for of_part in held]
+            expanded = prompts.expand(ids, items, self.model, [adapters.token_id(part) for part in parts])
             media = tuple(
                 MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined)
                 for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
             )
-            refs = tuple(ref for _, _, ref in found)
             return self._finish(id, [expanded.ids], sampling, timing, "messages", media, refs)
         except BaseException:
-            for _, _, ref in found:
+            for ref in refs:
                 self.pixels.release(ref)
             raise
 
@@ -133,13 +132,31 @@ class Processor:
 
     def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
-        images, ids = self._read_chat(messages)
-        parts: list[list[MediaItem]] = []
-        if images is not None:
-            adapter = images.adapter.configured(options or {})
-            sizes = [part.load(self.limits).image.size for m in messages for part in m.images]
-            parts = [[adapter.fit(*size)] for size in sizes]
-        return list(prompts.expand(ids, parts, self.model).ids)
+        ids, adapters = self._read_chat(messages, options)
+        parts = [part for m in messages for part in m.media]
+        items = self.media.items(parts, adapters)
+        return list(prompts.expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
+
+    def check_pictures(self, messages: Sequence[ChatMessage]) -> bool:
+        """Whether there are any, or videos; before one is fetched. Raises `InvalidRequest` if they are too many or not
+        wanted."""
+        n_media, n_images = (
+            sum(map(len, each)) for each in ([m.media for m in messages], [m.images for m in messages])
+        )
+        n_videos, images = n_media - n_images, self.model.images
+        if n_media and images is None:
+            raise InvalidRequest("this model takes text only", param="messages")
+        if n_videos and images is not None and images.video is None:
+            raise InvalidRequest("this model takes no videos; send pictures (image_url)", param="messages")
+        if n_videos > self.limits.max_videos:
+            raise InvalidRequest(
+                f"the request holds {n_videos} videos; at most {self.limits.max_videos} are allowed", param="messages"
+            )
+        if n_images > self.limits.max_images:
+            raise InvalidRequest(
+                f"the request holds {n_images} pictures; at most {self.limits.max_images} are allowed", param="messages"
+            )
+        return n_media > 0
 
     def decode(self, ids: Sequence[int]) -> str:
         """All of these ids as text, special tokens included. Raises `InvalidRequest`."""
@@ -148,30 +165,44 @@ class Processor:
             raise InvalidRequest(f"tokens must be ids from 0 to {n - 1}", param="tokens")
         return self.model.tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def _read_chat(self, messages: Sequence[ChatMessage]) -> tuple[ImageInput | None, list[int]]:
-        """Everything about a chat that needs no decoded picture: how pictures enter if there are any, and the ids with
-        one placeholder per picture."""
+    def close(self) -> None:
+        """End the workers. Safe to repeat."""
+        self.media.close()
+
+    def _adapters(self, options: Mapping[str, Any] | None) -> Adapters:
+        """Raises `InvalidRequest`."""
+        images, options = self.model.images, options or {}
+        if images is None:
+            if options:
+                raise InvalidRequest("mm_processor_kwargs: this model takes text only", param="mm_processor_kwargs")
+            return Adapters(None, None, {})
+        ids: dict[type, int] = {ImagePart: images.token_id}
+        if images.video is not None:
+            ids[VideoPart] = images.video.token_id
+        video = images.video.adapter.configured(options) if images.video else None
+        return Adapters(images.adapter.configured(options), video, ids)
+
+    def _read_chat(
+        self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None
+    ) -> tuple[list[int], Adapters]:
+        """Everything about a chat that needs no decoded picture: the ids with one placeholder per picture or video, and
+        how these are prepared."""
         model = self.model
         if model.template is None:
             raise InvalidRequest(
                 "this checkpoint has no chat template; use /v1/completions, or start the server with one",
                 param="messages",
             )
+        self.check_pictures(messages)
+        adapters = self._adapters(options)
         parts = [(i, part) for i, m in enumerate(messages) for part in m.parts]
-        n_images = sum(isinstance(part, ImagePart) for _, part in parts)
-        if n_images and model.images is None:
-            raise InvalidRequest("this model takes text only", param="messages")
-        if n_images > self.limits.max_images:
-            raise InvalidRequest(
-                f"the request holds {n_images} pictures; at most {self.limits.max_images} are allowed", param="messages"
-            )
         prompts.check_length("".join(p.text for _, p in parts if isinstance(p, TextPart)), model, "messages")
         for i, part in parts:
             if isinstance(part, TextPart):
                 prompts.check_text(part.text, model, f"messages.{i}.content")
         text = model.template.render(messages)
         prompts.check_length(text, model, "messages")
-        return (model.images if n_images else None), prompts.encode(text, model)
+        return prompts.encode(text, model), adapters
 
     def _finish(
         self,

@@ -31,9 +31,10 @@ def check_length(text: str, model: ModelDescription, param: str) -> None:
 
 
 def check_text(text: str, model: ModelDescription, param: str) -> None:
-    """Refuse the model's image placeholder in a user's text. Raises `InvalidRequest`."""
-    if model.images is not None and model.images.placeholder in text:
-        raise _placeholder_in_text(model.images.placeholder, param)
+    """Refuse the model's placeholders and other texts of media in a user's text. Raises `InvalidRequest`."""
+    for special in model.images.reserved if model.images is not None else ():
+        if special in text:
+            raise _placeholder_in_text(special, param)
 
 
 def encode(text: str, model: ModelDescription, *, add_special: bool | None = None) -> list[int]:
@@ -43,32 +44,44 @@ def encode(text: str, model: ModelDescription, *, add_special: bool | None = Non
     return model.tokenizer.encode(text, add_special_tokens=add_special).ids
 
 
-def expand(ids: Sequence[int], media: Sequence[Sequence[MediaItem]], model: ModelDescription) -> Expanded:
-    """Each placeholder becomes the placeholders of its picture's items. Raises `InvalidRequest` if there are more or
-    fewer than pictures."""
+def expand(
+    ids: Sequence[int],
+    media: Sequence[Sequence[MediaItem]],
+    model: ModelDescription,
+    placeholders: Sequence[int] | None = None,
+) -> Expanded:
+    """Each placeholder becomes the placeholders of its picture's or video's items; `placeholders[i]` is the id that
+    stands for `media[i]`, by default that of a picture. Raises `InvalidRequest` if there are more or fewer than media,
+    or others."""
     if model.images is None:
         return Expanded(tuple(ids), ())
-    token_id = model.images.token_id
-    n_found = sum(i == token_id for i in ids)
-    if n_found > len(media):
+    wanted = placeholders if placeholders is not None else [model.images.token_id] * len(media)
+    known = model.images.token_ids
+    found = [i for i in ids if i in known]
+    if len(found) > len(media):
         raise _placeholder_in_text(model.images.placeholder, "messages")
-    if n_found < len(media):
+    if len(found) < len(media):
         raise InvalidRequest(
-            f"the model's chat template shows {n_found} of the {len(media)} pictures; put pictures into user messages",
+            f"the model's chat template shows {len(found)} of the {len(media)} pictures and videos; put them into user "
+            "messages",
             param="messages",
+        )
+    if list(wanted) != found:
+        raise InvalidRequest(
+            "the model's chat template changes the order of pictures and videos; send one kind only", param="messages"
         )
     out: list[int] = []
     starts: list[int] = []
     waiting = iter(media)
     for i in ids:
-        if i != token_id:
+        if i not in known:
             out.append(i)
             continue
         for item in next(waiting):
-            out += item.before
+            out += encode(item.before, model, add_special=False) if item.before else ()
             starts.append(len(out))
-            out += [token_id] * item.n_tokens
-            out += item.after
+            out += [i] * item.n_tokens
+            out += encode(item.after, model, add_special=False) if item.after else ()
     return Expanded(tuple(out), tuple(starts))
 
 
@@ -78,10 +91,10 @@ def check_ids(ids: Sequence[int], model: ModelDescription) -> None:
     bad = next((i for i in ids if not 0 <= i < n), None)
     if bad is not None:
         raise InvalidRequest(f"prompt holds token id {bad}, but the vocabulary has ids 0 to {n - 1}", param="prompt")
-    if model.images is not None and model.images.token_id in ids:
+    media = set(model.images.token_ids if model.images is not None else ()) & set(ids)
+    if media:
         raise InvalidRequest(
-            f"prompt holds the image token id {model.images.token_id}; send pictures through /v1/chat/completions",
-            param="prompt",
+            f"prompt holds the image token id {min(media)}; send pictures through /v1/chat/completions", param="prompt"
         )
 
 

@@ -9,6 +9,7 @@ from jinja2 import TemplateError
 
 from hydrainfer.core import CheckpointError, InvalidRequest
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
+from hydrainfer.processor.video_part import VideoPart
 
 _PROBE = "zqprobe"
 
@@ -17,11 +18,12 @@ class ChatTemplate:
     """Compiled and probed once. `takes_parts`: content may be a list of parts; else pictures and text are joined into
     one string."""
 
-    def __init__(self, tokenizer: Any, source: str, placeholder: str | None) -> None:
-        """`tokenizer`: the transformers one; it lends its sandbox and its special tokens. Raises `CheckpointError`."""
+    def __init__(self, tokenizer: Any, source: str, image: str | None, video: str | None = None) -> None:
+        """`tokenizer`: the transformers one; it lends its sandbox and its special tokens. `image`, `video`: their
+        placeholders. Raises `CheckpointError`."""
         self._tokenizer = tokenizer
         self._source = source
-        self._placeholder = placeholder
+        self._placeholders = {ImagePart: image or "", VideoPart: video or ""}
         self.takes_parts = self._echoes([{"type": "text", "text": _PROBE}])
         if not self.takes_parts and not self._echoes(_PROBE):
             raise CheckpointError("the chat template renders neither text nor parts of a user message")
@@ -38,11 +40,13 @@ class ChatTemplate:
     def _content(self, message: ChatMessage) -> str | list[dict[str, str]]:
         if self.takes_parts:
             return [
-                {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+                {"type": "text", "text": part.text}
+                if isinstance(part, TextPart)
+                else {"type": "image" if isinstance(part, ImagePart) else "video"}
                 for part in message.parts
             ]
-        pictures = [self._placeholder or "" for part in message.parts if isinstance(part, ImagePart)]
-        return "\n".join([*pictures, *(part.text for part in message.parts if isinstance(part, TextPart))])
+        media = [self._placeholders.get(type(part), "") for part in message.media]
+        return "\n".join([*media, *(part.text for part in message.parts if isinstance(part, TextPart))])
 
     def _render(self, messages: list[dict[str, Any]]) -> str:
         return self._tokenizer.apply_chat_template(

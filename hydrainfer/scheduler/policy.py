@@ -10,11 +10,12 @@ EncodeGate = Literal["paper", "aged"]
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """`tokens`: language tokens per batch (τ_t of Algorithm 1). `images`: pictures per vision batch (τ_e).
-    `running`: requests that may hold caches at once."""
+    """`tokens`: language tokens per batch (τ_t of Algorithm 1). `images`: pictures per vision batch (τ_e), which have
+    at most `image_tokens` embeddings together, unless it is one. `running`: requests that may hold caches at once."""
 
     tokens: int = 1024
     images: int = 4
+    image_tokens: int = 16_384
     running: int = 256
 
 

@@ -241,18 +241,25 @@ class Scheduler:
     def _fill_vision(self, now: float) -> list[EncodeWork]:
         if not self._gate_open(now):
             return []
-        budget = self.budgets.images
         work: list[EncodeWork] = []
+        left = self.budgets.image_tokens
         for seq in self.encoding.values():
-            work += self._pictures(seq, budget - len(work))
+            left = self._add_pictures(work, seq, left)
         admitted = self._admit_encode()
-        while len(work) < budget and (new := next(admitted, None)) is not None:
-            work += self._pictures(new, budget - len(work))
+        while len(work) < self.budgets.images and left > 0 and (new := next(admitted, None)) is not None:
+            left = self._add_pictures(work, new, left)
         return work
 
-    @staticmethod
-    def _pictures(seq: Sequence, budget: int) -> list[EncodeWork]:
-        return [EncodeWork(seq, i) for i in seq.pending_media[: max(budget, 0)]]
+    def _add_pictures(self, work: list[EncodeWork], seq: Sequence, left: int) -> int:
+        """Its pictures, in order, until one does not fit; a batch takes at least one. What is then `left` of the
+        tokens."""
+        for i in seq.pending_media[: max(self.budgets.images - len(work), 0)]:
+            n = seq.request.media[i].n_tokens
+            if work and n > left:
+                return 0
+            work.append(EncodeWork(seq, i))
+            left -= n
+        return left
 
     def _gate_open(self, now: float) -> bool:
         return not self.prefilling or now >= self.gate_opens_at()

@@ -47,7 +47,8 @@ class Answers:
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         messages = parse_messages(fields.messages)
         id = f"chatcmpl-{uuid.uuid4().hex}"
-        return await self._answer(request, fields, name, ChatReply, self.intake.chat(messages, sampling, id=id))
+        work = self.intake.chat(messages, sampling, id=id, options=fields.mm_processor_kwargs)
+        return await self._answer(request, fields, name, ChatReply, work)
 
     async def complete(self, request: Request, fields: CompletionFields) -> Response:
         name = self.check_model(fields.model)

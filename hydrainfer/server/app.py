@@ -130,8 +130,7 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
             text, special = fields.prompt, fields.add_special_tokens
             ids = await intake.run(lambda: processor.encode(text, add_special=special))
         else:
-            messages = parse_messages(fields.messages)
-            ids = await intake.run(lambda: processor.encode_chat(messages))
+            ids = await intake.encode_chat(parse_messages(fields.messages), fields.mm_processor_kwargs)
         body = {"count": len(ids), "max_model_len": processor.model.n_context, "tokens": ids}
         if fields.return_token_strs:
             body["token_strs"] = [processor.model.vocabulary.token_text(i) for i in ids]

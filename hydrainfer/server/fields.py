@@ -19,7 +19,7 @@ _REFUSED: Mapping[str, str] = {
     "chat_template": "a request may not set a chat template; it is chosen when the server starts",
     "chat_template_kwargs": "chat_template_kwargs is not supported by this server",
     "documents": "documents are not supported by this server; put them into a message",
-    "mm_processor_kwargs": "mm_processor_kwargs is not supported by this server",
+    "mm_processor_kwargs": "mm_processor_kwargs is for /v1/chat/completions: a text completion has no pictures",
     "continue_final_message": "continue_final_message is not supported by this server",
     "echo": "echo is not supported by this server; only false is accepted",
     "suffix": "suffix is not supported by this server; leave it out",
@@ -127,6 +127,7 @@ class ChatFields(CommonFields):
     """`/v1/chat/completions`. `messages` is checked by `processor.parse_messages`."""
 
     messages: Any
+    mm_processor_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -172,6 +173,7 @@ class TokenizeFields(BaseModel):
     model: str | None = None
     prompt: str | None = None
     messages: Any = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

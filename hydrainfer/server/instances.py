@@ -9,11 +9,12 @@ from hydrainfer.core import InstanceInfo, InstanceStats, Role, Stage
 
 
 def trouble(instances: Sequence[InstanceInfo], stall_s: float) -> dict[str, str] | None:
-    """Why this server cannot do its work, or None: a stage that nobody runs, or else the instance that has made no
-    progress for the longest time, if that is over `stall_s`."""
+    """Why this server cannot do its work, or None: a stage of its layout that nobody runs now, or else the instance
+    that has made no progress for the longest time, if that is over `stall_s`."""
     there = [i for i in instances if i.state != "dead"]
+    roles = {Role.parse(i.role) for i in instances} or {Role.parse("EPD")}
     for stage in Stage:
-        if not any(Role.parse(i.role).runs(stage) for i in there):
+        if any(role.runs(stage) for role in roles) and not any(Role.parse(i.role).runs(stage) for i in there):
             message = f"no instance runs {stage.value} now"
             return {"status": "unavailable", "stage": stage.value, "message": message}
     stalled = [(i.stats.stalled_s, i.name, i.stats) for i in there if i.stats is not None]

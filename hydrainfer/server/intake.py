@@ -1,15 +1,15 @@
-"""The way in: a place, preparation in a thread, the engine; used by the HTTP routes and by the offline API."""
+"""The way in: a place, what URLs name, preparation in a thread, the engine; used by the HTTP routes and offline."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
-from hydrainfer.processor import ChatMessage, Prepared, Processor, Timing
+from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Ticket, Timing
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import TokenStream
 
@@ -21,20 +21,41 @@ class Intake:
     """Owns the preparation threads. Whatever fails or is cancelled on the way, no place and no picture stays behind."""
 
     def __init__(
-        self, processor: Processor, sessions: Sessions, *, n_threads: int = 2, timeout_s: float = float("inf")
+        self,
+        processor: Processor,
+        sessions: Sessions,
+        *,
+        fetcher: Fetcher | None = None,
+        n_threads: int = 2,
+        timeout_s: float = float("inf"),
     ) -> None:
-        """`timeout_s`: seconds from arrival to deadline."""
+        """`timeout_s`: seconds from arrival to deadline; fetching counts."""
         self.processor = processor
         self.sessions = sessions
         self._timeout_s = timeout_s
+        self._fetcher = fetcher or Fetcher()
         self._threads = ThreadPoolExecutor(n_threads, "hydra-prepare")
 
     async def chat(
-        self, messages: Sequence[ChatMessage], sampling: SamplingParams, *, id: str | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        sampling: SamplingParams,
+        *,
+        id: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> TokenStream:
-        """Prepare and start. Raises as `Processor.chat` and `Sessions.admit`."""
-        id, timing = id or f"chat-{uuid.uuid4().hex}", self._timing()
-        return await self._start(sampling.n, lambda: self.processor.chat(id, messages, sampling, timing))
+        """Fetch, prepare and start. `options`: `mm_processor_kwargs`. Raises as `Processor.chat`, `Fetcher.get` and
+        `Sessions.admit`."""
+        id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(), Ticket()
+        try:
+            return await self._start(
+                sampling.n,
+                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket),
+                messages,
+            )
+        except BaseException:
+            ticket.cancel()  # what is queued for it is for nobody
+            raise
 
     async def complete(
         self, prompt: Prompt, sampling: SamplingParams, *, id: str | None = None, add_special: bool | None = None
@@ -45,8 +66,20 @@ class Intake:
         n_prompts = len(prompt) if several and not isinstance(prompt, str) else 1
         return await self._start(
             sampling.n * n_prompts,
-            lambda: self.processor.complete(id, prompt, sampling, timing, add_special=add_special),
+            lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special),
         )
+
+    async def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
+        """The prompt ids a chat would have; it holds a place meanwhile. Raises as `chat`."""
+        place = self.sessions.admit()
+        try:
+            self.processor.check_pictures(messages)
+            async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
+                return await asyncio.wrap_future(self._submit(lambda: self.processor.encode_chat(fetched, options)))
+        except TimeoutError:
+            raise _too_late() from None
+        finally:
+            place.leave()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Something else of the processor's, in one of its threads; it holds a place meanwhile."""
@@ -57,26 +90,33 @@ class Intake:
             place.leave()
 
     def close(self) -> None:
-        """Finish what is being prepared and end the threads."""
+        """End the workers and the threads; what is being prepared is finished or fails."""
+        self.processor.close()
         self._threads.shutdown(cancel_futures=True)
 
     def _timing(self) -> Timing:
         now = self.sessions.clock()
         return Timing(now, now + self._timeout_s)
 
-    async def _start(self, n: int, prepare: Callable[[], Prepared]) -> TokenStream:
+    async def _start(
+        self,
+        n: int,
+        prepare: Callable[[Sequence[ChatMessage]], Prepared],
+        messages: Sequence[ChatMessage] = (),
+    ) -> TokenStream:
         place = self.sessions.admit(n)
         future: Future[Prepared] | None = None
         try:
-            future = self._submit(prepare)
-            async with asyncio.timeout(self._timeout_s):
+            self.processor.check_pictures(messages)
+            async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
+                future = self._submit(lambda: prepare(fetched))
                 prepared = await asyncio.wrap_future(future)
         except BaseException as e:
             place.leave()
             if future is not None:
                 future.add_done_callback(self._discard_late)
             if isinstance(e, TimeoutError):
-                raise DeadlineExceeded("the request could not be prepared in time; retry when idle") from None
+                raise _too_late() from None
             raise
         return self.sessions.start(prepared, place)
 
@@ -89,3 +129,7 @@ class Intake:
     def _discard_late(self, future: Future[Prepared]) -> None:
         if not future.cancelled() and future.exception() is None:
             self.sessions.discard(future.result())
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the request could not be prepared in time; retry when idle")

@@ -5,9 +5,10 @@ never imports the engine, and never judges a server by anything but what arrived
 """
 
 from hydrainfer.workload.arrivals import Arrivals, Closed, Constant, Gamma, Poisson, Replay, due_times_s
-from hydrainfer.workload.chat import BodyOptions, ChatRequest, distinct_chats
+from hydrainfer.workload.chat import BodyOptions, ChatRequest, distinct_chats, encoded
 from hydrainfer.workload.client import ChatClient, Target
 from hydrainfer.workload.failures import Failure, FailureKind, RequestFailed
+from hydrainfer.workload.goodput import Goodput, Search, next_rate
 from hydrainfer.workload.pictures import DrawnPicture, FilePicture, Picture, draw_picture
 from hydrainfer.workload.record import RequestRecord
 from hydrainfer.workload.report import Percentiles, Report, report_of
@@ -25,6 +26,7 @@ __all__ = [
     "FailureKind",
     "FilePicture",
     "Gamma",
+    "Goodput",
     "LoadResult",
     "Percentiles",
     "Picture",
@@ -33,11 +35,14 @@ __all__ = [
     "Report",
     "RequestFailed",
     "RequestRecord",
+    "Search",
     "Stop",
     "Target",
     "distinct_chats",
     "draw_picture",
     "due_times_s",
+    "encoded",
+    "next_rate",
     "report_of",
     "run_load",
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import orjson
 
-from hydrainfer.workload.pictures import DrawnPicture, Picture
+from hydrainfer.workload.pictures import DrawnPicture, EncodedPicture, Picture
 
 QUESTIONS = (
     "What is shown in this picture?",
@@ -22,11 +23,14 @@ QUESTIONS = (
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`pictures` come before `text`, as in OpenAI's content lists. The answer has exactly `max_tokens` tokens where the
-    server honours `ignore_eos`."""
+    server honours `ignore_eos`. `messages`: a whole conversation, sent as it is in place of both. `at_s`: when it
+    arrived in the trace it is from."""
 
-    text: str
+    text: str = ""
     pictures: tuple[Picture, ...] = ()
     max_tokens: int = 32
+    messages: tuple[dict[str, Any], ...] = ()
+    at_s: float | None = None
 
 
 class BodyOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,18 +39,15 @@ class BodyOptions(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     ignore_eos: bool = True
     return_token_ids: bool = True
+    timings: bool = False
     include_usage: bool = True
     extra: dict[str, Any] = {}
 
     def body(self, chat: ChatRequest, model: str) -> bytes:
         """The streaming request as JSON. Raises `ConfigError` for a picture file that cannot be read."""
-        content: list[dict[str, Any]] = [
-            {"type": "image_url", "image_url": {"url": picture.data_url()}} for picture in chat.pictures
-        ]
-        content.append({"type": "text", "text": chat.text})
         body: dict[str, Any] = {
             "model": model,
-            "messages": [{"role": "user", "content": content}],
+            "messages": chat.messages or [{"role": "user", "content": _content(chat)}],
             "max_tokens": chat.max_tokens,
             "temperature": self.temperature,
             "stream": True,
@@ -57,7 +58,22 @@ class BodyOptions(msgspec.Struct, frozen=True, kw_only=True):
             body["ignore_eos"] = True
         if self.return_token_ids:
             body["return_token_ids"] = True
+        if self.timings:
+            body["timings"] = True
         return orjson.dumps(body | self.extra)
+
+
+def _content(chat: ChatRequest) -> list[dict[str, Any]]:
+    pictures = [{"type": "image_url", "image_url": {"url": picture.data_url()}} for picture in chat.pictures]
+    return [*pictures, {"type": "text", "text": chat.text}]
+
+
+def encoded(chats: Iterable[ChatRequest]) -> list[ChatRequest]:
+    """The same requests with their pictures drawn or read, once: to send them again costs nothing more. Raises
+    `ConfigError`."""
+    return [
+        msgspec.structs.replace(c, pictures=tuple(EncodedPicture(p.data_url()) for p in c.pictures)) for c in chats
+    ]
 
 
 def distinct_chats(

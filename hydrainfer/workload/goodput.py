@@ -7,6 +7,7 @@ another seed, up to `max_runs` times. Attainment is taken to fall with the rate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -19,8 +20,8 @@ Tried = Sequence[tuple[float, bool]]
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """`rate_per_s`: the highest rate that reached `target`, 0 if none did. The true one lies within [`low`, `high`] as
-    far as the runs can tell (95 %): at `low` attainment is above the target with confidence, at `high` below it; None
-    where no rate tried was that clear. `note`: why the search ended, if it did not just find it."""
+    far as the runs can tell: at `low`, and at every lower rate tried, attainment is above the target with 95 % confidence,
+    at `high` and above it below; None where no rate tried was that clear. `note`: why the search ended, if it did not just find it."""
 
     rate_per_s: float
     low: float | None
@@ -95,8 +96,10 @@ class Search:
         ]
         low_fail = min((r for r, p in curve if p.share < self._target), default=None)
         best = max((r for r, p in curve if p.share >= self._target and (low_fail is None or r < low_fail)), default=0.0)
-        high = min((r for r, p in curve if p.high < self._target), default=None)
-        low = max((r for r, p in curve if p.low >= self._target and (high is None or r < high)), default=None)
+        not_above = min((r for r, p in curve if p.low < self._target), default=math.inf)
+        not_below = max((r for r, p in curve if p.high >= self._target), default=0.0)
+        low = max((r for r, p in curve if r < not_above), default=None)
+        high = min((r for r, p in curve if r > not_below), default=None)
         note = self.limit_note
         if not note and low_fail is None and best:
             note = f"the target was still reached at {best:.4g} requests/s, the highest rate tried"

@@ -56,7 +56,16 @@ class FilePicture(msgspec.Struct, frozen=True, tag="file"):
             raise ConfigError(f"{path}: {e.strerror}", param="path") from e
 
 
-Picture = DrawnPicture | FilePicture
+class EncodedPicture(msgspec.Struct, frozen=True, tag="encoded"):
+    """A picture that has been drawn or read already."""
+
+    url: str
+
+    def data_url(self) -> str:
+        return self.url
+
+
+Picture = DrawnPicture | FilePicture | EncodedPicture
 
 
 def draw_picture(seed: int, width: int, height: int) -> np.ndarray:

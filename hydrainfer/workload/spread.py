@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from statistics import NormalDist
 
 import msgspec
@@ -33,14 +34,20 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, text: str | float) -> Spread:
-        """`"lognormal:50:0.5"`, `"uniform:10:30"`, `"exponential:20"`, or a number. Raises `ConfigError`."""
-        kind, *numbers = ["fixed", str(text)] if _is_number(text) else str(text).split(":")
-        if not 1 <= len(numbers) <= 2 or not all(_is_number(x) for x in numbers):
+        """`"lognormal:50:0.5"`, `"uniform:10:30"`, `"exponential:20"`, or a number; `[1..64]` behind it clips. Raises
+        `ConfigError`."""
+        if _is_number(text):
+            return cls("fixed", float(text))
+        match = re.fullmatch(r"(\w+):([^:\[]+)(?::([^:\[]+))?(?:\[(.+)\.\.(.+)\])?", str(text).strip())
+        numbers = [g for g in match.groups()[1:] if g is not None] if match else []
+        if match is None or not all(_is_number(x) for x in numbers):
             raise ConfigError(f"cannot read {text!r}: write a number or KIND:A[:B], such as lognormal:50:0.5")
-        return cls(kind, *(float(x) for x in numbers))
+        a, b, least, most = (None if g is None else float(g) for g in match.groups()[1:])
+        return cls(match[1], a or 0.0, b or 0.0, 0.0 if least is None else least, math.inf if most is None else most)
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.a:g}" + (f":{self.b:g}" if self.kind in ("uniform", "lognormal") else "")
+        clip = "" if (self.least, self.most) == (0.0, math.inf) else f"[{self.least:g}..{self.most:g}]"
+        return f"{self.kind}:{self.a:g}" + (f":{self.b:g}" if self.kind in ("uniform", "lognormal") else "") + clip
 
     def draw(self, rng: random.Random) -> float:
         return self.quantile(rng.random())

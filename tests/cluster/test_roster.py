@@ -113,6 +113,7 @@ def test_the_dead_and_the_excluded_are_not_chosen_and_leave_a_stage_dark():
     assert made.choose(request, Stage.DECODE, ["D3", "PD4"]) is None
     without(made, "E0", "P1", "PD4")
     assert made.dark() == [Stage.ENCODE, Stage.PREFILL]
+    assert roster("1P1D").dark() == []  # it never had an encoder
     assert made.choose(request, Stage.PREFILL, ()) is None and made.choose(request, Stage.ENCODE, ()) is None
     assert made.choose(request, Stage.DECODE, ()) == "D3"
 

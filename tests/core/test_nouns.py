@@ -21,6 +21,7 @@ def test_roles_know_their_stages_and_lanes():
         ("1E2P1D", ["E", "P", "P", "D"]),
         ("1E2PD+1EPD", ["E", "PD", "PD", "EPD"]),
         ("3ED5P", ["ED"] * 3 + ["P"] * 5),
+        ("2P1D", ["P", "P", "D"]),  # enough for a model that takes text only
     ],
 )
 def test_layouts_read_back_as_written(text, roles):

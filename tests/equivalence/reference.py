@@ -19,19 +19,19 @@ def photo(name: str) -> Image.Image:
 
 
 class Reference:
-    """`greedy(messages)` → prompt ids, answer ids, and per answer id the distance of the two best logits."""
+    """`greedy(messages)` → prompt ids, answer ids, and per answer id the distance of the two best logits. `processor`
+    is transformers' of text and pictures, or the tokenizer of a model that takes text only."""
 
-    def __init__(self, path: Path) -> None:
-        self.processor = transformers.LlavaProcessor.from_pretrained(path)
-        self.template = (path / "chat_template.jinja").read_text()
-        kind = transformers.LlavaForConditionalGeneration
+    def __init__(self, path: Path, processor=transformers.LlavaProcessor, model=None) -> None:
+        self.processor = processor.from_pretrained(path)
+        template = path / "chat_template.jinja"
+        self.template = template.read_text() if template.exists() else None
+        kind = model or transformers.LlavaForConditionalGeneration
         self.model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
 
     @torch.inference_mode()
     def greedy(self, messages: list[dict], n_new: int) -> tuple[list[int], list[int], list[float]]:
-        pictures = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"]
-        text = self.processor.apply_chat_template(messages, chat_template=self.template, add_generation_prompt=True)
-        inputs = self.processor(text=text, images=[p.convert("RGB") for p in pictures] or None, return_tensors="pt")
+        inputs = self.inputs(messages)
         out = self.model.generate(
             **inputs, max_new_tokens=n_new, do_sample=False, output_logits=True, return_dict_in_generate=True
         )
@@ -39,3 +39,22 @@ class Reference:
         best = torch.cat(out.logits).float().topk(2, dim=-1).values
         gaps = (best[:, 0] - best[:, 1]).tolist()
         return inputs["input_ids"][0].tolist(), out.sequences[0, n_prompt:].tolist(), gaps
+
+    def inputs(self, messages: list[dict]) -> dict[str, torch.Tensor]:
+        """What the model is called with."""
+        pictures = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"]
+        text = self.processor.apply_chat_template(messages, chat_template=self.template, add_generation_prompt=True)
+        return self.processor(text=text, images=[p.convert("RGB") for p in pictures] or None, return_tensors="pt")
+
+
+class TextReference(Reference):
+    """Of a model that takes text only, whose template takes strings."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, transformers.AutoTokenizer, transformers.AutoModelForCausalLM)
+
+    def inputs(self, messages: list[dict]) -> dict[str, torch.Tensor]:
+        flat = [{"role": m["role"], "content": "\n".join(p["text"] for p in m["content"])} for m in messages]
+        return self.processor.apply_chat_template(
+            flat, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+        )

@@ -11,6 +11,8 @@ import torch
 from hydrainfer.core import CheckpointError, Role
 from hydrainfer.models import load_model, read_config, vision_fingerprint
 from tests.checkpoints import make_llava
+from tests.checkpoints_next import make_llava_next
+from tests.checkpoints_text import make_text
 
 pytestmark = pytest.mark.cpu
 
@@ -149,7 +151,7 @@ def test_a_broken_config(broken, text):
         ({"vision_feature_select_strategy": "average"}, ["average"]),
         ({"projector_hidden_act": "mish"}, ["mish", "supported"]),
         ({"text_config": {"hidden_act": "gelu"}}, ["gelu", "supported: silu"]),
-        ({"text_config": {"model_type": "mistral"}}, ["mistral", "supported: llama"]),
+        ({"text_config": {"model_type": "gemma"}}, ["gemma", "supported: llama, mistral, qwen2, qwen3"]),
         ({"vision_config": {"model_type": "siglip_vision_model"}}, ["siglip", "supported: clip"]),
         (
             {"text_config": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}},
@@ -216,3 +218,142 @@ def test_a_missing_tensor(broken):
     save_file(tensors, broken / "model.safetensors")
     assert "text.norm.weight" in complaint(broken)
     load_model(broken, Role.parse("E"))  # which does not need it
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """`texts(kind)` → a text-only checkpoint, made once."""
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            made[kind] = make_text(tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return get
+
+
+def test_a_text_only_model_has_no_tower_no_image_cache_and_no_fingerprint(texts):
+    path = texts("qwen2")
+    assert read_config(path).vision is None and vision_fingerprint(path) == b""
+    for role in ("EPD", "P", "PD", "E"):
+        model = load_model(path, Role.parse(role))
+        assert model.vision is None and (model.language is None) == (role == "E")
+        assert [s.name for s in model.cache_specs()] == ([] if role == "E" else ["kv"])
+
+
+def rewrite(path, changes):
+    """Change fields of config.json; None removes."""
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6, "original_max_position_embeddings": 1024}
+SLIDING = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1, "layer_types": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("mistral", {"sliding_window": 1024}, ["sliding_window 1024", "max_position_embeddings 4096"]),
+        ("qwen2", SLIDING, ["sliding_window 64"]),
+        ("qwen3", {"rope_parameters": YARN}, ["yarn", "supported: default, linear, llama3"]),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, ["dynamic"]),
+        ("llama", {"hidden_act": "gelu"}, ["gelu", "supported: silu"]),
+        ("llama", {"architectures": ["Qwen3ForCausalLM"]}, ["Qwen3ForCausalLM", "'llama'", "use qwen3"]),
+        ("llama", {"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM, MistralForCausalLM"]),
+    ],
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
+)
+def test_a_text_only_config_that_is_not_supported(texts, tmp_path, kind, changes, words):
+    path = shutil.copytree(texts(kind), tmp_path / "broken")
+    rewrite(path, changes)
+    message = complaint(path)
+    assert all(w in message for w in words), message
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("mistral", {"sliding_window": 4096}),
+        ("mistral", {"sliding_window": 1024, "max_position_embeddings": 1024}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 64}),
+        ("qwen3", SLIDING | {"max_window_layers": 2}),
+    ],
+)
+def test_a_window_that_leaves_nothing_out_is_none(texts, tmp_path, kind, changes):
+    path = shutil.copytree(texts(kind), tmp_path / "copy")
+    rewrite(path, changes)
+    load_model(path, Role.parse("PD"))
+
+
+def test_the_newline_of_llava_next_is_part_of_the_fingerprint(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    published, present = make_llava_next(tmp_path / "a"), make_llava_next(tmp_path / "b", published_names=False)
+    before = vision_fingerprint(published)
+    assert before == vision_fingerprint(present)
+    tensors = load_file(published / "model.safetensors")
+    tensors["image_newline"] = tensors["image_newline"] * 2
+    save_file(tensors, published / "model.safetensors")
+    assert vision_fingerprint(published) != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vision_feature_select_strategy": "full"}, ["'full'", "LLaVA-NeXT"]),
+        ({"image_grid_pinpoints": [[42, 80]]}, ["image_grid_pinpoints", "multiples", "42"]),
+        ({"image_grid_pinpoints": [42, 84]}, ["image_grid_pinpoints", "pairs"]),
+    ],
+)
+def test_a_llava_next_config_that_is_not_supported(tmp_path, changes, words):
+    path = make_llava_next(tmp_path)
+    edit(path, **changes)
+    message = complaint(path)
+    assert all(w in message for w in words), message
+
+
+def test_the_published_configuration_of_llava_next(tmp_path):
+    """As llava-v1.6-mistral-7b-hf lists it: what differs from the defaults."""
+    text = {
+        "model_type": "mistral",
+        "max_position_embeddings": 32768,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 32064,
+    }
+    vision = {
+        "model_type": "clip_vision_model",
+        "hidden_size": 1024,
+        "image_size": 336,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "projection_dim": 768,
+        "vocab_size": 32000,
+    }
+    config = {
+        "architectures": ["LlavaNextForConditionalGeneration"],
+        "model_type": "llava_next",
+        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+        "image_token_index": 32000,
+        "projector_hidden_act": "gelu",
+        "text_config": text,
+        "torch_dtype": "float16",
+        "use_image_newline_parameter": True,
+        "vision_config": vision,
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = read_config(tmp_path)
+    assert (read.media_tokens, read.dtype) == ((32000,), "float16")
+    assert (read.text.rope.theta, read.text.context, read.text.head_dim) == (1e6, 32768, 128)
+    assert (read.text.heads, read.text.kv_heads, read.text.layers) == (32, 8, 32)
+    assert read.vision.tokens == 576 + 48 * 49 and read.vision.clip.features == (23,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydrainfer.ops import OPERATORS, AttentionBatch, select_ops, variants
+from hydrainfer.ops import OPERATORS, AttentionBatch, Segments, select_ops, variants
 from hydrainfer.ops.build import load_kernels
 
 pytestmark = pytest.mark.cpu
@@ -134,6 +134,20 @@ def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, shap
     assert torch.equal(cache, other)
     scale = head_dim**-0.5
     close(fast.attention(q, kv, cache, batch, scale), reference.attention(q, kv, cache, batch, scale))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [16, 72, 80])
+@pytest.mark.parametrize("lengths", [[7], [16, 16, 16], [4, 64, 8, 64, 4, 1, 8], [300, 12]], ids=str)
+def test_attention_within_segments(pair, dtype, head_dim, lengths):
+    fast, reference = pair(dtype, head_dim)
+    qkv = random(sum(lengths), 3, 3, head_dim, dtype=dtype)
+    segments = Segments(lengths, qkv.device)
+    scale = head_dim**-0.5
+    close(
+        fast.attention_segments(*qkv.unbind(1), segments, scale),
+        reference.attention_segments(*qkv.unbind(1), segments, scale),
+    )
 
 
 def test_the_choice_is_said():

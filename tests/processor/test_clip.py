@@ -9,9 +9,11 @@ import skimage
 from PIL import Image
 
 from hydrainfer.core import CheckpointError
-from hydrainfer.processor.adapter import content_key
+from hydrainfer.processor import adapter
 from hydrainfer.processor.clip import ClipImages, ClipSettings, llava_images
 from hydrainfer.processor.media import MediaLimits, Picture, decode_image
+from hydrainfer.processor.messages import ImagePart
+from hydrainfer.processor.prepare import Seal, prepare_image
 
 pytestmark = pytest.mark.cpu
 DATA = Path(skimage.__file__).parent / "data"
@@ -51,6 +53,23 @@ def test_odd_sizes_and_padding_equal_llavas_own_processor(size):
         assert np.array_equal(ours, np.asarray(theirs["pixel_values"][0]).transpose(1, 2, 0))
 
 
+@pytest.mark.parametrize("size", [(1920, 1080), (1080, 1920), (4096, 4096), (700, 671)])
+def test_fast_jpeg_differs_little_and_is_another_picture(size):
+    out = io.BytesIO()
+    Image.open(DATA / "astronaut.png").convert("RGB").resize(size).save(out, "JPEG", quality=90)
+    fast, exact = MediaLimits(fast_jpeg=True), MediaLimits()
+    seen = ClipImages(ClipSettings.read(CONFIGS[0]), 1)
+    part, seal = ImagePart(out.getvalue(), ""), Seal(b"", "")
+    (ours,), (theirs,) = (prepare_image(part, seen, how, seal) for how in (fast, exact))
+    difference = np.abs(ours.pixels.astype(int) - theirs.pixels)
+    print(size, "mean", difference.mean(), "greatest", difference.max())
+    assert ours.key != theirs.key and ours.item == theirs.item
+    assert difference.mean() < 1.0 and difference.max() <= 32
+    assert bool(difference.any()) == (min(size) >= 2 * 336), "only where half the size is enough"
+    with_grid = type("WithGrid", (), {"fit": seen.fit, "pixels": seen.pixels, "parameters": b""})()
+    assert np.array_equal(prepare_image(part, with_grid, fast, seal)[0].pixels, theirs.pixels)
+
+
 def vision(**more):
     return {"vision_config": {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14}, **more}
 
@@ -74,6 +93,10 @@ def test_what_the_tower_cannot_take_is_refused_at_load():
 
 def test_the_key_depends_on_everything_that_the_embedding_does():
     image = Image.new("RGB", (4, 2), (1, 2, 3))
+
+    def content_key(picture, *rest, made=(3, 2, 3), value=0):
+        return adapter.content_key(picture, np.full(made, value, np.uint8), *rest)
+
     base = content_key(Picture(image, "RGB"), b"p", b"w", "float32")
     assert base == content_key(Picture(image.copy(), "RGB"), b"p", b"w", "float32")
     other = Image.new("RGB", (2, 4), (1, 2, 3))
@@ -83,7 +106,9 @@ def test_the_key_depends_on_everything_that_the_embedding_does():
         content_key(Picture(image, "RGB"), b"pw", b"", "float32"),
         content_key(Picture(image, "RGB"), b"p", b"v", "float32"),
         content_key(Picture(image, "RGB"), b"p", b"w", "bfloat16"),
+        content_key(Picture(image, "RGB"), b"p", b"w", "float32", value=1),
+        content_key(Picture(image, "RGB"), b"p", b"w", "float32", made=(2, 3, 3)),
     ]
-    assert len({base, *changed}) == 6
+    assert len({base, *changed}) == 8
     settings = [ClipSettings.read(c) for c in ({}, {"do_rescale": False}, {"image_mean": [0.5, 0.5, 0.5]})]
     assert len({ClipImages(s, 1).parameters for s in settings}) == 3

@@ -37,17 +37,38 @@ def test_beyond_the_budget_is_429_and_changes_nothing():
     store.put(b"b", picture())
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=60))
-def test_counts_stay_whole(operations):
-    store, held = PixelStore(250), []
-    for put, k in operations:
-        if put:
+def test_what_nobody_holds_stays_while_there_is_room():
+    store = PixelStore(250, keep_bytes=100)
+    for k in b"ab":
+        store.release(store.put(bytes([k]), picture()))
+    store.check(idle=True)
+    a, b = b"a".hex(), b"b".hex()
+    assert (len(store), store.n_bytes, store.n_kept_bytes) == (0, 0, 100)
+    with pytest.raises(KeyError):
+        store.get(b)
+    assert not store.hold(a) and store.hold(b) and store.hold(b)
+    assert store.get(b).shape == (100,) and (store.n_bytes, store.n_kept_bytes) == (100, 0)
+    store.release(b)
+    store.release(b)
+    big = store.put(b"c", picture(200))  # needs the room
+    assert store.n_kept_bytes == 0 and not store.hold(b)
+    store.release(big)
+    assert store.n_kept_bytes == 0, "one that is larger than all that may be kept"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([0, 100, 250]), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=60))
+def test_counts_stay_whole(keep, operations):
+    store, held = PixelStore(250, keep), []
+    for what, k in operations:
+        if what == 0:
             try:
                 held.append(store.put(bytes([k]), picture()))
             except Overloaded:
                 assert len(store) == 2
-        elif held:
+        elif what == 1 and store.hold(bytes([k]).hex()):
+            held.append(bytes([k]).hex())
+        elif what == 2 and held:
             store.release(held.pop(k % len(held)))
         store.check()
     for ref in held:

@@ -53,6 +53,18 @@ def test_pictures_are_encoded_within_the_image_budget_across_batches():
     assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("a", 23)]
 
 
+def test_large_pictures_are_bounded_by_their_tokens_but_one_always_goes():
+    s, device = make(Budgets(tokens=64, images=8, image_tokens=2 * 6), role="E", embed_blocks=64), FakeDevice()
+    s.add(make_request("a", pictures=[1, 2, 3]), 0)
+    s.add(make_request("b", pictures=[4]), 0)
+    s.add(make_request("c", pictures=[5]), 0)
+    batches = [[(w.seq.id, w.index) for w in turn(s, device, Lane.VISION)[0].work] for _ in range(3)]
+    assert batches == [[("a", 0), ("a", 1)], [("a", 2), ("b", 0)], [("c", 0)]]
+    s = make(Budgets(tokens=64, images=8, image_tokens=6 - 1), embed_blocks=64)
+    s.add(make_request("d", pictures=[6, 7]), 0)
+    assert [w.index for w in turn(s, FakeDevice(), Lane.VISION)[0].work] == [0]
+
+
 @pytest.mark.parametrize("gate", ["paper", "aged"])
 def test_the_gate_holds_encode_back_while_something_is_in_prefill(gate):
     s, device = make(policy=Policy(encode_gate=gate, encode_wait_s=1.0)), FakeDevice()

@@ -13,7 +13,7 @@ import uvicorn
 from PIL import Image
 
 from hydrainfer.metrics import PrometheusRecorder
-from hydrainfer.processor import MediaLimits, PixelStore, Processor, load_description
+from hydrainfer.processor import Fetcher, FetchLimits, MediaLimits, PixelStore, Processor, load_description
 from hydrainfer.server import Intake, ServerSettings, Sessions, create_app
 from tests.checkpoints import make_llava
 from tests.server.fakes import FakeEngine
@@ -27,12 +27,24 @@ def model(tmp_path_factory):
 class ServerUnderTest:
     """`say`: what the engine answers, as text; `fail`: the error it answers with instead (see `FakeEngine`)."""
 
-    def __init__(self, model, *, step_s=0.0, max_requests=64, pixel_bytes=1 << 20, timeout_s=60.0, **settings):
+    def __init__(
+        self,
+        model,
+        *,
+        step_s=0.0,
+        max_requests=64,
+        pixel_bytes=1 << 20,
+        timeout_s=60.0,
+        fetch=None,
+        workers=None,
+        **settings,
+    ):
         self.model = model
         self.say = "Hello from the engine, 你好 😀."
         self.fail = None
         self.pixels = PixelStore(pixel_bytes)
-        processor = Processor(model, self.pixels, weights=b"w", dtype="float32", limits=MediaLimits(max_images=3))
+        limits = MediaLimits(max_images=3)
+        processor = Processor(model, self.pixels, weights=b"w", dtype="float32", limits=limits, workers=workers)
         self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic, max_requests=max_requests)
         self.recorder = PrometheusRecorder("tiny", lambda: self.engine.instances())
         self.engine = FakeEngine(
@@ -44,7 +56,8 @@ class ServerUnderTest:
             record=self.recorder.record,
         )
         self.sessions.attach(self.engine, self.recorder.timings)
-        self.intake = Intake(processor, self.sessions, n_threads=2, timeout_s=timeout_s)
+        self.fetcher = Fetcher(fetch or FetchLimits(), resolve=resolve)
+        self.intake = Intake(processor, self.sessions, fetcher=self.fetcher, n_threads=2, timeout_s=timeout_s)
         app = create_app(
             ServerSettings(**{"model_names": ("tiny", "alias"), "version": "9", "max_body_bytes": 1 << 22, **settings}),
             self.intake,
@@ -67,6 +80,7 @@ class ServerUnderTest:
 
     def check_idle(self):
         """Nothing of any request is left, neither here nor in the engine."""
+        wait_until(lambda: self.fetcher.held_bytes == 0)
         wait_until(lambda: self.sessions.n_live == 0 and self.engine.n_live == 0 and len(self.pixels) == 0)
         self.sessions.check(idle=True)
         self.pixels.check(idle=True)
@@ -80,6 +94,15 @@ class ServerUnderTest:
         self.intake.close()
         self.sessions.check(idle=True)
         self.pixels.check(idle=True)
+
+
+async def resolve(host, port):
+    """`NAME.test` is this machine; nobody else has an address."""
+    if host.endswith(".test"):
+        return ["127.0.0.1"]
+    if host == "inside.example":
+        return ["10.0.0.1"]
+    raise OSError
 
 
 def wait_until(condition, timeout_s=10.0):

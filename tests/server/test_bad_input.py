@@ -132,8 +132,12 @@ PICTURES = {
     "bad base64": ("data:image/png;base64,@@@@", 400, "valid base64"),
     "no base64": ("data:image/png,xyz", 400, "must look like"),
     "file": ("file:///etc/passwd", 400, "data: URL"),
-    "http": ("http://127.0.0.1/x.png", 400, "data: URL"),
-    "https": ("https://example.com/x.png", 400, "data: URL"),
+    "loopback": ("http://127.0.0.1/x.png", 400, "data: URL"),
+    "hexadecimal": ("http://0x7f000001/x.png", 400, "four decimal numbers"),
+    "password": ("https://me:pw@example.com/x.png", 400, "password"),
+    "nobody": ("https://nobody.example/x.png", 422, "no address"),
+    "private name": ("https://inside.example/x.png", 422, "no address"),
+    "ftp": ("ftp://example.com/x.png", 400, "data: URL"),
     "path": ("/etc/passwd", 400, "data: URL"),
 }
 

@@ -56,10 +56,10 @@ def test_leaving_while_the_request_is_prepared(start, monkeypatch):
     prepare = server.intake.processor.chat
     begun = []
 
-    def slowly(*args):
+    def slowly(*args, **options):
         begun.append(1)
         time.sleep(0.5)
-        return prepare(*args)
+        return prepare(*args, **options)
 
     monkeypatch.setattr(server.intake.processor, "chat", slowly)
     with pytest.raises(httpx.ReadTimeout):

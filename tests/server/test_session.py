@@ -207,7 +207,7 @@ async def test_a_closed_intake_refuses_and_holds_nothing(make):
 async def test_what_is_still_prepared_at_its_deadline_ends_then(make):
     bench = make()
     intake, prepare = bench.intake, bench.intake.processor.chat
-    intake._timeout_s, intake.processor.chat = 0.1, lambda *args: time.sleep(0.5) or prepare(*args)
+    intake._timeout_s, intake.processor.chat = 0.1, lambda *a, **k: time.sleep(0.5) or prepare(*a, **k)
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await intake.chat(CHAT, SamplingParams())
@@ -221,7 +221,7 @@ async def test_what_is_still_prepared_at_its_deadline_ends_then(make):
 async def test_what_is_prepared_while_the_sessions_close_does_not_start(make):
     bench = make()
     prepare = bench.intake.processor.chat
-    bench.intake.processor.chat = lambda *args: time.sleep(0.2) or prepare(*args)
+    bench.intake.processor.chat = lambda *a, **k: time.sleep(0.2) or prepare(*a, **k)
     task = asyncio.ensure_future(answer(bench))
     await asyncio.sleep(0.05)
     bench.sessions.close()

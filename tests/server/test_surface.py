@@ -37,6 +37,8 @@ def test_health_names_the_stage_that_nobody_runs(start, state):
     response = server.http.get("/health")
     assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
     assert response.json() == {"status": "unavailable", "stage": "decode", "message": "no instance runs decode now"}
+    server.engine.infos = [info("P0"), info("D0")]  # a layout without an encoder, for text only
+    assert server.http.get("/health").json() == {"status": "ok"}
 
 
 def test_health_names_the_instance_that_is_stuck(start):

@@ -33,6 +33,8 @@ def served(tmp_path_factory):
     options = {"layout": "1E1P1D", "launcher": "inproc", "port": 0, "max_running": 16, "token_budget": 128, **device}
     config = load({"model": str(make_llava(folder / "llava")), **options})
     with serve_in_background(config, Console(quiet=True)) as (url, instance):
+        body = {"messages": chat(picture(99)), "max_tokens": 1}  # the media workers start with the first picture
+        httpx.post(url + "/v1/chat/completions", json=body, timeout=60).raise_for_status()
         yield url, instance
 
 

@@ -1,0 +1,65 @@
+"""What a configuration says about pictures and where they may come from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hydrainfer.config import ServeConfig
+from hydrainfer.core import ConfigError
+from hydrainfer.processor import FetchLimits, MediaLimits, MediaWorkers, VideoLimits, VideoReading
+
+MIB = 2**20
+_MOST_WORKERS = 4
+
+
+def media_limits(config: ServeConfig) -> MediaLimits:
+    return MediaLimits(
+        max_images=config.max_images,
+        max_videos=config.max_videos,
+        max_image_bytes=int(config.max_image_mib * MIB),
+        max_pixels=config.max_image_pixels,
+        fast_jpeg=config.fast_jpeg,
+    )
+
+
+def video_reading(config: ServeConfig) -> VideoReading:
+    limits = VideoLimits(
+        max_bytes=int(config.max_video_mib * MIB),
+        max_duration_s=config.max_video_s,
+        max_frames=config.max_video_frames,
+    )
+    return VideoReading(limits, config.video_threads, config.video_backend)
+
+
+def media_workers(config: ServeConfig, limits: MediaLimits) -> MediaWorkers | None:
+    """None if the preparation threads are to decode."""
+    n = min(len(os.sched_getaffinity(0)), _MOST_WORKERS) if config.media_workers is None else config.media_workers
+    return MediaWorkers(n, limits, job_limit_s=config.media_timeout_s) if n else None
+
+
+def fetch_limits(config: ServeConfig) -> FetchLimits:
+    """Raises `ConfigError`."""
+    roots = tuple(Path(name).expanduser() for name in _listed(config.media_roots))
+    for root in roots:
+        if not root.is_dir():
+            raise ConfigError(f"media_roots: {root} is no directory", param="media_roots")
+    domains = tuple(name.lower() for name in _listed(config.media_domains))
+    for name in domains:
+        if any(c in name for c in "/:@ ") or "*" in name.removeprefix("*."):
+            raise ConfigError(f"media_domains: {name!r} is no host name; e.g. example.com", param="media_domains")
+    return FetchLimits(
+        hosts=config.media_hosts,
+        domains=domains,
+        roots=roots,
+        max_image_bytes=int(config.max_image_mib * MIB),
+        image_s=config.image_fetch_s,
+        max_video_bytes=int(config.max_video_mib * MIB),
+        video_s=config.video_fetch_s,
+        n_parallel=config.fetches,
+        held_bytes=int(config.fetch_memory_mib * MIB),
+    )
+
+
+def _listed(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]

@@ -1,0 +1,175 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: their configurations and tensor names; the towers are in `qwen_tower`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydrainfer.models.config import ACTIVATIONS, ModelConfig, TextConfig, read_json, require, rope_config
+from hydrainfer.models.llama import Llama
+from hydrainfer.models.qwen_tower import QwenVision, QwenVisionConfig
+from hydrainfer.ops import OpSet
+
+ARCHITECTURES = {
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+}
+_RENAMES = (  # published and present names → ours
+    (re.compile(r"^(?:model\.)?visual\."), "vision."),
+    (re.compile(r"^(?:model\.)?(?:language_model\.)?lm_head\."), "lm_head."),
+    (re.compile(r"^(?:model\.language_model\.|language_model\.model\.|model\.)"), "text."),
+)
+_VISION_RENAMES = (  # what one family calls otherwise than the others
+    (re.compile(r"\.linear_fc([12])\."), r".fc\1."),
+    (re.compile(r"^(vision\.merger)\.mlp\.0\."), r"\1.fc1."),
+    (re.compile(r"^(vision\.merger)\.mlp\.2\."), r"\1.fc2."),
+    (re.compile(r"^(vision\.merger)\.ln_q\."), r"\1.norm."),
+)
+_SECTIONS = {"qwen2_vl": (16, 24, 24), "qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280  # where preprocessor_config.json is silent
+_ASPECT = 200  # sides of a picture differ at most so many times
+
+
+def canonical(name: str) -> str:
+    """`visual.merger.mlp.0.bias` → `vision.merger.fc1.bias`; unknown names stay."""
+    for pattern, ours in _RENAMES:
+        renamed, n = pattern.subn(ours, name, count=1)
+        if n:
+            for inner, spelling in _VISION_RENAMES if ours == "vision." else ():
+                renamed = inner.sub(spelling, renamed, count=1)
+            return renamed
+    return name
+
+
+def read(hf: Any, path: Path) -> ModelConfig:
+    """Check and describe a transformers configuration of one of the three. Raises `CheckpointError`."""
+    kind = hf.model_type
+    require(kind in ARCHITECTURES, path, f"model_type {kind!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    text = _text_config(hf, path)
+    vision = _vision_config(hf, path)
+    require(vision.out == text.hidden, path, f"the vision tower makes {vision.out} columns, the text has {text.hidden}")
+    require(
+        len(vision.levels) < text.layers, path, "deepstack_visual_indexes has as many levels as the text has layers"
+    )
+    dtype = hf.dtype or hf.text_config.dtype
+    return ModelConfig(
+        architecture=ARCHITECTURES[kind],
+        text=text,
+        vision=vision,
+        media_tokens=(hf.image_token_id, hf.video_token_id),
+        dtype=str(dtype).removeprefix("torch.") if dtype is not None else "bfloat16",
+        deepstack=len(vision.levels),
+    )
+
+
+def _text_config(hf: Any, path: Path) -> TextConfig:
+    t, qwen3 = hf.text_config, hf.model_type == "qwen3_vl"
+    require(t.hidden_act == "silu", path, f"hidden_act {t.hidden_act!r} is not supported; supported: silu")
+    kinds = set(getattr(t, "layer_types", None) or ()) - {"full_attention"}
+    require(not kinds, path, f"{' and '.join(sorted(kinds))} is not supported; supported: use_sliding_window false")
+    head_dim = t.head_dim if qwen3 else t.hidden_size // t.num_attention_heads
+    kv_heads = t.num_key_value_heads
+    require(t.num_attention_heads % kv_heads == 0, path, f"{t.num_attention_heads} heads over {kv_heads} KV heads")
+    given = dict(getattr(t, "rope_parameters", None) or {})
+    sections = tuple(given.get("mrope_section") or _SECTIONS[hf.model_type])
+    require(
+        len(sections) == 3 and 2 * sum(sections) == head_dim,
+        path,
+        f"mrope_section {list(sections)} does not sum to half of head_dim {head_dim}",
+    )
+    rope = dataclasses.replace(rope_config(t, path), sections=sections, interleaved=qwen3)
+    bias = bool(getattr(t, "attention_bias", False))
+    return TextConfig(
+        vocab=t.vocab_size,
+        hidden=t.hidden_size,
+        intermediate=t.intermediate_size,
+        layers=t.num_hidden_layers,
+        heads=t.num_attention_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=t.rms_norm_eps,
+        context=t.max_position_embeddings,
+        rope=rope,
+        qkv_bias=bias if qwen3 else True,
+        out_bias=bias if qwen3 else False,
+        mlp_bias=False,
+        tied=bool(hf.tie_word_embeddings or getattr(t, "tie_word_embeddings", False)),
+        qk_norm=qwen3,
+    )
+
+
+def _vision_config(hf: Any, path: Path) -> QwenVisionConfig:
+    v, kind = hf.vision_config, hf.model_type
+    require(v.in_channels == 3, path, f"in_channels {v.in_channels} is not supported; supported: 3")
+    gated, qwen3 = kind == "qwen2_5_vl", kind == "qwen3_vl"
+    supported = ("silu",) if gated else ACTIVATIONS
+    require(
+        v.hidden_act in supported,
+        path,
+        f"vision hidden_act {v.hidden_act!r} is not supported; supported: {', '.join(supported)}",
+    )
+    hidden = v.embed_dim if kind == "qwen2_vl" else v.hidden_size
+    require(hidden % (4 * v.num_heads) == 0, path, f"{v.num_heads} vision heads over {hidden} columns")
+    given, (mean, std, rescale) = _preprocessor(path)
+    side = v.patch_size * v.spatial_merge_size
+    return QwenVisionConfig(
+        hidden=hidden,
+        intermediate=int(hidden * v.mlp_ratio) if kind == "qwen2_vl" else v.intermediate_size,
+        layers=v.depth,
+        heads=v.num_heads,
+        out=v.hidden_size if kind == "qwen2_vl" else v.out_hidden_size,
+        activation=v.hidden_act,
+        patch=v.patch_size,
+        temporal=v.temporal_patch_size,
+        merge=v.spatial_merge_size,
+        theta=float((getattr(v, "rope_parameters", None) or {}).get("rope_theta", 10000.0)),
+        tokens=_largest(given, side),
+        mean=mean,
+        std=std,
+        rescale=rescale,
+        gated=gated,
+        window=v.window_size // side if gated else 0,
+        full_layers=tuple(v.fullatt_block_indexes) if gated else (),
+        grid=math.isqrt(v.num_position_embeddings) if qwen3 else 0,
+        levels=tuple(v.deepstack_visual_indexes) if qwen3 else (),
+        patch_bias=qwen3,
+    )
+
+
+def _preprocessor(path: Path) -> tuple[dict[str, Any], tuple[tuple[float, ...], tuple[float, ...], float]]:
+    """preprocessor_config.json (or its part of processor_config.json), and (mean, std, rescale factor) of it."""
+    given: dict[str, Any] = {}
+    if (path / "preprocessor_config.json").exists():
+        given = read_json(path / "preprocessor_config.json")
+    elif (path / "processor_config.json").exists():
+        given = read_json(path / "processor_config.json").get("image_processor") or {}
+    normalise = given.get("do_normalize", True)
+    mean = tuple(given.get("image_mean") or _CLIP_MEAN) if normalise else (0.0, 0.0, 0.0)
+    std = tuple(given.get("image_std") or _CLIP_STD) if normalise else (1.0, 1.0, 1.0)
+    require(len(mean) == 3 and len(std) == 3 and all(std), path, "image_mean and image_std need three values each")
+    rescale = float(given.get("rescale_factor", 1 / 255)) if given.get("do_rescale", True) else 1.0
+    return given, (mean, std, rescale)
+
+
+def _largest(given: dict[str, Any], side: int) -> int:
+    """Tokens of the largest picture: of `max_pixels`, or of a narrow one, whose short side is at least one token."""
+    size = given.get("size") or {}
+    least = given.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels") or _MIN_PIXELS
+    most = given.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or _MAX_PIXELS
+    narrow = (math.sqrt(least / _ASPECT) // side + 1) * (math.sqrt(max(least, most) * _ASPECT) // side + 1)
+    return int(max(most // side**2, narrow, 1))
+
+
+def vision(config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> QwenVision:
+    return QwenVision(config.vision, ops, dtype, device)
+
+
+def language(config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> Llama:
+    return Llama(config.text, ops, dtype, device)

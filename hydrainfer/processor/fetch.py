@@ -1,0 +1,265 @@
+"""The one place that gets bytes from elsewhere: URLs at checked addresses, and files under named directories."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urljoin
+
+import httpcore
+import httpx
+import msgspec
+
+from hydrainfer.core import DeadlineExceeded, HydraError, InvalidRequest, MediaError, Overloaded, RequestTooLarge
+from hydrainfer.processor.addresses import Address, Hosts, check_host, parse_url
+from hydrainfer.processor.connection import CheckedNetwork, NoPublicAddress, Patience, Resolve, request, resolve
+from hydrainfer.processor.local_files import locate_file, read_file
+from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PAGES = ("text/html", "application/xhtml", "application/json", "application/xml", "text/xml")
+
+
+class Wanted(NamedTuple):
+    """What is fetched, in an error's words, and its limits. `not_types`: beginnings of content types it cannot have."""
+
+    noun: str
+    max_bytes: int
+    total_s: float
+    not_types: tuple[str, ...] = ()
+
+
+class FetchLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """`hosts`: public addresses only, private ones too, or no http(s) at all. `domains`: if any, only these hosts.
+    `roots`: what `file:` URLs may read. `held_bytes` bounds what is downloaded and not yet decoded. `connect_s`,
+    `read_s`: longest silence while connecting and between two reads; a whole download has its `Wanted.total_s`."""
+
+    hosts: Hosts = "public"
+    domains: tuple[str, ...] = ()
+    roots: tuple[Path, ...] = ()
+    max_image_bytes: int = 32 << 20
+    max_video_bytes: int = 256 << 20
+    image_s: float = 5.0
+    video_s: float = 30.0
+    n_parallel: int = 32
+    held_bytes: int = 512 << 20
+    max_redirects: int = 3
+    connect_s: float = 3.0
+    read_s: float = 10.0
+
+    def picture(self) -> Wanted:
+        return Wanted("picture", self.max_image_bytes, self.image_s, ("video/", "audio/"))
+
+    def video(self) -> Wanted:
+        return Wanted("video", self.max_video_bytes, self.video_s, ("image/", "audio/"))
+
+
+class Fetcher:
+    """Bytes of URLs, several at a time. `resolve`, `network` and `tls` are there for tests."""
+
+    def __init__(
+        self,
+        limits: FetchLimits | None = None,
+        *,
+        resolve: Resolve = resolve,
+        network: httpcore.AsyncNetworkBackend | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.limits = limits or FetchLimits()
+        self.held_bytes = 0
+        self._resolve = resolve
+        self._network = network or httpcore.AnyIOBackend()
+        self._tls = tls
+        self._gate: tuple[Any, asyncio.Semaphore] | None = None
+
+    @asynccontextmanager
+    async def fetched(self, messages: Sequence[ChatMessage]) -> AsyncIterator[Sequence[ChatMessage]]:
+        """The messages with the bytes of every picture and video that a URL names, fetched in parallel; `data:` URLs
+        stay. Their memory counts until the end of the block. Raises what `get` raises, of the first that fails; no
+        download is left behind."""
+        picture, video = self.limits.picture(), self.limits.video()
+        parts = {part.source: part for m in messages for part in m.media if _is_elsewhere(part.source)}
+        places = {url: self.locate(str(url), part.param) for url, part in parts.items()}
+        held = Held(self)
+        tasks = {
+            url: asyncio.ensure_future(
+                self._load(places[url], picture if isinstance(part, ImagePart) else video, part.param, held)
+            )
+            for url, part in parts.items()
+        }
+        try:
+            found = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+            yield [_with_bytes(m, found) for m in messages] if found else messages
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            held.release()
+
+    async def get(self, url: str, wanted: Wanted, param: str) -> bytes:
+        """The bytes of one URL. Raises
+
+        - `InvalidRequest` if it is malformed, of another kind, or names what is not allowed;
+        - `MediaError` if it cannot be reached, redirects elsewhere, answers with an error or with a web page;
+        - `RequestTooLarge`; `Overloaded` if too much is held already;
+        - `DeadlineExceeded` if it takes longer than `wanted.total_s`.
+        """
+        held = Held(self)
+        try:
+            return await self._load(self.locate(url, param), wanted, param, held)
+        finally:
+            held.release()
+
+    def locate(self, url: str, param: str) -> Address | Path:
+        """Parse and check, without touching the network. Raises `InvalidRequest`."""
+        scheme = url[:16].partition(":")[0].lower()
+        if scheme == "file":
+            return locate_file(url, self.limits.roots, param)
+        if scheme not in ("http", "https"):
+            raise InvalidRequest(
+                "only https:, http: and data: URLs are understood (a picture itself is sent as a data: URL, "
+                "data:image/jpeg;base64,...)",
+                param=param,
+                code="unsupported_url",
+            )
+        address = parse_url(url, param)
+        check_host(address, self.limits.hosts, self.limits.domains, param)
+        return address
+
+    async def _load(self, place: Address | Path, wanted: Wanted, param: str, held: Held) -> bytes:
+        async with self._slot():
+            try:
+                async with asyncio.timeout(wanted.total_s):
+                    if isinstance(place, Path):
+                        args = (place, self.limits.roots, wanted.max_bytes, wanted.noun, param)
+                        data = await asyncio.to_thread(read_file, *args)
+                        held.take(len(data))
+                        return data
+                    return await self._follow(place, wanted, param, held)
+            except (TimeoutError, httpcore.ReadTimeout, httpcore.WriteTimeout):
+                raise DeadlineExceeded(
+                    f"the {wanted.noun} could not be fetched within {wanted.total_s:g} s",
+                    param=param,
+                    code="media_timeout",
+                ) from None
+            except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as e:
+                raise MediaError(f"the {wanted.noun} cannot be fetched: {_why(e)}", param=param) from None
+            except NoPublicAddress:
+                why = "the URL's host has no address that this server connects to"
+                raise MediaError(f"the {wanted.noun} cannot be fetched: {why}", param=param) from None
+
+    async def _follow(self, address: Address, wanted: Wanted, param: str, held: Held) -> bytes:
+        for _ in range(1 + self.limits.max_redirects):
+            found = await self._ask(address, wanted, param, held)
+            if isinstance(found, bytes):
+                return found
+            address = self._redirected(address, found, wanted, param)
+        raise MediaError(f"the {wanted.noun}'s URL redirects more than {self.limits.max_redirects} times", param=param)
+
+    async def _ask(self, address: Address, wanted: Wanted, param: str, held: Held) -> bytes | str:
+        """The body, or where it has gone."""
+        limits = self.limits
+        network = CheckedNetwork(limits.hosts, self._resolve, self._network)
+        tls = self._context() if address.scheme == "https" else None
+        patience = Patience(limits.connect_s, limits.read_s)
+        async with request(address, network, tls, patience) as answer:
+            if answer.status in _REDIRECTS and "location" in answer.headers:
+                return answer.headers["location"]
+            _check_head(answer.status, answer.headers, wanted, param)
+            data = bytearray()
+            async with aclosing(answer.chunks) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    if len(data) + len(chunk) > wanted.max_bytes:
+                        raise _too_large(wanted, param)
+                    held.take(len(chunk))
+                    data += chunk
+                    await asyncio.sleep(0)  # a body of tiny chunks must not keep the loop
+            return bytes(data)
+
+    def _redirected(self, address: Address, location: str, wanted: Wanted, param: str) -> Address:
+        try:
+            target = parse_url(urljoin(address.url, location), param)
+            check_host(target, self.limits.hosts, self.limits.domains, param)
+        except (InvalidRequest, ValueError):
+            raise MediaError(
+                f"the {wanted.noun}'s URL redirects to one that this server does not fetch", param=param
+            ) from None
+        if (address.scheme, target.scheme) == ("https", "http"):
+            raise MediaError(f"the {wanted.noun}'s URL redirects from https to http", param=param)
+        return target
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context()
+        return self._tls
+
+    def _slot(self) -> asyncio.Semaphore:
+        """Of the running loop: the offline API has a new one for each call."""
+        loop = asyncio.get_running_loop()
+        if self._gate is None or self._gate[0] is not loop:
+            self._gate = loop, asyncio.Semaphore(self.limits.n_parallel)
+        return self._gate[1]
+
+
+class Held:
+    """Memory of one request's downloads."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._n_bytes = 0
+
+    def take(self, n_bytes: int) -> None:
+        """Raises `Overloaded`."""
+        limit = self._fetcher.limits.held_bytes
+        if self._fetcher.held_bytes + n_bytes > limit:
+            raise Overloaded("too much is being downloaded at once; retry later", retry_after_s=1.0)
+        self._fetcher.held_bytes += n_bytes
+        self._n_bytes += n_bytes
+
+    def release(self) -> None:
+        self._fetcher.held_bytes -= self._n_bytes
+        self._n_bytes = 0
+
+
+def _is_elsewhere(source: object) -> bool:
+    return isinstance(source, str) and source[:5].lower() != "data:"
+
+
+def _with_bytes(message: ChatMessage, found: dict[Any, bytes]) -> ChatMessage:
+    parts = [
+        msgspec.structs.replace(p, source=found[p.source])
+        if not isinstance(p, TextPart) and _is_elsewhere(p.source)
+        else p
+        for p in message.parts
+    ]
+    return msgspec.structs.replace(message, parts=tuple(parts))
+
+
+def _check_head(status: int, headers: dict[str, str], wanted: Wanted, param: str) -> None:
+    if status != 200:
+        raise MediaError(f"the {wanted.noun} cannot be fetched: its server answered with status {status}", param=param)
+    kind = headers.get("content-type", "").strip().lower()
+    if kind.startswith(_PAGES) or kind.startswith(wanted.not_types):
+        shown = kind.partition(";")[0] if kind.startswith(_PAGES) else kind.partition("/")[0]
+        raise MediaError(f"the URL leads to {shown}, not to a {wanted.noun}", param=param)
+    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise MediaError(f"the {wanted.noun}'s server sends it compressed although it was asked not to", param=param)
+    length = headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 15 or int(length) > wanted.max_bytes):
+        raise _too_large(wanted, param)
+
+
+def _too_large(wanted: Wanted, param: str) -> HydraError:
+    return RequestTooLarge(f"the {wanted.noun} is larger than the limit of {wanted.max_bytes} bytes", param=param)
+
+
+def _why(e: Exception) -> str:
+    if isinstance(e, httpcore.ProtocolError):
+        return "its server's answer is cut off or not HTTP"
+    if isinstance(e.__cause__, ssl.SSLError):
+        return "its server has no valid certificate for this name"
+    return "its server cannot be reached or breaks off"

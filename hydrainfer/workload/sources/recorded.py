@@ -1,0 +1,62 @@
+"""Workloads recorded once and replayed: the requests, each with the length that its answer had.
+
+JSON lines; the first says what was recorded and how, the others are requests. Drawn pictures are kept as their seeds,
+picture files as their paths, so that a recording is small and goes with the dataset that it is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hydrainfer.core import ConfigError
+from hydrainfer.workload.chat import ChatRequest
+from hydrainfer.workload.sources.files import read_bytes, wrong
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """`model` and `server`: who gave the answers; empty where lengths were drawn. `n_cut_short`: answers that reached
+    the most tokens allowed. `n_failed`: requests without an answer, left out."""
+
+    dataset: str
+    seed: int = 0
+    model: str = ""
+    server: str = ""
+    n_cut_short: int = 0
+    n_failed: int = 0
+    date: str = ""
+    chats: tuple[ChatRequest, ...] = ()
+
+
+class _Head(msgspec.Struct, tag="hydrainfer-recording", tag_field="kind"):
+    recording: Recording
+    version: int = 1
+
+
+def write_recording(path: Path, recording: Recording) -> None:
+    """Raises `ConfigError` if it cannot be written."""
+    head = _Head(msgspec.structs.replace(recording, chats=()))
+    lines: Sequence[object] = (head, *recording.chats)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\n".join(msgspec.json.encode(line) for line in lines) + b"\n")
+    except OSError as e:
+        raise ConfigError(f"cannot write {path}: {e.strerror}", param="out") from None
+
+
+def read_recording(path: Path) -> Recording:
+    """Raises `ConfigError`."""
+    first, *rest = read_bytes(path).splitlines() or [b""]
+    try:
+        head = msgspec.json.decode(first, type=_Head)
+    except msgspec.DecodeError:
+        raise wrong(path, "not a recording of `hydrainfer trace`: its first line does not say so") from None
+    chats = []
+    for number, line in enumerate(rest, 2):
+        try:
+            chats.append(msgspec.json.decode(line, type=ChatRequest))
+        except msgspec.DecodeError as e:
+            raise wrong(path, f"line {number} is not a request ({e})") from None
+    return msgspec.structs.replace(head.recording, chats=tuple(chats))

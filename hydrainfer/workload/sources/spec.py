@@ -1,0 +1,130 @@
+"""A workload as a file of configs/workloads describes it, and its requests."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hydrainfer.config import check_known, locate, read_yaml
+from hydrainfer.core import ConfigError
+from hydrainfer.workload.chat import ChatRequest
+from hydrainfer.workload.pictures import FilePicture
+from hydrainfer.workload.sources.conversations import CONVERSATIONS
+from hydrainfer.workload.sources.questions import READERS, Question
+from hydrainfer.workload.sources.recorded import read_recording
+from hydrainfer.workload.sources.synthetic import Size, Texts, chats_of_arrivals, synthetic_chats
+from hydrainfer.workload.sources.traces import TRACES, read_arrivals
+from hydrainfer.workload.spread import Spread
+
+SOURCES = ("synthetic", *READERS, *CONVERSATIONS, *TRACES, "recording")
+DEFAULT = "default"
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`dataset`: the name that SLO presets know it by. `reader`: how the file at `path` is read (one of `SOURCES`);
+    without a `path`, requests are drawn: `questions` (templates), `words`, `picture_sizes`. `output_tokens`: how long
+    answers are, by the model they are of. `distinct`: no picture twice. `notes`: what was assumed, and why."""
+
+    dataset: str
+    reader: str = "synthetic"
+    path: str | None = None
+    pictures: str | None = None
+    instruction: str = ""
+    questions: tuple[str, ...] = ("Tell me about {words}.",)
+    words: str | float = 3
+    n_pictures: int = 1
+    picture_sizes: tuple[Size, ...] = ((640, 480, 1.0),)
+    max_side_px: int | None = None
+    output_tokens: dict[str, str | float] = msgspec.field(default_factory=lambda: {DEFAULT: 32})
+    max_tokens: int = 512
+    distinct: bool = True
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        if self.reader not in SOURCES:
+            raise ConfigError(f"{self.dataset}: no reader {self.reader!r}; there are {', '.join(SOURCES)}")
+        if DEFAULT not in self.output_tokens or self.max_tokens < 1 or self.n_pictures < 0:
+            raise ConfigError(f"{self.dataset}: needs output_tokens with a default, max_tokens >= 1, n_pictures >= 0")
+        if not self.questions or not self.picture_sizes or any(min(size) <= 0 for size in self.picture_sizes):
+            raise ConfigError(f"{self.dataset}: needs questions, and picture sizes of width, height and weight")
+        for spread in (self.words, *self.output_tokens.values()):
+            Spread.parse(spread)
+
+    @property
+    def source(self) -> str:
+        """Where its requests come from; one of `SOURCES`."""
+        return self.reader if self.path is not None else "synthetic"
+
+    def chats(self, n: int, seed: int, like: str | None = None) -> list[ChatRequest]:
+        """`n` requests, the same for the same seed; those of different seeds share no picture as far as the data allow.
+        `like`: the model whose answers' lengths are meant; a name that the workload has not means its default. Raises
+        `ConfigError`: files that are missing or of another format, or fewer requests than `n`."""
+        rng = random.Random(seed)
+        if self.source == "synthetic":
+            return synthetic_chats(
+                n,
+                seed=seed,
+                texts=Texts(self.questions, Spread.parse(self.words), self.instruction, rng),
+                sizes=self.picture_sizes,
+                n_pictures=self.n_pictures,
+                max_side_px=self.max_side_px,
+                output_tokens=self._lengths(like),
+                rng=rng,
+            )
+        found = self._read(rng, like)
+        if self.source in TRACES or self.source == "recording":
+            return _first(found, n, self)
+        return _first(rng.sample(found, len(found)), n, self)
+
+    def _lengths(self, like: str | None) -> Spread:
+        return Spread.parse(self.output_tokens.get(like or DEFAULT, self.output_tokens[DEFAULT]))
+
+    def _read(self, rng: random.Random, like: str | None) -> list[ChatRequest]:
+        path = Path(self.path or "").expanduser()
+        if self.source in TRACES:
+            return chats_of_arrivals(read_arrivals(path, self.source), rng, self.max_tokens)
+        if self.source in CONVERSATIONS:
+            return list(CONVERSATIONS[self.source](path, self.max_tokens))
+        if self.source == "recording":
+            return list(read_recording(path).chats)
+        pictures = Path(self.pictures).expanduser() if self.pictures else path if path.is_dir() else path.parent
+        questions = list(READERS[self.source](path, pictures))
+        if self.distinct:
+            questions = list({q.picture: q for q in rng.sample(questions, len(questions))}.values())
+        lengths = self._lengths(like)
+        return [self._chat(q, max(1, round(lengths.draw(rng)))) for q in questions]
+
+    def _chat(self, question: Question, n_tokens: int) -> ChatRequest:
+        text = "\n".join(part for part in (question.text, self.instruction) if part)
+        return ChatRequest(text=text, pictures=(FilePicture(str(question.picture)),), max_tokens=n_tokens)
+
+
+def _first(chats: list[ChatRequest], n: int, workload: Workload) -> list[ChatRequest]:
+    if len(chats) < n:
+        hint = "; `distinct: false` allows a picture twice" if workload.source in READERS and workload.distinct else ""
+        raise ConfigError(f"{workload.path} has {len(chats)} requests, {n} are needed{hint}", param="requests")
+    return list(islice(chats, n))
+
+
+def read_workload(name: str, *, data: str | None = None, pictures: str | None = None) -> Workload:
+    """`name`: a file, a name of configs/workloads, or a recording of `hydrainfer trace` (.jsonl). `data`, `pictures`:
+    a local copy of the dataset, in place of what the file says. Raises `ConfigError`."""
+    path = locate("workloads", name)
+    if path.suffix == ".jsonl":
+        recording = read_recording(path)
+        return Workload(dataset=recording.dataset, reader="recording", path=str(path))
+    content: dict[str, Any] = read_yaml(path)
+    for key in content:
+        check_known(key, [f.name for f in msgspec.structs.fields(Workload)], str(path))
+    given = {k: v for k, v in (("path", data), ("pictures", pictures)) if v is not None}
+    try:
+        workload = msgspec.convert(content | given, Workload)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{path}: {str(e)[0].lower()}{str(e)[1:]}", param="workload") from None
+    if workload.reader != "synthetic" and workload.path is None and workload.reader not in READERS:
+        raise ConfigError(f"{path}: a workload of {workload.reader} needs its file: give --data", param="data")
+    return workload

@@ -1,0 +1,90 @@
+"""Requests shaped like a dataset's, drawn from a seed: nothing is downloaded, and no two share a picture or a text."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Sequence
+
+from hydrainfer.workload.chat import ChatRequest
+from hydrainfer.workload.pictures import DrawnPicture
+from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
+from hydrainfer.workload.sources.traces import Arrival
+from hydrainfer.workload.spread import Spread
+
+WORDS = (
+    "apple arrow ball bank bear bird boat book bottle bowl bread bridge brush bus cake camera car card cat chair clock "
+    "cloud coat coffee corn cow cup desk dog door dress drum duck engine eye face farm fence field fire fish flag floor "
+    "flower fork fruit garden glass glove grass hand hat hill horse house ice island jar key kite knife ladder lake lamp "
+    "leaf letter light lion map market milk mirror moon mountain music nail nest night oil orange paint paper park pen "
+    "picture pie plane plant plate pocket pond queen rain ring river road rock roof room rope rose sail salt sand school "
+    "sea seat sheep ship shirt shoe sign sky snow soap song spoon square star stone store street sugar sun table tail "
+    "tent ticket tiger tool tower town toy train tree truck umbrella valley village wall watch water wheel window wing "
+    "winter wood wool word yard"
+).split()
+
+
+class Texts:
+    """Questions from templates: `{word}` is one word, `{words}` as many as `n_words` draws. Never the same twice."""
+
+    def __init__(self, templates: Sequence[str], n_words: Spread, instruction: str, rng: random.Random) -> None:
+        self._templates, self._n_words, self._instruction, self._rng = templates, n_words, instruction, rng
+        self._seen: set[str] = set()
+
+    def next(self) -> str:
+        text = self._fill(self._rng.choice(self._templates))
+        while text in self._seen:
+            text = f"{self._rng.choice(WORDS)} {self._rng.choice(WORDS)}: {text}"
+        self._seen.add(text)
+        return f"{text}\n{self._instruction}" if self._instruction else text
+
+    def _fill(self, template: str) -> str:
+        def word(match: re.Match[str]) -> str:
+            n = max(1, round(self._n_words.draw(self._rng))) if match[1] else 1
+            return " ".join(self._rng.choice(WORDS) for _ in range(n))
+
+        return re.sub(r"\{word(s?)\}", word, template)
+
+
+Size = tuple[int, int, float]
+"""Width and height in pixels, and how often."""
+
+
+def fitted(width: int, height: int, max_side_px: int | None) -> tuple[int, int]:
+    """Scaled down, the proportions kept, so that the longer side is at most `max_side_px`."""
+    scale = min(1.0, max_side_px / max(width, height)) if max_side_px else 1.0
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def synthetic_chats(
+    n: int,
+    *,
+    seed: int,
+    texts: Texts,
+    sizes: Sequence[Size],
+    n_pictures: int,
+    max_side_px: int | None,
+    output_tokens: Spread,
+    rng: random.Random,
+) -> list[ChatRequest]:
+    """Pictures are JPEG, as the datasets' are; their seeds are no other request's, nor any other workload seed's."""
+    chats = []
+    for i in range(n):
+        drawn = rng.choices(sizes, [weight for *_, weight in sizes], k=n_pictures)
+        pictures = tuple(
+            DrawnPicture((seed << 32) + i * n_pictures + k, *fitted(w, h, max_side_px), "jpeg")
+            for k, (w, h, _) in enumerate(drawn)
+        )
+        n_tokens = max(1, round(output_tokens.draw(rng)))
+        chats.append(ChatRequest(text=texts.next(), pictures=pictures, max_tokens=n_tokens))
+    return chats
+
+
+def chats_of_arrivals(arrivals: Iterable[Arrival], rng: random.Random, max_tokens: int) -> list[ChatRequest]:
+    """Text prompts of about as many tokens as each arrival had (English words of a tokenizer's 4/3 tokens each)."""
+    chats = []
+    for a in arrivals:
+        n_words = max(1, round(a.n_prompt / TOKENS_PER_WORD))
+        text = " ".join(rng.choice(WORDS) for _ in range(n_words))
+        chats.append(ChatRequest(text=text, max_tokens=min(max(1, a.n_output), max_tokens), at_s=a.at_s))
+    return chats

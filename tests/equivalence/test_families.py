@@ -1,0 +1,153 @@
+"""Every supported family against transformers, end to end: messages and photographs in, token ids out, by layout.
+
+A family is one entry of `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import transformers
+
+from hydrainfer import LLM, SamplingParams
+from tests.checkpoints_next import make_llava_next
+from tests.checkpoints_text import make_text
+from tests.equivalence.criterion import Tally
+from tests.equivalence.reference import PHOTOS, Reference, TextReference, photo
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
+
+N_NEW = 16
+WHOLE = {"token_budget": 4096, "image_budget": 8}  # pictures of several requests in one forward
+CHUNKED = {"token_budget": 24, "block_tokens": 4, "image_budget": 2}  # cuts every picture's span
+SEEING = ("1EPD", "1EP1D", "1ED1P", "1E1P1D")
+SPEAKING = ("1EPD", "1P1D")
+IN_ORDER = (  # keeps pictures where the message has them
+    "{% for m in messages %}{{ m['role'].upper() + ': ' }}{% for p in m['content'] %}"
+    "{% if p['type'] == 'image' %}{{ '<image>' }}{% else %}{{ p['text'] + ' ' }}{% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+def image(i: int, size: tuple[int, int] | None = None) -> dict:
+    """A photograph, or as much of its middle as fits `size`."""
+    picture = photo(PHOTOS[i])
+    if size is not None:
+        left, top = ((have - want) // 2 for have, want in zip(picture.size, size))
+        picture = picture.crop((left, top, left + size[0], top + size[1]))
+    return {"type": "image", "image": picture}
+
+
+def text(t: str) -> dict:
+    return {"type": "text", "text": t}
+
+
+def user(*parts: dict) -> dict:
+    return {"role": "user", "content": list(parts)}
+
+
+def assistant(t: str) -> dict:
+    return {"role": "assistant", "content": [text(t)]}
+
+
+TEXTS = {
+    "text": [user(text("Explain how a queue works in one paragraph, and why it is fair to those who wait."))],
+    "text in turns": [user(text("Name a colour: é, 色.")), assistant("Blue."), user(text("And another one?"))],
+    "long text": [user(text("one two three four five six seven " * 12))],
+}
+PICTURES = {
+    "one": [user(image(0), text("What is in this picture?"))],
+    "wide": [user(text("Look at"), image(2, (590, 40)), text("and say what it is."))],
+    "tall": [user(text("Describe the colours of"), image(1, (37, 290)))],
+    "several sizes": [user(image(3), text("or"), image(4), text("or"), image(5, (301, 211)), text("or"), image(3))],
+    "tiny": [user(image(0, (7, 5)), text("?"))],
+    "turns": [
+        user(image(5), text("What is this?")),
+        assistant("A motorcycle."),
+        user(text("And"), image(1), text("?")),
+    ],
+}
+
+
+class Family(NamedTuple):
+    """`make(folder)` writes a checkpoint; `reference(path)` is transformers on it."""
+
+    make: Callable[[Path], Path]
+    reference: Callable[[Path], Any]
+    chats: dict[str, list[dict]]
+    layouts: tuple[str, ...]
+
+
+next_reference = partial(
+    Reference, processor=transformers.LlavaNextProcessor, model=transformers.LlavaNextForConditionalGeneration
+)
+FAMILIES = {
+    "llava-next, mistral": Family(
+        partial(make_llava_next, text="mistral", template=IN_ORDER), next_reference, TEXTS | PICTURES, SEEING
+    ),
+    "llava-next, llama": Family(
+        partial(make_llava_next, text="llama", seed=1, template=IN_ORDER, published_names=False),
+        next_reference,
+        TEXTS | PICTURES,
+        ("1EPD", "1E1P1D"),
+    ),
+    "llama": Family(partial(make_text, kind="llama", seed=2), TextReference, TEXTS, SPEAKING),
+    "mistral": Family(partial(make_text, kind="mistral", seed=3, shards=3), TextReference, TEXTS, SPEAKING),
+    "qwen2": Family(partial(make_text, kind="qwen2", seed=4), TextReference, TEXTS, SPEAKING),
+    "qwen3": Family(partial(make_text, kind="qwen3", seed=5), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """`cases(family)` → (checkpoint, chats → what transformers says), made once."""
+    made: dict[str, tuple[Path, dict[str, tuple]]] = {}
+
+    def get(name: str) -> tuple[Path, dict[str, tuple]]:
+        if name not in made:
+            family = FAMILIES[name]
+            path = family.make(tmp_path_factory.mktemp("family"))
+            reference = family.reference(path)
+            made[name] = path, {chat: reference.greedy(content, N_NEW) for chat, content in family.chats.items()}
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def tally():
+    kept = Tally()
+    yield kept
+    kept.check()
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "budgets"),
+    [
+        *((name, layout, "chunked") for name, family in FAMILIES.items() for layout in family.layouts),
+        *((name, "1EPD", "whole") for name in FAMILIES),
+    ],
+)
+def test_tokens_are_those_of_transformers(cases, tally, family, layout, budgets):
+    path, wanted = cases(family)
+    options = {"chunked": CHUNKED, "whole": WHOLE}[budgets]
+    greedy = SamplingParams(temperature=0.0, max_tokens=N_NEW)
+    with LLM(path, layout=layout, launcher="inproc", threads=1, native_kernels=False, **options) as llm:
+        outputs = llm.chat(list(FAMILIES[family].chats.values()), greedy, use_tqdm=False)
+        for (name, (prompt_ids, ids, gaps)), out in zip(wanted.items(), outputs):
+            assert list(out.prompt_token_ids) == prompt_ids, name
+            tally.add(f"{family}/{layout}/{budgets}/{name}", list(out.outputs[0].token_ids), ids, gaps)
+        for pool in llm._instance.pools().values():
+            pool.check(idle=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_vary(cases, family):
+    """Else equality would say little: answers differ from chat to chat, and are no single token over and over."""
+    answers = [ids for _, ids, _ in cases(family)[1].values()]
+    assert len(set(map(tuple, answers))) == len(answers)
+    assert all(len(set(ids)) > 3 or len(ids) < 6 for ids in answers)

@@ -1,0 +1,108 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL against transformers, end to end: photographs, videos and messages in, tokens out.
+
+Under budgets that chunk prompts through pictures and batch pictures of different sizes, and in every layout.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hydrainfer import LLM, SamplingParams
+from tests.checkpoints import make_picture
+from tests.checkpoints_qwen import FAMILIES, make_qwen
+from tests.equivalence.criterion import Tally
+from tests.equivalence.qwen_reference import Reference
+from tests.equivalence.reference import photo
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(600)]
+
+N_NEW = 8
+GREEDY = SamplingParams(temperature=0.0, max_tokens=N_NEW)
+
+
+def image(name, size=None):
+    picture = photo(name).convert("RGB")
+    return {"type": "image", "image": picture if size is None else picture.resize(size)}
+
+
+def video(seed, n, height, width, fps):
+    frames = np.stack([make_picture(seed + i, max(height, width))[:height, :width] for i in range(n)])
+    return {"type": "video", "video": frames, "fps": fps}
+
+
+def text(t):
+    return {"type": "text", "text": t}
+
+
+def user(*parts):
+    return {"role": "user", "content": list(parts)}
+
+
+CHATS = {
+    "one": [user(image("astronaut.png"), text("What is in this picture?"))],
+    "sizes": [
+        user(text("Which is wide,"), image("rocket.jpg", (300, 40)), image("chelsea.png", (60, 210)), text("or tall?")),
+        user(image("coffee.png", (30, 20)), text("Or this?")),
+    ],
+    "none": [user(text("Explain how a queue works, and why it is fair to those who wait."))],
+    "turns": [
+        user(image("coffee.png"), text("What is this?")),
+        {"role": "assistant", "content": [text("A cup.")]},
+        user(text("And"), image("camera.png"), text("?")),
+    ],
+    "video": [user(text("What happens:"), video(10, 6, 90, 130, 2.0), text("Say it."))],
+    "mixed": [user(video(20, 5, 60, 60, 0.7), image("chelsea.png"), video(30, 2, 112, 56, 3.3), text("Compare."))],
+}
+ENGINES = {
+    "whole prompts": {"token_budget": 4096},
+    "chunks of 7": {"token_budget": 7, "image_budget": 2, "block_tokens": 4},
+}
+LAYOUTS = ["1EP1D", "1ED1P", "1E1P1D"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request, tmp_path_factory):
+    """(checkpoint, chats → what transformers says)."""
+    tied, published = request.param != "qwen2_5_vl", request.param != "qwen2_vl"
+    path = make_qwen(request.param, tmp_path_factory.mktemp("qwen"), 1, tied=tied, published=published, shards=2)
+    reference = Reference(path)
+    return path, {name: reference.greedy(chat, N_NEW) for name, chat in CHATS.items()}
+
+
+@pytest.fixture(scope="module")
+def tally():
+    kept = Tally()
+    yield kept
+    kept.check()
+
+
+def compare(outputs, wanted, label, tally):
+    for (name, (prompt_ids, ids, gaps)), out in zip(wanted.items(), outputs, strict=True):
+        assert list(out.prompt_token_ids) == prompt_ids, name
+        tally.add(f"{label}/{name}", list(out.outputs[0].token_ids), ids, gaps)
+
+
+def check_whole(llm):
+    for pool in llm._instance.pools().values():
+        pool.check(idle=True)
+    llm._instance.intake.processor.pixels.check(idle=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_instance(case, engine, tally):
+    path, wanted = case
+    with LLM(path, native_kernels=False, threads=1, **ENGINES[engine]) as llm:
+        compare(llm.chat(list(CHATS.values()), GREEDY, use_tqdm=False), wanted, engine, tally)
+        compare(llm.chat(CHATS["mixed"], GREEDY, use_tqdm=False), {"mixed": wanted["mixed"]}, "cached", tally)
+        check_whole(llm)
+    assert len({tuple(ids) for _, ids, _ in wanted.values()}) == len(wanted), "answers depend on the question"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(case, layout, tally):
+    """Embeddings with their further levels, and positions, survive migration."""
+    path, wanted = case
+    options = {"token_budget": 32, "block_tokens": 4, "threads": 1, "native_kernels": False}
+    with LLM(path, layout=layout, launcher="inproc", **options) as llm:
+        compare(llm.chat(list(CHATS.values()), GREEDY, use_tqdm=False), wanted, layout, tally)

@@ -1,0 +1,49 @@
+"""A model called without runners: teacher-forced logits of one prompt, with pictures in it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hydrainfer.models import Model, Picture
+from hydrainfer.ops import AttentionBatch
+from hydrainfer.processor import load_description
+from hydrainfer.processor.media import MediaLimits, from_image
+from hydrainfer.storage import BlockStore
+
+_BLOCK = 4
+
+
+def pictures_of(path, images) -> list[Picture]:
+    """As the checkpoint's adapter makes them of PIL images."""
+    adapter = load_description(path).images.adapter
+    made = [from_image(image, MediaLimits()) for image in images]
+    return [Picture(adapter.pixels(p), adapter.fit(*p.image.size).grid) for p in made]
+
+
+def teacher_forced(model: Model, ids: list[int], pictures: list[Picture] = ()) -> torch.Tensor:
+    """Logits of every position of `ids` in one forward, float32 [len(ids), vocab]. Placeholders take the pictures' rows
+    in order."""
+    n = len(ids)
+    (spec,) = [s for s in model.cache_specs(kv_block_tokens=_BLOCK) if s.name == "kv"]
+    n_blocks = -(-n // _BLOCK)
+    kv = BlockStore(spec, n_blocks)
+    tokens = torch.tensor(ids)
+    at = torch.isin(tokens, torch.tensor(model.config.media_tokens, dtype=torch.int64))
+    with torch.inference_mode():
+        x = model.embed(torch.where(at, 0, tokens))
+        if pictures:
+            rows = torch.cat(model.encode(list(pictures)))
+            assert len(rows) == int(at.sum()), "placeholders and rows differ"
+            x[at] = rows
+        batch = AttentionBatch(
+            counts=[n],
+            contexts=[0],
+            n_decodes=0,
+            block_tokens=_BLOCK,
+            tables=torch.arange(n_blocks, dtype=torch.int32)[None],
+            lengths=torch.tensor([n], dtype=torch.int32),
+            slots=torch.from_numpy(np.arange(n)),
+            starts=torch.tensor([0, n], dtype=torch.int32),
+        )
+        return model.logits(model.forward(x, torch.arange(n), batch, kv.layers))

@@ -1,0 +1,157 @@
+"""Pictures that requests name by URL, from a website on this machine, through the server and offline."""
+
+import http.server
+import threading
+import time
+
+import httpx
+import pytest
+
+from hydrainfer.processor import FetchLimits
+from tests.server.conftest import data_url, image_part, picture, wait_until
+
+pytestmark = pytest.mark.cpu
+ANY = FetchLimits(hosts="any", image_s=2.0)
+
+
+class Website:
+    """`/N.png` is a picture; `/slow/N.png` comes after 0.4 s, `/never` not before `close`."""
+
+    def __init__(self):
+        site = self
+        self.asked = []
+        self.over = threading.Event()
+
+        class Page(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                site.asked.append(self.path)
+                if self.path.startswith("/slow"):
+                    time.sleep(0.4)
+                if self.path == "/never":
+                    site.over.wait(30)
+                    return
+                body = picture(len(self.path)) if self.path.endswith(".png") else b"<html>"
+                self.send_response(200)
+                self.send_header("Content-Type", "image/png" if self.path.endswith(".png") else "text/html")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
+        self._server.daemon_threads = True
+        self.url = f"http://site.test:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.over.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def site():
+    site = Website()
+    yield site
+    site.close()
+
+
+def part(url):
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_a_url_is_as_good_as_its_bytes(start, site, tmp_path):
+    (tmp_path / "1.png").write_bytes(picture(6))
+    server = start(fetch=FetchLimits(hosts="any", roots=(tmp_path,)))
+    urls = [f"{site.url}/1.png", site.url.replace("site.test", "127.0.0.1") + "/1.png", f"file://{tmp_path}/1.png"]
+    assert server.chat([image_part(picture(6))]).status_code == 200
+    for url in urls:
+        assert server.chat([part(url), {"type": "text", "text": "x"}]).status_code == 200, url
+    keys = {request.media[0].key for request in server.engine.submitted}
+    assert len(server.engine.submitted) == 4 and len(keys) == 1
+    server.check_idle()
+
+
+def test_pictures_come_side_by_side_and_the_same_but_once(start, site):
+    server = start(fetch=ANY)
+    start_s = time.monotonic()
+    urls = [f"{site.url}/slow/1.png", f"{site.url}/slow/22.png", f"{site.url}/slow/1.png"]
+    assert server.chat([part(u) for u in urls]).status_code == 200
+    assert time.monotonic() - start_s < 1.1
+    assert sorted(site.asked) == ["/slow/1.png", "/slow/22.png"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_goes_wrong_is_said(start, site, stream):
+    server = start(fetch=ANY)
+    for url, status, says in [
+        (f"{site.url}/page", 422, "leads to text/html"),
+        (f"{site.url}/never", 504, "within 2 s"),
+        ("http://127.0.0.1:1/x.png", 422, "cannot be reached"),
+        ("https://nobody.example/x.png", 422, "no address"),
+    ]:
+        response = server.chat([image_part(), part(url)], stream=stream)
+        assert response.status_code == status, response.text
+        error = response.json()["error"]
+        assert says in error["message"] and error["param"] == "messages.0.content.1.image_url"
+    server.check_idle()
+
+
+def test_nothing_is_fetched_for_a_request_that_is_refused_anyhow(start, site):
+    server = start(fetch=ANY)
+    assert server.chat([part(f"{site.url}/{i}.png") for i in range(4)]).status_code == 400
+    assert server.chat([part(f"{site.url}/1.png"), part("ftp://x/y")]).status_code == 400
+    assert site.asked == []
+
+
+def test_private_addresses_are_refused_by_default(start, site):
+    server = start()
+    assert server.chat([part(f"{site.url}/1.png")]).status_code == 422
+    assert server.chat([part(site.url.replace("site.test", "127.0.0.1") + "/1.png")]).status_code == 400
+    assert site.asked == []
+
+
+def test_tokenising_a_chat_fetches_its_pictures(start, site):
+    server = start(fetch=ANY)
+
+    def tokens(url):
+        body = {"messages": [{"role": "user", "content": [part(url), {"type": "text", "text": "hi"}]}]}
+        return server.post("/tokenize", **body).json()["tokens"]
+
+    assert tokens(f"{site.url}/1.png") == tokens(data_url(picture(6)))
+
+
+def test_fetching_counts_against_the_deadline(start, site):
+    server = start(fetch=ANY, timeout_s=0.3)
+    response = server.chat([part(f"{site.url}/never")])
+    assert response.status_code == 504 and "prepared in time" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_goes_away_stops_being_fetched_for(start, site, stream):
+    server = start(fetch=FetchLimits(hosts="any", image_s=20.0))
+    with pytest.raises(httpx.ReadTimeout):
+        server.http.post(
+            "/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": [part(f"{site.url}/never")]}], "stream": stream},
+            timeout=0.3,
+        )
+    wait_until(lambda: server.sessions.n_live == 0, timeout_s=3)
+    assert not server.engine.submitted
+    server.check_idle()
+
+
+def test_no_thread_waits_for_a_network(start, site):
+    """Two threads prepare; four requests that wait for pictures leave them to the fifth."""
+    server = start(fetch=FetchLimits(hosts="any", image_s=3.0))
+    waiting = [threading.Thread(target=server.chat, args=([part(f"{site.url}/never")],), daemon=True) for _ in range(4)]
+    for thread in waiting:
+        thread.start()
+    wait_until(lambda: len(site.asked) == 4)
+    start_s = time.monotonic()
+    assert server.chat([image_part()]).status_code == 200
+    assert time.monotonic() - start_s < 1.5
+    for thread in waiting:
+        thread.join(10)
