@@ -48,4 +48,6 @@ def locate(kind: str, name: str | Path) -> Path:
         if (folder / f"{name}.yaml").is_file():
             return folder / f"{name}.yaml"
     known = sorted({p.stem for folder in folders for p in folder.glob("*.yaml")})
-    raise ConfigError(f"no {kind} called {str(name)!r}: give a file, or one of {', '.join(known) or 'none'}", param=kind)
+    raise ConfigError(
+        f"no {kind} called {str(name)!r}: give a file, or one of {', '.join(known) or 'none'}", param=kind
+    )

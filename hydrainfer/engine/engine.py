@@ -316,7 +316,7 @@ class Engine:
 
     def skip(self, ticket: Ticket, batch: StepBatch, times: list[float]) -> None:
         """As if the batch in flight and others like it had been turned, which were launched and done at these times;
-        `ticket` is in flight since the last of them. The scheduler's part is `Scheduler.skip`."""
+        `ticket` is in flight since the last of them. The scheduler's part is `scheduler.skip`."""
         for began_s, ended_s in pairwise(times):
             self._costs.observe(batch, ended_s - began_s)
         self._n_steps += len(times) - 1

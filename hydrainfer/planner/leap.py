@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from hydrainfer.core import DeviceTime, Lane, Load, Stage, StepBatch, StepResult
+from hydrainfer.scheduler import skip
 
 if TYPE_CHECKING:
     from hydrainfer.planner.simulator import Node
@@ -89,7 +90,7 @@ class Leap:
             if k == n - 1 or done[k + 1] + node.message_s > now:  # the others are known to be overtaken
                 node.report(self._load_after(k + 1), done[k])
         times = [self._launched_s, *done]
-        batch = engine.scheduler.skip(self._batch, [node.decoded(work.seq, done) for work in self._batch.work])
+        batch = skip(engine.scheduler, self._batch, [node.decoded(work.seq, done) for work in self._batch.work])
         result = StepResult(batch, tokens=[node.answer(work.seq) for work in batch.work])
         engine.skip(ModelledTicket(self.ends[n], result), self._batch, times)
         node.device.busy_until[Lane.LANGUAGE] = self.ends[n]

@@ -70,7 +70,7 @@ class Scheduler:
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
         self.waiting_pictures = self.waiting_tokens = 0  # of all that waits
         self._n_added = 0
-        self._n_batches = 0
+        self.n_batches = 0
         self.n_preemptions = 0
         self.started: list[tuple[Sequence, Stage]] = []  # first batch of a stage, since the engine last looked
         self.preempted: list[Sequence] = []
@@ -141,9 +141,6 @@ class Scheduler:
     def n_running(self) -> int:
         return len(self.encoding) + len(self.prefilling) + len(self.decoding)
 
-    def live_ids(self) -> list[str]:
-        return list(self._live)
-
     def get(self, request_id: str) -> Sequence | None:
         return self._live.get(request_id)
 
@@ -211,8 +208,8 @@ class Scheduler:
             if not seq.started:
                 seq.started = True
                 self.started.append((seq, seq.stage))
-        self._n_batches += 1
-        return StepBatch(self._n_batches, lane, work, n)
+        self.n_batches += 1
+        return StepBatch(self.n_batches, lane, work, n)
 
     def _fill_language(self, now: float) -> tuple[list[TokenWork], int]:
         budget = self.budgets.tokens
@@ -272,19 +269,6 @@ class Scheduler:
         queued = [s.queued_s for s in self.encoding.values()]
         queued += [q[0].queued_s for q in (self.waiting[Stage.ENCODE],) if q]
         return min(queued, default=float("inf")) + self.policy.encode_wait_s
-
-    def skip(self, batch: StepBatch, tokens: list[list[int]]) -> StepBatch:
-        """As if a batch of decodes and all but the last of others like it had been applied, with these tokens of each
-        sequence; the last is returned, in flight. None of them may end a sequence or want more room than there is."""
-        for (seq, *_), made in zip(batch.work, tokens):
-            seq.tokens += made
-            seq.n_computed += len(made)
-            while len(seq.tokens) > seq.capacity:
-                grown = self.room.grow(seq)
-                assert grown, "a skip that wanted more room than there is"
-        self._n_batches += len(tokens[0])
-        work = [TokenWork(seq, seq.n_computed, 1, True) for seq, *_ in batch.work]
-        return StepBatch(self._n_batches, batch.lane, work, len(work))
 
     # ---- admission
 
@@ -450,23 +434,14 @@ class Scheduler:
     def check(self) -> None:
         """Every live sequence is in exactly one place and the caches agree with the leases. For tests. (That no lease
         is left at the end is the caller's to check, after the last batch was applied.)"""
-        places = [
-            *(s for q in self.waiting.values() for s in q),
-            *self.encoding.values(),
-            *self.prefilling.values(),
-            *self.decoding.values(),
-            *self.migrating.values(),
-        ]
+        queued, running = [s for q in self.waiting.values() for s in q], self._running.values()
+        places = [*queued, *(s for group in running for s in group.values()), *self.migrating.values()]
         assert not self.arriving.keys() & self._live.keys(), "seen before it landed"
         assert not any(self.role.runs(s.stage) for s in self.migrating.values()), "migrates though it could stay"
         assert len(places) == len({s.id for s in places}) == len(self._live), "a sequence is lost or doubled"
-        for stage, group in (
-            (Stage.ENCODE, self.encoding),
-            (Stage.PREFILL, self.prefilling),
-            (Stage.DECODE, self.decoding),
-        ):
+        for stage, group in self._running.items():
             assert all(s.stage is stage for s in group.values()), f"a sequence is not in {stage.value}"
-        assert self.waiting_tokens == sum(len(s.tokens) - s.n_computed for q in self.waiting.values() for s in q)
+        assert self.waiting_tokens == sum(len(s.tokens) - s.n_computed for s in queued)
         assert self.waiting_pictures == sum(len(s.pending_media) for s in self.waiting[Stage.ENCODE])
         for queue in self.waiting.values():
             assert sorted(queue, key=lambda s: s.order) == list(queue), "a queue is out of order"

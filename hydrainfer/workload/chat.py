@@ -71,9 +71,7 @@ def _content(chat: ChatRequest) -> list[dict[str, Any]]:
 def encoded(chats: Iterable[ChatRequest]) -> list[ChatRequest]:
     """The same requests with their pictures drawn or read, once: to send them again costs nothing more. Raises
     `ConfigError`."""
-    return [
-        msgspec.structs.replace(c, pictures=tuple(EncodedPicture(p.data_url()) for p in c.pictures)) for c in chats
-    ]
+    return [msgspec.structs.replace(c, pictures=tuple(EncodedPicture(p.data_url()) for p in c.pictures)) for c in chats]
 
 
 def distinct_chats(

@@ -91,7 +91,9 @@ def test_impossible_searches_are_refused(wrong):
         Search(**wrong)
 
 
-@pytest.mark.parametrize(("k", "n", "low", "high"), [(90, 100, 0.8256, 0.9448), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0)])
+@pytest.mark.parametrize(
+    ("k", "n", "low", "high"), [(90, 100, 0.8256, 0.9448), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0)]
+)
 def test_wilson(k, n, low, high):
     assert wilson(k / n, n) == pytest.approx((low, high), abs=1e-4)
 
