@@ -79,6 +79,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.encode_base_s + max(arithmetic_s, self.encode_weights_s)
 
     def _encode_s(self, batch: StepBatch) -> float:
+        if not (self.encode_token_s or self.encode_attention_s):
+            return self.encode_s([0] * len(batch.work))
         return self.encode_s([seq.request.media[i].n_tokens for seq, i in batch.work])
 
 
