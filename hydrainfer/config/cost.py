@@ -34,8 +34,12 @@ def cost_model_of(config: ServeConfig) -> CostModel | None:
 
 
 def read_cost_model(path: Path) -> CostModel:
-    """From YAML or JSON. Raises `ConfigError` naming file, key and rule in one line."""
-    values = {str(key): _number(path, str(key), value) for key, value in read_yaml(path).items()}
+    """From YAML or JSON; of a measurement (configs/cost_models), its `cost`. Raises `ConfigError` naming file, key and
+    rule in one line."""
+    content = read_yaml(path)
+    found = content.get("cost")
+    terms = found if isinstance(found, dict) else content
+    values = {str(key): _number(path, str(key), value) for key, value in terms.items()}
     missing = [name for name, f in _FIELDS.items() if f.required and name not in values]
     if missing:
         raise ConfigError(f"{path}: {' and '.join(missing)} missing from the cost model", param=missing[0])
@@ -47,7 +51,7 @@ def _number(path: Path, key: str, value: Any) -> float:
         near = difflib.get_close_matches(key, _FIELDS, 1)
         hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(_FIELDS)}"
         raise ConfigError(f"{path}: unknown key {key!r}; {hint}", param=key)
-    least = 1.0 if key == "overlap_slowdown" else 0.0
+    least = 1.0 if key.endswith("overlap_slowdown") else 0.0
     try:  # text, too: YAML 1.1 takes 1e-3 for a string
         number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):

@@ -3,7 +3,7 @@
 Called by all rooms. No I/O, no torch, no clock: time is an argument.
 """
 
-from hydrainfer.core.cost import CostModel
+from hydrainfer.core.cost import CostModel, DeviceTime
 from hydrainfer.core.errors import (
     CheckpointError,
     ConfigError,
@@ -60,6 +60,7 @@ __all__ = [
     "Confirm",
     "CostModel",
     "DeadlineExceeded",
+    "DeviceTime",
     "EncodeWork",
     "ErrorInfo",
     "EventKind",

@@ -18,6 +18,7 @@ import msgspec
 from hydrainfer.core.events import ErrorInfo, Load
 from hydrainfer.core.request import Request
 from hydrainfer.core.sequence import Sequence
+from hydrainfer.core.stage import Stage
 
 Key = tuple[str, int]
 """(request id, attempt): an attempt is offered to one peer, once."""
@@ -61,6 +62,11 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> Key:
         return self.request.id, self.attempt
+
+    @property
+    def stage(self) -> Stage:
+        """That it is to be taken for."""
+        return self.request.plan()[self.cursor]
 
     @property
     def deadline_s(self) -> float:

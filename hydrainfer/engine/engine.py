@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from itertools import pairwise
 from typing import Literal
 
 from hydrainfer.core import (
@@ -28,6 +30,7 @@ from hydrainfer.core import (
     Request,
     Sequence,
     Stage,
+    StepBatch,
     StepResult,
 )
 from hydrainfer.engine.costs import Costs
@@ -297,6 +300,37 @@ class Engine:
 
     def _event(self, request_id: str, kind: EventKind, at_s: float, stage: Stage | str = "", detail: str = "") -> None:
         self._record(LifecycleEvent(request_id, kind, at_s, stage, detail))
+
+    # ---- fast forward, of a simulator
+
+    def repeating(self) -> tuple[Ticket, float, float] | None:
+        """The one batch in flight, when it was launched, and when something else is due here next; if it holds all that
+        lives here, so that what follows it is like it."""
+        s, moves = self.scheduler, self._moves
+        idle = not (s.n_waiting or s.encoding or s.prefilling or s.arriving or (moves is not None and moves.n_arriving))
+        if len(self._in_flight) != 1 or not idle:
+            return None
+        (lane, ticket) = next(iter(self._in_flight.items()))
+        times = [*(at for at, _ in self._deadlines[:1]), float("inf") if moves is None else moves.wake_at()]
+        return ticket, self._launched_s[lane], min(times)
+
+    def skip(self, ticket: Ticket, batch: StepBatch, times: list[float]) -> None:
+        """As if the batch in flight and others like it had been turned, which were launched and done at these times;
+        `ticket` is in flight since the last of them. The scheduler's part is `scheduler.skip`."""
+        for began_s, ended_s in pairwise(times):
+            self._costs.observe(batch, ended_s - began_s)
+        self._n_steps += len(times) - 1
+        self._progress_s = self._launched_s[batch.lane] = times[-1]
+        self._in_flight[batch.lane] = ticket
+
+    def loads_after(self, batch: StepBatch, seconds: list[float]) -> list[Load]:
+        """What `load` will be after each of such batches."""
+        costs, counts = copy(self._costs), backlog(self.scheduler)
+        found = []
+        for each_s in seconds:
+            costs.observe(batch, each_s)
+            found.append(costs.load(*counts))
+        return found
 
     # ---- facts
 

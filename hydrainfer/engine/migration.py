@@ -16,7 +16,9 @@ one. No clock, no sockets, no tensors: calls take the time and return what is to
 from __future__ import annotations
 
 import enum
+from bisect import insort
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from hydrainfer.core import (
@@ -31,6 +33,7 @@ from hydrainfer.core import (
     Reject,
     Release,
     Renew,
+    Stage,
     Withdraw,
 )
 
@@ -122,12 +125,14 @@ class Source:
         self._live: dict[str, Key] = {}  # request id -> its present offer
         self._readers: dict[int, int] = {}  # hold -> attempts whose peer may still read
         self._closed: set[int] = set()
+        self._due_at = float("inf")  # nothing is to be resent and no lease is over before
 
     def offer(self, handoff: Handoff, peer: str, hold: int, now: float) -> list[Effect]:
         assert handoff.request.id not in self._live, f"{handoff.request.id} is offered already"
         message, t = Offer(handoff), self._timing
         self._offers[handoff.key] = _Outgoing(handoff.key, peer, hold, message, now + t.lease_s, now + t.resend_s)
         self._live[handoff.request.id] = handoff.key
+        self._due_at = min(self._due_at, now + min(t.lease_s, t.resend_s))
         self._readers[hold] = self._readers.get(hold, 0) + 1
         return [Send(peer, message)]
 
@@ -162,6 +167,8 @@ class Source:
                 return self._over(o, None)
 
     def tick(self, now: float) -> list[Effect]:
+        if now < self._due_at:
+            return []
         effects: list[Effect] = []
         for o in list(self._offers.values()):
             if o.state in _LIVE and o.lease_until <= now:
@@ -169,22 +176,22 @@ class Source:
             elif o.resend_at <= now and o.state is not State.ADMITTED:
                 o.resend_at = now + self._timing.resend_s
                 effects.append(Send(o.peer, self._last_word(o)))
+        self._due_at = min(map(self._next_at, self._offers.values()), default=float("inf"))
         return effects
+
+    @staticmethod
+    def _next_at(o: _Outgoing) -> float:
+        if o.state not in _LIVE:
+            return o.resend_at
+        return min(o.lease_until, o.resend_at) if o.state is State.OFFERED else o.lease_until
 
     def peer_dead(self, peer: str) -> list[Effect]:
         """Its process is known to be gone: it reads nothing."""
         return [e for o in list(self._offers.values()) if o.peer == peer for e in self._over(o, None)]
 
     def wake_at(self) -> float:
-        times = (
-            o.resend_at
-            if o.state not in _LIVE
-            else min(o.lease_until, o.resend_at)
-            if o.state is State.OFFERED
-            else o.lease_until
-            for o in self._offers.values()
-        )
-        return min(times, default=float("inf"))
+        """No later than `tick` has something to do; perhaps earlier, for leases are renewed meanwhile."""
+        return self._due_at
 
     @property
     def idle(self) -> bool:
@@ -193,7 +200,8 @@ class Source:
 
     def _landed(self, o: _Outgoing | None, peer: str, key: Key, pull: int, now: float) -> list[Effect]:
         if o is not None and o.state in _LIVE:
-            o.state, o.pull, o.resend_at = State.RELEASED, pull, now + self._timing.resend_s
+            o.state, o.pull = State.RELEASED, pull
+            self._resend(o, now)
             del self._live[key[0]]
             self._closed.add(o.hold)
             return [Send(peer, Confirm(key, pull, True)), Moved(key[0], peer), *self._reader_gone(o.hold)]
@@ -210,9 +218,14 @@ class Source:
         return [] if known else [Send(peer, Withdraw(key))]
 
     def _withdraw(self, o: _Outgoing, now: float) -> list[Effect]:
-        o.state, o.resend_at = State.EXPIRED, now + self._timing.resend_s
+        o.state = State.EXPIRED
+        self._resend(o, now)
         del self._live[o.key[0]]
         return [Send(o.peer, Withdraw(o.key))]
+
+    def _resend(self, o: _Outgoing, now: float) -> None:
+        o.resend_at = now + self._timing.resend_s
+        self._due_at = min(self._due_at, o.resend_at)
 
     @staticmethod
     def _last_word(o: _Outgoing) -> Message:
@@ -253,19 +266,29 @@ class _Incoming:
     resend_at: float = 0.0
 
 
+def _order(handoff: Handoff) -> tuple[float, int]:
+    return handoff.order
+
+
 class Target:
     """What is offered to this instance."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._offers: dict[Key, _Incoming] = {}
+        self._waiting: dict[Stage, list[Handoff]] = {}  # those that are OFFERED, oldest first
+        self._landed: dict[Key, _Incoming] = {}  # those that are LANDED
         self._n_pulls = 0
         self._renew_at = float("inf")
 
-    def waiting(self) -> list[Handoff]:
+    def waiting(self) -> list[tuple[Stage, Handoff]]:
         """Offers that wait for room, oldest request first."""
-        found = [i.handoff for i in self._offers.values() if i.state is State.OFFERED]
-        return sorted(found, key=lambda h: h.order)
+        queues = [[(stage, handoff) for handoff in queue] for stage, queue in self._waiting.items() if queue]
+        return queues[0] if len(queues) == 1 else sorted(chain(*queues), key=lambda pair: pair[1].order)
+
+    @property
+    def n_stages_waited_for(self) -> int:
+        return sum(bool(queue) for queue in self._waiting.values())
 
     def handle(self, peer: str, message: Message, now: float) -> list[Effect]:
         assert isinstance(message, Offer | Confirm | Withdraw)
@@ -274,6 +297,7 @@ class Target:
             case Offer(handoff=handoff):
                 if i is None:
                     self._offers[handoff.key] = _Incoming(handoff, peer)
+                    insort(self._waiting.setdefault(handoff.stage, []), handoff, key=_order)
                     self._renew_at = min(self._renew_at, now + self._timing.renew_s)
                     return [Send(peer, Renew((handoff.key,)))]
                 if i.state is State.LANDED:
@@ -285,7 +309,7 @@ class Target:
                 if not held:
                     return self._call_off(key, i)
                 assert i.state is State.LANDED, f"{key} confirmed before it landed"
-                del self._offers[key]
+                del self._offers[key], self._landed[key]
                 return [Land(key), Send(peer, Release(key, pull))]
             case Withdraw(key=key):
                 return self._call_off(key, i) if i is not None else [Send(peer, Release(key, 0))]
@@ -294,6 +318,7 @@ class Target:
         """Room for it is reserved."""
         i = self._offers[key]
         assert i.state is State.OFFERED
+        self._waiting[i.handoff.stage].remove(i.handoff)
         self._n_pulls += 1
         i.state, i.pull = State.ADMITTED, self._n_pulls
         return [Send(i.peer, Admit(key))]
@@ -303,7 +328,9 @@ class Target:
         self._offers[key].state = State.PULLING
 
     def reject(self, key: Key, error: ErrorInfo | None) -> list[Effect]:
-        return [Send(self._offers.pop(key).peer, Reject(key, error))]
+        i = self._offers.pop(key)
+        self._waiting[i.handoff.stage].remove(i.handoff)
+        return [Send(i.peer, Reject(key, error))]
 
     def pulled(self, key: Key, ok: bool, now: float) -> list[Effect]:
         """Its copy is terminal."""
@@ -312,12 +339,13 @@ class Target:
             del self._offers[key]
             return [Drop(key), Send(i.peer, Release(key, i.pull))]
         i.state, i.resend_at = State.LANDED, now + self._timing.resend_s
+        self._landed[key] = i
         return [Send(i.peer, Landed(key, i.pull))]
 
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for key, i in self._offers.items():
-            if i.state is State.LANDED and i.resend_at <= now:
+        for key, i in self._landed.items():
+            if i.resend_at <= now:
                 i.resend_at = now + self._timing.resend_s
                 effects.append(Send(i.peer, Landed(key, i.pull)))
         if self._renew_at <= now:
@@ -334,8 +362,7 @@ class Target:
         return [e for key, i in gone for e in self._call_off(key, i)]
 
     def wake_at(self) -> float:
-        resends = (i.resend_at for i in self._offers.values() if i.state is State.LANDED)
-        return min(self._renew_at, *resends, float("inf"))
+        return min([self._renew_at, *(i.resend_at for i in self._landed.values())])
 
     def __len__(self) -> int:
         return len(self._offers)
@@ -345,5 +372,7 @@ class Target:
             i.withdrawn = True  # until the copy is terminal
             return []
         del self._offers[key]
-        dropped = [Drop(key)] if i.state is State.LANDED else []
+        if i.state is State.OFFERED:
+            self._waiting[i.handoff.stage].remove(i.handoff)
+        dropped = [Drop(key)] if self._landed.pop(key, None) is not None else []
         return [*dropped, Send(i.peer, Release(key, i.pull))]

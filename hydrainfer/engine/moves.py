@@ -70,7 +70,7 @@ class _Departure:
     seq: Sequence
     hold: int
     give_up_at: float
-    try_at: float  # inf while an offer is open
+    try_at: float  # while no offer is open
     offered: bool = False
     exclude: set[str] = field(default_factory=set)
     error: ErrorInfo | None = None
@@ -98,6 +98,7 @@ class Moves:
         self._dead: set[tuple[str, int]] = set()  # (peer, incarnation): not listened to any more
         self._outbox: dict[str, list[Message]] = {}
         self._out: dict[str, _Departure] = {}
+        self._unplaced: dict[str, _Departure] = {}  # of them, those without an open offer
         self._holds: dict[int, Lease | None] = {}
         self._n_holds = 0
         self._copies: dict[Key, Completion] = {}
@@ -140,9 +141,10 @@ class Moves:
                 continue
             self._n_holds += 1
             self._holds[self._n_holds] = self._scheduler.room.detach(seq, f"{seq.id}/{self._n_holds}")
-            self._out[seq.id] = _Departure(seq, self._n_holds, now + self._timing.patience_s, now)
+            departure = _Departure(seq, self._n_holds, now + self._timing.patience_s, now)
+            self._out[seq.id] = self._unplaced[seq.id] = departure
         self._scheduler.departing.clear()
-        for departure in list(self._out.values()):
+        for departure in list(self._unplaced.values()):
             if departure.try_at <= now:
                 self._place(departure, now)
 
@@ -159,6 +161,7 @@ class Moves:
     def close(self, request_id: str, now: float) -> None:
         """The request ends here: its offer is withdrawn, its blocks come back when nobody reads them."""
         departure = self._out.pop(request_id, None)
+        self._unplaced.pop(request_id, None)
         if departure is not None:
             self._do(self._source.close(request_id, departure.hold, now), now)
 
@@ -171,7 +174,7 @@ class Moves:
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
         """Its process is known to be gone."""
         self._dead.add((peer, incarnation))
-        for handoff in self._target.waiting():
+        for _, handoff in self._target.waiting():
             if handoff.source == peer:
                 self._scheduler.forget_blocked(handoff.request.id)
         self._puller.forget(owner_of(peer, incarnation))
@@ -180,7 +183,7 @@ class Moves:
 
     def wake_at(self) -> float:
         ready = [t for c in self._copies.values() if (t := c.ready_at()) is not None]
-        times = [d.try_at for d in self._out.values()]
+        times = [d.try_at for d in self._unplaced.values()]
         return min([self._source.wake_at(), self._target.wake_at(), *ready, *times])
 
     @property
@@ -223,6 +226,7 @@ class Moves:
                         departure.exclude.add(peer)
                         departure.error, departure.try_at = error or departure.error, now
                         departure.give_up_at = now + self._timing.patience_s
+                        self._unplaced[request_id] = departure
                 case Free(hold):
                     lease = self._holds.pop(hold)
                     if lease is not None:
@@ -241,7 +245,8 @@ class Moves:
         peer = self._placement.choose(seq.request, seq.stage, {self.name, *d.exclude})
         if peer is not None:
             seq.attempt += d.offered
-            d.offered, d.try_at = True, float("inf")
+            d.offered = True
+            del self._unplaced[seq.id]
             handoff = Handoff.of(seq, self.name, self.incarnation, self._puller.exports)
             self._do(self._source.offer(handoff, peer, d.hold, now), now)
         elif d.error is not None:
@@ -255,16 +260,18 @@ class Moves:
             d.try_at = now + _ASK_AGAIN_S
 
     def _strand(self, d: _Departure, error: HydraError) -> None:
-        d.try_at = float("inf")
+        del self._unplaced[d.seq.id]
         self._moves.append(Stranded(d.seq.id, error))
 
     def _admit(self, now: float) -> None:
         """Reserve room for offers, oldest first. A picture that another arrival is bringing is waited for, and nobody
         passes who waits so (as in `Scheduler._admit_encode`)."""
         full: set[Stage] = set()  # stages whose oldest offer found no room
+        n_stages = self._target.n_stages_waited_for
         wanted: set[bytes] = set()
-        for handoff in self._target.waiting():
-            stage = handoff.request.plan()[handoff.cursor]
+        for stage, handoff in self._target.waiting():
+            if len(full) == n_stages:
+                break
             if stage in full:
                 continue
             pictures = {m.key for m in handoff.request.media} if "embed" in handoff.blocks else set()

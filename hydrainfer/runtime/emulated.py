@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from hydrainfer.cache import embed_ranges
 from hydrainfer.core import (
     CostModel,
+    DeviceTime,
     EncodeWork,
     HydraError,
     InternalError,
@@ -42,10 +43,7 @@ def spoken_ids(n_vocab: int, placeholder: int) -> range:
 
 class EmulatedDevice:
     """What the lanes of one instance share. `clock` is the engine's; `stores` by spec name; `spoken`: the ids to answer
-    with. With `pixels`, each picture's pixels are fetched as a vision tower's would be.
-
-    The lanes run side by side. A batch launched while the other lane is busy runs `overlap_slowdown` times slower until
-    that lane's batch ends; the one that was there first is not slowed."""
+    with. With `pixels`, each picture's pixels are fetched as a vision tower's would be."""
 
     def __init__(
         self,
@@ -57,17 +55,11 @@ class EmulatedDevice:
     ) -> None:
         self.clock, self.spoken, self.pixels = clock, spoken, pixels
         self.tags = {name: TagStore(store) for name, store in stores.items()}
-        self._cost = cost
-        self._busy_until: dict[Lane, float] = {}
+        self._time = DeviceTime(cost)
 
     def occupy(self, batch: StepBatch) -> float:
         """Begin the batch now; when it will be done."""
-        now, work_s, slowdown = self.clock(), self._cost.step_s(batch), self._cost.overlap_slowdown
-        shared_s = max((end_s - now for lane, end_s in self._busy_until.items() if lane is not batch.lane), default=0.0)
-        if shared_s > 0.0 and slowdown > 1.0:
-            work_s = work_s * slowdown if work_s * slowdown <= shared_s else shared_s + work_s - shared_s / slowdown
-        self._busy_until[batch.lane] = end_s = now + work_s
-        return end_s
+        return self._time.occupy(batch, self.clock())
 
 
 class EmulatedTicket:

@@ -7,5 +7,6 @@ from hydrainfer.scheduler.backlog import backlog
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls
 from hydrainfer.scheduler.scheduler import Outcome, Scheduler
+from hydrainfer.scheduler.skip import skip
 
-__all__ = ["Budgets", "Outcome", "Policy", "Pulls", "Scheduler", "backlog"]
+__all__ = ["Budgets", "Outcome", "Policy", "Pulls", "Scheduler", "backlog", "skip"]

@@ -8,13 +8,16 @@ from hydrainfer.scheduler.scheduler import Scheduler
 
 def backlog(s: Scheduler) -> tuple[int, int, int]:
     """Pictures that wait to be encoded here, tokens to be prefilled, and sequences that decode or come to."""
-    pictures = tokens = decoding = 0
-    queued = (seq for queue in s.waiting.values() for seq in queue)
-    for seq in [*s.encoding.values(), *s.prefilling.values(), *s.arriving.values(), *queued]:
-        if seq.stage is Stage.ENCODE:
-            pictures += len(seq.pending_media)
-        if seq.stage is Stage.DECODE:
-            decoding += 1
-        elif s.role.runs(Stage.PREFILL):
-            tokens += len(seq.tokens) - seq.n_computed
-    return pictures, tokens, decoding + len(s.decoding)
+    prefills = s.role.runs(Stage.PREFILL)
+    pictures, tokens, decoding = s.waiting_pictures, s.waiting_tokens if prefills else 0, len(s.decoding)
+    for group in (s.encoding, s.prefilling, s.arriving):
+        for seq in group.values():
+            stage = seq.plan[seq.cursor]
+            if stage is Stage.DECODE:
+                decoding += 1
+                continue
+            if stage is Stage.ENCODE:
+                pictures += len(seq.pending_media)
+            if prefills:
+                tokens += len(seq.tokens) - seq.n_computed
+    return pictures, tokens, decoding

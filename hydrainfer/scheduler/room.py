@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hydrainfer.cache import NO_HIT, CacheKind, CacheSet, CacheSpec, Hit, Lease, embed_keys, embed_ranges
 from hydrainfer.core import Handoff, InvalidRequest, Request, Sequence, Stage
 
@@ -164,6 +166,14 @@ class SequenceRoom:
         for spec in self.token_specs:
             self.caches.grow(lease, spec.name, 1)
         self._set_capacity(seq)
+        return True
+
+    def can_grow(self, seqs: Iterable[Sequence], n_tokens: int) -> bool:
+        """Whether all of them have room for so many tokens more."""
+        for spec in self.token_specs:
+            wanted = sum(max(0, spec.blocks_for(len(s.tokens) + n_tokens) - len(s.blocks[spec.name])) for s in seqs)
+            if wanted > self.caches.pools[spec.name].n_available:
+                return False
         return True
 
     def _set_capacity(self, seq: Sequence) -> None:

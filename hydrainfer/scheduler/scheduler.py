@@ -68,8 +68,9 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._blocked: Sequence | None = None
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
+        self.waiting_pictures = self.waiting_tokens = 0  # of all that waits
         self._n_added = 0
-        self._n_batches = 0
+        self.n_batches = 0
         self.n_preemptions = 0
         self.started: list[tuple[Sequence, Stage]] = []  # first batch of a stage, since the engine last looked
         self.preempted: list[Sequence] = []
@@ -99,6 +100,12 @@ class Scheduler:
         while place and queue[place - 1].order > seq.order:
             place -= 1
         queue.insert(place, seq)
+        self._count_waiting(seq, 1)
+
+    def _count_waiting(self, seq: Sequence, by: int) -> None:
+        self.waiting_tokens += by * (len(seq.tokens) - seq.n_computed)
+        if seq.stage is Stage.ENCODE:
+            self.waiting_pictures += by * len(seq.request.media)
 
     def _depart(self, seq: Sequence) -> None:
         self.migrating[seq.id] = seq
@@ -119,6 +126,7 @@ class Scheduler:
         queue = self.waiting.get(seq.stage)
         if queue and seq in queue:
             queue.remove(seq)
+            self._count_waiting(seq, -1)
         self._running[seq.stage].pop(seq.id, None)
         self.migrating.pop(seq.id, None)
         if not seq.in_flight:
@@ -132,9 +140,6 @@ class Scheduler:
     @property
     def n_running(self) -> int:
         return len(self.encoding) + len(self.prefilling) + len(self.decoding)
-
-    def live_ids(self) -> list[str]:
-        return list(self._live)
 
     def get(self, request_id: str) -> Sequence | None:
         return self._live.get(request_id)
@@ -203,8 +208,8 @@ class Scheduler:
             if not seq.started:
                 seq.started = True
                 self.started.append((seq, seq.stage))
-        self._n_batches += 1
-        return StepBatch(self._n_batches, lane, work, n)
+        self.n_batches += 1
+        return StepBatch(self.n_batches, lane, work, n)
 
     def _fill_language(self, now: float) -> tuple[list[TokenWork], int]:
         budget = self.budgets.tokens
@@ -303,6 +308,7 @@ class Scheduler:
         if self._blocked is seq:
             self._blocked = None
         self.waiting[seq.stage].remove(seq)
+        self._count_waiting(seq, -1)
         for i in seq.pending_media:
             self._being_encoded[seq.request.media[i].key] = seq.id
         if seq.stage is Stage.ENCODE and not seq.pending_media:
@@ -428,22 +434,15 @@ class Scheduler:
     def check(self) -> None:
         """Every live sequence is in exactly one place and the caches agree with the leases. For tests. (That no lease
         is left at the end is the caller's to check, after the last batch was applied.)"""
-        places = [
-            *(s for q in self.waiting.values() for s in q),
-            *self.encoding.values(),
-            *self.prefilling.values(),
-            *self.decoding.values(),
-            *self.migrating.values(),
-        ]
+        queued, running = [s for q in self.waiting.values() for s in q], self._running.values()
+        places = [*queued, *(s for group in running for s in group.values()), *self.migrating.values()]
         assert not self.arriving.keys() & self._live.keys(), "seen before it landed"
         assert not any(self.role.runs(s.stage) for s in self.migrating.values()), "migrates though it could stay"
         assert len(places) == len({s.id for s in places}) == len(self._live), "a sequence is lost or doubled"
-        for stage, group in (
-            (Stage.ENCODE, self.encoding),
-            (Stage.PREFILL, self.prefilling),
-            (Stage.DECODE, self.decoding),
-        ):
+        for stage, group in self._running.items():
             assert all(s.stage is stage for s in group.values()), f"a sequence is not in {stage.value}"
+        assert self.waiting_tokens == sum(len(s.tokens) - s.n_computed for s in queued)
+        assert self.waiting_pictures == sum(len(s.pending_media) for s in self.waiting[Stage.ENCODE])
         for queue in self.waiting.values():
             assert sorted(queue, key=lambda s: s.order) == list(queue), "a queue is out of order"
         self.room.caches.check()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hydrainfer.config import ServeConfig, cost_model_of, read_cost_model
-from hydrainfer.core import ConfigError, CostModel, EncodeWork, Lane, Sequence, Stage, StepBatch, TokenWork
+from hydrainfer.core import ConfigError, CostModel, DeviceTime, EncodeWork, Lane, Sequence, Stage, StepBatch, TokenWork
 from tests.scheduler.fakes import make_request
 
 pytestmark = pytest.mark.unit
@@ -99,3 +99,31 @@ def test_emulation_and_cost_model_need_each_other(tmp_path):
         cost_model_of(ServeConfig(model="m", device="cpu", cost_model=str(path)))
     with pytest.raises(ConfigError, match="cannot read"):
         cost_model_of(ServeConfig(model="m", device="emulated", cost_model=str(tmp_path / "none.yaml")))
+
+
+def test_lanes_slow_each_other_more_where_one_prefills():
+    """A vision batch of 0.2 s; beside it a decode of 2 s at half speed, or a prefill that waits for its end."""
+    cost = CostModel(
+        encode_image_s=0.2, step_base_s=0.0, prefill_token_s=0.5, decode_token_s=2.0, overlap_slowdown=2.0,
+        prefill_overlap_slowdown=1e9,
+    )  # fmt: skip
+    picture = StepBatch(1, Lane.VISION, [EncodeWork(sequence(Stage.ENCODE, pictures=[1], picture_tokens=6), 0)], 1)
+    decode = StepBatch(2, Lane.LANGUAGE, [TokenWork(sequence(Stage.DECODE), 9, 1, True)], 1)
+    prefill = StepBatch(2, Lane.LANGUAGE, [TokenWork(sequence(), 0, 4, True)], 4)
+    for language, alone_s, wait_s in ((decode, 2.0, 0.1), (prefill, 2.0, 0.2)):
+        device = DeviceTime(cost)
+        assert device.occupy(picture, 0.0) == pytest.approx(0.2)
+        assert device.occupy(language, 0.0) == pytest.approx(alone_s + wait_s)
+        late = 0.5  # the vision lane is free, the language lane still runs
+        assert device.occupy(picture, late) == pytest.approx(
+            late + 0.4 if language is decode else alone_s + wait_s + 0.2
+        )
+        assert device.occupy(language, 10.0) == pytest.approx(10.0 + alone_s)
+
+
+def test_without_a_second_slowdown_there_is_one():
+    cost = CostModel(encode_image_s=1.0, step_base_s=0.0, prefill_token_s=1.0, decode_token_s=1.0, overlap_slowdown=2.0)
+    device = DeviceTime(cost)
+    device.occupy(StepBatch(1, Lane.LANGUAGE, [TokenWork(sequence(), 0, 4, True)], 4), 0.0)
+    picture = StepBatch(1, Lane.VISION, [EncodeWork(sequence(Stage.ENCODE, pictures=[1], picture_tokens=6), 0)], 1)
+    assert device.occupy(picture, 0.0) == pytest.approx(2.0)

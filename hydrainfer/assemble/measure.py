@@ -1,0 +1,315 @@
+"""Measures a model on the present device: stages over a grid, lanes beside each other, blocks between processes.
+
+What was measured is written line by line and found again by the next run, which goes on where this one stopped. Passes
+over all cases are repeated until the time is up, so that little time gives all cases few samples and not few cases all.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from hydrainfer.assemble.copies import measure_copies
+from hydrainfer.assemble.rig import Rig
+from hydrainfer.config import ServeConfig
+from hydrainfer.core import ConfigError
+from hydrainfer.models import read_config
+from hydrainfer.planner.costfile import Copies, CostFile, Point, Work
+from hydrainfer.planner.fitting import fit_cost
+
+OnProgress = Callable[[float, str], None]
+_PACKAGES = ("hydrainfer", "torch", "transformers", "numpy", "apache-tvm-ffi", "flashinfer-python")
+_LEAST_S = 0.03  # a case is repeated for so long in each pass
+_BESIDE_S = 0.3  # and a pair of lanes
+_ENOUGH = 40  # samples of a case
+_COPIES_SHARE = 0.15  # of the time
+_QUIET_LOAD = 0.3  # per core, before we begin
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure. `sizes`: of pictures in pixels. Chunks are prefilled alone behind each of `starts`, and beside
+    `mixed` decodes of every context; each of `beside` (decodes, chunk) runs beside vision batches of `pictures_beside`.
+    What does not fit the model's context is left out."""
+
+    sizes: tuple[tuple[int, int], ...] = ((336, 336), (640, 480), (1024, 768))
+    pictures: tuple[int, ...] = (1, 2, 4, 8)
+    chunks: tuple[int, ...] = (16, 64, 128, 256, 512, 1024, 2048)
+    starts: tuple[int, ...] = (0, 256, 1024)
+    decodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    contexts: tuple[int, ...] = (64, 256, 1024)
+    mixed: tuple[int, ...] = (4, 16)
+    beside: tuple[tuple[int, int], ...] = ((1, 0), (16, 0), (16, 64), (16, 256), (0, 256))
+    pictures_beside: tuple[int, ...] = (1, 4)
+
+    @property
+    def n_context(self) -> int:
+        return max([*(c + 1 for c in self.contexts), *(s + c for s in self.starts for c in self.chunks)])
+
+    @property
+    def n_sequences(self) -> int:
+        return max([*self.decodes, *self.mixed, *(n for n, _ in self.beside)]) + 1
+
+
+class _Case(NamedTuple):
+    """A batch of one lane or, with `beside`, batches of both: vision first."""
+
+    work: Work
+    beside: Work | None = None
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    """Of the journal: samples of a case, of both lanes if there are two."""
+
+    work: Work
+    seconds: list[float]
+    beside: Work | None = None
+    beside_seconds: list[float] = []
+
+
+class _Head(msgspec.Struct):
+    """Of the journal: what it is of."""
+
+    model: str
+    device: str
+    dtype: str
+    threads: int
+
+
+def measure_model(
+    model: str,
+    *,
+    minutes: float = 5.0,
+    journal: Path | None = None,
+    config: ServeConfig | None = None,
+    grid: Grid | None = None,
+    transports: Sequence[str] = ("shared-memory", "tcp"),
+    on_progress: OnProgress | None = None,
+) -> CostFile:
+    """Load it, measure for about so many minutes (loading comes before them) and fit. `journal`: a file of JSON lines
+    to write as it goes, and to go on from. `config`: device, dtype, threads, kernels. Raises `ConfigError`, also if the
+    journal is of another measurement, or `CheckpointError`."""
+    if minutes <= 0.0:
+        raise ConfigError(f"--measure-minutes must be positive, not {minutes:g}", param="measure_minutes")
+    config = msgspec.structs.replace(config or ServeConfig(model=model), model=model)
+    grid, say = grid or Grid(), on_progress or (lambda _share, _what: None)
+    note = _note(os.getloadavg()[0])
+    say(0.0, "loading the model")
+    n_context = min(grid.n_context, read_config(Path(model).expanduser()).text.context)
+    rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, n_context)
+    try:
+        device = str(rig.model.device)
+        head = _Head(Path(model).expanduser().resolve().name, device, rig.dtype, rig.n_threads)
+        samples = _Journal(journal, head)
+        budget_s = 60.0 * minutes * (1 - _COPIES_SHARE if transports else 1.0)
+        _measure(rig, _cases(grid, rig), samples, budget_s, say)
+        copies: list[Copies] = []
+        if transports:
+            specs = [spec for spec in (rig.embed, rig.kv) if spec is not None]
+            copies = measure_copies(specs, transports, device, 60.0 * minutes * _COPIES_SHARE, say)
+    finally:
+        rig.close()
+    points = samples.points()
+    fitted = fit_cost(points, "min_s" if note else "p50_s")
+    say(1.0, "done")
+    return CostFile(
+        kind="measured",
+        model=head.model,
+        device=head.device,
+        dtype=head.dtype,
+        threads=head.threads,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        hardware=_hardware(),
+        versions=_versions(),
+        note=note,
+        cost=fitted.cost,
+        errors=fitted.errors,
+        points=tuple(points),
+        copies=tuple(copies),
+    )
+
+
+def _cases(grid: Grid, rig: Rig) -> list[_Case]:
+    """Short ones first."""
+    limit = rig.n_context
+    contexts = [c for c in grid.contexts if c < limit]
+    context = contexts[len(contexts) // 2]
+    cases = {_Case(Work(decodes=n, context=c)): None for c in contexts for n in grid.decodes}
+    chunks = [(c, s) for s in grid.starts for c in grid.chunks if s + c <= limit]
+    cases |= {_Case(Work(chunk=c, start=s)): None for c, s in chunks}
+    for c in (c for c, s in chunks if s == 0):
+        cases |= {_Case(Work(chunk=c, decodes=n, context=x)): None for n in grid.mixed for x in contexts}
+    for tokens in rig.picture_tokens:
+        cases |= {_Case(Work(pictures=n, tokens=tokens)): None for n in grid.pictures}
+        for n in grid.pictures_beside:
+            vision = Work(pictures=n, tokens=tokens)
+            for decodes, chunk in grid.beside:
+                if chunk <= limit:
+                    language = Work(chunk=chunk, decodes=decodes, context=context if decodes else 0)
+                    cases |= {_Case(language): None, _Case(vision): None, _Case(vision, language): None}
+    return list(cases)
+
+
+def _measure(rig: Rig, cases: list[_Case], samples: _Journal, budget_s: float, say: OnProgress) -> None:
+    """Passes over all cases until the time is up or each has enough; at least one case, so that there is a result."""
+    begin_s = time.perf_counter()
+    warm: set[_Case] = set()
+    while todo := [c for c in cases if samples.n(c) < _ENOUGH]:
+        for case in todo:
+            spent_s = time.perf_counter() - begin_s
+            if spent_s > budget_s and warm:
+                return
+            done = len(warm) / len(cases) if len(warm) < len(cases) else 1.0
+            say(min(1.0, max(spent_s / budget_s, 0.0)), f"{_title(case)} ({done:.0%} of the cases seen)")
+            if case not in warm:
+                warm.add(case)
+                if case.beside is None:
+                    rig.run(case.work)
+            samples.add(case, *_sample(rig, case))
+
+
+def _sample(rig: Rig, case: _Case) -> tuple[list[float], list[float]]:
+    if case.beside is not None:
+        return rig.run_beside(case.work, case.beside, _BESIDE_S, 2)
+    took: list[float] = []
+    while sum(took) < _LEAST_S or len(took) < 2:
+        took.append(rig.run(case.work))
+    return took, []
+
+
+class _Journal:
+    """Samples by case, kept in a file if there is one."""
+
+    def __init__(self, path: Path | None, head: _Head) -> None:
+        self._path = path
+        self._seen: dict[_Case, tuple[list[float], list[float]]] = {}
+        if path is None:
+            return
+        try:
+            if path.exists():
+                self._read(path, head)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(msgspec.json.encode(head) + b"\n")
+        except OSError as e:
+            raise ConfigError(f"cannot write {path}: {e.strerror}", param="out") from None
+
+    def n(self, case: _Case) -> int:
+        return len(self._seen[case][0]) if case in self._seen else 0
+
+    def add(self, case: _Case, seconds: list[float], beside_seconds: list[float]) -> None:
+        self._keep(case, seconds, beside_seconds)
+        if self._path is not None:
+            rounded, others = ([round(s, 7) for s in some] for some in (seconds, beside_seconds))
+            line = _Line(case.work, rounded, case.beside, others)
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(line) + b"\n")
+
+    def points(self) -> list[Point]:
+        """Of both lanes, where two ran."""
+        found = []
+        for (work, beside), (seconds, others) in self._seen.items():
+            found.append(_point(work, beside, seconds))
+            if beside is not None and others:
+                found.append(_point(beside, work, others))
+        return found
+
+    def _keep(self, case: _Case, seconds: list[float], beside_seconds: list[float]) -> None:
+        mine, others = self._seen.setdefault(case, ([], []))
+        mine += seconds
+        others += beside_seconds
+
+    def _read(self, path: Path, head: _Head) -> None:
+        first, *lines = path.read_bytes().splitlines() or [b""]
+        try:
+            found = msgspec.json.decode(first, type=_Head)
+        except msgspec.DecodeError:
+            raise ConfigError(f"{path} is no journal of a measurement; name another file", param="out") from None
+        if found != head:
+            raise ConfigError(
+                f"{path} is of {found.model} on {found.device} in {found.dtype} with {found.threads} threads, not of "
+                f"{head.model} on {head.device} in {head.dtype} with {head.threads}; remove it or name another file",
+                param="out",
+            )
+        for line in lines:
+            try:
+                entry = msgspec.json.decode(line, type=_Line)
+            except msgspec.DecodeError:
+                continue  # cut off when it was stopped
+            self._keep(_Case(entry.work, entry.beside), entry.seconds, entry.beside_seconds)
+
+
+def _point(work: Work, beside: Work | None, seconds: list[float]) -> Point:
+    ordered = sorted(seconds)
+    p90 = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
+    least, p50, p90 = (round(s, 7) for s in (ordered[0], statistics.median(ordered), p90))
+    return Point(work=work, beside=beside, n=len(ordered), min_s=least, p50_s=p50, p90_s=p90)
+
+
+def _title(case: _Case) -> str:
+    return " beside ".join(
+        f"encode {w.pictures} × {w.tokens}"
+        if w.is_vision
+        else " + ".join(
+            part
+            for n, part in (
+                (w.chunk, f"prefill {w.chunk} at {w.start}"),
+                (w.decodes, f"decode {w.decodes} × {w.context}"),
+            )
+            if n
+        )
+        for w in case
+        if w is not None
+    )
+
+
+def _note(load: float) -> str:
+    cores = len(os.sched_getaffinity(0))
+    if load <= _QUIET_LOAD * cores:
+        return ""
+    return (
+        f"the machine was NOT quiet: load average {load:.1f} on {cores} cores before the measurement; the cost model "
+        "is fitted to the fastest run of each batch, percentiles are those of a loaded machine; repeat it"
+    )
+
+
+def _hardware() -> dict[str, str | int | float]:
+    model = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor() or "unknown",
+    )
+    found: dict[str, str | int | float] = {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+        found["gpu_memory_bytes"] = torch.cuda.get_device_properties(0).total_memory
+    return found
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,184 @@
+"""One model on the present device behind its runners, and batches to run on them that no scheduler made."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hydrainfer.assemble.sizes import dtype_of, torch_device
+from hydrainfer.cache import CacheSpec
+from hydrainfer.config import ServeConfig
+from hydrainfer.core import (
+    ConfigError,
+    EncodeWork,
+    Lane,
+    MediaSpan,
+    Request,
+    Role,
+    SamplingParams,
+    Sequence,
+    StepBatch,
+    StepResult,
+    TokenWork,
+)
+from hydrainfer.models import DTYPES, Model, load_model, read_config
+from hydrainfer.ops import select_ops
+from hydrainfer.planner.costfile import Work
+from hydrainfer.processor import Picture, Pixels, load_description
+from hydrainfer.runtime import LanguageRunner, VisionRunner
+from hydrainfer.storage import BlockStore
+
+_STEP_LIMIT_S = 300.0
+_TEXT = 300  # any ordinary token id
+
+
+class Rig:
+    """`sizes`: pictures in pixels, `n_pictures` of each; `n_sequences` of at most `n_context` tokens hold KV of their
+    own. Batches leave everything as it was, so that they can be repeated. Raises `ConfigError` or `CheckpointError`."""
+
+    def __init__(
+        self, config: ServeConfig, sizes: list[tuple[int, int]], n_pictures: int, n_sequences: int, n_context: int
+    ) -> None:
+        path, device = Path(config.model).expanduser(), torch_device(config)
+        described = read_config(path)
+        self.dtype = dtype_of(config, device, described.dtype)
+        ops = select_ops(device, DTYPES[self.dtype], described.text.head_dim, use_native=config.native_kernels)
+        self.model: Model = load_model(path, Role.parse("EPD"), device, self.dtype, ops=ops)
+        self.n_threads = config.threads or torch.get_num_threads()
+        self.n_context = min(n_context, described.text.context)
+        specs = {spec.name: spec for spec in self.model.cache_specs(kv_block_tokens=config.block_tokens)}
+        self.kv, self.embed = specs["kv"], specs.get("embed")
+        self._woken = threading.Event()
+        self._busy = {Lane.VISION: False, Lane.LANGUAGE: False}
+        wake = self._woken.set
+        n_blocks = self.kv.blocks_for(self.n_context)
+        kv = _filled(self.kv, n_sequences * n_blocks, device)
+        embeds = None
+        self._pixels: dict[str, Pixels] = {}
+        self._pictures: dict[int, list[Sequence]] = {}  # by embedding tokens
+        if self.embed is not None:
+            self._draw(path, self.embed, sizes, n_pictures)
+            n_rows = n_pictures * self.embed.blocks_for(max(self._pictures))
+            embeds = _filled(self.embed, n_rows, device)
+            pixels = self._pixels.__getitem__
+            self._vision = VisionRunner(self.model, embeds, pixels, wake, self._threads(Lane.LANGUAGE))
+        self._language = LanguageRunner(self.model, kv, embeds, wake, self._threads(Lane.VISION))
+        vocab = described.text.vocab
+        prompt = tuple(min(_TEXT, vocab // 2) + i % min(100, vocab // 4) for i in range(self.n_context))
+        self._texts = [_sequence(f"t{i}", prompt) for i in range(n_sequences)]
+        for i, seq in enumerate(self._texts):
+            seq.blocks = {"kv": list(range(i * n_blocks, (i + 1) * n_blocks))}
+
+    @property
+    def picture_tokens(self) -> list[int]:
+        """Of pictures that can be encoded, ascending."""
+        return sorted(self._pictures)
+
+    def run(self, work: Work) -> float:
+        """Seconds from launch to result, with both lanes idle before."""
+        start_s = time.perf_counter()
+        self._wait([self._launch(work)])
+        return time.perf_counter() - start_s
+
+    def run_beside(self, vision: Work, language: Work, seconds: float, least: int) -> tuple[list[float], list[float]]:
+        """Both again and again, each launched as soon as it is done, for so long and at least so many times: what each
+        took, but for the first and the last."""
+        took: dict[Lane, list[float]] = {Lane.VISION: [], Lane.LANGUAGE: []}
+        works = {Lane.VISION: vision, Lane.LANGUAGE: language}
+        begin_s = time.perf_counter()
+        began = dict.fromkeys(works, begin_s)
+        tickets = {lane: self._launch(work) for lane, work in works.items()}
+        while time.perf_counter() - begin_s < seconds or min(map(len, took.values())) < least + 1:
+            for lane in self._wait(list(tickets.values())):
+                now = time.perf_counter()
+                took[lane].append(now - began[lane])
+                began[lane], tickets[lane] = now, self._launch(works[lane])
+        for ticket in tickets.values():
+            self._wait([ticket])
+        vision_s, language_s = (took[lane][1:] for lane in (Lane.VISION, Lane.LANGUAGE))
+        return vision_s, language_s
+
+    def close(self) -> None:
+        if self.embed is not None:
+            self._vision.close()
+        self._language.close()
+
+    # ---- inside
+
+    def _draw(self, path: Path, spec: CacheSpec, sizes: list[tuple[int, int]], n_pictures: int) -> None:
+        images = load_description(path).images
+        if images is None:
+            raise ConfigError(f"{path}: has a vision tower, but its pictures cannot be prepared")
+        rng = np.random.default_rng(0)
+        for width, height in sizes:
+            item = images.adapter.fit(width, height)
+            if item.n_tokens in self._pictures or item.n_tokens + 2 > self.n_context:
+                continue
+            n_blocks, drawn = spec.blocks_for(item.n_tokens), []
+            for i in range(n_pictures):
+                noise = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+                name = f"{item.n_tokens}/{i}"
+                self._pixels[name] = images.adapter.pixels(Picture(noise, "RGB"))
+                span = MediaSpan(1, item.n_tokens, name.encode(), name, item.grid)
+                seq = _sequence(name, (1, *[images.token_id] * item.n_tokens, 2), (span,))
+                seq.blocks = {spec.name: list(range(i * n_blocks, (i + 1) * n_blocks))}
+                drawn.append(seq)
+            self._pictures[item.n_tokens] = drawn
+        if not self._pictures:
+            raise ConfigError(f"{path}: no picture of {sizes} fits a context of {self.n_context} tokens")
+
+    def _threads(self, other: Lane) -> Iterator[int] | None:
+        """As in an engine: half of the cores while the other lane runs."""
+        return lambda: max(1, self.n_threads // 2) if self._busy[other] else self.n_threads  # type: ignore[return-value]
+
+    def _launch(self, work: Work) -> tuple[Lane, object]:
+        if work.is_vision:
+            lane, n = Lane.VISION, work.pictures
+            items: list = [EncodeWork(seq, 0) for seq in self._pictures[work.tokens][:n]]
+        else:
+            lane, n = Lane.LANGUAGE, work.chunk + work.decodes
+            texts = iter(self._texts)
+            items = [TokenWork(seq, work.context, 1, True) for seq in itertools.islice(texts, work.decodes)]
+            if work.chunk:
+                items.append(TokenWork(next(texts), work.start, work.chunk, True))
+        self._busy[lane] = True
+        runner = self._vision if lane is Lane.VISION else self._language
+        return lane, runner.launch(StepBatch(1, lane, items, n))
+
+    def _wait(self, tickets: list) -> list[Lane]:
+        """Until at least one is done; the lanes of those. Raises what a batch died of."""
+        while True:
+            self._woken.clear()
+            done: list[Lane] = []
+            for lane, ticket in tickets:
+                result: StepResult | None = ticket.poll(0.0)
+                if result is not None:
+                    if result.error is not None or result.failed:
+                        raise result.error or next(iter(result.failed.values()))
+                    self._busy[lane] = False
+                    done.append(lane)
+            if done:
+                return done
+            if not self._woken.wait(_STEP_LIMIT_S):
+                raise ConfigError(f"a batch did not end within {_STEP_LIMIT_S:.0f} s")
+
+
+def _sequence(name: str, prompt: tuple[int, ...], media: tuple[MediaSpan, ...] = ()) -> Sequence:
+    request = Request(
+        id=name, prompt_ids=prompt, sampling=SamplingParams(temperature=0.0), max_tokens=16, seed=1, media=media
+    )
+    return Sequence(request, (0.0, 0), 0.0)
+
+
+def _filled(spec: CacheSpec, n_blocks: int, device: torch.device) -> BlockStore:
+    """Every page written: unwritten memory would be read from the processor's cache."""
+    store = BlockStore(spec, n_blocks, device)
+    store.bytes.fill_(7)  # a small number in every type
+    return store

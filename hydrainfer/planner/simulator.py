@@ -1,0 +1,368 @@
+"""A deployment on a virtual clock: the engines, schedulers, block books, migration machines and rosters that serve in
+production, around devices and links that take the time their models say.
+
+    arrival ─hub roster─> Submit ─> instance: hear, step, report, post ─> parcels ─> instance …
+
+What moves between them takes `Link.message_s`; loads reach the rosters as in production: the hub's with each report,
+the instances' with each parcel and each beat.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from hydrainfer import core
+from hydrainfer.cache import CacheSet, CacheSpec
+from hydrainfer.cluster.messages import Peer
+from hydrainfer.cluster.node import Pulse
+from hydrainfer.cluster.roster import Balancing, Roster
+from hydrainfer.core import (
+    CostModel,
+    DeviceTime,
+    EventKind,
+    ExportHandle,
+    Lane,
+    LifecycleEvent,
+    Load,
+    Output,
+    Parcel,
+    Request,
+    Role,
+    StepBatch,
+    StepResult,
+    owner_of,
+)
+from hydrainfer.engine import Engine, EventSink, Moves, Overlap
+from hydrainfer.planner.leap import TOKEN, Leap, ModelledTicket
+from hydrainfer.scheduler import Budgets, Policy, Pulls, Scheduler
+
+_INCARNATION = 1
+_BEAT_S = Pulse().beat_s
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """Between any two instances: `bytes_per_s` and `latency_s` of a copy, of which each instance sends one and takes
+    one at a time; `message_s`: how long a message takes."""
+
+    bytes_per_s: float = 20e9
+    latency_s: float = 50e-6
+    message_s: float = 300e-6
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance of a deployment: `blocks` per cache, as many as its memory holds."""
+
+    name: str
+    role: Role
+    cost: CostModel
+    blocks: Mapping[CacheSpec, int]
+    budgets: Budgets = Budgets()
+    policy: Policy = Policy()
+    overlap: Overlap = "free"
+
+
+@dataclass(slots=True)
+class Served:
+    """What came of one request: when its tokens were made, in seconds of the virtual clock."""
+
+    request: Request
+    token_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+
+    @property
+    def arrival_s(self) -> float:
+        assert self.request.arrival_s is not None
+        return self.request.arrival_s
+
+
+class Simulator:
+    """Used once. `record` gets the lifecycle events; `watch`, if given, is asked at every beat whether to stop. With
+    `leaps`, decode steps that change nothing but counts are not turned one by one (`leap.py`). `answer(request, n)`:
+    the token that follows its first `n`."""
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        link: Link | None = None,
+        *,
+        balancing: Balancing = "least_load",
+        record: EventSink | None = None,
+        watch: Callable[[float], bool] | None = None,
+        leaps: bool = True,
+        answer: Callable[[Request, int], int] = lambda *_: TOKEN,
+    ) -> None:
+        self.answer = answer
+        self.link = link or Link()
+        self.now = 0.0
+        self.served: dict[str, Served] = {}
+        self.n_done = 0
+        self.n_turns = 0
+        self.leaps = leaps
+        self._watch = watch
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._n_events = 0
+        self._due: list[tuple[float, int, Node]] = []
+        roles = {i.name: i.role for i in instances}
+        peers = [Peer(name, str(role), _INCARNATION, name) for name, role in roles.items()]
+        self._roster = Roster(roles, balancing)
+        self._roster.update(peers)
+        self.copies = Copies(self.link)
+        self.nodes: dict[str, Node] = {}
+        for n, instance in enumerate(instances):
+            roster = Roster(roles, balancing)
+            roster.update(peers)
+            self.nodes[instance.name] = Node(self, n, instance, roster, record)
+        self._beat_at = 0.0
+
+    def run(self, requests: Iterable[Request]) -> list[Served]:
+        """Serve all of them, in order of arrival; or those that were done when `watch` said to stop."""
+        arrivals = sorted(requests, key=lambda r: r.arrival_s or 0.0)
+        self.served.update((r.id, Served(r)) for r in arrivals)
+        for request in arrivals:
+            self.at(request.arrival_s or 0.0, partial(self._arrive, request))
+        for node in self.nodes.values():
+            self._wake(node, 0.0)
+        while self.n_done < len(self.served):
+            self.now = now = min(self._next(), self._beat_at)
+            while self._events and self._events[0][0] <= now:
+                heapq.heappop(self._events)[2]()
+            if self._beat_at <= now:
+                if self._watch is not None and self._watch(now):
+                    break
+                self._beat(now)
+            due = self._pop_due(now)
+            for node in due:
+                self._wake(node, node.turn(now))
+        return list(self.served.values())
+
+    def at(self, time_s: float, call: Callable[[], None]) -> None:
+        self._n_events += 1
+        heapq.heappush(self._events, (time_s, self._n_events, call))
+
+    # ---- what nodes ask
+
+    def hear(self, outputs: list[Output]) -> None:
+        now, served = self.now, self.served
+        for output in outputs:
+            mine = served[output.request_id]
+            mine.token_s += [now] * len(output.token_ids)
+            mine.tokens += output.token_ids
+            if output.finish_reason is not None:
+                mine.finish = output.finish_reason
+                self.n_done += 1
+
+    def report(self, name: str, load: Load, at_s: float) -> None:
+        """Sent at `at_s`, which may be past."""
+        heard_s = at_s + self.link.message_s
+        if heard_s <= self.now:
+            self._roster.loads[name] = load
+        else:
+            self.at(heard_s, lambda: self._roster.loads.update({name: load}))
+
+    def post(self, peer: str, parcel: Parcel) -> None:
+        node = self.nodes[peer]
+        self.at(self.now + self.link.message_s, lambda: self._deliver(node, parcel))
+
+    # ---- inside
+
+    def _next(self) -> float:
+        times = [queue[0][0] for queue in (self._events, self._due) if queue]
+        return min(times, default=float("inf"))
+
+    def _pop_due(self, now: float) -> list[Node]:
+        due = set()
+        while self._due and self._due[0][0] <= now:
+            at_s, _, node = heapq.heappop(self._due)
+            if node.wake_at == at_s:
+                due.add(node)
+        return sorted(due, key=lambda node: node.number)
+
+    def _wake(self, node: Node, at_s: float) -> None:
+        node.wake_at = at_s
+        heapq.heappush(self._due, (at_s, node.number, node))
+
+    def _hear_leaps(self) -> None:
+        """The reports that would have come from nodes that leap."""
+        until_s = self.now - self.link.message_s
+        for node in self.nodes.values():
+            if node.leap is not None and (load := node.leap.reported(until_s)) is not None:
+                self._roster.loads[node.name] = load
+
+    def _arrive(self, request: Request) -> None:
+        self._hear_leaps()
+        name = self._roster.choose(request, request.plan()[0], ())
+        assert name is not None, "the layout lacks a stage"
+        node = self.nodes[name]
+        self.at(self.now + self.link.message_s, lambda: self._deliver(node, request))
+
+    def _deliver(self, node: Node, what: Parcel | Request) -> None:
+        node.inbox.append(what)
+        if node.wake_at > self.now:
+            self._wake(node, self.now)
+
+    def _beat(self, now: float) -> None:
+        self._beat_at = now + _BEAT_S
+        self._hear_leaps()
+        loads = dict(self._roster.loads)
+
+        def deliver() -> None:
+            for node in self.nodes.values():
+                node.roster.loads.update({n: load for n, load in loads.items() if n != node.name})
+
+        self.at(now + self.link.message_s, deliver)
+
+
+class Copies:
+    """The ends of the links: each instance sends one copy and takes one at a time."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._sends_until: dict[str, float] = {}
+        self._takes_until: dict[str, float] = {}
+
+    def begin(self, source: str, target: str, n_bytes: int, now: float) -> float:
+        """When a copy that is asked for now will be done."""
+        start_s = max(now, self._sends_until.get(source, 0.0), self._takes_until.get(target, 0.0))
+        end_s = start_s + self._link.latency_s + n_bytes / self._link.bytes_per_s
+        self._sends_until[source] = self._takes_until[target] = end_s
+        return end_s
+
+
+class Node:
+    """One instance: what `cluster.Node` does in a turn, without sockets. Satisfies `PeerLink` and `Puller`."""
+
+    def __init__(
+        self,
+        sim: Simulator,
+        number: int,
+        i: Instance,
+        roster: Roster,
+        record: EventSink | None,
+    ) -> None:
+        self._record = record
+        self.name, self.number, self.roster, self._sim = i.name, number, roster, sim
+        self.message_s = sim.link.message_s
+        self.caches = CacheSet(dict(i.blocks))
+        self.exports = {spec.name: ExportHandle(owner_of(i.name, _INCARNATION)) for spec in i.blocks}
+        self._block_bytes = {spec.name: spec.block_bytes for spec in i.blocks}
+        self._spoke = False
+        self._parcels: list[tuple[str, Parcel]] = []
+        self.inbox: list[Parcel | Request] = []
+        self.leap: Leap | None = None
+        self.wake_at = self._report_at = 0.0
+        scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy)
+        self.device = DeviceTime(i.cost)
+        runners = {lane: _Runner(self.device, sim) for lane in i.role.lanes}
+        moves = Moves(i.name, _INCARNATION, scheduler, roster, self, self)
+        listen = record or (lambda _: None)
+        self.engine = Engine(scheduler, runners, self._sink, listen, i.overlap, moves, self._moved)
+
+    def turn(self, now: float) -> float:
+        """As of `cluster.Node.turn`; when it wants the next one."""
+        sim, engine = self._sim, self.engine
+        if self.leap is not None:
+            if not self.inbox and now < self.leap.ends_at:  # only a beat
+                self._report_at = now + _BEAT_S
+                sim.report(self.name, self.leap.load_at(now), now)
+                return min(self.leap.ends_at, self._report_at)
+            self.leap.land(now)
+            self.leap = None
+        sim.n_turns += 1
+        inbox, self.inbox = self.inbox, []
+        for what in inbox:
+            if isinstance(what, Parcel):
+                self.roster.loads[what.sender] = what.load
+                engine.deliver(what)
+            else:
+                engine.submit(what, now)
+        wake_at = engine.step(now)
+        if self._spoke or now >= self._report_at:
+            sim.report(self.name, engine.load(), now)
+            self._spoke = False
+            if now >= self._report_at:
+                self._report_at = now + _BEAT_S
+        for peer, parcel in self._parcels:
+            sim.post(peer, parcel)
+        self._parcels.clear()
+        if wake_at is None:
+            return self._report_at
+        if sim.leaps and (leap := Leap.begin(self)) is not None:
+            self.leap, wake_at = leap, leap.ends_at
+        return min(wake_at, self._report_at)
+
+    def decoded(self, seq: core.Sequence, at_s: list[float]) -> list[int]:
+        """A sequence has made a token at each of these times, and these are they."""
+        served, first = self._sim.served[seq.id], seq.n_computed + 1
+        tokens = [self._sim.answer(seq.request, first + i) for i in range(len(at_s))]
+        served.token_s += at_s
+        served.tokens += tokens
+        if self._record is not None:
+            for t in at_s:
+                self._record(LifecycleEvent(seq.id, EventKind.TOKEN, t))
+        return tokens
+
+    def answer(self, seq: core.Sequence) -> int:
+        """What its decode makes next."""
+        return self._sim.answer(seq.request, seq.n_computed + 1)
+
+    def report(self, load: Load, at_s: float) -> None:
+        self._sim.report(self.name, load, at_s)
+
+    def _sink(self, outputs: list[Output]) -> None:
+        self._spoke = True
+        self._sim.hear(outputs)
+
+    def _moved(self, *_: object) -> None:
+        self._spoke = True
+
+    def send(self, peer: str, parcel: Parcel) -> None:
+        self._parcels.append((peer, parcel))
+
+    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> ModelledCopy:
+        n_bytes = sum(len(ids) * self._block_bytes[spec] for spec, (_, ids) in pulls.items())
+        source = next(iter(sources.values())).owner.partition(":")[0]
+        return ModelledCopy(self._sim.copies.begin(source, self.name, n_bytes, self._sim.now))
+
+    def forget(self, owner: str) -> None:
+        """Nobody dies here."""
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class ModelledCopy:
+    """A copy that is done at a known time."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, at_s: float) -> None:
+        self._at = at_s
+
+    def poll(self, now: float) -> bool | None:
+        return True if now >= self._at else None
+
+    def ready_at(self) -> float | None:
+        return self._at
+
+
+class _Runner:
+    """One lane of a modelled device."""
+
+    def __init__(self, device: DeviceTime, sim: Simulator) -> None:
+        self._device, self._sim = device, sim
+
+    def launch(self, batch: StepBatch) -> ModelledTicket:
+        result = StepResult(batch)
+        if batch.lane is Lane.LANGUAGE:
+            answer = self._sim.answer
+            result.tokens = [answer(seq.request, start + n) for seq, start, n, sample in batch.work if sample]
+        return ModelledTicket(self._device.occupy(batch, self._sim.now), result)
+
+    def close(self) -> None:
+        """Nothing runs."""
