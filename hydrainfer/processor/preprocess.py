@@ -115,9 +115,9 @@ class Preprocessor:
 
         try:
             for part in parts:
-                ticket.check()
                 while started and (isinstance(part, VideoPart) or len(started) >= n_ahead):
                     finish()
+                ticket.check()
                 started.append(self._start(part, adapters, n_frames, ticket, refs))
             while started:
                 finish()

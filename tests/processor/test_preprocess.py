@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from hydrainfer.core import MediaError, Overloaded
-from hydrainfer.processor import ImagePart, MediaLimits, MediaWorkers, PixelStore, Preprocessor, Ticket
+from hydrainfer.processor import ImagePart, MediaLimits, MediaWorkers, PixelStore, Preprocessor, Ticket, VideoReading
 from hydrainfer.processor import preprocess as room
 from hydrainfer.processor.clip import ClipImages, ClipSettings
 from hydrainfer.processor.prepare import Seal
+from hydrainfer.processor.preprocess import Adapters
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(120)]
 LIMITS = MediaLimits()
@@ -54,8 +55,15 @@ def count(monkeypatch):
     return calls
 
 
+class Pictures(Preprocessor):
+    """Of pictures alone, by one adapter."""
+
+    def prepare(self, parts, adapter, ticket=None):
+        return super().prepare(parts, Adapters(adapter, None, {}), ticket)
+
+
 def made_by(store, workers=None, seal="float32"):
-    return Preprocessor(store, LIMITS, Seal(b"w", seal), workers)
+    return Pictures(store, LIMITS, VideoReading(), Seal(b"w", seal), workers)
 
 
 def release(store, found):

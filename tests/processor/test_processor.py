@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hydrainfer.core import InvalidRequest, MediaError, Overloaded, SamplingParams, Stage
+from hydrainfer.core import InvalidRequest, MediaError, Overloaded, RequestTooLarge, SamplingParams, Stage
 from hydrainfer.processor import MediaLimits, PixelStore, Processor, Timing, parse_messages
 
 pytestmark = pytest.mark.cpu
@@ -180,8 +180,13 @@ def test_a_failure_after_the_first_picture_holds_nothing(processor, store, model
         prepare(processor, user(shown(image(1)), shown(image(2))), max_tokens=500)
     store.check(idle=True)
     small = PixelStore(10_000)
-    with pytest.raises(Overloaded):
+    with pytest.raises(RequestTooLarge):  # alone it is more than there ever is
         prepare(Processor(model, small, weights=b"", dtype="float32"), user(shown(image(1)), shown(image(2))))
+    small.check(idle=True)
+    held = small.put(b"of another request", np.zeros(5_000, np.uint8))
+    with pytest.raises(Overloaded):
+        prepare(Processor(model, small, weights=b"", dtype="float32"), user(shown(image(1))))
+    small.release(held)
     small.check(idle=True)
 
 

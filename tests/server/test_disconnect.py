@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 
 import httpx
+import numpy as np
 import pytest
 
 from hydrainfer.core import ErrorInfo
@@ -100,14 +101,17 @@ def test_too_many_requests_are_429(start):
     assert server.chat(n=3, max_tokens=1).status_code == 200  # alone, even more than the bound
 
 
-def test_too_many_pictures_are_429(start):
+def test_too_many_pictures_are_429_and_413_where_waiting_is_no_use(start):
     server = start(pixel_bytes=10_000)
     two = [image_part(), {"type": "text", "text": "x"}]
     assert server.chat(two).status_code == 200
     from tests.server.conftest import picture
 
-    refused = server.chat([image_part(), image_part(picture(1))])
+    held = server.pixels.put(b"of another request", np.zeros(5_000, np.uint8))
+    refused = server.chat(two)
     assert refused.status_code == 429 and "retry-after" in refused.headers
+    server.pixels.release(held)
+    assert server.chat([image_part(), image_part(picture(1))]).status_code == 413
     server.check_idle()
 
 
