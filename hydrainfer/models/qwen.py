@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from hydrainfer.models.config import ACTIVATIONS, ModelConfig, TextConfig, read_json, require, rope_config
-from hydrainfer.models.llama import Llama
 from hydrainfer.models.qwen_tower import QwenVision, QwenVisionConfig
 from hydrainfer.ops import OpSet
 
@@ -169,7 +168,3 @@ def _largest(given: dict[str, Any], side: int) -> int:
 
 def vision(config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> QwenVision:
     return QwenVision(config.vision, ops, dtype, device)
-
-
-def language(config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> Llama:
-    return Llama(config.text, ops, dtype, device)
