@@ -107,9 +107,8 @@ class MediaSpan(msgspec.Struct, frozen=True):
     `start`, `n_tokens`: its placeholder positions in the prompt. `key`: content key of its embedding (DESIGN 4).
     `pixels`: reference to its array, which travels outside the message. `grid`: what the vision tower must know besides
     the pixels; for models with multimodal rotary positions (frames, rows, columns) of its tokens, for LLaVA-NeXT (rows
-    of tiles; rows, columns of patches that are no padding). `times`: positions of
-    those frames in time, () for 0, 1, ...; `joined`: it goes on with what the span before it began, whose positions
-    count from the same origin.
+    of tiles; rows, columns of patches that are no padding). `times`: positions of those frames in time, () for 0, 1,
+    ...; `joined`: it goes on with what the span before it began, whose positions count from the same origin.
     """
 
     start: int

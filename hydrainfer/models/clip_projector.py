@@ -12,12 +12,11 @@ from torch import Tensor
 
 from hydrainfer.models.activations import activation
 from hydrainfer.models.clip import Clip
-from hydrainfer.models.config import ACTIVATIONS, ClipConfig, read_json, require
+from hydrainfer.models.config import ACTIVATIONS, ClipConfig, pixel_scaling, preprocessing, require
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
 _AT_ONCE = 16  # squares through CLIP in one pass: what bounds its memory, however many come together
-_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 def clip_config(hf: Any, path: Path) -> ClipConfig:
@@ -53,7 +52,7 @@ def clip_config(hf: Any, path: Path) -> ClipConfig:
         path,
         f"vision_feature_layer {wanted} is out of range; the vision tower has {n} layers",
     )
-    mean, std, rescale = _pixel_scaling(path)
+    mean, std, rescale = pixel_scaling(preprocessing(path), path)
     return ClipConfig(
         hidden=v.hidden_size,
         intermediate=v.intermediate_size,
@@ -71,20 +70,6 @@ def clip_config(hf: Any, path: Path) -> ClipConfig:
         projector_activation=projector,
         projector_bias=bool(hf.multimodal_projector_bias),
     )
-
-
-def _pixel_scaling(path: Path) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """(mean, std, rescale factor) of preprocessor_config.json (or processor_config.json); CLIP's where it is silent."""
-    given: dict[str, Any] = {}
-    if (path / "preprocessor_config.json").exists():
-        given = read_json(path / "preprocessor_config.json")
-    elif (path / "processor_config.json").exists():
-        given = read_json(path / "processor_config.json").get("image_processor") or {}
-    normalise = given.get("do_normalize", True)
-    mean = tuple(given.get("image_mean") or _CLIP_MEAN) if normalise else (0.0, 0.0, 0.0)
-    std = tuple(given.get("image_std") or _CLIP_STD) if normalise else (1.0, 1.0, 1.0)
-    require(len(mean) == 3 and len(std) == 3 and all(std), path, "image_mean and image_std need three values each")
-    return mean, std, float(given.get("rescale_factor", 1 / 255)) if given.get("do_rescale", True) else 1.0
 
 
 class ClipProjector:

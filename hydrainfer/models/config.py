@@ -122,7 +122,11 @@ _TEXT_KINDS = {
     "mistral": _TextKind(qkv_bias=False, out_bias=False, sliding="all"),
     "qwen2": _TextKind(qkv_bias=True, out_bias=False, sliding="named"),
     "qwen3": _TextKind(qk_norm=True, sliding="named"),
+    "qwen2_vl_text": _TextKind(qkv_bias=True, out_bias=False),
+    "qwen2_5_vl_text": _TextKind(qkv_bias=True, out_bias=False),
+    "qwen3_vl_text": _TextKind(qk_norm=True),
 }
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "silu", "relu")
 ROPE_KINDS = ("default", "linear", "llama3")
 
@@ -143,6 +147,26 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read as JSON ({type(e).__name__})") from None
     require(isinstance(value, dict), path, "is not a JSON object")
     return value
+
+
+def preprocessing(path: Path) -> dict[str, Any]:
+    """preprocessor_config.json, or its part of processor_config.json; empty if there is neither."""
+    if (path / "preprocessor_config.json").exists():
+        return read_json(path / "preprocessor_config.json")
+    if (path / "processor_config.json").exists():
+        return read_json(path / "processor_config.json").get("image_processor") or {}
+    return {}
+
+
+def pixel_scaling(
+    given: dict[str, Any], path: Path
+) -> tuple[tuple[float, float, float], tuple[float, float, float], float]:
+    """(mean, std, rescale factor) of what `preprocessing` found; CLIP's where it is silent."""
+    normalise = given.get("do_normalize", True)
+    mean = tuple(given.get("image_mean") or _CLIP_MEAN) if normalise else (0.0, 0.0, 0.0)
+    std = tuple(given.get("image_std") or _CLIP_STD) if normalise else (1.0, 1.0, 1.0)
+    require(len(mean) == 3 and len(std) == 3 and all(std), path, "image_mean and image_std need three values each")
+    return mean, std, float(given.get("rescale_factor", 1 / 255)) if given.get("do_rescale", True) else 1.0
 
 
 def text_config(hf: Any, path: Path, *, tied: bool) -> TextConfig:

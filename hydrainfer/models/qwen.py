@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from hydrainfer.models.config import ACTIVATIONS, ModelConfig, TextConfig, read_json, require, rope_config
+from hydrainfer.models.config import (
+    ACTIVATIONS,
+    ModelConfig,
+    TextConfig,
+    pixel_scaling,
+    preprocessing,
+    require,
+    text_config,
+)
 from hydrainfer.models.qwen_tower import QwenVision, QwenVisionConfig
 from hydrainfer.ops import OpSet
 
@@ -31,7 +39,6 @@ _VISION_RENAMES = (  # what one family calls otherwise than the others
     (re.compile(r"^(vision\.merger)\.ln_q\."), r"\1.norm."),
 )
 _SECTIONS = {"qwen2_vl": (16, 24, 24), "qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
-_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280  # where preprocessor_config.json is silent
 _ASPECT = 200  # sides of a picture differ at most so many times
 
@@ -69,39 +76,20 @@ def read(hf: Any, path: Path) -> ModelConfig:
 
 
 def _text_config(hf: Any, path: Path) -> TextConfig:
-    t, qwen3 = hf.text_config, hf.model_type == "qwen3_vl"
-    require(t.hidden_act == "silu", path, f"hidden_act {t.hidden_act!r} is not supported; supported: silu")
+    """Of the decoder, with the sections of its multimodal rotary positions."""
+    t = hf.text_config
     kinds = set(getattr(t, "layer_types", None) or ()) - {"full_attention"}
     require(not kinds, path, f"{' and '.join(sorted(kinds))} is not supported; supported: use_sliding_window false")
-    head_dim = t.head_dim if qwen3 else t.hidden_size // t.num_attention_heads
-    kv_heads = t.num_key_value_heads
-    require(t.num_attention_heads % kv_heads == 0, path, f"{t.num_attention_heads} heads over {kv_heads} KV heads")
+    text = text_config(t, path, tied=bool(hf.tie_word_embeddings or getattr(t, "tie_word_embeddings", False)))
     given = dict(getattr(t, "rope_parameters", None) or {})
     sections = tuple(given.get("mrope_section") or _SECTIONS[hf.model_type])
     require(
-        len(sections) == 3 and 2 * sum(sections) == head_dim,
+        len(sections) == 3 and 2 * sum(sections) == text.head_dim,
         path,
-        f"mrope_section {list(sections)} does not sum to half of head_dim {head_dim}",
+        f"mrope_section {list(sections)} does not sum to half of head_dim {text.head_dim}",
     )
-    rope = dataclasses.replace(rope_config(t, path), sections=sections, interleaved=qwen3)
-    bias = bool(getattr(t, "attention_bias", False))
-    return TextConfig(
-        vocab=t.vocab_size,
-        hidden=t.hidden_size,
-        intermediate=t.intermediate_size,
-        layers=t.num_hidden_layers,
-        heads=t.num_attention_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        norm_eps=t.rms_norm_eps,
-        context=t.max_position_embeddings,
-        rope=rope,
-        qkv_bias=bias if qwen3 else True,
-        out_bias=bias if qwen3 else False,
-        mlp_bias=False,
-        tied=bool(hf.tie_word_embeddings or getattr(t, "tie_word_embeddings", False)),
-        qk_norm=qwen3,
-    )
+    interleaved = hf.model_type == "qwen3_vl"
+    return dataclasses.replace(text, rope=dataclasses.replace(text.rope, sections=sections, interleaved=interleaved))
 
 
 def _vision_config(hf: Any, path: Path) -> QwenVisionConfig:
@@ -116,7 +104,8 @@ def _vision_config(hf: Any, path: Path) -> QwenVisionConfig:
     )
     hidden = v.embed_dim if kind == "qwen2_vl" else v.hidden_size
     require(hidden % (4 * v.num_heads) == 0, path, f"{v.num_heads} vision heads over {hidden} columns")
-    given, (mean, std, rescale) = _preprocessor(path)
+    given = preprocessing(path)
+    mean, std, rescale = pixel_scaling(given, path)
     side = v.patch_size * v.spatial_merge_size
     return QwenVisionConfig(
         hidden=hidden,
@@ -140,21 +129,6 @@ def _vision_config(hf: Any, path: Path) -> QwenVisionConfig:
         levels=tuple(v.deepstack_visual_indexes) if qwen3 else (),
         patch_bias=qwen3,
     )
-
-
-def _preprocessor(path: Path) -> tuple[dict[str, Any], tuple[tuple[float, ...], tuple[float, ...], float]]:
-    """preprocessor_config.json (or its part of processor_config.json), and (mean, std, rescale factor) of it."""
-    given: dict[str, Any] = {}
-    if (path / "preprocessor_config.json").exists():
-        given = read_json(path / "preprocessor_config.json")
-    elif (path / "processor_config.json").exists():
-        given = read_json(path / "processor_config.json").get("image_processor") or {}
-    normalise = given.get("do_normalize", True)
-    mean = tuple(given.get("image_mean") or _CLIP_MEAN) if normalise else (0.0, 0.0, 0.0)
-    std = tuple(given.get("image_std") or _CLIP_STD) if normalise else (1.0, 1.0, 1.0)
-    require(len(mean) == 3 and len(std) == 3 and all(std), path, "image_mean and image_std need three values each")
-    rescale = float(given.get("rescale_factor", 1 / 255)) if given.get("do_rescale", True) else 1.0
-    return given, (mean, std, rescale)
 
 
 def _largest(given: dict[str, Any], side: int) -> int:

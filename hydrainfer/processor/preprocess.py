@@ -98,8 +98,8 @@ class Preprocessor:
         self, parts: Sequence[Part], adapters: Adapters, ticket: Ticket | None = None
     ) -> list[tuple[Held, ...]]:
         """In order; the caller holds every `ref`. A video waits for those before it: together they have no more frames
-        than one may. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge`,
-        `DeadlineExceeded`, `Overloaded`, `Unavailable` or `CancelledError`; then nothing is held."""
+        than one may. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge`, `DeadlineExceeded`, `Overloaded`,
+        `Unavailable` or `CancelledError`; then nothing is held."""
         ticket = ticket or Ticket()
         n_ahead = 1 if self.workers is None else 2 * self.workers.n
         started: deque[Callable[[], tuple[Held, ...]]] = deque()
