@@ -15,7 +15,7 @@ from hydrainfer.core import InvalidRequest
 
 def ask(url: str, model: str, image: Path, question: str, max_tokens: int) -> Iterator[str]:
     """Pieces of the answer as they arrive. `url` has no `/v1`. Raises `InvalidRequest` if the picture cannot be read,
-    `httpx.HTTPError` if the server refuses."""
+    or the server refuses, `httpx.HTTPError` if it cannot be reached."""
     try:
         picture = base64.b64encode(image.read_bytes()).decode()
     except OSError as e:
@@ -34,9 +34,16 @@ def ask(url: str, model: str, image: Path, question: str, max_tokens: int) -> It
     }
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=300) as answer:
         if answer.is_error:
-            answer.read()
-        answer.raise_for_status()
+            raise InvalidRequest(f"the server refuses: {_message(answer.read())}")
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 for choice in orjson.loads(line.removeprefix("data: "))["choices"]:
                     yield choice["delta"].get("content") or ""
+
+
+def _message(body: bytes) -> str:
+    """Of an OpenAI-shaped error."""
+    try:
+        return str(orjson.loads(body)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace")
