@@ -5,23 +5,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import yaml
 
 from hydrainfer.cache import CacheKind, CacheSpec
 from hydrainfer.config import Slo
-from hydrainfer.core import CostModel, Layout, Role, Stage
+from hydrainfer.core import ConfigError, CostModel, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
 from hydrainfer.engine import Overlap
 from hydrainfer.planner.bound import work_of
 from hydrainfer.planner.budgets import SEQUENCES, budgets_for, mix_of
 from hydrainfer.planner.costfile import CostFile
 from hydrainfer.planner.hardware import Hardware
+from hydrainfer.planner.layouts import layouts
 from hydrainfer.planner.shape import ModelShape, blocks_of, cost_of
 from hydrainfer.planner.study import Station, Study
 from hydrainfer.planner.trace import TraceRequest
 from hydrainfer.scheduler import Budgets
 
+Kind = Literal["gpu", "cpu", "emulated"]
 _KV_TOKENS_PER_RUNNING = 1024  # what `hydrainfer serve` gives on a CPU, where memory is not all for caches
 
 
@@ -31,25 +34,50 @@ def study_of(
     trace: Sequence[TraceRequest],
     slo: Slo,
     *,
-    measured: CostFile | None = None,
+    cost: CostModel | CostFile | None = None,
+    kind: Kind = "gpu",
     target: float = 0.9,
 ) -> Study:
-    """Every instance has a `device`; batches take what was `measured` on one, or what its peaks allow. Budgets are
-    those of the paper's section 4.2, for as many decodes as requests within the SLO bring about. Raises `ConfigError`:
-    the model does not fit."""
-    cost = measured.cost if measured is not None else cost_of(shape, device)
-    on_gpu = measured.device.startswith("cuda") if measured is not None else device.lane_efficiency > 0.0
-    overlap: Overlap = "free" if on_gpu else "off"
-    base = Budgets() if on_gpu else Budgets(running=64)
-    stations = {}
+    """Every instance has a `device`; batches take what its peaks allow or, with `cost`, what was measured or assumed.
+    Budgets are those of the paper's section 4.2, for as many decodes as requests within the SLO bring about. Roles that
+    do not fit the device are left out. Raises `ConfigError` if none that prefills or none that decodes fits, and for an
+    empty trace."""
+    if not trace:
+        raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
+    cost = cost or cost_of(shape, device)
+    model = cost.cost if isinstance(cost, CostFile) else cost
+    overlap: Overlap = "off" if kind == "cpu" else "free"
+    base = Budgets() if kind == "gpu" else Budgets(running=64)
+    stations, too_large = {}, {}
     for name in ROLE_NAMES:
         role = Role.parse(name)
-        mix = mix_of(trace, _decodes_at_once(role, trace, slo, cost, base.running))
-        budgets = budgets_for(measured or cost, role, slo, mix, overlap=overlap, base=base)
-        blocks = blocks_of(shape, device, role)
-        stations[name] = Station(cost=cost, blocks=blocks if on_gpu else _on_cpu(blocks, base), budgets=budgets)
-    link = measured.link() if measured is not None and measured.copies else device.link
+        try:
+            blocks = blocks_of(shape, device, role)
+        except ConfigError as e:
+            too_large[name] = e
+            continue
+        mix = mix_of(trace, _decodes_at_once(role, trace, slo, model, base.running))
+        budgets = budgets_for(cost, role, slo, mix, overlap=overlap, base=base)
+        stations[name] = Station(cost=model, blocks=blocks if kind == "gpu" else _on_cpu(blocks, base), budgets=budgets)
+    for stage in (Stage.PREFILL, Stage.DECODE):
+        if not any(Role.parse(name).runs(stage) for name in stations):
+            raise min(too_large.items(), key=lambda item: len(item[0]) + (not Role.parse(item[0]).runs(stage)))[1]
+    link = cost.link() if isinstance(cost, CostFile) and cost.copies else device.link
     return Study(stations=stations, trace=tuple(trace), slo=slo, target=target, link=link, overlap=overlap)
+
+
+def candidates_of(study: Study, n_devices: int) -> list[Layout]:
+    """All layouts whose roles fit the device; without pictures in the trace, those without an encoder of its own.
+    Raises `ConfigError`."""
+    sees = any(t.pictures for t in study.trace)
+    found = [
+        layout
+        for layout in layouts(n_devices)
+        if all(str(role) in study.stations and (sees or str(role) not in ("E", "ED")) for role in layout.instances)
+    ]
+    if not found:
+        raise ConfigError(f"no layout of {n_devices} such devices can hold the model", param="devices")
+    return found
 
 
 def _decodes_at_once(role: Role, trace: Sequence[TraceRequest], slo: Slo, cost: CostModel, most: int) -> int:
@@ -73,17 +101,24 @@ def _on_cpu(blocks: Mapping[CacheSpec, int], budgets: Budgets) -> dict[CacheSpec
     return {spec: size(spec, n) for spec, n in blocks.items()}
 
 
-def layout_file(layout: Layout, study: Study, comment: str = "") -> str:
-    """YAML for `hydrainfer serve --layout`: the instances, with the budgets that the study gave them."""
-    counts = Counter(map(str, layout.instances))
+def layout_file(
+    layout: Layout,
+    study: Study,
+    comment: str = "",
+    threads: int | None = None,
+    only: Sequence[str] = ("token_budget", "image_budget", "max_running"),
+) -> str:
+    """YAML for `hydrainfer serve --layout`: the instances, with the budgets that the study gave them (`only` these) and
+    `threads`."""
     groups = []
-    for name, n in counts.items():
+    for name, n in Counter(map(str, layout.instances)).items():
         role, budgets = Role.parse(name), study.stations[name].budgets
-        group: dict[str, str | int] = {"role": name, "count": n, "max_running": budgets.running}
+        own = {"max_running": budgets.running}
         if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
-            group["token_budget"] = budgets.tokens
+            own["token_budget"] = budgets.tokens
         if role.runs(Stage.ENCODE):
-            group["image_budget"] = budgets.images
-        groups.append(group)
+            own["image_budget"] = budgets.images
+        group: dict[str, str | int] = {"role": name, "count": n, **{k: v for k, v in own.items() if k in only}}
+        groups.append(group | ({} if threads is None else {"threads": threads}))
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + yaml.safe_dump({"instances": groups}, sort_keys=False, default_flow_style=None, width=120)

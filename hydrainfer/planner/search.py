@@ -72,7 +72,7 @@ def search(
     of_study = Bounds(study)
     bounds = {layout: of_study.of(layout).rate for layout in candidates}
     order = sorted(candidates, key=lambda layout: -bounds[layout])
-    with _pool(n_processes) as run:
+    with workers(n_processes) as run:
         if exhaustive:
             jobs = [(study, layout, bounds[layout], bounds[layout]) for layout in order]
             found = _told(run(_final, jobs), len(order), on_progress)
@@ -168,8 +168,12 @@ def _final(study: Study, layout: Layout, bound: float, near: float) -> Found:
 
     low, high = bracket(carries, 0.0, near, bound, 1.15)
     low, _ = narrow(carries, low, high, 0.03)
+    rate = low
+    while low and not any(_surely(a, study.target) for a in tried) and rate > low / 3:  # for the interval
+        rate /= 1.1
+        carries(rate)
     attempts = tuple(sorted(tried, key=lambda a: a.rate))
-    surely = [a.rate for a in attempts if Proportion.of(a.n_met, a.n, a.n_effective).low >= study.target]
+    surely = [a.rate for a in attempts if _surely(a, study.target)]
     surely_not = [a.rate for a in attempts if Proportion.of(a.n_met, a.n, a.n_effective).high < study.target]
     return Found(
         layout=str(layout),
@@ -180,6 +184,10 @@ def _final(study: Study, layout: Layout, bound: float, near: float) -> Found:
         goodput_high=min((r for r in surely_not if r > low), default=bound),
         attempts=attempts,
     )
+
+
+def _surely(a: Attempt, target: float) -> bool:
+    return Proportion.of(a.n_met, a.n, a.n_effective).low >= target
 
 
 def bracket(
@@ -212,11 +220,11 @@ def narrow(carries: Callable[[float], bool], low: float, high: float, tolerance:
     return low, high
 
 
-Run = Callable[[Callable[..., Found], Sequence[tuple[Any, ...]]], Iterator[Found]]
+Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 
 
 @contextmanager
-def _pool(n_processes: int | None) -> Iterator[Run]:
+def workers(n_processes: int | None) -> Iterator[Run]:
     """Runs jobs, in order, in processes of their own or, if there is one, in this."""
     n = n_processes or len(os.sched_getaffinity(0))
     if n == 1:
