@@ -53,6 +53,7 @@ def study_of(
         role = Role.parse(name)
         try:
             blocks = blocks_of(shape, device, role)
+            _check_room(shape, device, role, blocks, max(t.n_prompt + t.n_output for t in trace))
         except ConfigError as e:
             too_large[name] = e
             continue
@@ -64,6 +65,17 @@ def study_of(
             raise min(too_large.items(), key=lambda item: len(item[0]) + (not Role.parse(item[0]).runs(stage)))[1]
     link = cost.link() if isinstance(cost, CostFile) and cost.copies else device.link
     return Study(stations=stations, trace=tuple(trace), slo=slo, target=target, link=link, overlap=overlap)
+
+
+def _check_room(
+    shape: ModelShape, device: Hardware, role: Role, blocks: Mapping[CacheSpec, int], longest: int
+) -> None:
+    for spec, n in blocks.items():
+        if spec.kind is CacheKind.FULL and n < spec.blocks_for(longest):
+            raise ConfigError(
+                f"{shape.name} as {role} leaves room for {n * spec.block_tokens} tokens of KV cache on {device.name}, "
+                f"but the longest request of the workload has {longest}"
+            )
 
 
 def candidates_of(study: Study, n_devices: int) -> list[Layout]:
