@@ -145,6 +145,7 @@ def profile(
             exhaustive=exhaustive,
             on_progress=on_progress,
             command=command_line(sys.argv),
+            ratios=out is not None,
             grid=grid,
         )
     if validate:
