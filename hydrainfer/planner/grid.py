@@ -10,14 +10,13 @@ from hydrainfer.config import Slo
 from hydrainfer.core import Layout
 from hydrainfer.planner.bound import Bounds
 from hydrainfer.planner.layouts import method_of
+from hydrainfer.planner.objectives import is_possible
 from hydrainfer.planner.plan import Cell
-from hydrainfer.planner.search import Found, Progress, search
-from hydrainfer.planner.search import _pool as workers
-from hydrainfer.planner.study import Study, attempt
+from hydrainfer.planner.search import Found, Progress, search, workers
+from hydrainfer.planner.study import Study
 
 _REQUESTS = 200
 _PER_METHOD = 3
-_ALONE = 60  # requests at a hundredth of what can last: what misses there misses everywhere
 
 
 def grid_of(
@@ -58,14 +57,8 @@ def chosen(study: Study, candidates: Sequence[Layout]) -> list[Layout]:
     return [x for found in of_method.values() for _, x in sorted(found, key=lambda f: -f[0])[:_PER_METHOD]]
 
 
-def _possible(study: Study, candidates: Sequence[Layout]) -> bool:
-    bounds, few = Bounds(study), study.shortened(_ALONE)
-    one_each = {method_of(layout): layout for layout in candidates}.values()
-    return any(attempt(few, layout, bounds.of(layout).rate / 100).carried(study.target) for layout in one_each)
-
-
 def _cell(study: Study, candidates: Sequence[Layout]) -> Cell:
-    found = search(study, candidates, n_processes=1) if _possible(study, candidates) else []
+    found = search(study, candidates, n_processes=1) if is_possible(study, candidates) else []
     epd = [x for x in candidates if method_of(x) == "EPD"]
     known = next((f for f in found if f.layout in map(str, epd) and f.goodput is not None), None)
     if known is None and epd and found and found[0].goodput:  # told to be less than the best, but not how much

@@ -10,8 +10,8 @@ import msgspec
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.costfile import CostFile
 from hydrainfer.planner.deployment import layout_file
-from hydrainfer.planner.objectives import check_possible, least_devices, ranked_at
 from hydrainfer.planner.grid import grid_of
+from hydrainfer.planner.objectives import check_possible, least_devices, ranked_at
 from hydrainfer.planner.plan import Cell, Plan, rows_of
 from hydrainfer.planner.ratios import rate_for_ratios, ratios_of
 from hydrainfer.planner.search import Progress, search
