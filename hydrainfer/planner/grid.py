@@ -11,8 +11,7 @@ from hydrainfer.core import Layout
 from hydrainfer.planner.bound import Bounds
 from hydrainfer.planner.layouts import method_of
 from hydrainfer.planner.plan import Cell
-from hydrainfer.planner.search import Found, Progress, search
-from hydrainfer.planner.search import _pool as workers
+from hydrainfer.planner.search import Found, Progress, search, workers
 from hydrainfer.planner.study import Study, attempt
 
 _REQUESTS = 200

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hydrainfer.core import Layout
 from hydrainfer.planner.layouts import METHODS, layouts, method_of
 from hydrainfer.planner.plan import Ratio, Row
-from hydrainfer.planner.search import _pool as workers
+from hydrainfer.planner.search import workers
 from hydrainfer.planner.study import Study, attempt
 
 _LOAD = 0.8  # of the best goodput
