@@ -66,8 +66,8 @@ class VideoAdapter(Protocol):
     def items(self, video: VideoShape, indices: Sequence[int]) -> list[MediaItem]:
         """Of these frames, in order."""
 
-    def pixels(self, video: VideoShape, frames: np.ndarray) -> list[Pixels]:
-        """One uint8 array per item, of frames uint8 [n, height, width, 3]."""
+    def pixels(self, video: VideoShape, frames: np.ndarray, resampler: str = "") -> list[Pixels]:
+        """One uint8 array per item, of frames uint8 [n, height, width, 3]. `resampler` as of `MediaLimits`."""
 
 
 def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageAdapter:

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge
+from hydrainfer.processor.resample import Box, resized
 
 SUPPORTED = "JPEG, PNG, WebP and GIF"
 _PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)  # importing registers their formats
@@ -41,7 +42,8 @@ _FOREIGN = (
 class MediaLimits(msgspec.Struct, frozen=True):
     """What one request may bring. `max_pixels` is checked against the header, before decoding; `max_aspect` bounds the
     memory that resizing the short edge takes. `fast_jpeg`: decode a JPEG at 1/2, 1/4 or 1/8 of its size where that is
-    still at least the size wanted; the result is not the reference's."""
+    still at least the size wanted; the result is not the reference's. `resampler`: as `library` of
+    `resample.resized`."""
 
     max_images: int = 16
     max_videos: int = 2
@@ -49,13 +51,19 @@ class MediaLimits(msgspec.Struct, frozen=True):
     max_pixels: int = 89_478_485
     max_aspect: float = 200.0
     fast_jpeg: bool = False
+    resampler: str = ""
 
 
 class Picture(NamedTuple):
-    """`image` is RGB and upright; `mode` is the mode it was stored in."""
+    """`image` is RGB and upright; `mode` is the mode it was stored in. `resampler` as of `MediaLimits`."""
 
     image: Image.Image
     mode: str
+    resampler: str = ""
+
+    def resized(self, width: int, height: int, resample: int, box: Box | None = None) -> np.ndarray:
+        """uint8 [height, width, 3], or the `box` of that."""
+        return resized(self.image, width, height, resample, box, self.resampler)
 
 
 def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
@@ -110,7 +118,7 @@ def decode_image(
                 image.draft(None, wanted(*image.size))  # of a JPEG, and only while it is not decoded
             image.load()
             mode, upright = image.mode, _upright(image)
-            return Picture(to_rgb(upright), mode)
+            return Picture(to_rgb(upright), mode, limits.resampler)
     except MediaError:
         raise
     except MemoryError:
@@ -136,7 +144,7 @@ def header_pixels(data: bytes) -> int:
 def from_image(image: Image.Image, limits: MediaLimits, param: str = "messages") -> Picture:
     """A picture that a Python caller has already opened. Raises `MediaError`."""
     _check_size(image.size, limits, param)
-    return Picture(to_rgb(_upright(image)), image.mode)
+    return Picture(to_rgb(_upright(image)), image.mode, limits.resampler)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -62,7 +62,7 @@ def prepare_video(
     video = part.open(reading)
     indices = chosen_frames(video.shape, adapter, max_frames)
     items = adapter.items(video.shape, indices)
-    arrays = adapter.pixels(video.shape, video.read(indices))
+    arrays = adapter.pixels(video.shape, video.read(indices), reading.resampler)
     return tuple(
         Encodable(item, frames_key(pixels, adapter.parameters, *seal), pixels)
         for item, pixels in zip(items, arrays, strict=True)
