@@ -11,7 +11,7 @@ from PIL import Image
 
 from hydrainfer.core import CheckpointError
 from hydrainfer.processor.adapter import ImageAdapter, MediaItem, without_options
-from hydrainfer.processor.media import Picture, Size
+from hydrainfer.processor.media import Picture, Target
 from hydrainfer.processor.pixels import Pixels
 from hydrainfer.processor.resample import Box
 
@@ -68,19 +68,18 @@ class ClipImages:
     def fit(self, width: int, height: int) -> MediaItem:  # noqa: ARG002  # one size for all
         return self._fit
 
-    def resized(self, width: int, height: int) -> Size:
-        if self.settings.resize is None or self.settings.pad:
-            return width, height
-        target = _target(width, height, self.settings.resize)
-        return target[1], target[0]
+    def resized(self, width: int, height: int) -> Target:
+        if self.settings.resize is not None and not self.settings.pad:
+            height, width = _target(width, height, self.settings.resize)
+        return Target(width, height, self.settings.resample)
 
     def pixels(self, picture: Picture) -> Pixels:
         """uint8 [height, width, 3]."""
         settings = self.settings
         if settings.pad:
             square = _square(picture.image, tuple(int(m * 255) for m in settings.mean))
-            picture = picture._replace(image=square)
-        height, width = picture.image.height, picture.image.width
+            picture = picture._replace(image=square, full=None)
+        width, height = picture.size
         if settings.resize is not None:
             height, width = _target(width, height, settings.resize)
         crop = settings.crop or (height, width)

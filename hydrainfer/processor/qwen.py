@@ -11,7 +11,7 @@ from PIL import Image
 
 from hydrainfer.core import CheckpointError, InvalidRequest, MediaError
 from hydrainfer.processor.adapter import ImageAdapter, MediaItem
-from hydrainfer.processor.media import Picture
+from hydrainfer.processor.media import Picture, Target
 from hydrainfer.processor.pixels import Pixels
 
 MAX_ASPECT = 200
@@ -136,9 +136,11 @@ class QwenImages:
 
     def pixels(self, picture: Picture) -> Pixels:
         """uint8 [1, height, width, 3]."""
-        h, w = self._target(picture.image.width, picture.image.height)
-        side = self.settings.factor
-        return picture.resized(w * side, h * side, self.settings.resample)[None]
+        return picture.resized(*self.resized(*picture.size))[None]
+
+    def resized(self, width: int, height: int) -> Target:
+        h, w = self._target(width, height)
+        return Target(w * self.settings.factor, h * self.settings.factor, self.settings.resample)
 
     def _target(self, width: int, height: int) -> tuple[int, int]:
         """(rows, columns) in tokens."""
