@@ -23,7 +23,7 @@ from hydrainfer.version import __version__
 _LONG = 5.0  # times the TTFT SLO: a trace that is shorter has no time to show that a queue grows
 
 
-_GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the SLO's limits
+_GRID = (0.5, 1.0, 2.0, 4.0)  # times the limits of the SLO
 
 
 def answer(
