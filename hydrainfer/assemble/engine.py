@@ -129,7 +129,10 @@ def _emulated(
 
 def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
     policy = Policy(
-        encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s, headroom_tokens=config.headroom_tokens
+        encode_gate=config.encode_gate,
+        encode_wait_s=config.encode_wait_s,
+        headroom_tokens=config.headroom_tokens,
+        batching=config.batching,
     )
     if config.token_budget == "auto" or config.image_budget == "auto":
         raise ConfigError("budgets are settled by `hydrainfer serve`; here, give numbers", param="token_budget")

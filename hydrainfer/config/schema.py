@@ -128,6 +128,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     encode_wait_s: Annotated[
         float, _help("Scheduler", "With encode_gate=aged: a picture waits at most this long.", ge=0)
     ] = 0.5
+    batching: Annotated[
+        Literal["stage-level", "prefill-first"],
+        _help("Scheduler", "prefill-first: nobody decodes while there is something to prefill; to compare with."),
+    ] = "stage-level"
     headroom_tokens: Annotated[
         int, _help("Scheduler", "KV tokens reserved beyond prompt and answer so far, before a lease has to grow.", ge=0)
     ] = 32

@@ -21,7 +21,9 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `language_efficiency` and `vision_efficiency` of the arithmetic (the vision tower's matrices are smaller),
     `bandwidth_efficiency` and `link_efficiency` of the traffic; `lane_efficiency` of what the two lanes could gain side
     by side, 0 where they share all there is, such as cores (`shape.together`). `step_base_s`, `encode_base_s`: what
-    each language and each vision batch takes besides (packing, launches, sampling, the wait for the result). Caches and
+    each language and each vision batch takes besides (packing, launches, sampling, the wait for the result).
+    `hides_traffic`: the larger of a batch's arithmetic and traffic is what it takes; else both, one after the other,
+    as if no kernel ran beside another and none were balanced: the two bracket what engines do. Caches and
     weights get `memory_share` of the memory, less `workspace_bytes` for activations. `message_s`: a message between
     instances. `notes`: where the numbers are from. Raises `ConfigError`.
     """
@@ -40,6 +42,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lane_efficiency: float = 0.5
     step_base_s: float = 1.5e-3
     encode_base_s: float = 0.7e-3
+    hides_traffic: bool = True
     memory_share: float = 0.9
     workspace_bytes: float = 2.0 * GIB
     message_s: float = 300e-6

@@ -127,7 +127,7 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     )
     v = shape.vision
     if v is None:
-        return cost
+        return cost if hardware.hides_traffic else _added_up(cost)
     vision_flops_per_s = hardware.vision_flops_per_s
     attention = 4 * v.hidden  # of a pair of rows in one layer
     full_layers = v.full_layers if v.window_rows else v.layers
@@ -138,10 +138,25 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
         encode_attention_s=attention * full_layers * v.rows_per_token**2 / vision_flops_per_s,
         encode_weights_s=v.weights * shape.item_bytes / bytes_per_s,
     )
+    slowdown = _slowdown(together(shape, hardware, cost))
+    return msgspec.structs.replace(
+        cost if hardware.hides_traffic else _added_up(cost),
+        overlap_slowdown=slowdown,
+        prefill_overlap_slowdown=TAKE_TURNS,  # both want all of the arithmetic
+    )
+
+
+def _added_up(cost: CostModel) -> CostModel:
+    """Weights are read before a batch's arithmetic, contexts before each decode's. (A chunk reads the context before
+    it within attention, which is bound by arithmetic.)"""
     return msgspec.structs.replace(
         cost,
-        overlap_slowdown=_slowdown(together(shape, hardware, cost)),
-        prefill_overlap_slowdown=TAKE_TURNS,  # both want all of the arithmetic
+        encode_base_s=cost.encode_base_s + cost.encode_weights_s,
+        encode_weights_s=0.0,
+        step_base_s=cost.step_base_s + cost.weights_s,
+        decode_context_s=cost.decode_context_s + cost.context_s,
+        weights_s=0.0,
+        context_s=0.0,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 EncodeGate = Literal["paper", "aged"]
+Batching = Literal["stage-level", "prefill-first"]
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,8 +23,11 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """`encode_gate="paper"`: encode only while nothing is in prefill (Algorithm 1, line 20). `"aged"`: the gate also
     opens for a picture that has waited `encode_wait_s`, so that steady text cannot starve pictures (DESIGN 6).
-    `headroom_tokens`: tokens reserved beyond prompt and produced, before a lease has to grow."""
+    `headroom_tokens`: tokens reserved beyond prompt and produced, before a lease has to grow. `batching`: "stage-level"
+    is Algorithm 1. `"prefill-first"`: while there is something to prefill, nobody decodes (the paper's section 3.2 on
+    vLLM v0): the baseline of its ablation, with lanes that take turns and budgets of whole prompts."""
 
     encode_gate: EncodeGate = "aged"
     encode_wait_s: float = 0.5
     headroom_tokens: int = 32
+    batching: Batching = "stage-level"

@@ -6,7 +6,8 @@
 
     expect ─reserve─> arriving ─land─> the stage its cursor names; the next stage runs elsewhere ─> migrating
 
-Order of a language batch: all decodes, then continuing prefill chunks, then new prefills within the token budget.
+Order of a language batch: all decodes, then continuing prefill chunks, then new prefills within the token budget
+(`Policy.batching` has the baseline in which prefills come without decodes).
 A vision batch is filled within the image budget while the encode gate is open. Each lane asks for itself.
 
 Room is first come, first served over all waiting requests: once the oldest of them finds no room, no younger one is
@@ -215,9 +216,10 @@ class Scheduler:
         budget = self.budgets.tokens
         if any(len(seq.tokens) > seq.capacity for seq in self.decoding.values()):
             self._make_room(now)
-        work = [
+        decodes = [
             TokenWork(seq, seq.n_computed, 1, True) for seq in self.decoding.values() if len(seq.tokens) <= seq.capacity
         ]
+        work = decodes if self.policy.batching == "stage-level" else []
         n = len(work)
         for seq in self.prefilling.values():
             if n >= budget:
@@ -226,7 +228,7 @@ class Scheduler:
         if self.role.runs(Stage.PREFILL):
             while n < budget and (new := self._admit_prefill()) is not None:
                 n += self._add_chunk(work, new, budget - n)
-        return work, n
+        return (work, n) if work else (decodes, len(decodes))
 
     @staticmethod
     def _add_chunk(work: list[TokenWork], seq: Sequence, budget: int) -> int:

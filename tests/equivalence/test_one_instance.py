@@ -60,6 +60,7 @@ ENGINES = {
     "whole prompts": {"token_budget": 4096, "image_budget": 4},
     "chunks of 1": {"token_budget": 1, "image_budget": 1, "overlap": "off"},
     "chunks of 7": {"token_budget": 7, "image_budget": 2, "encode_gate": "paper"},
+    "prefill first": {"token_budget": 64, "overlap": "off", "batching": "prefill-first"},
     "joined lanes": {"token_budget": 64, "image_budget": 3, "overlap": "step"},
     "few blocks": {"token_budget": 48, "block_tokens": 4, "headroom_tokens": 0},
     "free lanes": {"token_budget": 40, "overlap": "free"},

@@ -174,3 +174,16 @@ def test_a_model_of_another_kind_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "vipllava", "text_config": {}, "vision_config": {"a": 1}}')
     with pytest.raises(CheckpointError, match=r"'vipllava'; known are llava, llava_next, qwen2_vl"):
         shape_of(str(tmp_path))
+
+
+def test_traffic_that_does_not_hide_adds_to_the_arithmetic():
+    h800 = read_hardware("h800")
+    shape = shape_of("llava-1.5-7b")
+    hidden, added = (cost_of(shape, msgspec.structs.replace(h800, hides_traffic=x)) for x in (True, False))
+    prefill, decodes = (512, 512 * 512, 0, 0), (0, 0, 32, 32 * 1024)
+    both = tuple(a + b for a, b in zip(prefill, decodes))
+    assert hidden.language_s(*both) < hidden.language_s(*prefill) + hidden.language_s(*decodes) - hidden.step_base_s
+    assert added.language_s(*both) == pytest.approx(
+        added.language_s(*prefill) + added.language_s(*decodes) - added.language_s(0, 0, 0, 0)
+    )
+    assert added.language_s(*decodes) > hidden.language_s(*decodes)

@@ -34,15 +34,16 @@ requests = st.lists(
     images=st.integers(1, 4),
     running=st.integers(1, 8),
     gate=st.sampled_from(["paper", "aged"]),
+    batching=st.sampled_from(["stage-level", "prefill-first"]),
     headroom=st.integers(0, 8),
     seed=st.integers(0, 2**16),
 )
 def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_whole(
-    specs, kv_blocks, embed_blocks, tokens, images, running, gate, headroom, seed
+    specs, kv_blocks, embed_blocks, tokens, images, running, gate, batching, headroom, seed
 ):
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running)
-    policy = Policy(encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom)
+    policy = Policy(encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching)
     s = Scheduler(Role.parse("EPD"), make_caches(kv_blocks, embed_blocks), budgets, policy)
     device, flying, got, ended, cancelled = FakeDevice(), {}, {}, set(), set()
     todo = []

@@ -38,6 +38,16 @@ def test_decodes_first_then_running_chunks_then_new_prefill_within_the_budget():
     assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("a", 1), ("b", 1), ("c", 1)]
 
 
+def test_prefill_first_stalls_decodes_until_nothing_is_left_to_prefill():
+    s, device = make(Budgets(tokens=8), Policy(batching="prefill-first")), FakeDevice()
+    s.add(make_request("a", n_text=6), 0)
+    turn(s, device, Lane.LANGUAGE)
+    s.add(make_request("b", n_text=10), 0)
+    s.add(make_request("c", n_text=4), 0)
+    batches = [ids(turn(s, device, Lane.LANGUAGE)[0]) for _ in range(3)]
+    assert batches == [[("b", 8)], [("b", 2), ("c", 4)], [("a", 1), ("b", 1), ("c", 1)]]
+
+
 def test_a_text_request_starts_on_an_idle_instance():
     s = make()
     s.add(make_request("a"), 0)
