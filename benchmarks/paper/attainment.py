@@ -10,6 +10,7 @@ from benchmarks.paper.lab import DATASETS, GPUS, Case, Lab, bound_of, candidates
 
 SETTING = "eager"
 SHARES = (0.12, 0.3, 0.5, 0.8)  # of what 8 EPD could carry at most
+CLOSER = (0.88, 0.95)  # where all of these are carried
 N_REQUESTS = 300
 LINES = {
     "hybrid": "stage-level",
@@ -44,6 +45,8 @@ class Attainment:
                 layout, points = best.layout, dict(best.tried)
             for share in SHARES:
                 points[share * most] = lab.run(case, layout, share * most, lab.n_requests).attainment(slo)
+            for share in CLOSER if points[SHARES[-1] * most] >= 0.9 else ():
+                points[share * most] = lab.run(case, layout, share * most, lab.n_requests).attainment(slo)
             curve = sorted(points.items())
             panel["lines"][line] = {
                 "layout": layout,
@@ -70,37 +73,53 @@ class Attainment:
     def compare(self, found: dict[str, Any]) -> list[tuple[str, str, str]]:
         gains = {d: [_gain(panel, line) for line in OTHERS] for d, panel in found.items()}
         text = "; ".join(f"{d} {_said(found[d])}" for d in found)
-        least = min(min(g[:2]) for g in gains.values())
+        least = min(g for some in gains.values() for g in some[:2] if g == g)
         rows = [
             (
                 "a higher goodput than every other system",
                 f"requests/s per GPU, {', '.join(LINES)}: {text}",
-                "holds" if least > 1.02 else "not everywhere",
+                "holds" if least > 1.04 else "not everywhere",
             ),
             (
                 "1.5x to 4x over vLLM (up to 2, 1.5, 2, 2, 4 by data set)",
                 "over decode-first / prefill-first / stage-level 8 EPD: "
-                + "; ".join(f"{d} " + " / ".join(f"{g:.1f}x" for g in some) for d, some in gains.items()),
+                + "; ".join(
+                    f"{d} " + " / ".join(f"{g:.2f}x" if g == g else "-" for g in some) for d, some in gains.items()
+                ),
                 "",
             ),
         ]
         if self._model == "llava-next-7b":
             holds = gains["mme"][0] < 1.15
             said = f"{gains['mme'][0]:.2f}x over decode-first"
-            rows.append(("MME gains nothing: slightly below vLLM v1", said, "holds" if holds else "deviates"))
+            rows.append(
+                ("MME gains nothing: slightly below vLLM v1", said, "little, within the error" if holds else "deviates")
+            )
         return rows
 
 
 def _gain(panel: dict[str, Any], line: str) -> float:
     """Of the hybrid over it."""
     one, other = (panel["lines"][name]["goodput_per_gpu"] for name in ("hybrid", line))
-    return one / other if other else float("inf")
+    return one / other if other else float("nan")
 
 
 def _said(panel: dict[str, Any]) -> str:
     return " / ".join(f"{panel['lines'][line]['goodput_per_gpu']:.1f}" for line in LINES)
 
 
-NEXT = Attainment("llava-next-7b")
+TEXT = """\
+Goodputs per GPU, of 300 requests a run; a line that keeps 90 % at the last point ends there, and its goodput is
+at least that. The order of the systems depends on what their chunks leave of the TPOT SLO, much as the paper
+says. Where it is short (POPE 60 ms, TextCaps 80 ms) the two baselines, whose batches know of no SLO, fall far
+behind: up to 5x. Where it is 120 ms and more, chunks of 2,048 tokens fit, and decode-first carries as much as
+hybrid, on VizWiz a little more; the paper has 2x to 4x on these two, which this does not show. MME gains little
+over decode-first: 1.1x, the error of these runs, where the paper has slightly less than 1; the best layout
+there is 8 EPD. Prefill-first suffers most where answers have two tokens: their one interval is stalled or not,
+and one in ten may be.
+
+On VizWiz 8 EPD with budgets from the SLO carry less than decode-first with constant ones: that is the defect of
+the budgets described above, and hybrid there is 1E7PD, which is nearly the same as 8 EPD with larger chunks."""
+NEXT = Attainment("llava-next-7b", TEXT)
 FIRST = Attainment("llava-1.5-7b")
 QWEN = Attainment("qwen2-vl-7b")

@@ -27,11 +27,15 @@ class Figure(Protocol):
 
 def write_readme(folder: Path, figures: Mapping[str, Figure]) -> Path:
     """From the JSON files that are there, in the paper's order."""
-    parts = [INTRODUCTION.read_text()]
+    parts, missing = [INTRODUCTION.read_text()], []
     for name in sorted(figures):
         source = folder / f"{name}.json"
         if source.exists():
             parts.append(_section(name, figures[name], json.loads(source.read_text())))
+        else:
+            missing.append(name)
+    if missing:
+        parts.append(f"Not made yet: `python -m benchmarks.paper {' '.join(missing)}`.\n")
     path = folder / "README.md"
     path.write_text("\n".join(parts))
     return path
