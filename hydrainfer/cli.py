@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.console import Console
 
-from hydrainfer import benching, builtin
+from hydrainfer import benching, builtin, profiling
 from hydrainfer.config import Option, load, options
 from hydrainfer.core import HydraError
 
@@ -80,9 +80,11 @@ def _with_options(command: Any) -> Any:
 def serve(flags: dict[str, str], config_file: _ConfigFile = None) -> None:
     """Start an OpenAI-style server for one model."""
     loaded = load(flags, config_file, os.environ)
+    from hydrainfer.profiling.auto import settle
     from hydrainfer.serving import serve_forever
 
-    serve_forever(loaded, Console())
+    console = Console()
+    serve_forever(settle(loaded, console), console)
 
 
 @app.command()
@@ -109,6 +111,7 @@ def demo(
 
 app.add_typer(benching.app, name="bench")
 app.command()(benching.trace)
+app.command()(profiling.profile)
 
 
 @app.command()

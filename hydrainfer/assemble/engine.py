@@ -11,7 +11,7 @@ from hydrainfer.assemble.sizes import GIB, SIZE_OPTION, cache_sizes, dtype_of, n
 from hydrainfer.cache import CacheKind, CacheSet, CacheSpec
 from hydrainfer.cluster import Node
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import CostModel, Lane, OutputSink, PixelSource, Role, owner_of
+from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, owner_of
 from hydrainfer.engine import Engine, EventSink, Moves, Runner, Timing
 from hydrainfer.models import DTYPES, Model, ModelConfig, load_model, read_config
 from hydrainfer.ops import select_ops
@@ -131,6 +131,8 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
     policy = Policy(
         encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s, headroom_tokens=config.headroom_tokens
     )
+    if config.token_budget == "auto" or config.image_budget == "auto":
+        raise ConfigError("budgets are settled by `hydrainfer serve`; here, give numbers", param="token_budget")
     budgets = Budgets(
         tokens=config.token_budget,
         images=config.image_budget,

@@ -139,8 +139,7 @@ def _pools(launcher: Launcher) -> dict[str, CacheSet]:
 
 def own_options(config: ServeConfig, spec: InstanceSpec) -> ServeConfig:
     """With what the layout's file says of this instance."""
-    own = {"kv_cache_gib": spec.kv_cache_gib, "image_cache_gib": spec.image_cache_gib}
-    return msgspec.structs.replace(config, **{k: v for k, v in own.items() if v is not None})
+    return msgspec.structs.replace(config, **spec.own)
 
 
 def _n_cores() -> int:

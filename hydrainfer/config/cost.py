@@ -28,7 +28,9 @@ def cost_model_of(config: ServeConfig) -> CostModel | None:
         return None
     if not emulated:
         raise ConfigError(
-            f"--cost-model is for --device emulated only, but the device is {config.device}", param="cost_model"
+            f"--cost-model is for --device emulated, or to plan with (--layout auto, --token-budget auto); the device "
+            f"is {config.device}",
+            param="cost_model",
         )
     return read_cost_model(Path(config.cost_model).expanduser())
 

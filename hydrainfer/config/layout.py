@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -34,13 +34,12 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceSpec(NamedTuple):
-    """One instance of a layout. The cache sizes override the options of the same name."""
+    """One instance of a layout. `own`: options that are its own, in place of those of the whole server."""
 
     name: str
     role: Role
-    share: Share = Share()
-    kv_cache_gib: float | None = None
-    image_cache_gib: float | None = None
+    share: Share
+    own: Mapping[str, float]
 
 
 class _Group(Share, frozen=True, kw_only=True):
@@ -50,13 +49,19 @@ class _Group(Share, frozen=True, kw_only=True):
     count: _Count = 1
     kv_cache_gib: _Amount | None = None
     image_cache_gib: _Amount | None = None
+    token_budget: _Count | None = None
+    image_budget: _Count | None = None
+    max_running: _Count | None = None
 
 
+_OWN = ("kv_cache_gib", "image_cache_gib", "token_budget", "image_budget", "max_running")
 _GROUP_KEYS = [f.name for f in msgspec.structs.fields(_Group)]
 
 
 def read_layout(text: str) -> tuple[InstanceSpec, ...]:
     """`text`: a layout or the path of a file (.yaml, .yml). Raises `ConfigError`, one line."""
+    if text == "auto":
+        raise ConfigError("--layout auto is for `hydrainfer serve`; here, name one such as 1E1PD", param="layout")
     if Path(text).suffix not in (".yaml", ".yml"):
         return _named([(role, _Group(role=str(role))) for role in Layout.parse(text).instances])
     path = Path(text).expanduser()
@@ -140,6 +145,7 @@ def _named(groups: list[tuple[Role, _Group]]) -> tuple[InstanceSpec, ...]:
     specs = []
     for role, g in groups:
         share = Share(**{f.name: getattr(g, f.name) for f in msgspec.structs.fields(Share)})
-        specs.append(InstanceSpec(f"{role}{seen[role]}", role, share, g.kv_cache_gib, g.image_cache_gib))
+        own = {name: value for name in _OWN if (value := getattr(g, name)) is not None}
+        specs.append(InstanceSpec(f"{role}{seen[role]}", role, share, own))
         seen[role] += 1
     return tuple(specs)

@@ -12,6 +12,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 Workers = Annotated[int, Meta(ge=0, le=64)]
+Budget = Count | Literal["auto"]
 NotEmpty = Annotated[str, Meta(min_length=1)]
 ContextLength = Annotated[int, Meta(ge=8)]
 
@@ -32,14 +33,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = "auto"
     cost_model: Annotated[
-        str | None, _help("Model", "With device=emulated: YAML or JSON file of what each step takes (configs/costs/).")
+        str | None,
+        _help(
+            "Model", "File of what each step takes: of an emulated device (configs/costs), or measured, for Planning."
+        ),
     ] = None
     dtype: Annotated[
         DType, _help("Model", "float32, bfloat16, float16 or auto (CPU: float32; CUDA: the checkpoint's, 16 bit).")
     ] = "auto"
     layout: Annotated[
         str,
-        _help("Model", "Instances and their stages, e.g. 1EPD, 1E1P1D, 1E2PD+1EPD, or a file as in configs/layouts."),
+        _help(
+            "Model",
+            "Instances and their stages, e.g. 1EPD, 1E1P1D, 1E2PD+1EPD, a file as in configs/layouts, or auto (see "
+            "Planning).",
+        ),
     ] = "1EPD"
     native_kernels: Annotated[
         bool, _help("Model", "Compile and use our CPU kernels (true or false; false uses torch's operators).")
@@ -48,6 +56,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ContextLength | None,
         _help("Model", "Context length in tokens; default: the model's, or what the KV cache holds."),
     ] = None
+
+    devices: Annotated[
+        Count | None, _help("Planning", "For layout auto: how many instances; default: one per GPU.")
+    ] = None
+    workload: Annotated[
+        NotEmpty | None,
+        _help("Planning", "What to expect, of configs/workloads or a recording; default: textcaps, or text."),
+    ] = None
+    slo: Annotated[
+        NotEmpty | None,
+        _help("Planning", "ttft=8,tpot=0.08 (seconds), or a preset of configs/slo; default: that of the model."),
+    ] = None
+    measure_minutes: Annotated[
+        float, _help("Planning", "Without --cost-model, this machine is measured so long, once.", gt=0)
+    ] = 3.0
 
     transport: Annotated[
         Literal["auto", "local", "shared-memory", "gloo", "nccl", "cuda-ipc", "tcp"],
@@ -91,8 +114,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _help("Cluster", "How a request chooses among instances: least_load, round_robin or random."),
     ] = "least_load"
 
-    token_budget: Annotated[int, _help("Scheduler", "Language tokens per batch.", ge=1)] = 2048
-    image_budget: Annotated[int, _help("Scheduler", "Pictures per vision batch.", ge=1)] = 4
+    token_budget: Annotated[
+        Budget, _help("Scheduler", "Language tokens per batch; auto: as the SLO allows (see Planning).")
+    ] = 2048
+    image_budget: Annotated[Budget, _help("Scheduler", "Pictures per vision batch; auto likewise.")] = 4
     image_token_budget: Annotated[
         int, _help("Scheduler", "Embeddings per vision batch; a larger picture is encoded alone.", ge=1)
     ] = 16_384

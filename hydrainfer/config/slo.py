@@ -13,7 +13,8 @@ import msgspec
 from hydrainfer.config.read import check_known, read_yaml
 from hydrainfer.core import ConfigError
 
-_PART = re.compile(r"(ttft|tpot|e2e|e2el):(.+)")
+_PART = re.compile(r"(ttft|tpot|e2el|e2e)([:=])(.+)")
+_SCALE = {":": 1e-3, "=": 1.0}  # ttft:250 is in ms, ttft=0.25 in s
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,16 +48,18 @@ def is_slo_part(text: str) -> bool:
 
 
 def parse_slo(parts: Iterable[str]) -> Slo:
-    """`["ttft:250", "tpot:40"]`, milliseconds, also as one string with blanks or commas. Raises `ConfigError`."""
+    """`["ttft:250", "tpot:40"]`, milliseconds, or `["ttft=0.25", "tpot=0.04"]`, seconds; also as one string with blanks
+    or commas. Raises `ConfigError`."""
     limits: dict[str, float] = {}
     for part in " ".join(parts).replace(",", " ").split():
         match = _PART.fullmatch(part)
         try:
             assert match is not None
-            limits[match[1].removesuffix("l") + "_s"] = float(match[2]) / 1e3
+            limits[match[1].removesuffix("l") + "_s"] = float(match[3]) * _SCALE[match[2]]
         except (AssertionError, ValueError):
             raise ConfigError(
-                f"cannot read the objective {part!r}: write ttft:250, tpot:40 or e2e:2000 (ms)", param="slo"
+                f"cannot read the objective {part!r}: write ttft:250, tpot:40, e2e:2000 (ms) or ttft=0.25 (s)",
+                param="slo",
             ) from None
     return Slo(**limits)
 

@@ -1,10 +1,11 @@
 """How much goes into a batch: the budgets of Algorithm 1, found from the SLOs (paper, section 4.2) for every role.
 
 Who decodes must give every sequence a token within the TPOT SLO, whatever else runs: the largest chunk and the largest
-vision batch are taken with which the decodes at hand, with contexts as long as one in ten is, still do. Who does not
-decode owes nobody a token each step; there a batch may take a share of the TTFT SLO (a quarter: a picture and a prompt
-wait for one batch before theirs, on the average half of it, and have half of the time for queues and moves), but is no
-larger than what brings throughput near its limit, for larger ones only let the first of a batch wait for the last.
+vision batch are taken with which the decodes at hand, with contexts as long as one in ten is, still do; where both want
+the same time, the pair that is through with a request the soonest. Who does not decode owes nobody a token each step;
+there a batch may take a share of the TTFT SLO (a quarter: a picture and a prompt wait for one batch before theirs, on
+the average half of it, and have half of the time for queues and moves), but is no larger than what brings throughput
+near its limit, for larger ones only let the first of a batch wait for the last.
 
 The same search goes over a cost model and over what was measured; of the latter only values that were measured come.
 """
@@ -163,14 +164,25 @@ def _decoding(times: Times, role: Role, slo: Slo, mix: Mix, overlap: str, base: 
             return times.language_s(chunk, decodes, pictures)
         return times.language_s(chunk, decodes, 0) + times.encode_s(pictures)
 
+    def chunk_beside(n_pictures: int) -> int:
+        return largest(times.chunks, lambda n: step_s(n, mix.decodes, n_pictures) <= limit_s)
+
+    def request_s(n_pictures: int) -> float:
+        """Encoded in batches of so many, prefilled in the chunks that these leave room for."""
+        chunk = chunk_beside(n_pictures)
+        n_chunks = math.ceil(mix.prompt / chunk)
+        return times.encode_s(n_pictures) / n_pictures + n_chunks * times.language_s(chunk, mix.decodes, 0)
+
     tokens, images, running = base.tokens, base.images, base.running
-    if role.runs(Stage.ENCODE) and mix.picture and times.pictures:
-        images = largest(times.pictures, lambda n: step_s(0, mix.decodes, n) <= limit_s)
-        images = min(images, _saturating(times.pictures, times.encode_s))
-    beside = images if role.runs(Stage.ENCODE) and mix.picture else 0
-    if role.runs(Stage.PREFILL) and times.chunks:
-        chunk = largest(times.chunks, lambda n: step_s(n, mix.decodes, beside) <= limit_s)
-        tokens = chunk + mix.decodes
+    encodes = role.runs(Stage.ENCODE) and bool(mix.picture and times.pictures)
+    prefills = role.runs(Stage.PREFILL) and bool(times.chunks)
+    if encodes:
+        most = largest(times.pictures, lambda n: step_s(0, mix.decodes, n) <= limit_s)
+        images = min(most, _saturating(times.pictures, times.encode_s))
+        if prefills:
+            images = min((n for n in times.pictures if n <= images), key=request_s)
+    if prefills:
+        tokens = chunk_beside(images if encodes else 0) + mix.decodes
     if slo.tpot_s is not None and times.sequences:
         running = min(running, largest(times.sequences, lambda n: step_s(0, n, 0) <= limit_s))
     return Budgets(tokens=tokens, images=images, running=running)

@@ -1,11 +1,10 @@
-"""Every layout of N devices, and how much of the work each could carry at the very most."""
+"""Every layout of N devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from hydrainfer.core import ConfigError, Layout, Role, Stage
+from hydrainfer.core import ConfigError, Layout, Role
 
 METHODS = (("EP", "D"), ("ED", "P"), ("E", "PD"), ("E", "P", "D"))
 """Ways to disaggregate (paper, section 3.3, and E+PD); EPD alone is the one without."""
@@ -42,27 +41,3 @@ def _ratios(n: int, parts: int) -> Iterator[tuple[int, ...]]:
     for first in range(1, n - parts + 2):
         for rest in _ratios(n - first, parts - 1):
             yield (first, *rest)
-
-
-class StageWork(NamedTuple):
-    """Seconds that one request takes of a device at the least, by stage, each batched as well as can be."""
-
-    encode_s: float
-    prefill_s: float
-    decode_s: float
-
-
-def most_rate(layout: Layout, work: StageWork) -> float:
-    """Requests per second that no schedule of this layout can exceed in the long run: the lanes of a device side by
-    side without slowing each other, every stage spread evenly over all instances that run it."""
-
-    def n(*stages: Stage) -> int:
-        return sum(any(role.runs(s) for s in stages) for role in layout.instances)
-
-    bounds = (
-        (n(Stage.ENCODE), work.encode_s),
-        (n(Stage.PREFILL), work.prefill_s),
-        (n(Stage.DECODE), work.decode_s),
-        (n(Stage.PREFILL, Stage.DECODE), work.prefill_s + work.decode_s),
-    )
-    return min((n_devices / seconds for n_devices, seconds in bounds if seconds > 0.0), default=float("inf"))

@@ -41,6 +41,7 @@ _QWEN = (
     "spatial_merge_size",
     "temporal_patch_size",
 )
+_QWEN_2_5 = (*_QWEN[:1], "hidden_size", "out_hidden_size", "intermediate_size", *_QWEN[4:])
 _REFERENCE = (1024, 768)  # pixels; the commonest picture of the paper's data sets
 
 
@@ -88,6 +89,7 @@ def shape_of(name: str, dtype: str | None = None) -> ModelShape:
         head_dim=text.get("head_dim") or text["hidden_size"] // heads,
         vocab=text["vocab_size"],
         context=text["max_position_embeddings"],
+        deepstack=len((config.get("vision_config") or {}).get("deepstack_visual_indexes") or ()),
         tied=any(part.get("tie_word_embeddings") for part in (config, text)),
         vision=family.vision(config, _fit(family, config, path)) if family is not None else None,
     )
@@ -244,6 +246,33 @@ def _qwen(config: Config, fit: Fit) -> VisionShape:  # the largest picture is a 
     )
 
 
+def _qwen_2_5(config: Config, fit: Fit) -> VisionShape:
+    """Qwen2.5-VL: gated MLPs, and windows in all but a few layers."""
+    v = config["vision_config"]
+    window = (v["window_size"] // v["patch_size"]) ** 2
+    return _later_qwen(v, fit, 3, window_rows=window, full_layers=len(v["fullatt_block_indexes"]))
+
+
+def _qwen_3(config: Config, fit: Fit) -> VisionShape:
+    """Qwen3-VL: a merger more for each level of features that the decoder gets besides."""
+    v = config["vision_config"]
+    return _later_qwen(v, fit, 2, n_mergers=1 + len(v["deepstack_visual_indexes"]))
+
+
+def _later_qwen(v: Config, fit: Fit, n_mlp: int, *, n_mergers: int = 1, **more: int) -> VisionShape:
+    hidden, n_merged = v["hidden_size"], v["spatial_merge_size"] ** 2
+    patch, merged = 3 * v["temporal_patch_size"] * v["patch_size"] ** 2, hidden * n_merged
+    return VisionShape(
+        layers=v["depth"],
+        hidden=hidden,
+        row_weights=patch * hidden + v["depth"] * (4 * hidden**2 + n_mlp * hidden * v["intermediate_size"]),
+        token_weights=n_mergers * (merged**2 + merged * v["out_hidden_size"]),
+        rows_per_token=float(n_merged),
+        picture_tokens=fit(10_000, 10_000),
+        **more,
+    )
+
+
 _FAMILIES = {
     # BOS, USER:, the newline after the picture, ASSISTANT:
     "llava": _Family(_clip, llava_images, _CLIP, 10),
@@ -251,4 +280,6 @@ _FAMILIES = {
     "llava_next": _Family(_anyres, llava_next_images, _CLIP, 45),
     # "You are a helpful assistant." and three turns' marks
     "qwen2_vl": _Family(_qwen, qwen_images, _QWEN, 20, 2),
+    "qwen2_5_vl": _Family(_qwen_2_5, qwen_images, (*_QWEN_2_5, "window_size", "fullatt_block_indexes"), 20, 2),
+    "qwen3_vl": _Family(_qwen_3, qwen_images, (*_QWEN_2_5, "deepstack_visual_indexes"), 12, 2),
 }

@@ -48,10 +48,10 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 def reason(study: Study, layout: Layout, rate: float) -> Reason | None:
     """What is to blame at `rate`; None if nobody missed."""
-    usual = _means([_per_token(t) for t in _timelines(study.shortened(_UNLOADED), layout, _slow(study)).values()])
+    usual = _means([_per_token(t) for t in timelines_at(study.shortened(_UNLOADED), layout, slow_rate(study))])
     blame: Counter[tuple[str, str]] = Counter()
-    timelines = _timelines(study, layout, rate)
-    for t in timelines.values():
+    timelines = timelines_at(study, layout, rate)
+    for t in timelines:
         ttft_s, e2e_s = t.ttft_s, t.e2e_s or 0.0
         verdict = judge(study.slo, ttft_s, [b - a for a, b in pairwise(t.token_s)], e2e_s)
         excess = {name: s - usual.get(name, 0.0) for name, s in _per_token(t).items()}
@@ -64,12 +64,12 @@ def reason(study: Study, layout: Layout, rate: float) -> Reason | None:
     if not blame:
         return None
     (limit, interval), n = blame.most_common(1)[0]
-    mean_s = _means([t.intervals_s for t in timelines.values()])
+    mean_s = _means([t.intervals_s for t in timelines])
     missed = n / len(timelines)
     return Reason(rate=rate, stage=_STAGE[interval], limit=limit, interval=interval, missed=missed, mean_s=mean_s)
 
 
-def _slow(study: Study) -> float:
+def slow_rate(study: Study) -> float:
     """A rate at which requests hardly meet: one in the time that the longest answers would take step by step."""
     cost = next(iter(study.stations.values())).cost
     first = study.trace[:_UNLOADED]
@@ -77,10 +77,11 @@ def _slow(study: Study) -> float:
     return 1.0 / max(longest * 2, 1e-3)
 
 
-def _timelines(study: Study, layout: Layout, rate: float) -> dict[str, Timeline]:
+def timelines_at(study: Study, layout: Layout, rate: float) -> list[Timeline]:
+    """Of every request."""
     found: dict[str, Timeline] = {}
     attempt(study, layout, rate, hurry=False, timelines=Timelines(found.__setitem__))
-    return found
+    return list(found.values())
 
 
 def _per_token(t: Timeline) -> dict[str, float]:

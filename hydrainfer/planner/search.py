@@ -22,7 +22,7 @@ import msgspec
 
 from hydrainfer.core import Layout
 from hydrainfer.metrics import Proportion
-from hydrainfer.planner.layouts import StageWork, most_rate
+from hydrainfer.planner.bound import Bounds
 from hydrainfer.planner.study import Attempt, Study, attempt
 
 _WAVE = 4
@@ -63,18 +63,18 @@ Progress = Callable[[str, int, int], None]
 def search(
     study: Study,
     candidates: Sequence[Layout],
-    work: StageWork,
     *,
     n_processes: int | None = None,
     exhaustive: bool = False,
     on_progress: Progress = lambda *_: None,
 ) -> list[Found]:
-    """All of them, best first. `work` bounds what each could carry; `exhaustive`: nothing is pruned or screened."""
-    bounds = {layout: most_rate(layout, work) * 1.1 / study.target for layout in candidates}  # late ones may miss
+    """All of them, best first. `exhaustive`: nothing is pruned or screened."""
+    of_study = Bounds(study)
+    bounds = {layout: of_study.of(layout).rate for layout in candidates}
     order = sorted(candidates, key=lambda layout: -bounds[layout])
-    with _pool(n_processes) as run:
+    with workers(n_processes) as run:
         if exhaustive:
-            jobs = [(study, layout, bounds[layout], bounds[layout] / 2) for layout in order]
+            jobs = [(study, layout, bounds[layout], bounds[layout]) for layout in order]
             found = _told(run(_final, jobs), len(order), on_progress)
         else:
             found = _Search(study, order, bounds, run, on_progress).found()
@@ -110,8 +110,7 @@ class _Search:
                 if layout not in open_:
                     high = self._bounds[layout]
                     self._screened[layout] = Found(layout=str(layout), stage="pruned", bound=high, goodput_high=high)
-            near = best or self._bounds[self._order[0]] / 4
-            jobs = [(self._short, layout, self._bounds[layout], best * _NEAR, near) for layout in open_]
+            jobs = [(self._short, layout, self._bounds[layout], best * _NEAR) for layout in open_]
             self._screened |= dict(zip(open_, self._run(_rough, jobs)))
             self._measure(self._promising()[:_AT_ONCE])
             self._on_progress("screen", min(begin + _WAVE, n), n)
@@ -134,7 +133,7 @@ class _Search:
         self._finals |= dict(zip(layouts, self._run(_final, jobs)))
 
 
-def _rough(study: Study, layout: Layout, bound: float, at_least: float, near: float) -> Found:
+def _rough(study: Study, layout: Layout, bound: float, at_least: float) -> Found:
     """Its goodput on a short trace within 10 %; no closer look if it does not carry `at_least`."""
     tried: list[Attempt] = []
 
@@ -143,8 +142,9 @@ def _rough(study: Study, layout: Layout, bound: float, at_least: float, near: fl
         return tried[-1].carried(study.target)
 
     if at_least and not carries(at_least):
-        return Found(layout=str(layout), stage="screened", bound=bound, goodput_high=at_least, attempts=tuple(tried))
-    low, high = bracket(carries, at_least or 0.0, max(near, at_least * 1.2), bound * 2)
+        found = Found(layout=str(layout), stage="screened", bound=bound)
+        return msgspec.structs.replace(found, goodput_high=at_least, attempts=tuple(tried))
+    low, high = bracket(carries, at_least, bound, bound)
     low, high = narrow(carries, low, high, 0.1)
     attempts = tuple(sorted(tried, key=lambda a: a.rate))
     return Found(
@@ -166,10 +166,14 @@ def _final(study: Study, layout: Layout, bound: float, near: float) -> Found:
         tried.append(attempt(study, layout, rate))
         return tried[-1].carried(study.target)
 
-    low, high = bracket(carries, 0.0, near, bound * 2, 1.15)
+    low, high = bracket(carries, 0.0, near, bound, 1.15)
     low, _ = narrow(carries, low, high, 0.03)
+    rate = low
+    while low and not any(_surely(a, study.target) for a in tried) and rate > low / 3:  # for the interval
+        rate /= 1.1
+        carries(rate)
     attempts = tuple(sorted(tried, key=lambda a: a.rate))
-    surely = [a.rate for a in attempts if Proportion.of(a.n_met, a.n, a.n_effective).low >= study.target]
+    surely = [a.rate for a in attempts if _surely(a, study.target)]
     surely_not = [a.rate for a in attempts if Proportion.of(a.n_met, a.n, a.n_effective).high < study.target]
     return Found(
         layout=str(layout),
@@ -182,10 +186,15 @@ def _final(study: Study, layout: Layout, bound: float, near: float) -> Found:
     )
 
 
+def _surely(a: Attempt, target: float) -> bool:
+    return Proportion.of(a.n_met, a.n, a.n_effective).low >= target
+
+
 def bracket(
     carries: Callable[[float], bool], low: float, near: float, most: float, factor: float = 1.5
 ) -> tuple[float, float]:
-    """(carried, not carried), beginning at `near`; (0, x) if not even a thousandth of it is. `low` is carried."""
+    """(carried, not carried), beginning at `near`; (0, x) if not even a thousandth of it is. `low` is carried, `most`
+    is not."""
     rate, high = near, float("inf")
     while rate < most:
         if not carries(rate):
@@ -193,7 +202,7 @@ def bracket(
             break
         low, rate = rate, rate * factor
     else:
-        high = rate
+        high = most
     while low == 0.0 and high > near / 1000:
         rate = high / factor
         if carries(rate):
@@ -211,11 +220,11 @@ def narrow(carries: Callable[[float], bool], low: float, high: float, tolerance:
     return low, high
 
 
-Run = Callable[[Callable[..., Found], Sequence[tuple[Any, ...]]], Iterator[Found]]
+Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 
 
 @contextmanager
-def _pool(n_processes: int | None) -> Iterator[Run]:
+def workers(n_processes: int | None) -> Iterator[Run]:
     """Runs jobs, in order, in processes of their own or, if there is one, in this."""
     n = n_processes or len(os.sched_getaffinity(0))
     if n == 1:

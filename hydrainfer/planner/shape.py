@@ -24,7 +24,8 @@ _ACTIVATIONS = 16  # values moved per row, layer and column of a vision tower: 8
 class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
     """A vision tower and its projector, of the layers that run. `row_weights`: multiplied with every patch;
     `token_weights`: with every embedding token; `rows_per_token` patches come to one token. `window_rows`: patches that
-    attend to each other, 0 for all of a picture. `picture_tokens`: of the largest picture."""
+    attend to each other, 0 for all of a picture; `full_layers`: those in which all of a picture do in spite of windows.
+    `picture_tokens`: of the largest picture."""
 
     layers: int
     hidden: int
@@ -33,6 +34,7 @@ class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_token: float
     picture_tokens: int
     window_rows: int = 0
+    full_layers: int = 0
 
     @property
     def weights(self) -> int:
@@ -127,12 +129,13 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     if v is None:
         return cost
     vision_flops_per_s = hardware.vision_flops_per_s
-    attention = 4 * v.hidden * v.layers  # of a pair of rows
-    windowed = attention * v.window_rows * v.rows_per_token
+    attention = 4 * v.hidden  # of a pair of rows in one layer
+    full_layers = v.full_layers if v.window_rows else v.layers
+    windowed = attention * (v.layers - full_layers) * v.window_rows * v.rows_per_token
     cost = msgspec.structs.replace(
         cost,
         encode_token_s=(2 * (v.row_weights * v.rows_per_token + v.token_weights) + windowed) / vision_flops_per_s,
-        encode_attention_s=0.0 if v.window_rows else attention * v.rows_per_token**2 / vision_flops_per_s,
+        encode_attention_s=attention * full_layers * v.rows_per_token**2 / vision_flops_per_s,
         encode_weights_s=v.weights * shape.item_bytes / bytes_per_s,
     )
     return msgspec.structs.replace(

@@ -22,7 +22,7 @@ def test_text_and_file_name_the_same_instances():
     assert [s.name for s in text] == [s.name for s in file] == ["E0", "PD0", "PD1", "EPD0"]
     assert [s.role for s in text] == list(Layout.parse("1E2PD+1EPD").instances)
     assert all(s.share == Share() for s in text)
-    assert [s.kv_cache_gib for s in file] == [None, 2, 2, None]
+    assert [s.own.get("kv_cache_gib") for s in file] == [None, 2, 2, None]
 
 
 @pytest.mark.parametrize("path", sorted(LAYOUTS.glob("*.yaml")), ids=lambda p: p.stem)
@@ -34,7 +34,7 @@ def test_a_file_says_all_that_an_instance_gets(tmp_path):
     one = "{role: EPD, cpus: 2, gpus: 0.5, threads: 3, cores: [0, 1], resources: {vision: 1}, image_cache_gib: 0.25}"
     (spec,) = read_layout(write(tmp_path, f"instances: [{one}]"))
     assert spec.share == Share(cpus=2, gpus=0.5, threads=3, cores=(0, 1), resources={"vision": 1})
-    assert spec.image_cache_gib == 0.25
+    assert spec.own["image_cache_gib"] == 0.25
 
 
 @pytest.mark.parametrize(

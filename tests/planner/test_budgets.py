@@ -3,6 +3,7 @@ measured values only."""
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +86,16 @@ def test_lanes_that_take_turns_have_less_room():
 def test_without_slos_only_throughput_counts():
     b = budgets_for(COST, Role.parse("EPD"), Slo(e2e_s=9.0), MIX)
     assert b.running == Budgets().running and b.tokens >= 1024 and b.images > 1
+
+
+def test_chunk_and_pictures_share_the_time_between_two_tokens():
+    """Lanes that take turns: the largest vision batch would leave a chunk of 16 tokens, a prompt of 150 steps."""
+    cost = msgspec.structs.replace(COST, overlap_slowdown=3.0, prefill_overlap_slowdown=1000.0)
+    mix = msgspec.structs.replace(MIX, prompt=2400, picture=2300)
+    epd, pd = (budgets_for(cost, Role.parse(role), TIGHT, mix) for role in ("EPD", "PD"))
+    encode_only = budgets_for(cost, Role.parse("ED"), TIGHT, mix)
+    assert epd.images <= encode_only.images
+    assert CHUNKS[0] + mix.decodes < epd.tokens <= pd.tokens
 
 
 def test_an_impossible_slo_gives_the_least():

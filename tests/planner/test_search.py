@@ -2,12 +2,14 @@
 
 import random
 
+import msgspec
 import pytest
 
 from hydrainfer.config import Slo
-from hydrainfer.core import ConfigError, Layout, Role
+from hydrainfer.core import ConfigError, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
-from hydrainfer.planner.layouts import StageWork, layouts, method_of, most_rate
+from hydrainfer.planner.bound import Bounds
+from hydrainfer.planner.layouts import layouts, method_of
 from hydrainfer.planner.reason import reason
 from hydrainfer.planner.search import search
 from hydrainfer.planner.study import Station, Study, attempt
@@ -31,13 +33,6 @@ def _instance(role):
     return next(i for i in deployment(f"1{role}+1EPD") if i.role == Role.parse(role))
 
 
-WORK = StageWork(
-    encode_s=COST.encode_s([PICTURE] * 4) / 4,
-    prefill_s=COST.prefill_token_s * (PICTURE + TEXT),
-    decode_s=N_OUTPUT * COST.language_s(0, 0, 64, 64 * 80) / 64,
-)
-
-
 def test_141_layouts_of_8_devices():
     found = layouts(8)
     assert len(found) == len({str(x) for x in found}) == 141
@@ -49,7 +44,7 @@ def test_141_layouts_of_8_devices():
 @pytest.mark.slow
 def test_the_winner_is_that_of_trying_everything():
     s = study(Slo(ttft_s=0.3, tpot_s=0.05))
-    quick, every = (search(s, layouts(3), WORK, n_processes=1, exhaustive=x) for x in (False, True))
+    quick, every = (search(s, layouts(3), n_processes=1, exhaustive=x) for x in (False, True))
     assert len(quick) == len(every) == len(layouts(3))
     by_name = {f.layout: f for f in every}
     best = quick[0]
@@ -80,6 +75,22 @@ def test_the_reason_names_the_stage_that_is_short():
 
 
 def test_bounds():
-    work = StageWork(0.1, 0.2, 0.3)
-    assert most_rate(Layout.parse("1EPD"), work) == pytest.approx(2.0)  # prefill and decode share a lane
-    assert most_rate(Layout.parse("1E1P2D"), work) == pytest.approx(5.0)
+    bounds = Bounds(study(Slo(ttft_s=0.3, tpot_s=0.05)))
+    one, two = (bounds.of(Layout.parse(text)) for text in ("1EPD", "2EPD"))
+    assert two.rate == pytest.approx(2 * one.rate)
+    encode_s = min(COST.encode_s([PICTURE] * k) / k for k in (1, 2, 4, 8, 16, 32))
+    assert bounds.of(Layout.parse("1E7PD")) == (pytest.approx(1 / encode_s), (Stage.ENCODE,))
+
+
+def test_a_picture_that_was_seen_is_encoded_once():
+    s = study(Slo(ttft_s=0.3))
+    same = msgspec.structs.replace(s, trace=tuple(msgspec.structs.replace(t, content="x") for t in s.trace))
+    layout = Layout.parse("1E7PD")
+    assert Bounds(same).of(layout).rate > 5 * Bounds(s).of(layout).rate
+
+
+def test_nothing_carries_more_than_its_bound_for_long():
+    """With a TTFT that a short trace could never miss."""
+    s = study(Slo(ttft_s=0.5, tpot_s=0.05), n=600)
+    for layout in map(Layout.parse, ("2EP1D", "1E1P1D", "1ED1P", "1EPD")):
+        assert not attempt(s, layout, Bounds(s).of(layout).rate * 1.25).carried(s.target)

@@ -1,0 +1,93 @@
+"""Runs the study that was asked for and puts the answer together."""
+
+from __future__ import annotations
+
+import datetime
+import time
+
+import msgspec
+
+from hydrainfer.core import Layout
+from hydrainfer.planner.costfile import CostFile
+from hydrainfer.planner.deployment import layout_file
+from hydrainfer.planner.objectives import check_possible, least_devices, ranked_at
+from hydrainfer.planner.plan import Plan, rows_of
+from hydrainfer.planner.search import Progress, search
+from hydrainfer.planner.study import Study
+from hydrainfer.planner.workloads import summary
+from hydrainfer.profiling.question import Prepared
+from hydrainfer.version import __version__
+
+_LONG = 5.0  # times the TTFT SLO: a trace that is shorter has no time to show that a queue grows
+
+
+def answer(
+    asked: Prepared, *, n_processes: int | None = None, exhaustive: bool = False, on_progress: Progress, command: str
+) -> tuple[Plan, Study]:
+    """Raises `ConfigError`, also if nothing can meet the SLO even without load: then it says which stage is to blame.
+    The study is that of the devices in the plan."""
+    q, begin_s = asked.question, time.perf_counter()
+    study, n_devices, notes = asked.study(), q.devices, []
+    candidates = asked.candidates(study)
+    check_possible(study, candidates)
+    if q.objective == "goodput":
+        found = search(study, candidates, n_processes=n_processes, exhaustive=exhaustive, on_progress=on_progress)
+        best = max((f.goodput or 0.0 for f in found), default=0.0)
+        if best and study.slo.ttft_s and q.requests / best < _LONG * study.slo.ttft_s:
+            wanted = int(best * _LONG * study.slo.ttft_s / 500 + 1) * 500
+            notes.append(
+                f"{q.requests} requests at {best:.3g}/s last {q.requests / best:.3g} s, which is short for a TTFT SLO "
+                f"of {study.slo.ttft_s:g} s: queues hardly have the time to grow. Confirm with --requests {wanted}."
+            )
+    elif q.objective == "devices":
+        assert q.rate is not None
+        studies = [(s := asked.study(n_devices=n), asked.candidates(s, n)) for n in range(1, q.devices + 1)]
+        n_devices, found = least_devices(studies, q.rate, n_processes=n_processes, on_progress=on_progress)
+        study = studies[n_devices - 1][0]
+        if not n_devices:
+            n_devices = q.devices
+            notes.append(f"{q.rate:g} requests/s are more than {q.devices} devices carry within the SLO.")
+    else:
+        assert q.rate is not None
+        found = ranked_at(study, candidates, q.rate, q.objective, n_processes=n_processes, on_progress=on_progress)
+    on_progress("explain", 0, 1)
+    rows = rows_of(study, found)
+    if isinstance(asked.cost, CostFile) and asked.cost.note:
+        notes.append(asked.cost.note)
+    if asked.device.notes and asked.cost is None:
+        notes.append(f"The device is described, not measured: {asked.device.notes}.")
+    return (
+        Plan(
+            model=asked.shape.name,
+            devices=n_devices,
+            device=asked.device.name,
+            measured=isinstance(asked.cost, CostFile),
+            workload={"dataset": asked.workload.dataset, "source": asked.workload.source, **summary(asked.trace)},
+            slo=asked.slo,
+            target=q.target,
+            objective=q.objective,
+            rate=q.rate,
+            requests=len(asked.trace),
+            seed=q.seed,
+            budgets={name: msgspec.structs.asdict(s.budgets) for name, s in study.stations.items()},
+            layouts=tuple(rows),
+            notes=tuple(notes),
+            took_s=time.perf_counter() - begin_s,
+            command=command,
+            version=__version__,
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        ),
+        study,
+    )
+
+
+def winners_file(plan: Plan, study: Study, asked: Prepared) -> str | None:
+    """The layout file of the best; None if there is none."""
+    if plan.best is None:
+        return None
+    best, unit = plan.best, "requests/s"
+    comment = (
+        f"{best.layout}: {best.goodput:.3g} {unit} of {plan.workload['dataset']} within {plan.slo},\n"
+        f"by simulation on {plan.devices} x {plan.device}, for {plan.model}. Made by `{plan.command}`."
+    )
+    return layout_file(Layout.parse(best.layout), study, comment, asked.threads)

@@ -1,0 +1,97 @@
+"""`hydrainfer serve --layout auto` and `--token-budget auto`: plans, and returns the configuration that was planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from hydrainfer.config import Loaded, ServeConfig
+from hydrainfer.core import ConfigError, Layout
+from hydrainfer.planner.deployment import layout_file
+from hydrainfer.planner.models import prompts_of
+from hydrainfer.profiling.answer import answer, winners_file
+from hydrainfer.profiling.commands import shown
+from hydrainfer.profiling.measuring import cache_folder, measurer
+from hydrainfer.profiling.question import Prepared, Question, prepare
+
+_BUDGETS = ("token_budget", "image_budget")
+_PLANNING = ("devices", "workload", "slo", "measure_minutes")
+
+
+def settle(loaded: Loaded, console: Console) -> Loaded:
+    """Unchanged if nothing is auto. Raises `ConfigError`, also if nothing can meet the SLO."""
+    config = loaded.config
+    autos = [name for name in _BUDGETS if getattr(config, name) == "auto"]
+    given = [name for name, source in loaded.provenance.items() if source != "default"]
+    if config.layout != "auto" and not autos:
+        if idle := [name for name in _PLANNING if name in given]:
+            raise ConfigError(f"--{_flag(idle[0])} is for --layout auto, or --token-budget auto", param=idle[0])
+        return loaded
+    if config.layout == "auto":
+        if fixed := [name for name in (*_BUDGETS, "max_running") if name in given and name not in autos]:
+            raise ConfigError(f"--layout auto chooses --{_flag(fixed[0])} as well; leave it out", param=fixed[0])
+        n_devices = config.devices or _n_gpus(config)
+    elif Path(config.layout).suffix in (".yaml", ".yml"):
+        raise ConfigError(f"with --{_flag(autos[0])} auto, name a layout such as 1E1PD, not a file", param=autos[0])
+    elif config.devices is not None:
+        raise ConfigError("--devices is for --layout auto; this layout says how many there are", param="devices")
+    else:
+        n_devices = len(Layout.parse(config.layout).instances)
+    asked = prepare(_question(config, n_devices), measurer(config.measure_minutes, None, console))
+    if config.layout == "auto":
+        text = _best(asked, console)
+    else:
+        text = layout_file(Layout.parse(config.layout), asked.study(), threads=asked.threads, only=autos)
+    path = cache_folder() / "layouts" / f"{Path(config.model).name}-{n_devices}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    settled = msgspec.structs.replace(
+        config,
+        layout=str(path),
+        cost_model=config.cost_model if config.device == "emulated" else None,
+        **{f.name: f.default for f in msgspec.structs.fields(ServeConfig) if f.name in autos},  # the file's go before
+    )
+    sources = {"layout": "planned"} | dict.fromkeys((*autos, "cost_model"), "default")
+    return Loaded(settled, loaded.provenance | sources)
+
+
+def _best(asked: Prepared, console: Console) -> str:
+    """The layout file of the winner."""
+    with shown(console) as on_progress:
+        plan, study = answer(asked, on_progress=on_progress, command="hydrainfer serve --layout auto")
+    text = winners_file(plan, study, asked)
+    if text is None or plan.best is None:
+        raise ConfigError(f"no layout carries anything of {plan.workload['dataset']} within {plan.slo}", param="slo")
+    console.print(
+        f"planned {plan.best.layout}, of {len(plan.layouts)} layouts: {plan.best.goodput:.3g} requests/s of "
+        f"{plan.workload['dataset']} within {plan.slo}; it carries no more because of {plan.best.limited_by}",
+        soft_wrap=True,
+        markup=False,
+    )
+    return text
+
+
+def _n_gpus(config: ServeConfig) -> int:
+    import torch
+
+    if config.device in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.cuda.device_count()
+    raise ConfigError("--layout auto needs --devices, the number of instances, where there is no GPU", param="devices")
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _question(config: ServeConfig, n_devices: int) -> Question:
+    sees = prompts_of(config.model).picture is not None
+    return Question(
+        model=config.model,
+        devices=n_devices,
+        cost_model=Path(config.cost_model) if config.cost_model else None,
+        dtype=None if config.dtype == "auto" else config.dtype,
+        workload=config.workload or ("textcaps" if sees else "text"),
+        slo=config.slo or "",
+    )

@@ -1,0 +1,29 @@
+"""The plan as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from hydrainfer.core import ConfigError
+from hydrainfer.planner.plan import Plan
+from hydrainfer.profiling.page import plan_page, plan_png
+
+
+def write_plan(plan: Plan, layout: str | None, out: Path) -> list[Path]:
+    """plan.json, report.html, report.png (with matplotlib) and, unless nothing meets the SLO, layout.yaml. Raises
+    `ConfigError`."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        written = [out / "plan.json", out / "report.html"]
+        written[0].write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
+        written[1].write_text(plan_page(plan), "utf-8")
+        if plan_png(plan, out / "report.png"):
+            written.append(out / "report.png")
+        if layout is not None:
+            written.append(out / "layout.yaml")
+            written[-1].write_text(layout, "utf-8")
+    except OSError as e:
+        raise ConfigError(f"cannot write to {out}: {e.strerror}", param="out") from None
+    return written

@@ -1,0 +1,46 @@
+"""Measures the machine at hand when a plan needs its times, and keeps what was measured for the next one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hydrainfer.config import ServeConfig
+from hydrainfer.planner.costfile import CostFile, write_cost_file
+from hydrainfer.profiling.question import Measure
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept: `$XDG_CACHE_HOME/hydrainfer`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hydrainfer"
+
+
+def measurer(minutes: float, save: Path | None, console: Console) -> Measure:
+    """Goes on from what was measured before for the same model, device and threads; `save`: also as a file."""
+
+    def measure(model: str, n_threads: int) -> CostFile:
+        from hydrainfer.assemble.measure import measure_model
+
+        name = Path(model).expanduser().resolve().name
+        journal = cache_folder() / "measured" / f"{name}-{n_threads}-threads.jsonl"
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        console.print(f"measuring {name} on this machine for about {minutes:g} minutes", markup=False)
+        columns = (TextColumn("{task.description}"), BarColumn(30), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("", total=1.0)
+            file = measure_model(
+                model,
+                minutes=minutes,
+                journal=journal,
+                config=ServeConfig(model=model, threads=n_threads),
+                on_progress=lambda share, what: progress.update(task, completed=share, description=what),
+            )
+        if save is not None:
+            write_cost_file(save, file, f"Measured by hydrainfer profile {name}.")
+            console.print(f"wrote {save}", markup=False, soft_wrap=True)
+        return file
+
+    return measure

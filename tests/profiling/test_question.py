@@ -1,0 +1,172 @@
+"""From what was typed to a plan: what is refused and how, objectives, and the layout's file."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hydrainfer.builtin import MODEL
+from hydrainfer.config import read_layout
+from hydrainfer.core import ConfigError
+from hydrainfer.planner.plan import Plan
+from hydrainfer.profiling.answer import answer, winners_file
+from hydrainfer.profiling.question import Question, prepare
+
+pytestmark = pytest.mark.cpu
+FAST = Path("configs/costs/fast.yaml")
+ASKED = Question(
+    model="llava-1.5-7b", devices=2, hardware="h800", workload="textcaps", slo="ttft=0.3,tpot=0.04", requests=80
+)
+
+
+def never(model, n_threads):
+    raise AssertionError("nothing is to be measured here")
+
+
+def asked(**changes):
+    return prepare(msgspec.structs.replace(ASKED, **changes), never)
+
+
+def answered(**changes):
+    question = asked(**changes)
+    plan, study = answer(question, n_processes=1, on_progress=lambda *_: None, command="hydrainfer profile …")
+    return question, plan, study
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return answered()
+
+
+def test_every_layout_is_ranked_and_explained(plan):
+    _, plan, _ = plan
+    assert {row.layout for row in plan.layouts} == {"2EPD", "1EP+1D", "1ED+1P", "1E+1PD"}
+    goodputs = [row.goodput or 0.0 for row in plan.layouts]
+    assert goodputs == sorted(goodputs, reverse=True) and goodputs[0] > 1.0
+    for row in plan.layouts:
+        assert row.limited_by and row.stage in ("encode", "prefill", "decode")
+        assert row.goodput_high is not None
+        if row.goodput is not None:
+            assert row.goodput_low <= row.goodput <= row.goodput_high
+    assert plan.best.ttft_p90 <= 0.3
+
+
+def test_json_holds_what_is_promised(plan):
+    _, plan, _ = plan
+    rows = msgspec.json.decode(msgspec.json.encode(plan))["layouts"]
+    promised = {"layout", "goodput", "goodput_low", "goodput_high", "ttft_p90", "tpot_p90", "limited_by"}
+    assert promised <= rows[0].keys()
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
+
+
+def test_the_same_question_has_the_same_answer(plan):
+    assert answered()[1].layouts == plan[1].layouts
+
+
+def test_the_winner_s_file_is_a_layout(plan, tmp_path):
+    question, plan, study = plan
+    path = tmp_path / "layout.yaml"
+    path.write_text(winners_file(plan, study, question))
+    specs = read_layout(str(path))
+    assert len(specs) == 2
+    for spec in specs:
+        budgets = study.stations[str(spec.role)].budgets
+        assert spec.own["max_running"] == budgets.running
+        assert spec.own.get("token_budget", budgets.tokens) == budgets.tokens
+
+
+def test_fewest_devices():
+    _, plan, _ = answered(devices=4, objective="devices", rate=answered(devices=1)[1].best.goodput * 1.5)
+    assert plan.devices == 2 and plan.best is not None and len(plan.best.layout) > 3
+
+
+def test_more_than_there_is():
+    _, plan, _ = answered(objective="devices", rate=1e4)
+    assert plan.best is None and "more than 2 devices carry" in plan.notes[0]
+
+
+@pytest.mark.parametrize("by", ["ttft", "tpot"])
+def test_least_latency_at_a_rate(by):
+    _, plan, _ = answered(objective=by, rate=5.0)
+    seconds = [getattr(row, f"{by}_p90") for row in plan.layouts if row.goodput]
+    assert len(seconds) > 1 and seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"devices": 0}, "0 devices cannot serve anything"),
+        ({"hardware": "h8000"}, "no hardware called 'h8000'.*h800"),
+        ({"model": "llava-2"}, "no model 'llava-2'.*llava-1.5-7b"),
+        ({"workload": "nothing"}, "no workloads called 'nothing'.*textcaps"),
+        ({"hardware": None}, "without weights.*--hardware h800"),
+        ({"slo": "ttft=-1"}, "must be a positive time"),
+        ({"slo": "ttft=soon"}, "cannot read the objective"),
+        ({"slo": "", "workload": "text"}, "give the SLO, for example --slo"),
+        ({"objective": "devices"}, "needs a --rate"),
+        ({"target": 1.5}, "--target"),
+        ({"cost_model": Path("configs/cost_models/builtin-cpu.yaml")}, "not both"),
+        ({"cost_model": Path("nowhere.yaml"), "hardware": None}, "nowhere.yaml"),
+        ({"hardware": None, "cost_model": Path("configs/cost_models/builtin-cpu.yaml")}, "measured with shapes-and"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_a_line(changes, said):
+    with pytest.raises(ConfigError, match=said) as e:
+        asked(**changes)
+    assert "\n" not in e.value.message
+
+
+@pytest.mark.parametrize(
+    ("slo", "said"),
+    [
+        ("ttft=0.01", "TTFT ≤ 10 ms is impossible: without any load .* ms is the best .* most of it in prefill"),
+        ("tpot=0.001", "TPOT ≤ 1 ms is impossible: .* most of it in decode"),
+    ],
+)
+def test_an_impossible_slo_names_the_stage_and_the_best(slo, said):
+    with pytest.raises(ConfigError, match=said):
+        answered(slo=slo)
+
+
+def test_a_model_that_does_not_fit(tmp_path):
+    small = tmp_path / "small.yaml"
+    small.write_text(Path("configs/hardware/h800.yaml").read_text().replace("85.0e9", "12.0e9"))
+    with pytest.raises(ConfigError, match="does not fit small"):
+        answered(hardware=str(small))
+
+
+def test_roles_that_do_not_fit_are_left_out(tmp_path):
+    """14 GB of language weights and 0.6 GB of the tower's: an EPD needs both."""
+    small = tmp_path / "small.yaml"
+    small.write_text(Path("configs/hardware/h800.yaml").read_text().replace("85.0e9", "18.4e9"))
+    question = asked(hardware=str(small), devices=3)
+    study = question.study()
+    assert "EPD" not in study.stations and "D" in study.stations
+    assert all("EPD" not in str(layout) for layout in question.candidates(study))
+
+
+def test_text_needs_no_encoder():
+    question = asked(workload="text", slo="ttft=0.3,tpot=0.04")
+    names = {str(role) for layout in question.candidates(question.study()) for role in layout.instances}
+    assert "E" not in names and "ED" not in names and "EPD" in names
+
+
+def test_emulated_devices_share_the_memory_of_this_machine():
+    question = asked(model=str(MODEL), hardware=None, cost_model=FAST, devices=8)
+    assert question.kind == "emulated" and question.threads is None
+    assert question.study().overlap == "free"
+
+
+def test_without_a_description_this_machine_is_measured(monkeypatch):
+    from hydrainfer.planner.costfile import read_cost_file
+
+    wanted = []
+
+    def measure(model, n_threads):
+        wanted.append((model, n_threads))
+        return read_cost_file(Path("configs/cost_models/builtin-cpu.yaml"))
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    question = prepare(msgspec.structs.replace(ASKED, model=str(MODEL), hardware=None), measure)
+    assert wanted == [(str(MODEL), 2)]
+    assert question.kind == "cpu" and question.study().overlap == "off"

@@ -1,0 +1,91 @@
+"""What the planner chose is served: `--layout auto`, `--token-budget auto`, and the layout's file of `profile`."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hydrainfer.builtin import MODEL, PICTURE
+from hydrainfer.cli import app
+from hydrainfer.config import load, read_layout
+from hydrainfer.core import ConfigError
+from hydrainfer.demo import ask
+from hydrainfer.profiling.auto import settle
+from hydrainfer.serving import serve_in_background
+
+pytestmark = pytest.mark.multi
+FAST, MEASURED = "configs/costs/fast.yaml", "configs/cost_models/builtin-cpu.yaml"
+EMULATED = {"device": "emulated", "cost_model": FAST, "launcher": "inproc", "port": 0}
+EXPECTED = {"workload": "benchmarks/compare/short-answers.yaml", "slo": "ttft=0.2,tpot=0.02"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def quiet():
+    return Console(quiet=True)
+
+
+def answers(loaded):
+    with serve_in_background(loaded, quiet()) as (url, instance):
+        text = "".join(ask(url, instance.name, PICTURE, "What is this?", 8))
+        health = httpx.get(f"{url}/health").json()
+    return text, health
+
+
+def test_layout_auto_plans_and_serves(cache):
+    loaded = settle(load({**EMULATED, **EXPECTED, "layout": "auto", "devices": 2}), quiet())
+    assert Path(loaded.config.layout).is_relative_to(cache) and loaded.provenance["layout"] == "planned"
+    assert len(read_layout(loaded.config.layout)) == 2
+    text, _ = answers(loaded)
+    assert text
+
+
+def test_the_file_of_a_search_over_eight_starts(tmp_path):
+    out = tmp_path / "plan"
+    args = [str(MODEL), "--devices", "8", "--cost-model", FAST, "--workload", EXPECTED["workload"]]
+    args += ["--slo", EXPECTED["slo"], "--requests", "100", "--processes", "1", "--out", str(out)]
+    result = CliRunner().invoke(app, ["profile", *args])
+    assert result.exit_code == 0, result.output
+    assert {p.name for p in out.iterdir()} >= {"plan.json", "report.html", "layout.yaml"}
+    loaded = load({**EMULATED, "layout": str(out / "layout.yaml")})
+    assert len(read_layout(loaded.config.layout)) == 8
+    text, _ = answers(settle(loaded, quiet()))
+    assert text
+
+
+def test_budgets_auto_are_values_that_were_measured():
+    given = {**EXPECTED, "cost_model": MEASURED, "layout": "1E1PD", "token_budget": "auto", "image_budget": "auto"}
+    loaded = settle(load({**given, "launcher": "inproc", "port": 0, "device": "cpu"}), quiet())
+    e, pd = read_layout(loaded.config.layout)
+    assert e.own["image_budget"] in (1, 2, 4, 8) and set(pd.own) == {"token_budget"}
+    assert loaded.config.cost_model is None
+    text, _ = answers(loaded)
+    assert text
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"slo": "ttft=1"}, "--slo is for --layout auto"),
+        ({"layout": "auto", "slo": "ttft=1", "cost_model": FAST, "device": "emulated"}, "needs --devices"),
+        ({"layout": "auto", "devices": 2, "token_budget": 512}, "chooses --token-budget as well"),
+        ({"layout": "1EPD", "devices": 2, "token_budget": "auto"}, "--devices is for --layout auto"),
+        ({"layout": "configs/layouts/1epd.yaml", "token_budget": "auto"}, "not a file"),
+        ({"layout": "auto", "devices": 2, "cost_model": FAST, "device": "emulated"}, "give the SLO"),
+        ({"token_budget": "many"}, "token_budget"),
+    ],
+)
+def test_what_cannot_be(given, said):
+    with pytest.raises(ConfigError, match=said):
+        settle(load(given), quiet())
+
+
+def test_elsewhere_auto_is_refused():
+    with pytest.raises(ConfigError, match="hydrainfer serve"):
+        read_layout("auto")
