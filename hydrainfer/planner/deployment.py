@@ -67,9 +67,7 @@ def study_of(
     return Study(stations=stations, trace=tuple(trace), slo=slo, target=target, link=link, overlap=overlap)
 
 
-def _check_room(
-    shape: ModelShape, device: Hardware, role: Role, blocks: Mapping[CacheSpec, int], longest: int
-) -> None:
+def _check_room(shape: ModelShape, device: Hardware, role: Role, blocks: Mapping[CacheSpec, int], longest: int) -> None:
     for spec, n in blocks.items():
         if spec.kind is CacheKind.FULL and n < spec.blocks_for(longest):
             raise ConfigError(
