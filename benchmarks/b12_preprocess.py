@@ -7,6 +7,7 @@ Throughput: JPEG bytes in, arrays out, in batches, contestants in turn within a 
 - `ours x1`, `ours x2`: 1 and 2 media workers; uint8 arrays arrive in this process. We normalise on the device.
 - `ours+norm x1`, `x2`: the same, with normalising to float32 in the worker and four times the bytes sent.
 - `ours here`: in this thread, as `--media-workers 0` does.
+- `floor here`: decoding alone, in this thread.
 
 Disturbance: an event loop of this process that asks to be woken every 2 ms, and a stream of the built-in model by a
 server of its own, while 4096 x 4096 JPEGs are prepared by two threads of theirs, by two workers, or not at all.
@@ -42,7 +43,6 @@ from benchmarks.figure import Panel, save_bars
 from benchmarks.preprocessing import (
     FAMILIES,
     LARGE_BYTES,
-    LIMITS,
     SEAL,
     large_array,
     photographs,
@@ -51,13 +51,17 @@ from benchmarks.preprocessing import (
 )
 from benchmarks.record import ROOT, spread, write_result
 from benchmarks.servers import Server, free_port
-from hydrainfer.processor import ImageAdapter, ImagePart, MediaWorkers
+from hydrainfer.ops.build import build_resampler
+from hydrainfer.processor import ImageAdapter, ImagePart, MediaLimits, MediaWorkers
+from hydrainfer.processor.media import decode_image
 from hydrainfer.processor.prepare import prepare_image
 from hydrainfer.workload import Percentiles
 
 TARGET = 3.0  # times the throughput of one Hugging Face process, on two cores
 CASES = {"1080p": (1920, 1080), "4096x4096": (4096, 4096)}
 TICK_S = 0.002
+LIMITS = MediaLimits(resampler=build_resampler())  # as a server has them
+
 # ---- throughput
 
 
@@ -74,12 +78,13 @@ def contestants(family: str) -> Iterator[dict[str, Callable[[list[bytes]], None]
             stack.callback(workers.close)
             for name, unit, args in (
                 (f"ours x{n}", prepare_image, (adapter, LIMITS, SEAL)),
-                (f"ours+norm x{n}", prepare_normalised, (family, adapter)),
+                (f"ours+norm x{n}", prepare_normalised, (family, adapter, LIMITS)),
             ):
                 found[name] = lambda batch, w=workers, unit=unit, args=args: _wait(
                     [w.submit(unit, ImagePart(d, ""), *args) for d in batch]
                 )
         found["ours here"] = lambda batch: _here(batch, adapter)
+        found["floor here"] = _decode
         yield found
 
 
@@ -91,6 +96,11 @@ def _wait(futures: list[Future[Any]]) -> None:
 def _here(batch: list[bytes], adapter: ImageAdapter) -> None:
     for data in batch:
         prepare_image(ImagePart(data, ""), adapter, LIMITS, SEAL)
+
+
+def _decode(batch: list[bytes]) -> None:
+    for data in batch:
+        decode_image(data, LIMITS)
 
 
 def throughput(family: str, rounds: int, pictures: dict[str, int], console: Console) -> dict[str, Any]:

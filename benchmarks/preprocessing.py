@@ -18,7 +18,7 @@ from hydrainfer.processor.prepare import Encodable, Seal, prepare_image
 PHOTOS = ("astronaut.png", "coffee.png", "rocket.jpg", "retina.jpg")
 LARGE_BYTES = 12_800_000 * 3  # what the largest adapter's array may take
 CLIP = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
-LIMITS, SEAL = MediaLimits(), Seal(b"w" * 32, "float32")
+SEAL = Seal(b"w" * 32, "float32")
 
 
 class Family(NamedTuple):
@@ -59,10 +59,12 @@ def photographs(size: tuple[int, int]) -> list[bytes]:
 # ---- what the processes run
 
 
-def prepare_normalised(part: ImagePart, family: str, adapter: ImageAdapter) -> tuple[Encodable, ...]:
+def prepare_normalised(
+    part: ImagePart, family: str, adapter: ImageAdapter, limits: MediaLimits
+) -> tuple[Encodable, ...]:
     """float32, as bytes: workers send nothing else."""
     normalised = FAMILIES[family].normalised
-    made = prepare_image(part, adapter, LIMITS, SEAL)
+    made = prepare_image(part, adapter, limits, SEAL)
     return tuple(Encodable(e.item, e.key, normalised(e.pixels).view(np.uint8)) for e in made)
 
 

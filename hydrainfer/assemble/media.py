@@ -2,34 +2,73 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import os
 from pathlib import Path
 
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
+from hydrainfer.ops.build import build_resampler
 from hydrainfer.processor import FetchLimits, MediaLimits, MediaWorkers, VideoLimits, VideoReading
+from hydrainfer.processor.resample import agrees
 
 MIB = 2**20
 _MOST_WORKERS = 4
+_EXTRAS = (("image_backend", "dali", "nvidia.dali", "dali"), ("video_backend", "decord", "decord", "video"))
+_log = logging.getLogger(__name__)
 
 
-def media_limits(config: ServeConfig) -> MediaLimits:
+def check_backends(config: ServeConfig) -> None:
+    """Raises `ConfigError` if a decoder that is asked for is not installed."""
+    for option, backend, module, extra in _EXTRAS:
+        if getattr(config, option) == backend and not _installed(module):
+            raise ConfigError(f"{backend} is not installed: pip install 'hydrainfer[{extra}]'", param=option)
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+def media_limits(config: ServeConfig, resampler: str = "") -> MediaLimits:
+    """`resampler`: of `resampler`."""
     return MediaLimits(
         max_images=config.max_images,
         max_videos=config.max_videos,
         max_image_bytes=int(config.max_image_mib * MIB),
         max_pixels=config.max_image_pixels,
         fast_jpeg=config.fast_jpeg,
+        resampler=resampler,
+        dali=config.image_backend == "dali",
     )
 
 
-def video_reading(config: ServeConfig) -> VideoReading:
+def resampler(config: ServeConfig) -> str:
+    """The compiled resizing, if it is wanted, can be had and agrees with the Pillow installed here; else empty."""
+    if config.image_backend == "pillow" or not config.native_kernels:
+        return ""
+    library = build_resampler()
+    if library and not agrees(library):
+        _log.warning("this version of Pillow resizes otherwise than our kernel; using Pillow (slower)")
+        return ""
+    return library
+
+
+def backend_name(limits: MediaLimits) -> str:
+    """What decodes and resizes pictures, for people."""
+    return ("dali, else " if limits.dali else "") + ("pillow, our resizing" if limits.resampler else "pillow")
+
+
+def video_reading(config: ServeConfig, resampler: str = "") -> VideoReading:
     limits = VideoLimits(
         max_bytes=int(config.max_video_mib * MIB),
         max_duration_s=config.max_video_s,
         max_frames=config.max_video_frames,
     )
-    return VideoReading(limits, config.video_threads, config.video_backend)
+    return VideoReading(limits, config.video_threads, config.video_backend, resampler)
 
 
 def media_workers(config: ServeConfig, limits: MediaLimits) -> MediaWorkers | None:

@@ -12,7 +12,15 @@ from typing import Any
 
 from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.instances import own_options, start_cluster
-from hydrainfer.assemble.media import fetch_limits, media_limits, media_workers, video_reading
+from hydrainfer.assemble.media import (
+    backend_name,
+    check_backends,
+    fetch_limits,
+    media_limits,
+    media_workers,
+    resampler,
+    video_reading,
+)
 from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
@@ -55,6 +63,7 @@ class Instance:
 def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> Instance:
     """Load the model and start the engines. Raises `ConfigError` or `CheckpointError`, one line each."""
     specs = read_layout(config.layout)
+    check_backends(config)
     fetcher = Fetcher(fetch_limits(config))
     path = Path(config.model).expanduser()
     model = read_config(path)
@@ -83,6 +92,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         raise
     sessions.attach(engine, recorder.timings)
     workers = intake.processor.media.workers
+    facts["image_backend"] = backend_name(intake.processor.limits)
     facts["media_workers"] = workers.n if workers else 0
     facts = {"served_model_name": name, "max_model_len": description.n_context, **facts}
     return Instance(config, name, intake, sessions, engine, recorder, facts, pools)
@@ -133,11 +143,17 @@ def _intake(
     dtype: str,
     fetcher: Fetcher,
 ) -> Intake:
-    limits = media_limits(config)
+    limits = media_limits(config, resampler(config))
     weights = vision_fingerprint(Path(config.model).expanduser())
     workers = media_workers(config, limits)
     processor = Processor(
-        description, pixels, weights=weights, dtype=dtype, limits=limits, videos=video_reading(config), workers=workers
+        description,
+        pixels,
+        weights=weights,
+        dtype=dtype,
+        limits=limits,
+        videos=video_reading(config, limits.resampler),
+        workers=workers,
     )
     # threads that wait for a worker take no time
     n_threads, timeout_s = config.preprocess_threads + (2 * workers.n if workers else 0), config.request_timeout_s

@@ -180,6 +180,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     )
     pixel_memory_mib: Annotated[float, _help("Limits", "Decoded pictures held at once; beyond it 429.", gt=0)] = 512.0
     preprocess_threads: Annotated[int, _help("Limits", "Threads that decode pictures and tokenise.", ge=1)] = 2
+    image_backend: Annotated[
+        Literal["auto", "pillow", "dali"],
+        _help(
+            "Media",
+            "auto: Pillow, with our compiled resizing of the same result where the processor has AVX2; pillow: without "
+            "that; dali (an extra): JPEGs on the GPU, not the reference's pixels.",
+        ),
+    ] = "auto"
     media_workers: Annotated[
         Workers | None,
         _help("Media", "Processes that decode pictures; 0: threads of the server do; default: one per core, up to 4."),

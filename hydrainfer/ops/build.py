@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
     folder = _sources()
     if folder is None:
         return None, ("CPU kernels are not part of this installation; using torch operators",)
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    compiler = _compiler()
     if compiler is None:
         return None, ("no C++ compiler found, so CPU kernels are not built; using torch operators (slower decode)",)
     try:
@@ -41,7 +42,7 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
 
         target = _cache() / _key(folder, compiler)
         sources = _kept(folder, target / "sources")
-        if not any(target.glob("*.so")):
+        if not (target / "hydra_cpu.so").exists():
             _log.warning("compiling the CPU kernels, once for this machine: about ten seconds")
         with _ninja_on_path():
             module = tvm_ffi.cpp.load(
@@ -57,6 +58,29 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
         return None, (
             f"CPU kernels did not build ({type(e).__name__}: {reason}); using torch operators (slower decode)",
         )
+
+
+def build_resampler() -> str:
+    """The path of `resample.cpp`, compiled, for `processor.resample`; empty where that cannot be, or the processor has
+    no AVX2. Takes a second or two, once on a machine."""
+    folder, compiler = _sources(), _compiler()
+    if folder is None or compiler is None:
+        return ""
+    library = _cache() / _key(folder, compiler) / "resample.so"
+    if not library.exists():
+        part = library.with_suffix(f".{os.getpid()}")
+        flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
+        try:
+            library.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(
+                [compiler, *flags, folder / "resample.cpp", "-o", part], check=True, capture_output=True, timeout=120
+            )
+            part.replace(library)
+        except (OSError, subprocess.SubprocessError) as e:
+            _log.info("pictures are resized by Pillow: %s", type(e).__name__)
+            part.unlink(missing_ok=True)
+            return ""
+    return str(library)
 
 
 def _kept(folder: Path, copy: Path) -> Path:
@@ -82,6 +106,10 @@ def _ninja_on_path() -> Iterator[None]:
         yield
     finally:
         os.environ["PATH"] = before
+
+
+def _compiler() -> str | None:
+    return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 
 
 def _sources() -> Path | None:

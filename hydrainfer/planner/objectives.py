@@ -91,10 +91,15 @@ def _attainment(f: Found) -> float:
 def check_possible(study: Study, candidates: Sequence[Layout]) -> None:
     """Raises `ConfigError` if no method meets the SLO even without load: with the stage that takes too long, and what
     can be attained."""
+    if not is_possible(study, candidates):
+        raise ConfigError(_why_not(study.shortened(_ALONE), candidates), param="slo")
+
+
+def is_possible(study: Study, candidates: Sequence[Layout]) -> bool:
+    """Whether some method meets the SLO without load."""
     first = study.shortened(_ALONE)
     rate = slow_rate(first)
-    if not any(attempt(first, layout, rate, hurry=False).carried(study.target) for layout in _one_each(candidates)):
-        raise ConfigError(_why_not(first, candidates), param="slo")
+    return any(attempt(first, layout, rate, hurry=False).carried(study.target) for layout in _one_each(candidates))
 
 
 def _one_each(candidates: Sequence[Layout]) -> list[Layout]:

@@ -36,8 +36,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...] = ()
 
 
+class Ratio(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to divide the devices between two roles (or EPD only), at `rate` requests per second; p90 in seconds,
+    None if no request got so far."""
+
+    method: str
+    layout: str
+    rate: float
+    ttft_p90: float | None
+    tpot_p90: float | None
+    attainment: float
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """The best layout under one pair of SLOs, in seconds."""
+    """The best layout under one pair of SLOs, in seconds; "" and 0 if nothing meets them."""
 
     ttft_s: float
     tpot_s: float
@@ -63,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`objective`: "goodput", "devices" (`devices` are then the least that carry `rate`), "ttft" or "tpot" (least p90
     at `rate`). `layouts`: best first. `device`: its name, and whether it was `measured` or described. `workload`: what
     the trace holds, as means. `budgets`: of each role. `grid`, `live`: if asked for. `notes`: what to know before
-    relying on it."""
+    relying on it. `ratios`: of the methods with two roles, all at one rate."""
 
     model: str
     devices: int
@@ -78,6 +90,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     budgets: dict[str, dict[str, int]]
     layouts: tuple[Row, ...]
+    ratios: tuple[Ratio, ...] = ()
     grid: tuple[Cell, ...] = ()
     live: tuple[Live, ...] = ()
     notes: tuple[str, ...] = ()

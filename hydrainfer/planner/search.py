@@ -23,6 +23,7 @@ import msgspec
 from hydrainfer.core import Layout
 from hydrainfer.metrics import Proportion
 from hydrainfer.planner.bound import Bounds
+from hydrainfer.planner.layouts import method_of
 from hydrainfer.planner.study import Attempt, Study, attempt
 
 _WAVE = 4
@@ -117,6 +118,8 @@ class _Search:
         while len(self._finals) < _FINALS and (promising := self._promising()):
             self._measure(promising[:_AT_ONCE])
             self._on_progress("measure", len(self._finals), len(self._finals) + len(promising))
+        whole = [k for k in self._order if k not in self._finals and method_of(k) == "EPD"]
+        self._measure(whole)  # what all others are compared with
         return [*(self._screened | self._finals).values()]
 
     @property
@@ -129,7 +132,7 @@ class _Search:
         return sorted((k for k, rate in rough.items() if rate > self._best * _NEAR), key=lambda k: -rough[k])
 
     def _measure(self, layouts: Sequence[Layout]) -> None:
-        jobs = [(self._study, k, self._bounds[k], self._screened[k].goodput) for k in layouts]
+        jobs = [(self._study, k, self._bounds[k], self._screened[k].goodput or self._bounds[k] / 2) for k in layouts]
         self._finals |= dict(zip(layouts, self._run(_final, jobs)))
 
 
@@ -167,14 +170,18 @@ def _final(study: Study, layout: Layout, bound: float, near: float) -> Found:
         return tried[-1].carried(study.target)
 
     low, high = bracket(carries, 0.0, near, bound, 1.15)
-    low, _ = narrow(carries, low, high, 0.03)
-    rate = low
-    while low and not any(_surely(a, study.target) for a in tried) and rate > low / 3:  # for the interval
+    low, high = narrow(carries, low, high, 0.03)
+    rate = low  # now for the interval
+    while low and not any(_surely(a, study.target) for a in tried) and rate > low / 3:
         rate /= 1.1
+        carries(rate)
+    rate = high
+    while low and not any(_surely_not(a, study.target) for a in tried) and rate * 1.1 < min(bound, low * 3):
+        rate *= 1.1
         carries(rate)
     attempts = tuple(sorted(tried, key=lambda a: a.rate))
     surely = [a.rate for a in attempts if _surely(a, study.target)]
-    surely_not = [a.rate for a in attempts if Proportion.of(a.n_met, a.n, a.n_effective).high < study.target]
+    surely_not = [a.rate for a in attempts if _surely_not(a, study.target)]
     return Found(
         layout=str(layout),
         stage="final",
@@ -188,6 +195,10 @@ def _final(study: Study, layout: Layout, bound: float, near: float) -> Found:
 
 def _surely(a: Attempt, target: float) -> bool:
     return Proportion.of(a.n_met, a.n, a.n_effective).low >= target
+
+
+def _surely_not(a: Attempt, target: float) -> bool:
+    return Proportion.of(a.n_met, a.n, a.n_effective).high < target
 
 
 def bracket(

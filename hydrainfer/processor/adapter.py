@@ -66,8 +66,8 @@ class VideoAdapter(Protocol):
     def items(self, video: VideoShape, indices: Sequence[int]) -> list[MediaItem]:
         """Of these frames, in order."""
 
-    def pixels(self, video: VideoShape, frames: np.ndarray) -> list[Pixels]:
-        """One uint8 array per item, of frames uint8 [n, height, width, 3]."""
+    def pixels(self, video: VideoShape, frames: np.ndarray, resampler: str = "") -> list[Pixels]:
+        """One uint8 array per item, of frames uint8 [n, height, width, 3]. `resampler` as of `MediaLimits`."""
 
 
 def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageAdapter:
@@ -83,7 +83,7 @@ def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageA
 def content_key(picture: Picture, pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
     """Names the embedding of a picture (DESIGN 4): what the adapter made of it, which is all that the tower sees; its
     size and mode before, resolved preprocessing, vision-weights fingerprint, dtype. 32 bytes."""
-    size = f"{picture.image.width}x{picture.image.height}"
+    size = "x".join(map(str, picture.size))
     head = f"{picture.mode}|{picture.image.mode}|{size}|{pixels.shape}|{dtype}|".encode()
     return _digest((head, parameters, weights), pixels)
 

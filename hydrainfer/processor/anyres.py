@@ -63,9 +63,9 @@ class AnyresImages:
         (high, wide), (height, width) = self._place(image.width, image.height)
         canvas = np.zeros((high, wide, 3), dtype=np.uint8)
         top, left = (high - height) // 2, (wide - width) // 2
-        canvas[top : top + height, left : left + width] = np.asarray(image.resize((width, height), s.clip.resample))
+        canvas[top : top + height, left : left + width] = picture.resized(width, height, s.clip.resample)
         squares = np.empty((1 + high // s.tile * (wide // s.tile), s.tile, s.tile, 3), dtype=np.uint8)
-        squares[0] = np.asarray(image.resize((s.tile, s.tile), s.clip.resample))
+        squares[0] = picture.resized(s.tile, s.tile, s.clip.resample)
         tiles = canvas.reshape(high // s.tile, s.tile, wide // s.tile, s.tile, 3)
         squares[1:] = tiles.swapaxes(1, 2).reshape(-1, s.tile, s.tile, 3)
         return squares

@@ -11,8 +11,9 @@ from PIL import Image
 
 from hydrainfer.core import CheckpointError
 from hydrainfer.processor.adapter import ImageAdapter, MediaItem, without_options
-from hydrainfer.processor.media import Picture, Size
+from hydrainfer.processor.media import Picture, Target
 from hydrainfer.processor.pixels import Pixels
+from hydrainfer.processor.resample import Box
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -67,22 +68,23 @@ class ClipImages:
     def fit(self, width: int, height: int) -> MediaItem:  # noqa: ARG002  # one size for all
         return self._fit
 
-    def resized(self, width: int, height: int) -> Size:
-        if self.settings.resize is None or self.settings.pad:
-            return width, height
-        target = _target(width, height, self.settings.resize)
-        return target[1], target[0]
+    def resized(self, width: int, height: int) -> Target:
+        if self.settings.resize is not None and not self.settings.pad:
+            height, width = _target(width, height, self.settings.resize)
+        return Target(width, height, self.settings.resample)
 
     def pixels(self, picture: Picture) -> Pixels:
         """uint8 [height, width, 3]."""
-        image, settings = picture.image, self.settings
+        settings = self.settings
         if settings.pad:
-            image = _square(image, tuple(int(m * 255) for m in settings.mean))
+            square = _square(picture.image, tuple(int(m * 255) for m in settings.mean))
+            picture = picture._replace(image=square, full=None)
+        width, height = picture.size
         if settings.resize is not None:
-            height, width = _target(*image.size, settings.resize)
-            image = image.resize((width, height), resample=settings.resample)
-        array = np.asarray(image)  # [height, width, 3]
-        return array if settings.crop is None else _centre_crop(array, settings.crop)
+            height, width = _target(width, height, settings.resize)
+        crop = settings.crop or (height, width)
+        array = picture.resized(width, height, settings.resample, _middle(width, height, crop))
+        return _surrounded(array, crop)
 
 
 def llava_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> ClipImages:
@@ -121,17 +123,16 @@ def _target(width: int, height: int, resize: int | tuple[int, int]) -> tuple[int
     return (long, resize) if width <= height else (resize, long)
 
 
-def _centre_crop(array: np.ndarray, crop: tuple[int, int]) -> np.ndarray:
-    """The middle of [h, w, 3], surrounded by black where it is smaller than the crop."""
-    for axis, want in enumerate(crop):
-        have = array.shape[axis]
-        if have < want:
-            before = -(-(want - have) // 2)
-            padding = [(0, 0)] * 3
-            padding[axis] = (before, want - have - before)
-            array = np.pad(array, padding)
-    top, left = (array.shape[0] - crop[0]) // 2, (array.shape[1] - crop[1]) // 2
-    return np.ascontiguousarray(array[top : top + crop[0], left : left + crop[1]])
+def _middle(width: int, height: int, crop: tuple[int, int]) -> Box:
+    """What is left of a picture by a crop to (height, width)."""
+    top, left = max(0, height - crop[0]) // 2, max(0, width - crop[1]) // 2
+    return left, top, min(width, left + crop[1]), min(height, top + crop[0])
+
+
+def _surrounded(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """[h, w, 3] in the middle of black of (height, width)."""
+    missing = [want - have for want, have in zip(size, array.shape[:2], strict=True)]
+    return np.pad(array, [*((-(-n // 2), n // 2) for n in missing), (0, 0)]) if any(missing) else array
 
 
 def _square(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:

@@ -13,7 +13,9 @@ import numpy as np
 from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge
+from hydrainfer.processor.resample import Box, resized
 
+Size = tuple[int, int]
 SUPPORTED = "JPEG, PNG, WebP and GIF"
 _PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)  # importing registers their formats
 _ORIENTATION_TAG = 0x0112
@@ -41,7 +43,8 @@ _FOREIGN = (
 class MediaLimits(msgspec.Struct, frozen=True):
     """What one request may bring. `max_pixels` is checked against the header, before decoding; `max_aspect` bounds the
     memory that resizing the short edge takes. `fast_jpeg`: decode a JPEG at 1/2, 1/4 or 1/8 of its size where that is
-    still at least the size wanted; the result is not the reference's."""
+    still at least the size wanted; the result is not the reference's. `resampler`: as `library` of
+    `resample.resized`. `dali`: `image_dali` decodes and resizes what it can; not the reference's pixels either."""
 
     max_images: int = 16
     max_videos: int = 2
@@ -49,13 +52,35 @@ class MediaLimits(msgspec.Struct, frozen=True):
     max_pixels: int = 89_478_485
     max_aspect: float = 200.0
     fast_jpeg: bool = False
+    resampler: str = ""
+    dali: bool = False
+
+
+class Target(NamedTuple):
+    """What a picture will be resized to, by which filter of Pillow's."""
+
+    width: int
+    height: int
+    resample: int
 
 
 class Picture(NamedTuple):
-    """`image` is RGB and upright; `mode` is the mode it was stored in."""
+    """`image` is RGB and upright; `mode` is the mode it was stored in. `resampler` as of `MediaLimits`.
+    `full`: its width and height, if the decoder has made it smaller."""
 
     image: Image.Image
     mode: str
+    resampler: str = ""
+    full: Size | None = None
+
+    @property
+    def size(self) -> Size:
+        """Width and height as the client sent it."""
+        return self.full or self.image.size
+
+    def resized(self, width: int, height: int, resample: int, box: Box | None = None) -> np.ndarray:
+        """uint8 [height, width, 3], or the `box` of that."""
+        return resized(self.image, width, height, resample, box, self.resampler)
 
 
 def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
@@ -87,14 +112,11 @@ def read_data_url(url: str, noun: str, example: str, max_bytes: int, param: str)
         ) from None
 
 
-Size = tuple[int, int]
-
-
 def decode_image(
-    data: bytes, limits: MediaLimits, param: str = "messages", wanted: Callable[[int, int], Size] | None = None
+    data: bytes, limits: MediaLimits, param: str = "messages", wanted: Callable[[int, int], Target] | None = None
 ) -> Picture:
     """Check, decode, turn upright and convert to RGB; of an animation, the first frame. `wanted`: from width and height
-    to those that it will be resized to; used if `limits.fast_jpeg`.
+    to what it will be resized to; used if `limits.fast_jpeg` or `limits.dali`.
 
     Transparency is composited onto white and 16-bit grey keeps its high byte, as `transformers` and PIL's own 16-bit
     RGB do. Raises `MediaError` (never with a decoder's own words) or `RequestTooLarge`.
@@ -106,11 +128,17 @@ def decode_image(
     try:
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
             _check_size(image.size, limits, param)
+            full = image.size
+            if limits.dali and wanted is not None:
+                made = _by_dali(data, image, wanted(*full))
+                if made is not None:
+                    return Picture(made, image.mode, limits.resampler, full)
             if limits.fast_jpeg and wanted is not None:
-                image.draft(None, wanted(*image.size))  # of a JPEG, and only while it is not decoded
+                image.draft(None, wanted(*full)[:2])  # of a JPEG, and only while it is not decoded
             image.load()
             mode, upright = image.mode, _upright(image)
-            return Picture(to_rgb(upright), mode)
+            full = full if upright.size == image.size else full[::-1]
+            return Picture(to_rgb(upright), mode, limits.resampler, full)
     except MediaError:
         raise
     except MemoryError:
@@ -121,6 +149,18 @@ def decode_image(
         raise MediaError(
             f"the picture cannot be decoded: it starts like a {kind} file but is damaged or cut off", param=param
         ) from None
+
+
+def _by_dali(data: bytes, image: Image.Image, target: Target) -> Image.Image | None:
+    """A picture of which only the header is read, resized; None: leave it to Pillow, which has words for what is
+    wrong, and knows every kind of JPEG."""
+    plain = image.format == "JPEG" and image.mode == "RGB" and image.info.get("adobe_transform", 1) == 1
+    if not plain or _turn(image) is not None or target[:2] == image.size:
+        return None
+    from hydrainfer.processor.image_dali import decoder
+
+    made = decoder().resized(data, *target)
+    return None if made is None else Image.fromarray(made)
 
 
 def header_pixels(data: bytes) -> int:
@@ -136,7 +176,7 @@ def header_pixels(data: bytes) -> int:
 def from_image(image: Image.Image, limits: MediaLimits, param: str = "messages") -> Picture:
     """A picture that a Python caller has already opened. Raises `MediaError`."""
     _check_size(image.size, limits, param)
-    return Picture(to_rgb(_upright(image)), image.mode)
+    return Picture(to_rgb(_upright(image)), image.mode, limits.resampler)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -150,12 +190,17 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What makes it upright."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG)
     except Exception:  # damaged EXIF says nothing about the picture
-        return image
-    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+        return None
+    return _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    turn = _turn(image)
     if turn is None:
         return image
     info, image = image.info, image.transpose(turn)

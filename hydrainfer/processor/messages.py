@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from hydrainfer.core import InvalidRequest
-from hydrainfer.processor.media import MediaLimits, Picture, Size, decode_image, from_image, read_image_url
+from hydrainfer.processor.media import MediaLimits, Picture, Target, decode_image, from_image, read_image_url
 from hydrainfer.processor.video_part import VideoPart
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -41,7 +41,7 @@ class ImagePart(msgspec.Struct, frozen=True):
                 raise InvalidRequest(f"cannot read the picture: {e}", param=self.param) from None
         return ImagePart(source, self.param)
 
-    def load(self, limits: MediaLimits, wanted: Callable[[int, int], Size] | None = None) -> Picture:
+    def load(self, limits: MediaLimits, wanted: Callable[[int, int], Target] | None = None) -> Picture:
         """Decode it, as `decode_image`. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
         source = self.read(limits).source
         if isinstance(source, Image.Image):

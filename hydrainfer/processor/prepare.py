@@ -14,7 +14,7 @@ from hydrainfer.processor.adapter import (
     content_key,
     frames_key,
 )
-from hydrainfer.processor.media import MediaLimits, Size
+from hydrainfer.processor.media import MediaLimits, Target
 from hydrainfer.processor.messages import ImagePart
 from hydrainfer.processor.pixels import Pixels
 from hydrainfer.processor.video_part import VideoPart, VideoReading
@@ -39,19 +39,19 @@ def prepare_image(part: ImagePart, adapter: ImageAdapter, limits: MediaLimits, s
     """Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
     wanted = adapter.resized if isinstance(adapter, Resizing) else None
     picture = part.load(limits, wanted)
-    item = adapter.fit(picture.image.width, picture.image.height)
+    item = adapter.fit(*picture.size)
     pixels = adapter.pixels(picture)
-    parameters = adapter.parameters + (b"|fast-jpeg" if limits.fast_jpeg else b"")
+    parameters = adapter.parameters + (b"|fast-jpeg" if limits.fast_jpeg else b"") + (b"|dali" if limits.dali else b"")
     return (Encodable(item, content_key(picture, pixels, parameters, *seal), pixels),)
 
 
 @runtime_checkable
 class Resizing(Protocol):
-    """An adapter whose `fit` and `pixels` may be given a smaller picture than the client sent, if not smaller than
-    this; one that derives its grid from the size may not."""
+    """An adapter that resizes a picture once, and may be given a smaller one (`Picture.full`) if not smaller than
+    this."""
 
-    def resized(self, width: int, height: int) -> Size:
-        """Width and height that a picture of this size is resized to."""
+    def resized(self, width: int, height: int) -> Target:
+        """What a picture of this size is resized to."""
 
 
 def prepare_video(
@@ -62,7 +62,7 @@ def prepare_video(
     video = part.open(reading)
     indices = chosen_frames(video.shape, adapter, max_frames)
     items = adapter.items(video.shape, indices)
-    arrays = adapter.pixels(video.shape, video.read(indices))
+    arrays = adapter.pixels(video.shape, video.read(indices), reading.resampler)
     return tuple(
         Encodable(item, frames_key(pixels, adapter.parameters, *seal), pixels)
         for item, pixels in zip(items, arrays, strict=True)

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 from PIL import Image
 
 from hydrainfer.core import CheckpointError, InvalidRequest, MediaError
 from hydrainfer.processor.adapter import ImageAdapter, MediaItem
-from hydrainfer.processor.media import Picture
+from hydrainfer.processor.media import Picture, Target
 from hydrainfer.processor.pixels import Pixels
 
 MAX_ASPECT = 200
@@ -137,9 +136,11 @@ class QwenImages:
 
     def pixels(self, picture: Picture) -> Pixels:
         """uint8 [1, height, width, 3]."""
-        h, w = self._target(picture.image.width, picture.image.height)
-        side = self.settings.factor
-        return np.array(resized(picture.image, w * side, h * side, self.settings.resample))[None]
+        return picture.resized(*self.resized(*picture.size))[None]
+
+    def resized(self, width: int, height: int) -> Target:
+        h, w = self._target(width, height)
+        return Target(w * self.settings.factor, h * self.settings.factor, self.settings.resample)
 
     def _target(self, width: int, height: int) -> tuple[int, int]:
         """(rows, columns) in tokens."""
@@ -185,10 +186,6 @@ def smart_resize(height: int, width: int, factor: int, bounds: PixelBounds) -> t
 def check_aspect(width: int, height: int) -> None:
     if max(height, width) / min(height, width) > MAX_ASPECT:
         raise MediaError(f"the picture is {width} x {height}: its sides may differ at most {MAX_ASPECT} times")
-
-
-def resized(image: Image.Image, width: int, height: int, resample: int) -> Image.Image:
-    return image.resize((width, height), resample=Image.Resampling(resample))
 
 
 def _read_size(size: object) -> PixelBounds:

@@ -19,7 +19,8 @@ from PIL import Image
 from hydrainfer.core import CheckpointError
 from hydrainfer.processor.adapter import MediaItem, VideoAdapter, VideoShape
 from hydrainfer.processor.pixels import Pixels
-from hydrainfer.processor.qwen import PixelBounds, QwenOptions, QwenSettings, check_aspect, resized, smart_resize
+from hydrainfer.processor.qwen import PixelBounds, QwenOptions, QwenSettings, check_aspect, smart_resize
+from hydrainfer.processor.resample import resized
 
 _FPS = 24.0  # of a file that does not say
 _JOINED_TOKENS = 1024  # pairs of frames that are encoded at once have together at most so many, or are one
@@ -108,7 +109,7 @@ class QwenVideos:
             for i in range(0, n_pairs, group)
         ]
 
-    def pixels(self, video: VideoShape, frames: np.ndarray) -> list[Pixels]:
+    def pixels(self, video: VideoShape, frames: np.ndarray, resampler: str = "") -> list[Pixels]:
         s, pair = self.settings.frames, self.settings.frames.temporal
         h, w = self._target(video, len(frames))
         size = (w * s.factor, h * s.factor)
@@ -120,7 +121,7 @@ class QwenVideos:
             some = frames[i * pair : i * pair + n]
             out = np.empty((n, size[1], size[0], 3), np.uint8)  # [frames, height, width, rgb]
             for j, frame in enumerate(some):
-                out[j] = np.asarray(resized(Image.fromarray(frame), *size, s.resample))
+                out[j] = resized(Image.fromarray(frame), *size, s.resample, library=resampler)
             out[len(some) :] = out[len(some) - 1]  # an odd last frame is its own pair
             found.append(out)
         return found

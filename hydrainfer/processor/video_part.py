@@ -16,11 +16,12 @@ from hydrainfer.processor.video import Backend, Video, VideoLimits, open_video
 
 
 class VideoReading(NamedTuple):
-    """How files are read: `n_decoders` threads each decode a part of the frames."""
+    """How files are read: `n_decoders` threads each decode a part of the frames. `resampler` as of `MediaLimits`."""
 
     limits: VideoLimits = VideoLimits()
     n_decoders: int = 1
     backend: Backend = "auto"
+    resampler: str = ""
 
 
 class Frames(Protocol):

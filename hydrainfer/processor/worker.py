@@ -124,8 +124,12 @@ def _bound(memory_bytes: int) -> None:
 
 
 def main() -> None:
-    fd, parent, memory_bytes = map(int, sys.argv[1:])
+    fd, parent, memory_bytes, dali = map(int, sys.argv[1:])
     _end_with(parent)
+    if dali:  # takes address space that is no memory, so before that is bounded
+        from hydrainfer.processor.image_dali import warm
+
+        warm()
     _bound(memory_bytes)
     serve(Channel(socket.socket(fileno=fd)))
 

@@ -144,7 +144,7 @@ class MediaWorkers:
             return worker
         if worker is not None:
             self._end(worker)
-        worker = _Worker(self.memory_bytes)
+        worker = _Worker(self.memory_bytes, self.limits.dali)
         with self._lock:
             self._workers.add(worker)
         self._mine.worker = worker
@@ -169,12 +169,12 @@ class MediaWorkers:
 class _Worker:
     """The server's side of a process of `worker`."""
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, dali: bool) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, str(fd), str(os.getpid()), str(memory_bytes)],
+                [sys.executable, "-c", _COMMAND, *map(str, (fd, os.getpid(), memory_bytes, int(dali)))],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(fd,),
                 process_group=0,  # Ctrl-C is for the server, which ends us

@@ -7,11 +7,13 @@ import time
 
 import msgspec
 
-from hydrainfer.core import Layout
+from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.costfile import CostFile
 from hydrainfer.planner.deployment import layout_file
+from hydrainfer.planner.grid import grid_of
 from hydrainfer.planner.objectives import check_possible, least_devices, ranked_at
-from hydrainfer.planner.plan import Plan, rows_of
+from hydrainfer.planner.plan import Cell, Plan, rows_of
+from hydrainfer.planner.ratios import rate_for_ratios, ratios_of
 from hydrainfer.planner.search import Progress, search
 from hydrainfer.planner.study import Study
 from hydrainfer.planner.workloads import summary
@@ -21,11 +23,21 @@ from hydrainfer.version import __version__
 _LONG = 5.0  # times the TTFT SLO: a trace that is shorter has no time to show that a queue grows
 
 
+_GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the SLO's limits
+
+
 def answer(
-    asked: Prepared, *, n_processes: int | None = None, exhaustive: bool = False, on_progress: Progress, command: str
+    asked: Prepared,
+    *,
+    on_progress: Progress,
+    command: str,
+    n_processes: int | None = None,
+    exhaustive: bool = False,
+    ratios: bool = False,
+    grid: bool = False,
 ) -> tuple[Plan, Study]:
-    """Raises `ConfigError`, also if nothing can meet the SLO even without load: then it says which stage is to blame.
-    The study is that of the devices in the plan."""
+    """`ratios`, `grid`: with what the figures of a report need. Raises `ConfigError`, also if nothing can meet the SLO
+    even without load: then it says which stage is to blame. The study is that of the devices in the plan."""
     q, begin_s = asked.question, time.perf_counter()
     study, n_devices, notes = asked.study(), q.devices, []
     candidates = asked.candidates(study)
@@ -52,6 +64,14 @@ def answer(
         found = ranked_at(study, candidates, q.rate, q.objective, n_processes=n_processes, on_progress=on_progress)
     on_progress("explain", 0, 1)
     rows = rows_of(study, found)
+    rate = q.rate or rate_for_ratios(rows)
+    cells: tuple[Cell, ...] = ()
+    if grid:
+        ttft_s, tpot_s = asked.slo.ttft_s, asked.slo.tpot_s
+        if ttft_s is None or tpot_s is None:
+            raise ConfigError("--grid needs limits for both TTFT and TPOT", param="grid")
+        limits = [[by * limit_s for by in _GRID] for limit_s in (ttft_s, tpot_s)]
+        cells = grid_of(asked.study, candidates, asked.slo, *limits, n_processes=n_processes, on_progress=on_progress)
     if isinstance(asked.cost, CostFile) and asked.cost.note:
         notes.append(asked.cost.note)
     if asked.device.notes and asked.cost is None:
@@ -71,6 +91,8 @@ def answer(
             seed=q.seed,
             budgets={name: msgspec.structs.asdict(s.budgets) for name, s in study.stations.items()},
             layouts=tuple(rows),
+            ratios=ratios_of(study, n_devices, rate, n_processes=n_processes) if ratios and rate else (),
+            grid=cells,
             notes=tuple(notes),
             took_s=time.perf_counter() - begin_s,
             command=command,

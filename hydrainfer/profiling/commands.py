@@ -145,6 +145,7 @@ def profile(
             exhaustive=exhaustive,
             on_progress=on_progress,
             command=command_line(sys.argv),
+            ratios=out is not None,
             grid=grid,
         )
     if validate:
@@ -154,7 +155,7 @@ def profile(
     if not console.is_terminal:
         console.width = 150
     console.print(ranked(plan, top))
-    for line in conclusions(plan):
+    for line in conclusions(plan, top):
         console.print(line, markup=False, soft_wrap=True)
     if out is not None:
         paths = write_plan(plan, winners_file(plan, study, asked), out)

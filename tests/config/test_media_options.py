@@ -2,7 +2,7 @@
 
 import pytest
 
-from hydrainfer.assemble.media import fetch_limits, media_limits
+from hydrainfer.assemble.media import check_backends, fetch_limits, media_limits
 from hydrainfer.config import load
 from hydrainfer.core import ConfigError
 
@@ -36,3 +36,15 @@ def test_lists_are_separated_by_commas(tmp_path):
 def test_wrong_options_are_said_at_start(given, says):
     with pytest.raises(ConfigError, match=says):
         fetch_limits(load({"model": "x", **given}).config)
+
+
+@pytest.mark.parametrize(
+    ("option", "backend", "extra"), [("image_backend", "dali", "dali"), ("video_backend", "decord", "video")]
+)
+def test_decoders_that_are_not_installed_are_said_at_start(option, backend, extra, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = load({"model": "x", option: backend}).config
+    with pytest.raises(ConfigError) as raised:
+        check_backends(config)
+    assert str(raised.value) == f"{backend} is not installed: pip install 'hydrainfer[{extra}]'"
+    check_backends(load({"model": "x"}).config)

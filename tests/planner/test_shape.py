@@ -70,7 +70,9 @@ def test_bytes_of_the_qwens(family, tmp_path):
     shape = shape_of(str(path), dtype="float32")
     for role in map(Role.parse, ("E", "P")):
         loaded = Model(config, role, ops, torch.float32, torch.device("cpu"))
-        assert shape.weight_bytes(role) == pytest.approx(loaded.weight_bytes, rel=0.06), role  # norms, biases, positions
+        assert shape.weight_bytes(role) == pytest.approx(loaded.weight_bytes, rel=0.06), (
+            role
+        )  # norms, biases, positions
     assert shape.deepstack == (2 if family == "qwen3_vl" else 0)
     assert (shape.vision.window_rows > 0) == (family == "qwen2_5_vl")
     assert prompts_of(str(path)).picture(640, 480) > 0

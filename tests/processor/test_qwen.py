@@ -13,6 +13,7 @@ from PIL import Image
 
 from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge, SamplingParams
 from hydrainfer.processor import (
+    ImagePart,
     MediaLimits,
     PixelStore,
     Processor,
@@ -23,6 +24,7 @@ from hydrainfer.processor import (
 )
 from hydrainfer.processor.adapter import VideoShape
 from hydrainfer.processor.media import from_image
+from hydrainfer.processor.prepare import Seal, prepare_image
 from hydrainfer.processor.qwen import PixelBounds, QwenImages, QwenSettings
 from tests.checkpoints import make_picture
 from tests.checkpoints_qwen import FAMILIES, make_qwen
@@ -253,3 +255,12 @@ def test_adapters_travel_between_processes(model):
     for adapter in (model.images.adapter, model.images.video.adapter):
         copy = pickle.loads(pickle.dumps(adapter.configured({"max_pixels": 30_000})))
         assert copy.parameters == adapter.configured({"max_pixels": 30_000}).parameters
+
+
+def test_a_jpeg_decoded_smaller_keeps_its_grid():
+    adapter, file = QwenImages(QwenSettings(bounds=PixelBounds(56 * 56, 300 * 300))), io.BytesIO()
+    photo("coffee.png").convert("RGB").resize((1999, 1101)).save(file, "JPEG")
+    part, seal = ImagePart(file.getvalue(), "p"), Seal(b"", "float32")
+    (fast,), (exact,) = (prepare_image(part, adapter, MediaLimits(fast_jpeg=on), seal) for on in (True, False))
+    assert fast.item == exact.item == adapter.fit(1999, 1101) and fast.pixels.shape == exact.pixels.shape
+    assert fast.key != exact.key and 0 < np.abs(fast.pixels.astype(int) - exact.pixels).mean() < 5.0

@@ -8,27 +8,12 @@ from html import escape
 
 from hydrainfer.metrics import Proportion
 from hydrainfer.workload.attribution import PARTS
+from hydrainfer.workload.output.html import document, table
 from hydrainfer.workload.output.svg import COLOURS, Axis, Bar, Point, Series, legend, lines, stacked
 from hydrainfer.workload.output.tables import conclusions, ms, percent, with_interval
 from hydrainfer.workload.result import BenchResult, Run, Server
 from hydrainfer.workload.session import by_rate
 
-STYLE = """
-:root{color-scheme:light}body{font:15px/1.5 system-ui,sans-serif;color:#1c2024;background:#fff;max-width:1000px;
-margin:32px auto;padding:0 20px}h1{font-size:25px;margin:0 0 4px}h2{font-size:18px;margin:34px 0 8px;border-bottom:1px
-solid #d8dce0;padding-bottom:4px}h3{font-size:15px;margin:14px 0 2px}table{border-collapse:collapse;font-size:13px;
-margin:8px 0;width:100%}th,td{padding:4px 10px 4px 0;text-align:left;border-bottom:1px solid #e8ebee;vertical-align:top}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}code{font:12.5px ui-monospace,monospace;
-background:#f3f5f7;padding:1px 4px;border-radius:3px;overflow-wrap:anywhere}.sub{color:#5b6470;margin:0 0 14px}
-.pair{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:10px 24px}
-@media(max-width:760px){.pair{grid-template-columns:minmax(0,1fr)}}
-.whole td,.whole th{white-space:nowrap;font-size:12px}
-svg{width:100%;height:auto;font:11.5px system-ui,sans-serif;fill:#3a424b}.grid{stroke:#e6e9ec}
-.axis{fill:none;stroke:#8a929b}
-.limit{stroke:#b5484f;stroke-dasharray:5 4}.note{fill:#b5484f}.legend{font-size:13px;margin:2px 0 6px}.legend
-span{margin-right:16px;white-space:nowrap}.legend i{display:inline-block;width:11px;height:11px;border-radius:2px;
-margin-right:5px;vertical-align:-1px}.scroll{overflow-x:auto}li{margin:3px 0}
-"""
 MAX_CDF_RATES = 3
 FLOOR_S = 1e-4  # of a logarithmic axis: below it lies what came in one read
 PART_COLOURS = ("#a9c6e8", "#2f6db3", "#8a929b", "#f3cfa4", "#d9822b", "#4d545c", "#b7dcc0", "#4a9a5d", "#dcdfe3")
@@ -39,9 +24,7 @@ def page_of(result: BenchResult) -> str:
     """A whole HTML document."""
     colours = {server.name: COLOURS[i % len(COLOURS)] for i, server in enumerate(result.servers)}
     body = "".join(_sections(result, colours))
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    head += f"<title>{escape(result.title)}</title>"
-    return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
+    return document(result.title, body)
 
 
 def _sections(result: BenchResult, colours: dict[str, str]) -> Iterator[str]:
@@ -61,16 +44,6 @@ def _sections(result: BenchResult, colours: dict[str, str]) -> Iterator[str]:
     yield from _breakdowns(result)
     yield "<h2>Every run</h2>" + _runs(result)
     yield "<h2>To repeat it</h2>" + _repeat(result)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
-    """Cells are HTML; the first `n_left` columns are texts, the others numbers."""
-
-    def cells(kind: str, row: Sequence[str]) -> str:
-        return "".join(f"<{kind}{'' if i < n_left else ' class=n'}>{c}</{kind}>" for i, c in enumerate(row))
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<div class=scroll><table><thead><tr>{cells('th', head)}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _servers(result: BenchResult) -> str:
@@ -99,7 +72,7 @@ def _servers(result: BenchResult) -> str:
         "alone: TTFT / TPOT p50, ms",
         "start",
     ]
-    return _table(head, rows, n_left=5)
+    return table(head, rows, n_left=5)
 
 
 def _pooled(runs: Sequence[Run], name: str) -> Proportion:
@@ -150,7 +123,7 @@ def _goodputs(result: BenchResult) -> str:
         high = "not reached" if g.high is None else f"{g.high:.4g}"
         rows.append([escape(name), f"{g.rate_per_s:.4g}", low, high])
     head = ["deployment", "goodput, /s", "surely ≥ 90 %", "surely below"]
-    return _table(head, rows) if rows else ""
+    return table(head, rows) if rows else ""
 
 
 def _shared_rates(result: BenchResult) -> list[str]:
@@ -227,7 +200,7 @@ def _breakdowns(result: BenchResult) -> Iterator[str]:
             "migrations",
             "preemptions",
         ]
-        yield _table(head, rows, n_left=4)
+        yield table(head, rows, n_left=4)
         yield "<p class=sub>Blamed is the part that took most beyond what it takes of a request alone.</p>"
 
 
@@ -265,7 +238,7 @@ def _runs(result: BenchResult) -> str:
         "client late p99",
         "cores of others",
     ]
-    return f"<div class=whole>{_table(head, rows, n_left=2)}</div>"
+    return f"<div class=whole>{table(head, rows, n_left=2)}</div>"
 
 
 def _repeat(result: BenchResult) -> str:

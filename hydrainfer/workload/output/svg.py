@@ -10,15 +10,17 @@ from typing import NamedTuple
 COLOURS = ("#2f6db3", "#d9822b", "#4a9a5d", "#8a5aa8", "#b5484f", "#6b6f76", "#1f9aa3", "#a3841f", "#c65d9c")
 WIDTH, HEIGHT = 470, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 16, 46
+MAX_NAMES = 12  # below an axis
 
 
 class Point(NamedTuple):
-    """`low`, `high`: its interval; equal to `y` where there is none."""
+    """`low`, `high`: its interval; equal to `y` where there is none. `name`: shown for its x when pointed at."""
 
     x: float
     y: float
     low: float
     high: float
+    name: str = ""
 
 
 class Series(NamedTuple):
@@ -31,7 +33,7 @@ class Series(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Values from `least` to `most`; `limit`: a dashed line there."""
+    """Values from `least` to `most`; `limit`: a dashed line there. `names` of the values 1, 2, …, if they have any."""
 
     label: str
     least: float
@@ -39,6 +41,7 @@ class Axis(NamedTuple):
     log: bool = False
     limit: float | None = None
     percent: bool = False
+    names: Sequence[str] = ()
 
     def place(self, value: float) -> float:
         """0 to 1."""
@@ -48,6 +51,8 @@ class Axis(NamedTuple):
         return (value - self.least) / (self.most - self.least)
 
     def ticks(self) -> list[float]:
+        if self.names:
+            return [float(i) for i in range(1, len(self.names) + 1, math.ceil(len(self.names) / MAX_NAMES))]
         if self.log:
             decades = range(math.floor(math.log10(self.least)), math.ceil(math.log10(self.most)) + 1)
             found = [m * 10.0**d for d in decades for m in (1, 2, 5) if self.least <= m * 10.0**d <= self.most * 1.0001]
@@ -57,7 +62,11 @@ class Axis(NamedTuple):
         return [i * step for i in range(first, math.floor(self.most / step + 1e-9) + 1)]
 
     def said(self, value: float) -> str:
-        return f"{value * 100:.0f} %" if self.percent else f"{value:.4g}"
+        if self.names:
+            return self.names[round(value) - 1]
+        if self.percent:
+            return f"{value * 100:.0f} %"
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 def nice(step: float) -> float:
@@ -66,7 +75,7 @@ def nice(step: float) -> float:
     return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= step * 0.999)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
+def words(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(text)}</text>'
 
 
@@ -77,22 +86,22 @@ def _frame(title: str, x: Axis, y: Axis) -> list[str]:
     for tick in y.ticks():
         at = bottom - y.place(tick) * (bottom - TOP)
         out.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        out.append(_text(LEFT - 6, at + 4, y.said(tick), "end"))
+        out.append(words(LEFT - 6, at + 4, y.said(tick), "end"))
     for tick in x.ticks():
         at = LEFT + x.place(tick) * (right - LEFT)
         out.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{bottom}"/>')
-        out.append(_text(at, bottom + 16, x.said(tick)))
+        out.append(words(at, bottom + 16, x.said(tick)))
     out.append(f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>')
-    out.append(_text((LEFT + right) / 2, HEIGHT - 8, x.label))
+    out.append(words((LEFT + right) / 2, HEIGHT - 8, x.label))
     middle = (TOP + bottom) / 2
-    out.append(_text(13, middle, y.label, more=f'transform="rotate(-90 13 {middle})"'))
+    out.append(words(13, middle, y.label, more=f'transform="rotate(-90 13 {middle})"'))
     if y.limit is not None and y.least <= y.limit <= y.most:
         at = bottom - y.place(y.limit) * (bottom - TOP)
         out.append(f'<line class="limit" x1="{LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
     if x.limit is not None and x.least <= x.limit <= x.most:
         at = LEFT + x.place(x.limit) * (right - LEFT)
         out.append(f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{bottom}"/>')
-        out.append(_text(at + 4, TOP + 10, "SLO", "start", 'class="note"'))
+        out.append(words(at + 4, TOP + 10, "SLO", "start", 'class="note"'))
     return out
 
 
@@ -117,7 +126,7 @@ def lines(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
                 out.append(
                     f'<path stroke="{one.colour}" stroke-width="1.6" opacity=".6" d="M{px:.1f} {low:.1f}V{high:.1f}"/>'
                 )
-            told = f"<title>{escape(one.name)}: {x.said(p.x)}, {y.said(p.y)}</title>"
+            told = f"<title>{escape(one.name)}: {escape(p.name or x.said(p.x))}, {y.said(p.y)}</title>"
             out.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{one.colour}">{told}</circle>')
     return "".join([*out, "</svg>"])
 
@@ -142,17 +151,17 @@ def stacked(
     for tick in axis.ticks():
         x = left + tick * scale
         out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 36}"/>')
-        out.append(_text(x, height - 22, axis.said(tick)))
+        out.append(words(x, height - 22, axis.said(tick)))
     for i, bar in enumerate(bars):
         y, x = top + i * row, float(left)
-        out.append(_text(left - 8, y + 15, bar.label, "end"))
+        out.append(words(left - 8, y + 15, bar.label, "end"))
         for k, amount in enumerate(bar.parts):
             told = f"<title>{escape(names[k])}: {amount:.4g} {escape(label)}</title>"
             size = f'width="{amount * scale:.2f}" height="{row - 6}"'
             out.append(f'<rect x="{x:.2f}" y="{y + 1}" {size} fill="{colours[k]}">{told}</rect>')
             x += amount * scale
-        out.append(_text(x + 6, y + 15, f"{sum(bar.parts):.4g}", "start"))
-    out.append(_text((left + width) / 2, height - 5, label))
+        out.append(words(x + 6, y + 15, f"{sum(bar.parts):.4g}", "start"))
+    out.append(words((left + width) / 2, height - 5, label))
     return "".join([*out, "</svg>"])
 
 

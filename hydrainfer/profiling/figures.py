@@ -1,0 +1,207 @@
+"""Figures of a plan, as SVG: goodput of the layouts, latency by ratio, the best method by SLO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from typing import NamedTuple
+
+from hydrainfer.config import Slo
+from hydrainfer.planner.plan import Cell, Plan, Ratio, Row
+from hydrainfer.profiling.tables import interval, said
+from hydrainfer.workload.output.svg import Axis, Point, Series, legend, lines, words
+from hydrainfer.workload.output.tables import ms
+
+HUES = {
+    "EPD": "#767d86",
+    "EP+D": "#2f6db3",
+    "ED+P": "#d9822b",
+    "E+PD": "#4a9a5d",
+    "E+P+D": "#8a5aa8",
+    "EP+D + EPD": "#9dbfe2",
+    "ED+P + EPD": "#f0c08d",
+    "E+PD + EPD": "#a3d0ae",
+    "E+P+D + EPD": "#cbb2da",
+}
+"""By method; lighter beside EPD."""
+_OTHER = "#1f9aa3"
+_BARS, _FEW = 30, 12  # measured bars at most; with bars of those only bounded, at least so many
+_LEAST_S, _REACH = 1e-3, 20.0  # latencies are drawn from 1 ms to as many times their SLO
+
+
+def colour_of(method: str) -> str:
+    return HUES.get(method, _OTHER)
+
+
+def methods_of(things: Sequence[Row | Ratio | Cell]) -> list[str]:
+    """In the order of `HUES`."""
+    found = {thing.method for thing in things}
+    return [m for m in HUES if m in found] + sorted(found - set(HUES))
+
+
+def legend_of(methods: Sequence[str]) -> str:
+    return legend(methods, [colour_of(m) for m in methods])
+
+
+def shown_rows(plan: Plan) -> list[Row]:
+    """What the bars show, best first: 30 that were measured, at most, the best of each method, and as many others as
+    make a dozen."""
+    chosen = [row for row in plan.layouts if row.goodput][:_BARS]
+    for row in plan.layouts:
+        if row.method not in {c.method for c in chosen}:
+            chosen.append(row)
+    chosen += [row for row in plan.layouts if row not in chosen][: max(0, _FEW - len(chosen))]
+    return sorted(chosen, key=lambda row: (-(row.goodput or 0.0), -(row.goodput_high or row.bound)))
+
+
+def bars(rows: Sequence[Row], epd: Row | None = None, width: int = 960) -> str:
+    """Goodput with its interval; a pale bar to what is known to be too much, where that is all that is known. Dashed:
+    what `epd` carries."""
+    left, step, top = 150, 23, 8
+    most = max([*(row.goodput or 0.0 for row in rows), *(_reach(row) for row in rows)], default=0.0) or 1.0
+    height, scale = top + step * len(rows) + 42, (width - left - 190) / most
+    out = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="goodput of the layouts">']
+    axis = Axis("requests per second", 0.0, most)
+    for tick in axis.ticks():
+        x = left + tick * scale
+        out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 38}"/>')
+        out.append(words(x, height - 23, axis.said(tick)))
+    for i, row in enumerate(rows):
+        out += _bar(row, left, top + i * step, step, scale)
+    if epd is not None and epd.goodput:
+        x = left + epd.goodput * scale
+        out.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{top - 6}" y2="{height - 38}"/>')
+    out.append(words(left + most * scale / 2, height - 6, axis.label))
+    return "".join([*out, "</svg>"])
+
+
+def _reach(row: Row) -> float:
+    """How far its bar goes: intervals that reach beyond are cut off."""
+    if row.goodput:
+        return min(row.goodput_high or row.goodput, row.goodput * 1.25)
+    return row.goodput_high or row.bound
+
+
+def _bar(row: Row, left: int, y: int, step: int, scale: float) -> list[str]:
+    colour, high = colour_of(row.method), _reach(row)
+    told = f"<title>{escape(row.layout)} ({escape(row.method)}): {escape(row.limited_by)}</title>"
+    size = f'y="{y + 2}" height="{step - 6}"'
+    middle, out = y + step / 2 - 1, [words(left - 8, y + 15, row.layout, "end")]
+    if row.goodput is None or not row.goodput:
+        out.append(
+            f'<rect x="{left}" {size} width="{high * scale:.1f}" fill="{colour}" fill-opacity=".18" stroke="{colour}" '
+            f'stroke-opacity=".8" stroke-dasharray="3 3">{told}</rect>'
+        )
+        out.append(words(left + high * scale + 8, y + 15, f"less than {said(high)}", "start", 'fill="#7c858f"'))
+        return out
+    out.append(f'<rect x="{left}" {size} width="{row.goodput * scale:.1f}" fill="{colour}">{told}</rect>')
+    low = row.goodput_low or row.goodput
+    out.append(
+        f'<path fill="none" stroke="#1c2024" stroke-width="1.4" d="M{left + low * scale:.1f} {middle}'
+        f'H{left + high * scale:.1f}m0 -4v8M{left + low * scale:.1f} {middle - 4}v8"/>'
+    )
+    out.append(words(left + high * scale + 8, y + 15, f"{said(row.goodput)}  ({interval(row)})", "start"))
+    return out
+
+
+class Curve(NamedTuple):
+    """p90 of one method by ratio: `layouts[i]` has the i-th ratio and latency, in ms."""
+
+    method: str
+    layouts: list[str]
+    latencies_ms: list[float | None]
+
+
+def curves(ratios: Sequence[Ratio], name: str) -> list[Curve]:
+    """`name`: "ttft" or "tpot"."""
+    found = []
+    for method, group in groupby(ratios, key=lambda r: r.method):
+        each = list(group)
+        seconds = [getattr(r, f"{name}_p90") for r in each]
+        found.append(Curve(method, [r.layout for r in each], [s * 1e3 if s is not None else None for s in seconds]))
+    return found
+
+
+def latency_axis(found: Sequence[Curve], name: str, slo: Slo) -> Axis:
+    """Logarithmic if latencies differ much; latencies far beyond the SLO are cut off, as they are as bad."""
+    limit_s: float | None = getattr(slo, f"{name}_s")
+    each = [max(ms_, _LEAST_S * 1e3) for curve in found for ms_ in curve.latencies_ms if ms_ is not None]
+    least, most = min(each, default=1.0), max(each, default=1.0)
+    limit = limit_s * 1e3 if limit_s is not None else None
+    if limit is not None:
+        least, most = min(least, limit), max(min(most, limit * _REACH), limit)
+    log = most > 5 * least
+    span = (least / 1.3, most * 1.3) if log else (0.0, most * 1.1)
+    return Axis(f"{name.upper()} p90, ms", *span, log=log, limit=limit)
+
+
+def ratio_names(ratios: Sequence[Ratio]) -> list[str]:
+    """ "1:7" and so on: devices of the first role to those of the second."""
+    n = max(len(c.layouts) for c in curves(ratios, "ttft")) + 1
+    return [f"{i}:{n - i}" for i in range(1, n)]
+
+
+def by_ratio(plan: Plan, name: str) -> str:
+    """A line per method; EPD only is level, as it has no ratio."""
+    found, names = curves(plan.ratios, name), ratio_names(plan.ratios)
+    series = []
+    for curve in found:
+        if curve.method == "EPD":
+            at = curve.latencies_ms[0]
+            ends = (0.7, len(names) + 0.3)
+            points = [Point(x, at, at, at) for x in ends] if at is not None else []
+            series.append(Series(curve.layouts[0], colour_of("EPD"), points, marks=False))
+            continue
+        pairs = enumerate(zip(curve.layouts, curve.latencies_ms, strict=True), 1)
+        points = [Point(float(i), at, at, at, layout) for i, (layout, at) in pairs if at is not None]
+        series.append(Series(curve.method, colour_of(curve.method), points))
+    x = Axis("devices of the first role : of the second", 0.7, len(names) + 0.3, names=names)
+    return lines(f"{name.upper()} p90 by ratio", x, latency_axis(found, name, plan.slo), series)
+
+
+def grid(cells: Sequence[Cell]) -> str:
+    """TPOT to the right, TTFT upwards, both from tight to loose."""
+    ttfts, tpots = sorted({c.ttft_s for c in cells}), sorted({c.tpot_s for c in cells})
+    at = {(c.ttft_s, c.tpot_s): c for c in cells}
+    left, bottom, high = 90, 46, 66
+    wide = min(190, 850 // len(tpots))
+    width, height = left + wide * len(tpots) + 10, high * len(ttfts) + bottom + 6
+    out = [f'<svg viewBox="0 0 {width} {height}" style="max-width:{width}px" role="img" aria-label="best by SLO">']
+    for row, ttft_s in enumerate(reversed(ttfts)):
+        y = 4 + row * high
+        out.append(words(left - 10, y + high / 2 + 4, f"{ms(ttft_s)} ms", "end"))
+        for column, tpot_s in enumerate(tpots):
+            if (cell := at.get((ttft_s, tpot_s))) is not None:
+                out += _cell(cell, left + column * wide, y, wide - 4, high - 4)
+    for column, tpot_s in enumerate(tpots):
+        out.append(words(left + (column + 0.5) * wide, height - bottom + 16, f"{ms(tpot_s)} ms"))
+    out.append(words(left + wide * len(tpots) / 2, height - 8, "TPOT SLO"))
+    middle = high * len(ttfts) / 2
+    out.append(words(14, middle, "TTFT SLO", more=f'transform="rotate(-90 14 {middle:.0f})"'))
+    return "".join([*out, "</svg>"])
+
+
+def _cell(cell: Cell, x: int, y: int, wide: int, high: int) -> list[str]:
+    if not cell.goodput:
+        box = f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="3" fill="#f3f5f7" stroke="#d8dce0"/>'
+        return [box, words(x + wide / 2, y + high / 2 + 4, "nothing meets it", more='fill="#7c858f"')]
+    ink = "#1c2024" if cell.method.endswith("+ EPD") else "#fff"
+    box = f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="3" fill="{colour_of(cell.method)}"/>'
+    told = [(cell.layout, 'font-weight="600"'), (f"{said(cell.goodput)} requests/s", ""), (gain_of(cell), "")]
+    return [
+        box,
+        *(
+            words(x + wide / 2, y + 20 + 16 * i, text, more=f'fill="{ink}" {more}')
+            for i, (text, more) in enumerate(told)
+        ),
+    ]
+
+
+def gain_of(cell: Cell) -> str:
+    if cell.method == "EPD":
+        return "do not split"
+    if not cell.goodput_epd:
+        return "EPD only: nothing"
+    ratio = cell.goodput / cell.goodput_epd
+    return f"+{(ratio - 1) * 100:.0f} % over EPD" if ratio < 3 else f"{ratio:.1f} x EPD"

@@ -1,0 +1,277 @@
+"""A plan as one page that asks no network for anything, and its figures as one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from hydrainfer.planner.plan import Live, Plan, Row
+from hydrainfer.profiling.figures import (
+    bars,
+    by_ratio,
+    colour_of,
+    curves,
+    grid,
+    latency_axis,
+    legend_of,
+    methods_of,
+    ratio_names,
+    shown_rows,
+)
+from hydrainfer.profiling.tables import answer, conclusions, interval, only_epd, said
+from hydrainfer.workload.output.html import document, table
+from hydrainfer.workload.output.tables import ms, percent
+
+_STYLE = """
+.answer{font-size:17px;line-height:1.45;background:#f3f5f7;border-left:4px solid #2f6db3;padding:12px 16px;margin:0 0
+10px}
+.answer p{margin:0}.answer p+p{margin-top:6px;font-size:15px;color:#3a424b}
+th[role=button]{cursor:pointer;user-select:none}th[role=button]:hover{background:#f3f5f7}.all td:first-child i,.all
+td:nth-child(2) i{display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px}
+.all{max-height:640px;overflow-y:auto;border:1px solid #e8ebee;padding:0 10px}.all thead th{position:sticky;top:0;
+background:#fff;white-space:nowrap}.all table{font-size:12px}
+.all td{white-space:nowrap}.all td:last-child{white-space:normal;min-width:190px}.all .scroll{overflow:visible}
+.plain thead{display:none}
+.two{display:grid;grid-template-columns:minmax(0,5fr) minmax(0,6fr);gap:0 34px}
+@media(max-width:760px){.two{grid-template-columns:minmax(0,1fr)}}
+"""
+_SORT = """
+for(const t of document.querySelectorAll('.all table')){const b=t.tBodies[0];
+[...t.tHead.rows[0].cells].forEach((h,i)=>{h.setAttribute('role','button');h.title='sort by this';let up=false;
+h.onclick=()=>{up=!up;const v=r=>{const s=r.cells[i].textContent,n=parseFloat(s.replace(/[^0-9.]*/,''));
+return h.className=='n'?(isNaN(n)?(up?1/0:-1/0):n):s};[...b.rows].sort((p,q)=>{const x=v(p),y=v(q);
+return(x<y?-1:x>y?1:0)*(up?1:-1)}).forEach(r=>b.append(r))}})}
+"""
+_HOW_FAR = {"pruned": "not at all", "screened": "a short trace", "final": "the whole"}
+_WORDS = {"text": "text tokens", "picture": "picture tokens", "prompt": "prompt tokens", "output": "output tokens"}
+
+
+def plan_page(plan: Plan) -> str:
+    """A whole HTML document."""
+    return document(title_of(plan), "".join(_sections(plan)) + f"<script>{_SORT}</script>", _STYLE)
+
+
+def title_of(plan: Plan) -> str:
+    return f"Which layout of {plan.devices} x {plan.device} serves {plan.model} best"
+
+
+def _sections(plan: Plan) -> Iterator[str]:
+    asked = {
+        "goodput": "most requests per second",
+        "devices": f"fewest devices for {said(plan.rate)} requests/s",
+        "ttft": f"least TTFT p90 at {said(plan.rate)} requests/s",
+        "tpot": f"least TPOT p90 at {said(plan.rate)} requests/s",
+    }.get(plan.objective, plan.objective)
+    facts = [
+        plan.date.partition("T")[0],
+        f"asked for: {asked}",
+        f"SLO: {plan.slo}, for {plan.target * 100:g} % of the requests",
+    ]
+    yield f"<h1>{escape(title_of(plan))}</h1><p class=sub>{escape(' · '.join(f for f in facts if f))}</p>"
+    said_first = answer(plan)
+    yield "<div class=answer>" + "".join(f"<p>{escape(line)}</p>" for line in said_first) + "</div>"
+    rest = conclusions(plan)[len(said_first) :]
+    yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in rest) + "</ul>" if rest else ""
+    if plan.layouts:
+        yield from _goodput(plan)
+    if plan.ratios:
+        yield from _ratios(plan)
+    if plan.grid:
+        yield from _grid(plan)
+    if plan.live:
+        yield "<h2>Predicted and measured</h2>" + _live(plan.live)
+    yield f"<h2>All {len(plan.layouts)} layouts</h2>" + _layouts(plan)
+    yield from _given(plan)
+
+
+def _goodput(plan: Plan) -> Iterator[str]:
+    rows, epd = shown_rows(plan), only_epd(plan)
+    yield "<h2>Goodput by layout</h2>" + legend_of(methods_of(rows)) + bars(rows, epd)
+    dashed = f" Dashed line: {epd.layout}, which splits nothing." if epd is not None and epd.goodput else ""
+    pale = " Pale: not measured to the end, as it is less than that for certain." if _has_pale(rows) else ""
+    yield f"<p class=sub>Requests per second within the SLO, and what {plan.requests} requests leave open (95 %)."
+    yield f"{escape(dashed)}{pale}</p>"
+
+
+def _has_pale(rows: Sequence[Row]) -> bool:
+    return any(not row.goodput for row in rows)
+
+
+def _ratios(plan: Plan) -> Iterator[str]:
+    rate = plan.ratios[0].rate
+    yield f"<h2>Latency by ratio, at {said(rate)} requests/s</h2>"
+    yield legend_of(methods_of(plan.ratios))
+    yield f"<div class=pair><div>{by_ratio(plan, 'ttft')}</div><div>{by_ratio(plan, 'tpot')}</div></div>"
+    first = next((r for r in plan.ratios if r.method != "EPD"), plan.ratios[0])
+    yield (
+        f"<p class=sub>The same requests at the same rate for all: on the left {escape(first.layout)} and its like. "
+        "Dashed: the SLO. Latencies far beyond it are drawn at the edge.</p>"
+    )
+
+
+def _grid(plan: Plan) -> Iterator[str]:
+    yield (
+        "<h2>The best layout by SLO</h2>" + legend_of(methods_of([c for c in plan.grid if c.goodput])) + grid(plan.grid)
+    )
+    yield "<p class=sub>Approximate: of a short trace and the most promising layouts of each method.</p>"
+
+
+def _live(live: Sequence[Live]) -> str:
+    def both(pair: tuple[float, float]) -> list[str]:
+        predicted, measured = pair
+        error = f"{(predicted / measured - 1) * 100:+.0f} %" if measured else "–"
+        return [f"{ms(predicted)} / {ms(measured)}", error]
+
+    rows = []
+    for run in live:
+        predicted, measured = run.attainment
+        cells = [escape(run.layout), said(run.rate), f"{percent(predicted)} / {percent(measured)}"]
+        for pair in (run.ttft_p50, run.ttft_p90, run.tpot_p50, run.tpot_p90):
+            cells += both(pair)
+        rows.append(cells)
+    head = ["layout", "requests/s", "SLO met"]
+    for name in ("TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90"):
+        head += [f"{name}, ms", "error"]
+    note = "<p class=sub>Predicted by the simulation / measured on the real deployment, at the same rate.</p>"
+    return f"<div class=whole>{table(head, rows)}</div>{note}"
+
+
+def _layouts(plan: Plan) -> str:
+    rows = []
+    for row in plan.layouts:
+        carried = said(row.goodput) if row.goodput else f"&lt; {said(row.goodput_high or row.bound)}"
+        latencies = (row.ttft_p90, row.tpot_p90) if row.goodput else (None, None)  # else of some rate on a short trace
+        rows.append(
+            [
+                escape(row.layout),
+                f'<i style="background:{colour_of(row.method)}"></i>{escape(row.method)}',
+                carried,
+                escape(interval(row)),
+                *map(ms, latencies),
+                said(row.bound),
+                _HOW_FAR.get(row.search, ""),
+                escape(row.limited_by),
+            ]
+        )
+    head = [
+        "layout",
+        "method",
+        "goodput, /s",
+        "95 %",
+        "TTFT p90, ms",
+        "TPOT p90, ms",
+        "bound, /s",
+        "simulated",
+        "why no more",
+    ]
+    return f"<div class=all>{table(head, rows, n_left=2, n_last=2)}</div>"
+
+
+def _given(plan: Plan) -> Iterator[str]:
+    """What went in."""
+    yield "<h2>What was planned for</h2><div class=two><div><h3>Workload</h3>"
+    pairs = [[escape(name), escape(value)] for name, value in workload_lines(plan.workload)]
+    yield f"<div class=plain>{table(['', ''], pairs)}</div>"
+    yield "</div><div><h3>Budgets of each role</h3>" + _budgets(plan) + "</div></div>"
+    known = "measured" if plan.measured else "described by its published numbers, not measured"
+    facts = {
+        "model": plan.model,
+        "devices": f"{plan.devices} x {plan.device}, {known}",
+        "SLO": f"{plan.slo}, for {plan.target * 100:g} % of the requests",
+        "trace": f"{plan.requests} requests, seed {plan.seed}",
+        "search": f"{plan.took_s:.3g} s",
+        "version": f"hydrainfer {plan.version}",
+    }
+    yield "<h2>To repeat it</h2>" + (f"<p><code>{escape(plan.command)}</code></p>" if plan.command else "")
+    yield "<p class=sub>" + "<br>".join(f"{escape(k)}: {escape(v)}" for k, v in facts.items()) + "</p>"
+
+
+def workload_lines(workload: dict[str, str | float]) -> Iterator[tuple[str, str]]:
+    """Names in words; a mean and its 90th percentile on one line."""
+    for name, value in workload.items():
+        what, _, kind = name.rpartition("_")
+        shown = value if isinstance(value, str) else f"{value:.5g}"
+        if kind == "mean" and what:
+            p90 = workload.get(f"{what}_p90")
+            more = f", p90 {p90:.5g}" if isinstance(p90, int | float) else ""
+            yield f"{_WORDS.get(what, what)}, mean", f"{shown}{more}"
+        elif not (kind == "p90" and f"{what}_mean" in workload):
+            yield name.replace("_", " "), shown
+
+
+def _budgets(plan: Plan) -> str:
+    names = list(dict.fromkeys(name for budgets in plan.budgets.values() for name in budgets))
+    rows = [[escape(role), *(str(b.get(name, "–")) for name in names)] for role, b in plan.budgets.items()]
+    return table(["role", *(escape(name.replace("_", " ")) for name in names)], rows)
+
+
+def plan_png(plan: Plan, path: Path) -> bool:
+    """Bars and ratios as one picture; False, and no picture, without matplotlib. Raises `OSError`."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    rows = shown_rows(plan)
+    high = 1.2 + 0.24 * len(rows)
+    figure = Figure(figsize=(11, high + (3.8 if plan.ratios else 0.0)), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    if plan.ratios:
+        grid_ = figure.add_gridspec(2, 2, height_ratios=[high, 3.8])
+        _png_bars(figure.add_subplot(grid_[0, :]), rows, only_epd(plan))
+        for i, name in enumerate(("ttft", "tpot")):
+            _png_ratios(figure.add_subplot(grid_[1, i]), plan, name)
+    else:
+        _png_bars(figure.add_subplot(), rows, only_epd(plan))
+    figure.suptitle(f"{title_of(plan)}\n{plan.slo}", fontsize=11)
+    figure.savefig(path)
+    return True
+
+
+def _png_bars(ax: Any, rows: Sequence[Row], epd: Row | None) -> None:
+    for i, row in enumerate(rows):
+        colour, high = colour_of(row.method), row.goodput_high or row.bound
+        if row.goodput:
+            reach = min(high, row.goodput * 1.25)
+            low = row.goodput_low or row.goodput
+            ax.barh(i, row.goodput, color=colour, height=0.7)
+            ax.errorbar(row.goodput, i, xerr=[[row.goodput - low], [reach - row.goodput]], color="#1c2024", capsize=2)
+            ax.text(reach, i, f"  {said(row.goodput)}", va="center", fontsize=8)
+        else:
+            ax.barh(i, high, color=colour, height=0.7, alpha=0.2, edgecolor=colour, linestyle="--")
+            ax.text(high, i, f"  less than {said(high)}", va="center", fontsize=8, color="#7c858f")
+    if epd is not None and epd.goodput:
+        ax.axvline(epd.goodput, color="#b5484f", linestyle="--", linewidth=1)
+    ax.set_yticks(range(len(rows)), [row.layout for row in rows], fontsize=8)
+    ax.invert_yaxis()
+    ax.margins(x=0.12)
+    ax.set_xlabel("requests per second within the SLO")
+    for method in methods_of(rows):
+        ax.barh(0, 0, color=colour_of(method), label=method)
+    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _png_ratios(ax: Any, plan: Plan, name: str) -> None:
+    found, names = curves(plan.ratios, name), ratio_names(plan.ratios)
+    y = latency_axis(found, name, plan.slo)
+    for curve in found:
+        at = [float("nan") if v is None else min(v, y.most) for v in curve.latencies_ms]
+        if curve.method == "EPD":
+            ax.axhline(at[0], color=colour_of("EPD"), label=curve.layouts[0])
+        else:
+            ax.plot(range(1, len(at) + 1), at, "o-", color=colour_of(curve.method), label=curve.method, markersize=4)
+    if y.limit is not None:
+        ax.axhline(y.limit, color="#b5484f", linestyle="--", linewidth=1)
+    ax.set_yscale("log" if y.log else "linear")
+    ax.set_ylim(y.least, y.most * 1.02)
+    ax.set_yticks(y.ticks(), [y.said(tick) for tick in y.ticks()])
+    ax.set_yticks([], minor=True)
+    ax.set_xticks(range(1, len(names) + 1), names, fontsize=8)
+    ax.set_xlabel("devices of the first role : of the second")
+    ax.set_ylabel(f"{y.label}, at {said(plan.ratios[0].rate)}/s")
+    ax.legend(fontsize=8)
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,215 @@
+"""A plan in words and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from hydrainfer.planner.plan import Plan, Row
+from hydrainfer.planner.study import Attempt
+from hydrainfer.workload.output.tables import ms, percent
+
+TOLERANCE = 0.03  # relative; the search looks no closer
+_FAR = 30.0  # times as much: what the other carries is not worth a number
+_SEARCHED = "goodput"  # the one objective whose rows have a goodput with an interval
+
+
+def ranked(plan: Plan, n: int) -> Table:
+    """The `n` best layouts, of those that were measured to the end."""
+    at = f"at {plan.rate:g} requests/s" if plan.rate is not None else "at the goodput"
+    table = Table(title=f"{plan.devices} x {plan.device}, {plan.model}: latencies {at}", title_justify="left")
+    table.add_column("layout", no_wrap=True)
+    table.add_column("method")
+    carried = ["goodput, /s", "95 %"] if plan.objective == _SEARCHED else ["met"]
+    for name in (*carried, "TTFT p90, ms", "TPOT p90, ms"):
+        table.add_column(name, justify="right")
+    table.add_column("why it carries no more")
+    for row in _measured(plan)[:n]:
+        met = percent(row.attainment) if row.attainment is not None else "–"
+        carries = [said(row.goodput), interval(row)] if plan.objective == _SEARCHED else [met]
+        cells = [row.layout, row.method, *carries, ms(row.ttft_p90), ms(row.tpot_p90), row.limited_by]
+        table.add_row(*map(escape, cells))
+    return table
+
+
+def said(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:.3g}"
+
+
+def interval(row: Row) -> str:
+    """Of the goodput; without its lower end if no rate that was tried is carried for certain."""
+    if not row.goodput:
+        return "–"
+    high = f"{row.goodput_high:.3g}" if row.goodput_high is not None else "?"
+    return f"{row.goodput_low:.3g} to {high}" if row.goodput_low else f"below {high}"
+
+
+def conclusions(plan: Plan, n: int | None = None) -> list[str]:
+    """The answer first, then what limits it, what is known of layouts beyond the `n` of `ranked` (None: beyond those
+    measured to the end), and notes."""
+    rest = others(plan, n)
+    return [*answer(plan), *([rest] if rest else []), *plan.notes]
+
+
+def answer(plan: Plan) -> list[str]:
+    """A sentence or two."""
+    if plan.best is None:
+        return [_nothing(plan)]
+    return list({"goodput": _most, "devices": _fewest}.get(plan.objective, _quickest)(plan, plan.best))
+
+
+def others(plan: Plan, n: int | None = None) -> str:
+    """What is known of the layouts that are not in the table; "" if all are."""
+    measured = _measured(plan)
+    below = [row for row in plan.layouts if row not in measured]
+    parts = []
+    if hidden := measured[n:] if n is not None else []:
+        rates = [row.goodput or 0.0 for row in hidden]
+        span = f" ({min(rates):.3g} to {max(rates):.3g} requests/s)" if plan.objective == _SEARCHED else ""
+        parts.append(f"{len(hidden)} more {_were(hidden)} measured{span}")
+    if below and plan.objective == _SEARCHED:
+        most = max(row.goodput_high or row.bound for row in below)
+        parts.append(f"{len(below)} others: less than {most:.3g} requests/s for certain")
+    elif below:
+        parts.append(f"{len(below)} others do not carry {said(plan.rate)} requests/s within the SLO")
+    return "; ".join(parts) + "." if parts else ""
+
+
+def _were(rows: Sequence[Row]) -> str:
+    return "was" if len(rows) == 1 else "were"
+
+
+def _measured(plan: Plan) -> list[Row]:
+    return [row for row in plan.layouts if row.goodput]
+
+
+def only_epd(plan: Plan) -> Row | None:
+    """The layout that splits nothing."""
+    return next((row for row in plan.layouts if row.method == "EPD"), None)
+
+
+def _carries(row: Row) -> str:
+    return f"{said(row.goodput)} requests/s (95 %: {interval(row)})"
+
+
+def _most(plan: Plan, best: Row) -> Iterator[str]:
+    epd = only_epd(plan)
+    split = next((row for row in _measured(plan) if row.method != "EPD"), None)
+    if epd is None or (epd is best and split is None):
+        yield f"{best.layout} carries most within the SLO: {_carries(best)}."
+        if epd is best and (high := [row.goodput_high or row.bound for row in plan.layouts if row is not best]):
+            yield f"Do not split: no other layout carries {max(high):.3g} requests/s."
+    elif epd is best:
+        assert split is not None
+        yield f"Do not split: {best.layout} carries most within the SLO, {_carries(best)}."
+        yield f"The best split layout is {split.layout}: {_carries(split)}."
+    elif _no_gain(best, epd):
+        within = "within the interval" if best.goodput_low else "less than a search resolves"
+        yield (
+            f"Do not split: {best.layout} carries {_carries(best)} within the SLO, but {epd.layout} carries "
+            f"{said(epd.goodput)} without splitting, and the difference is {within}."
+        )
+        best = epd
+    else:
+        yield f"{best.layout} carries most within the SLO: {_carries(best)}, {_gain(plan, best, epd)}."
+    yield f"What limits {best.layout} is {best.limited_by}."
+
+
+def _no_gain(best: Row, epd: Row) -> bool:
+    if not epd.goodput or not best.goodput:
+        return False
+    return best.goodput <= epd.goodput * (1 + TOLERANCE) or (
+        bool(best.goodput_low) and epd.goodput >= (best.goodput_low or 0.0)
+    )
+
+
+def _gain(plan: Plan, best: Row, epd: Row) -> str:
+    assert best.goodput
+    if not epd.goodput:
+        high = epd.goodput_high or 0.0
+        if best.goodput > _FAR * high:
+            return f"where {epd.layout} carries next to nothing"
+        return f"at least {_times(best.goodput / high)} {epd.layout}, which carries less than {high:.3g}"
+    more = f"{_times(best.goodput / epd.goodput)} {epd.layout}, which carries {said(epd.goodput)} ({interval(epd)})"
+    if epd.goodput_high and best.goodput_low and best.goodput_low >= epd.goodput_high:
+        return f"{more}; that is beyond both intervals"
+    return (
+        f"{more}; but the intervals overlap, so {plan.requests} requests do not prove it: repeat it with more "
+        "(--requests)"
+    )
+
+
+def _times(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:.0f} % more than" if ratio < 3 else f"{ratio:.1f} times as much as"
+
+
+def _fewest(plan: Plan, best: Row) -> Iterator[str]:
+    n, rate = plan.devices, said(plan.rate)
+    enough = f"{n} device{'' if n == 1 else 's'} carr{'ies' if n == 1 else 'y'} {rate} requests/s within the SLO"
+    fewer = ", fewer do not" if n > 1 else ""
+    met = f" ({percent(best.attainment)} of the requests meet it)" if best.attainment is not None else ""
+    yield f"{enough}{fewer}: as {best.layout}{met}."
+    epd = only_epd(plan)
+    if n == 1 or epd is None:
+        return
+    if epd is best:
+        yield f"Do not split: {epd.layout} is the layout that meets it most often."
+    elif epd.goodput:
+        share = f", for {percent(epd.attainment)} of the requests" if epd.attainment is not None else ""
+        yield f"You need not split: {epd.layout} carries it as well{share}."
+    else:
+        yield f"Without splitting they do not: {epd.layout} does not carry it."
+
+
+def _quickest(plan: Plan, best: Row) -> Iterator[str]:
+    name, rate = plan.objective.upper(), said(plan.rate)
+    seconds, epd = _p90(plan, best), only_epd(plan)
+    theirs = _p90(plan, epd) if epd is not None and epd.goodput else None
+    least = f"{best.layout} has the least {name} p90 at {rate} requests/s: {ms(seconds)} ms"
+    if epd is best:
+        split = next((row for row in _measured(plan) if row.method != "EPD"), None)
+        yield f"Do not split: {least}" + (
+            f"; the best split layout, {split.layout}, has {ms(_p90(plan, split))} ms." if split is not None else "."
+        )
+    elif epd is None:
+        yield f"{least}."
+    elif seconds is None or theirs is None:
+        yield f"{least}; {epd.layout} does not carry that rate within the SLO."
+    elif seconds >= theirs * (1 - TOLERANCE):
+        yield f"Do not split: {epd.layout} has a {name} p90 of {ms(theirs)} ms there; {least}, hardly less."
+    else:
+        yield f"{least}, {(1 - seconds / theirs) * 100:.0f} % less than {epd.layout} ({ms(theirs)} ms)."
+    met = f" for {percent(best.attainment)} of the requests" if best.attainment is not None else ""
+    yield f"It meets the SLO there{met}."
+
+
+def _p90(plan: Plan, row: Row) -> float | None:
+    return row.ttft_p90 if plan.objective == "ttft" else row.tpot_p90
+
+
+def _nothing(plan: Plan) -> str:
+    tried = [(a, row) for row in plan.layouts for a in row.attempts]
+    slo, share = str(plan.slo), f"{plan.target * 100:g} % of the requests"
+    where = f" at {said(plan.rate)} requests/s" if plan.rate is not None else ""
+    best = max(tried, key=lambda t: (not t[0].stopped, t[0].n_met / max(t[0].n, 1), t[0].rate), default=None)
+    if best is None:
+        most = max((row.bound for row in plan.layouts), default=0.0)
+        stage = next((row.stage for row in plan.layouts if row.bound == most), "")
+        by = f": {stage} does not allow for it" if stage else ""
+        return f"No layout meets the SLO ({slo}, for {share}){where}{by}; at most {said(most)} requests/s can last."
+    row = best[1]
+    explained = [r for r in (row, *plan.layouts) if r.search == "final" and r.stage]
+    stage = explained[0].stage if explained else ""  # of others only a bound is told, which is not about the SLO
+    by = f": {stage} makes it impossible" if stage else ""
+    return f"Nothing meets the SLO ({slo}, for {share}){where}{by}; {_attainable(best[0], row)}."
+
+
+def _attainable(a: Attempt, row: Row) -> str:
+    if a.stopped or not a.n:
+        return f"{row.layout} was the last to be given up, at {said(a.rate)} requests/s"
+    latencies = [f"{name} p90 {ms(s)} ms" for name, s in (("TTFT", a.ttft_p90), ("TPOT", a.tpot_p90)) if s is not None]
+    told = f" ({', '.join(latencies)})" if latencies else ""
+    met = f"{percent(a.n_met / a.n)} meet it{told}"
+    return f"the best attainable is {row.layout} at {said(a.rate)} requests/s, where {met}"

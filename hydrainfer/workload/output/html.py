@@ -1,0 +1,43 @@
+"""Pages: one file each, with its style and figures in it, that asks no network for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+STYLE = """
+:root{color-scheme:light}body{font:15px/1.5 system-ui,sans-serif;color:#1c2024;background:#fff;max-width:1000px;
+margin:32px auto;padding:0 20px}h1{font-size:25px;margin:0 0 4px}h2{font-size:18px;margin:34px 0 8px;border-bottom:1px
+solid #d8dce0;padding-bottom:4px}h3{font-size:15px;margin:14px 0 2px}table{border-collapse:collapse;font-size:13px;
+margin:8px 0;width:100%}th,td{padding:4px 10px 4px 0;text-align:left;border-bottom:1px solid #e8ebee;vertical-align:top}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}code{font:12.5px ui-monospace,monospace;
+background:#f3f5f7;padding:1px 4px;border-radius:3px;overflow-wrap:anywhere}.sub{color:#5b6470;margin:0 0 14px}
+.pair{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:10px 24px}
+@media(max-width:760px){.pair{grid-template-columns:minmax(0,1fr)}}
+.whole td,.whole th{white-space:nowrap;font-size:12px}
+svg{width:100%;height:auto;font:11.5px system-ui,sans-serif;fill:#3a424b}.grid{stroke:#e6e9ec}
+.axis{fill:none;stroke:#8a929b}
+.limit{stroke:#b5484f;stroke-dasharray:5 4}.note{fill:#b5484f}.legend{font-size:13px;margin:2px 0 6px}.legend
+span{margin-right:16px;white-space:nowrap}.legend i{display:inline-block;width:11px;height:11px;border-radius:2px;
+margin-right:5px;vertical-align:-1px}.scroll{overflow-x:auto}li{margin:3px 0}
+"""
+
+
+def document(title: str, body: str, style: str = "") -> str:
+    """A whole HTML document; `style`: what it has beyond the common one."""
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{escape(title)}</title>"
+    return (
+        f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}{style}</style></head><body>{body}</body></html>\n'
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1, n_last: int = 0) -> str:
+    """Cells are HTML; the first `n_left` columns and the last `n_last` are texts, the others numbers."""
+    numbers = range(n_left, len(head) - n_last)
+
+    def cells(kind: str, row: Sequence[str]) -> str:
+        return "".join(f"<{kind}{' class=n' if i in numbers else ''}>{c}</{kind}>" for i, c in enumerate(row))
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<div class=scroll><table><thead><tr>{cells('th', head)}</tr></thead><tbody>{body}</tbody></table></div>"
