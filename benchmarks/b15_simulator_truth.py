@@ -46,7 +46,7 @@ from hydrainfer.core import CostModel
 from hydrainfer.planner.costfile import CostFile, read_cost_file
 from hydrainfer.planner.fitting import fit_cost
 from hydrainfer.planner.simulator import Link
-from hydrainfer.workload import Arrivals, ChatRequest, Closed, Poisson, Target, distinct_chats, encoded, run_load
+from hydrainfer.workload import Arrivals, ChatRequest, Closed, Constant, Poisson, Target, distinct_chats, encoded, run_load
 
 QUESTION = "How far is the simulator from the servers that it simulates?"
 METRICS = ("ttft_mean", "ttft_p90", "tpot_mean", "tpot_p90")
@@ -114,7 +114,10 @@ def chats_of(d: Deployment, n: int, seed: int) -> list[ChatRequest]:
 
 def plan_of(d: Deployment, args: argparse.Namespace) -> Iterator[tuple[str, Arrivals, int, int, int]]:
     """Label, arrivals, how many, seed, round. Rounds differ in pictures and answers, not in times of arrival."""
-    yield IDLE, Closed(1), args.idle, d.seed << 20, 0
+    if d.part == "emulated":
+        yield IDLE, Closed(1), args.idle, d.seed << 20, 0
+    else:  # with pauses, as between requests that come by chance: a core that has slept is slower at first
+        yield IDLE, Constant(2.0), args.cpu_idle, d.seed << 20, 0
     for i, rate in enumerate(d.rates):
         n, seed = max(args.requests, round(rate * d.seconds)), (d.seed << 20) + 100 * (i + 1)
         for rank in range(d.rounds):
@@ -341,6 +344,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cpu-rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=50, help="per load, at least")
     parser.add_argument("--idle", type=int, default=6, help="requests one at a time")
+    parser.add_argument("--cpu-idle", type=int, default=20, help="as --idle, of part cpu")
     parser.add_argument("--measure-minutes", type=float, default=0.6, help="of the built-in model")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause-s", type=float, default=1.0)
