@@ -46,7 +46,17 @@ from hydrainfer.core import CostModel
 from hydrainfer.planner.costfile import CostFile, read_cost_file
 from hydrainfer.planner.fitting import fit_cost
 from hydrainfer.planner.simulator import Link
-from hydrainfer.workload import Arrivals, ChatRequest, Closed, Constant, Poisson, Target, distinct_chats, encoded, run_load
+from hydrainfer.workload import (
+    Arrivals,
+    ChatRequest,
+    Closed,
+    Constant,
+    Poisson,
+    Target,
+    distinct_chats,
+    encoded,
+    run_load,
+)
 
 QUESTION = "How far is the simulator from the servers that it simulates?"
 METRICS = ("ttft_mean", "ttft_p90", "tpot_mean", "tpot_p90")
