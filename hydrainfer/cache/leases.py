@@ -108,9 +108,7 @@ class CacheSet:
     def release(self, lease: Lease, spec: str | None = None) -> None:
         """Give back the blocks of one spec, or all of them and the lease itself. Safe to repeat."""
         for name in [spec] if spec is not None else list(lease.blocks):
-            pool = self.pools[name]
-            for block in lease.blocks.pop(name, ()):
-                pool.drop(block)
+            self.pools[name].drop(lease.blocks.pop(name, ()))
         if spec is None:
             self._leases.pop(lease.owner, None)
 

@@ -58,15 +58,17 @@ class BlockPool:
             del self._cached[block]
         self._refs[block] += 1
 
-    def drop(self, block: int) -> None:
-        """One holder less. Only the last one frees the block, or caches it if it was published."""
-        assert self._refs[block] > 0, f"block {block} dropped twice"
-        self._refs[block] -= 1
-        if self._refs[block] == 0:
-            if block in self._key_of:
-                self._cached[block] = None
-            else:
-                self._free.append(block)
+    def drop(self, blocks: Iterable[int]) -> None:
+        """One holder less of each. Only the last one frees a block, or caches it if it was published."""
+        refs, key_of, free = self._refs, self._key_of, self._free
+        for block in blocks:
+            n = refs[block] = refs[block] - 1
+            assert n >= 0, f"block {block} dropped twice"
+            if n == 0:
+                if block in key_of:
+                    self._cached[block] = None
+                else:
+                    free.append(block)
 
     def publish(self, block: int, key: bytes) -> None:
         """From now on `key` finds `block`. Called after its bytes are written, so the index never promises what is

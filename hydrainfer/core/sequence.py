@@ -40,6 +40,7 @@ class Sequence:
         "hops",
         "in_flight",
         "n_computed",
+        "n_prompt",
         "order",
         "pending_media",
         "plan",
@@ -52,6 +53,7 @@ class Sequence:
     def __init__(self, request: Request, order: tuple[float, int], now: float, produced: tuple[int, ...] = ()) -> None:
         """`produced`: tokens it already has, of a life that was lost; only its KV has to be computed again."""
         self.request = request
+        self.n_prompt = len(request.prompt_ids)
         self.plan = request.plan()
         self.cursor = 0
         self.order = order
@@ -77,7 +79,7 @@ class Sequence:
 
     @property
     def n_produced(self) -> int:
-        return len(self.tokens) - len(self.request.prompt_ids)
+        return len(self.tokens) - self.n_prompt
 
     def rewind(self) -> None:
         """Back to the first step, nothing computed; produced tokens are kept. Used by preemption and failure."""
@@ -93,7 +95,7 @@ class Sequence:
         """Whether the just appended `token` ends the choice: "stop", "length" or None. (Stop strings are found where
         text is made.)"""
         request, sampling = self.request, self.request.sampling
-        n = self.n_produced
+        n = len(self.tokens) - self.n_prompt
         is_stop = token in sampling.stop_token_ids or (not sampling.ignore_eos and token in request.eos_ids)
         if is_stop and n > sampling.min_tokens:  # as vLLM: min_tokens, then possibly an end
             return "stop"

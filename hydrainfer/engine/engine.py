@@ -40,21 +40,22 @@ from hydrainfer.scheduler import Outcome, Scheduler, backlog
 
 Overlap = Literal["free", "step", "off"]
 EventSink = Callable[[LifecycleEvent], None]
+_NEVER = float("inf")
 
 
 class Engine:
     """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
-    `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event. `moves`: its
-    dealings with other instances, None if there are none. `moved(request id, instance, hops)` hears who owns a request
-    that came or went. `step` raises after `give_up_after` batches of a lane that failed as a whole, one after the
-    other."""
+    `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event, if given.
+    `moves`: its dealings with other instances, None if there are none. `moved(request id, instance, hops)` hears who
+    owns a request that came or went. `step` raises after `give_up_after` batches of a lane that failed as a whole, one
+    after the other."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         runners: Mapping[Lane, Runner],
         sink: OutputSink,
-        record: EventSink = lambda _: None,
+        record: EventSink | None = None,
         overlap: Overlap = "free",
         moves: Moves | None = None,
         moved: Callable[[str, str, int], None] | None = None,
@@ -86,7 +87,8 @@ class Engine:
         leave with the next step."""
         self._open.add(request.id)
         arrival_s = now if request.arrival_s is None else request.arrival_s
-        self._record(LifecycleEvent(request.id, EventKind.ARRIVED, arrival_s, n=request.n_prompt))
+        if self._record is not None:
+            self._record(LifecycleEvent(request.id, EventKind.ARRIVED, arrival_s, n=request.n_prompt))
         if not self._busy:
             self._progress_s = now
         try:
@@ -160,7 +162,7 @@ class Engine:
 
     def step(self, now: float) -> float | None:
         """One turn. Returns when it wants the next one even if nobody wakes it; None: only when woken."""
-        for lane, ticket in list(self._in_flight.items()):
+        for lane, ticket in list(self._in_flight.items()) if self._in_flight else ():
             result = ticket.poll(now)
             if result is not None:
                 del self._in_flight[lane]
@@ -173,7 +175,8 @@ class Engine:
         moves = self._moves
         if moves is not None:
             self._move(moves, now)
-        self._expire(now)
+        if self._deadlines:
+            self._expire(now)
         self._launch(now)
         if moves is not None and self.scheduler.departing:
             moves.depart(now)
@@ -206,7 +209,8 @@ class Engine:
             self._last_lane = lane
             if self._overlap == "off":
                 break
-        self._report_moves(now)
+        if self.scheduler.started or self.scheduler.preempted:
+            self._report_moves(now)
 
     def _report_moves(self, now: float) -> None:
         scheduler = self.scheduler
@@ -219,16 +223,17 @@ class Engine:
         scheduler.started.clear()
 
     def _commit(self, outcomes: list[Outcome], now: float) -> None:
+        heard, outputs = self._record is not None, self._outputs
         for seq, token, logprobs, ended, finish, error in outcomes:
-            if token is not None:
-                self._event(seq.id, EventKind.TOKEN, now)
+            if token is not None and heard:
+                self._event(seq.request.id, EventKind.TOKEN, now)
             if ended is not None:
                 self._event(seq.id, EventKind.ENDED, now, ended)
             if finish is not None:
                 self._end(seq.id, now, finish, token, logprobs, error, start=seq.n_produced - 1)
             elif token is not None:
-                start = seq.n_produced - 1
-                self._outputs.append(Output(seq.id, (token,), (logprobs,) if logprobs else (), start=start))
+                start = len(seq.tokens) - seq.n_prompt - 1
+                outputs.append(Output(seq.request.id, (token,), (logprobs,) if logprobs else (), start=start))
             if ended is not None and finish is None:
                 self._queued(seq, now)
 
@@ -285,34 +290,41 @@ class Engine:
             self._outputs = []  # not before: what a failing sink did not take is handed out again
 
     def _wake_at(self, now: float) -> float | None:
-        times = [t for ticket in self._in_flight.values() if (t := ticket.ready_at()) is not None]
+        wake_at = _NEVER
+        for ticket in self._in_flight.values():
+            at = ticket.ready_at()
+            if at is not None and at < wake_at:
+                wake_at = at
         while self._deadlines and self.scheduler.get(self._deadlines[0][1]) is None:
             heapq.heappop(self._deadlines)
         if self._deadlines:
-            times.append(self._deadlines[0][0])
+            wake_at = min(wake_at, self._deadlines[0][0])
         if Lane.VISION in self._runners and Lane.VISION not in self._in_flight:
             gate = self.scheduler.gate_opens_at()
-            if now < gate < float("inf"):
-                times.append(gate)
-        if self._moves is not None and (at := self._moves.wake_at()) < float("inf"):
-            times.append(at)
-        return min(times, default=None)
+            if now < gate < wake_at:
+                wake_at = gate
+        if self._moves is not None:
+            wake_at = min(wake_at, self._moves.wake_at())
+        return wake_at if wake_at < _NEVER else None
 
     def _event(self, request_id: str, kind: EventKind, at_s: float, stage: Stage | str = "", detail: str = "") -> None:
-        self._record(LifecycleEvent(request_id, kind, at_s, stage, detail))
+        if self._record is not None:
+            self._record(LifecycleEvent(request_id, kind, at_s, stage, detail))
 
     # ---- fast forward, of a simulator
 
     def repeating(self) -> tuple[Ticket, float, float] | None:
         """The one batch in flight, when it was launched, and when something else is due here next; if it holds all that
-        lives here, so that what follows it is like it."""
-        s, moves = self.scheduler, self._moves
-        idle = not (s.n_waiting or s.encoding or s.prefilling or s.arriving or (moves is not None and moves.n_arriving))
-        if len(self._in_flight) != 1 or not idle:
+        lives here, so that what follows it is like it. (Who arrives waits for a copy, which has its time, or for room,
+        of which decoding leaves ever less.)"""
+        s = self.scheduler
+        if len(self._in_flight) != 1 or s.encoding or s.prefilling or s.n_waiting:
             return None
         (lane, ticket) = next(iter(self._in_flight.items()))
-        times = [*(at for at, _ in self._deadlines[:1]), float("inf") if moves is None else moves.wake_at()]
-        return ticket, self._launched_s[lane], min(times)
+        due_s = self._deadlines[0][0] if self._deadlines else _NEVER
+        if self._moves is not None:
+            due_s = min(due_s, self._moves.wake_at())
+        return ticket, self._launched_s[lane], due_s
 
     def skip(self, ticket: Ticket, batch: StepBatch, times: list[float]) -> None:
         """As if the batch in flight and others like it had been turned, which were launched and done at these times;
@@ -336,9 +348,10 @@ class Engine:
 
     @property
     def _busy(self) -> bool:
+        if self._in_flight:
+            return True
         s = self.scheduler
-        moving = self._moves is not None and not self._moves.idle
-        return bool(s.n_running or s.n_waiting or self._in_flight or moving)
+        return bool(s.n_running or s.n_waiting or (self._moves is not None and not self._moves.idle))
 
     def in_flight(self, lane: Lane) -> bool:
         return lane in self._in_flight

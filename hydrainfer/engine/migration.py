@@ -344,7 +344,7 @@ class Target:
 
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for key, i in self._landed.items():
+        for key, i in self._landed.items() if self._landed else ():
             if i.resend_at <= now:
                 i.resend_at = now + self._timing.resend_s
                 effects.append(Send(i.peer, Landed(key, i.pull)))
@@ -362,6 +362,8 @@ class Target:
         return [e for key, i in gone for e in self._call_off(key, i)]
 
     def wake_at(self) -> float:
+        if not self._landed:
+            return self._renew_at
         return min([self._renew_at, *(i.resend_at for i in self._landed.values())])
 
     def __len__(self) -> int:

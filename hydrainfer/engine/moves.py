@@ -38,6 +38,7 @@ from hydrainfer.scheduler import Scheduler
 
 _ASK_AGAIN_S = 0.05  # when no instance of a stage takes a request
 _CANCELS_KEPT = 16384
+_NEVER = float("inf")
 
 
 class Left(NamedTuple):
@@ -102,6 +103,7 @@ class Moves:
         self._holds: dict[int, Lease | None] = {}
         self._n_holds = 0
         self._copies: dict[Key, Completion] = {}
+        self._copies_at = _NEVER  # before which none of them is done; at once if one does not know
         self._being_pulled: dict[bytes, Key] = {}  # picture key -> the arrival that brings it
         self._cancelled: dict[str, None] = {}  # the latest ids that were cancelled while they were not here
         self._moves: list[Move] = []
@@ -121,18 +123,24 @@ class Moves:
                 continue
             for message in parcel.messages:
                 self._handle(parcel.sender, message, now)
+        if self._copies and now >= self._copies_at:
+            self._poll(now)
+        self._do(self._source.tick(now), now)
+        self._do(self._target.tick(now), now)
+        if len(self._target):
+            self._admit(now)
+        if self._scheduler.departing or self._unplaced:
+            self.depart(now)
+        moves, self._moves = self._moves, []
+        return moves
+
+    def _poll(self, now: float) -> None:
         for key, copy in list(self._copies.items()):
             done = copy.poll(now)
             if done is not None:
                 del self._copies[key]
                 self._do(self._target.pulled(key, done, now), now)
-        self._do(self._source.tick(now), now)
-        self._do(self._target.tick(now), now)
-        if len(self._target):
-            self._admit(now)
-        self.depart(now)
-        moves, self._moves = self._moves, []
-        return moves
+        self._copies_at = min(map(_done_at, self._copies.values()), default=_NEVER)
 
     def depart(self, now: float) -> None:
         """Take over what the scheduler lets go, and offer it."""
@@ -182,9 +190,13 @@ class Moves:
         self._do(self._target.peer_dead(peer), now)
 
     def wake_at(self) -> float:
-        ready = [t for c in self._copies.values() if (t := c.ready_at()) is not None]
-        times = [d.try_at for d in self._unplaced.values()]
-        return min([self._source.wake_at(), self._target.wake_at(), *ready, *times])
+        wake_at = min(self._source.wake_at(), self._target.wake_at())
+        if self._copies_at < wake_at:
+            ready = (t for c in self._copies.values() if (t := c.ready_at()) is not None)
+            wake_at = min(wake_at, self._copies_at if self._copies_at > -_NEVER else min(ready, default=_NEVER))
+        for departure in self._unplaced.values():
+            wake_at = min(wake_at, departure.try_at)
+        return wake_at
 
     @property
     def copying(self) -> bool:
@@ -300,11 +312,17 @@ class Moves:
         for spec, (_, into) in pulls.items():
             self.blocks_pulled[spec] += len(into)
         self._target.pulling(key)
-        self._copies[key] = self._puller.pull({spec: handoff.exports[spec] for spec in pulls}, pulls)
+        copy = self._copies[key] = self._puller.pull({spec: handoff.exports[spec] for spec in pulls}, pulls)
+        self._copies_at = min(self._copies_at, _done_at(copy))
 
     def _forget_pull(self, key: Key) -> None:
         for picture in [p for p, by in self._being_pulled.items() if by == key]:
             del self._being_pulled[picture]
+
+
+def _done_at(copy: Completion) -> float:
+    at = copy.ready_at()
+    return -_NEVER if at is None else at
 
 
 __all__ = ["Arrived", "Left", "Move", "Moves", "Stranded"]

@@ -58,11 +58,15 @@ class Leap:
         batch = ticket.result.batch
         if batch.lane is not Lane.LANGUAGE or len(batch.work) != len(engine.scheduler.decoding):
             return None
-        seqs = [work.seq for work in batch.work]
-        if any(seq.stage is not Stage.DECODE for seq in seqs):
-            return None
-        n = min(_MOST, min(seq.request.max_tokens - seq.n_produced for seq in seqs) - 1)  # that end no sequence
-        if n < _FEWEST or not engine.scheduler.room.can_grow(seqs, n):
+        n, seqs = _MOST, []
+        for seq, *_ in batch.work:
+            left = seq.request.max_tokens - seq.n_produced - 1  # that do not end it
+            if left < _FEWEST or seq.plan[seq.cursor] is not Stage.DECODE:
+                return None
+            seqs.append(seq)
+            if left < n:
+                n = left
+        if not engine.scheduler.room.can_grow(seqs, n):
             return None
         ends = _ends(node.device, batch, ticket.at_s, n, until_s)
         return Leap(node, batch, launched_s, ends) if len(ends) > _FEWEST else None

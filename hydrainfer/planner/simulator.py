@@ -10,6 +10,7 @@ the instances' with each parcel and each beat.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -118,6 +119,7 @@ class Simulator:
             roster = Roster(roles, balancing)
             roster.update(peers)
             self.nodes[instance.name] = Node(self, n, instance, roster, record)
+        self._said: dict[str, deque[tuple[float, Load]]] = {name: deque() for name in self.nodes}
         self._beat_at = 0.0
 
     def run(self, requests: Iterable[Request]) -> list[Served]:
@@ -128,17 +130,19 @@ class Simulator:
             self.at(request.arrival_s or 0.0, partial(self._arrive, request))
         for node in self.nodes.values():
             self._wake(node, 0.0)
+        events, due = self._events, self._due
         while self.n_done < len(self.served):
-            self.now = now = min(self._next(), self._beat_at)
-            while self._events and self._events[0][0] <= now:
-                heapq.heappop(self._events)[2]()
+            now = min(events[0][0], due[0][0]) if events else due[0][0]
+            self.now = now = min(now, self._beat_at)
+            while events and events[0][0] <= now:
+                heapq.heappop(events)[2]()
             if self._beat_at <= now:
                 if self._watch is not None and self._watch(now):
                     break
                 self._beat(now)
-            due = self._pop_due(now)
-            for node in due:
-                self._wake(node, node.turn(now))
+            if due[0][0] <= now:
+                for node in self._pop_due(now):
+                    self._wake(node, node.turn(now))
         return list(self.served.values())
 
     def at(self, time_s: float, call: Callable[[], None]) -> None:
@@ -158,48 +162,44 @@ class Simulator:
                 self.n_done += 1
 
     def report(self, name: str, load: Load, at_s: float) -> None:
-        """Sent at `at_s`, which may be past."""
-        heard_s = at_s + self.link.message_s
-        if heard_s <= self.now:
-            self._roster.loads[name] = load
-        else:
-            self.at(heard_s, lambda: self._roster.loads.update({name: load}))
+        """Sent at `at_s`, which may be past. Heard when somebody asks."""
+        self._said[name].append((at_s + self.link.message_s, load))
 
     def post(self, peer: str, parcel: Parcel) -> None:
-        node = self.nodes[peer]
-        self.at(self.now + self.link.message_s, lambda: self._deliver(node, parcel))
+        self.at(self.now + self.link.message_s, partial(self._deliver, self.nodes[peer], parcel))
 
     # ---- inside
 
-    def _next(self) -> float:
-        times = [queue[0][0] for queue in (self._events, self._due) if queue]
-        return min(times, default=float("inf"))
-
     def _pop_due(self, now: float) -> list[Node]:
-        due = set()
+        due: list[Node] = []
         while self._due and self._due[0][0] <= now:
             at_s, _, node = heapq.heappop(self._due)
-            if node.wake_at == at_s:
-                due.add(node)
-        return sorted(due, key=lambda node: node.number)
+            if node.wake_at == at_s and node not in due:
+                due.append(node)
+        if len(due) > 1:
+            due.sort(key=lambda node: node.number)
+        return due
 
     def _wake(self, node: Node, at_s: float) -> None:
         node.wake_at = at_s
         heapq.heappush(self._due, (at_s, node.number, node))
 
-    def _hear_leaps(self) -> None:
-        """The reports that would have come from nodes that leap."""
-        until_s = self.now - self.link.message_s
-        for node in self.nodes.values():
+    def _hear_reports(self) -> None:
+        """All that have come, also those that would have from nodes that leap."""
+        until_s, loads = self.now - self.link.message_s, self._roster.loads
+        for name, node in self.nodes.items():
+            said = self._said[name]
+            while said and said[0][0] <= self.now:
+                loads[name] = said.popleft()[1]
             if node.leap is not None and (load := node.leap.reported(until_s)) is not None:
-                self._roster.loads[node.name] = load
+                loads[name] = load
 
     def _arrive(self, request: Request) -> None:
-        self._hear_leaps()
+        self._hear_reports()
         name = self._roster.choose(request, request.plan()[0], ())
         assert name is not None, "the layout lacks a stage"
         node = self.nodes[name]
-        self.at(self.now + self.link.message_s, lambda: self._deliver(node, request))
+        self.at(self.now + self.link.message_s, partial(self._deliver, node, request))
 
     def _deliver(self, node: Node, what: Parcel | Request) -> None:
         node.inbox.append(what)
@@ -208,7 +208,7 @@ class Simulator:
 
     def _beat(self, now: float) -> None:
         self._beat_at = now + _BEAT_S
-        self._hear_leaps()
+        self._hear_reports()
         loads = dict(self._roster.loads)
 
         def deliver() -> None:
@@ -260,8 +260,7 @@ class Node:
         self.device = DeviceTime(i.cost)
         runners = {lane: _Runner(self.device, sim) for lane in i.role.lanes}
         moves = Moves(i.name, _INCARNATION, scheduler, roster, self, self)
-        listen = record or (lambda _: None)
-        self.engine = Engine(scheduler, runners, self._sink, listen, i.overlap, moves, self._moved)
+        self.engine = Engine(scheduler, runners, self._sink, record, i.overlap, moves, self._moved)
 
     def turn(self, now: float) -> float:
         """As of `cluster.Node.turn`; when it wants the next one."""
@@ -287,9 +286,10 @@ class Node:
             self._spoke = False
             if now >= self._report_at:
                 self._report_at = now + _BEAT_S
-        for peer, parcel in self._parcels:
-            sim.post(peer, parcel)
-        self._parcels.clear()
+        if self._parcels:
+            for peer, parcel in self._parcels:
+                sim.post(peer, parcel)
+            self._parcels.clear()
         if wake_at is None:
             return self._report_at
         if sim.leaps and (leap := Leap.begin(self)) is not None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import takewhile
-from typing import NamedTuple
 
 from hydrainfer.cache import CacheSet
 from hydrainfer.core import (
@@ -36,19 +35,9 @@ from hydrainfer.core import (
     TokenLogprobs,
     TokenWork,
 )
+from hydrainfer.scheduler.outcome import Outcome
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
-
-
-class Outcome(NamedTuple):
-    """What a step did to one sequence: a new token, the end of a stage, or its end (`finish` or `error`)."""
-
-    seq: Sequence
-    token: int | None = None
-    logprobs: TokenLogprobs | None = None
-    ended: Stage | None = None
-    finish: str | None = None
-    error: HydraError | None = None
 
 
 class Scheduler:
@@ -59,7 +48,9 @@ class Scheduler:
         self.budgets = budgets
         self.policy = policy or Policy()
         self.room = SequenceRoom(caches, self.policy.headroom_tokens)
-        self.waiting: dict[Stage, deque[Sequence]] = {Stage.ENCODE: deque(), Stage.PREFILL: deque()}
+        self._pictured: deque[Sequence] = deque()
+        self._ready: deque[Sequence] = deque()
+        self.waiting = {Stage.ENCODE: self._pictured, Stage.PREFILL: self._ready}
         self.encoding: dict[str, Sequence] = {}
         self.prefilling: dict[str, Sequence] = {}
         self.decoding: dict[str, Sequence] = {}
@@ -136,7 +127,7 @@ class Scheduler:
 
     @property
     def n_waiting(self) -> int:
-        return sum(len(q) for q in self.waiting.values())
+        return len(self._pictured) + len(self._ready)
 
     @property
     def n_running(self) -> int:
@@ -196,6 +187,8 @@ class Scheduler:
 
     def next(self, now: float, lane: Lane) -> StepBatch | None:
         """The next batch of a lane that is free, or None if it has nothing to do."""
+        if not (self.decoding or self.prefilling or self.encoding or self._pictured or self._ready):
+            return None
         if lane is Lane.VISION:
             work: list = self._fill_vision(now)
             n = len(work)
@@ -214,21 +207,24 @@ class Scheduler:
 
     def _fill_language(self, now: float) -> tuple[list[TokenWork], int]:
         budget = self.budgets.tokens
-        if any(len(seq.tokens) > seq.capacity for seq in self.decoding.values()):
+        decodes = self._decodes()
+        if len(decodes) < len(self.decoding):  # some are full
             self._make_room(now)
-        decodes = [
-            TokenWork(seq, seq.n_computed, 1, True) for seq in self.decoding.values() if len(seq.tokens) <= seq.capacity
-        ]
+            decodes = self._decodes()
         work = decodes if self.policy.batching == "stage-level" else []
         n = len(work)
         for seq in self.prefilling.values():
             if n >= budget:
                 break
             n += self._add_chunk(work, seq, budget - n)
-        if self.role.runs(Stage.PREFILL):
+        if (self._ready or self._pictured) and self.role.runs(Stage.PREFILL):
             while n < budget and (new := self._admit_prefill()) is not None:
                 n += self._add_chunk(work, new, budget - n)
         return (work, n) if work else (decodes, len(decodes))
+
+    def _decodes(self) -> list[TokenWork]:
+        """Of all that have room for their next token."""
+        return [TokenWork(s, s.n_computed, 1, True) for s in self.decoding.values() if len(s.tokens) <= s.capacity]
 
     @staticmethod
     def _add_chunk(work: list[TokenWork], seq: Sequence, budget: int) -> int:
@@ -238,7 +234,7 @@ class Scheduler:
         return count
 
     def _fill_vision(self, now: float) -> list[EncodeWork]:
-        if not self._gate_open(now):
+        if not (self.encoding or self._pictured) or not self._gate_open(now):
             return []
         work: list[EncodeWork] = []
         left = self.budgets.image_tokens
@@ -266,7 +262,7 @@ class Scheduler:
     def gate_opens_at(self) -> float:
         """When the oldest picture that waits behind the gate will have waited `encode_wait_s`; inf if none waits or the
         gate does not age."""
-        if self.policy.encode_gate == "paper":
+        if not (self.encoding or self._pictured) or self.policy.encode_gate == "paper":
             return float("inf")
         queued = [s.queued_s for s in self.encoding.values()]
         queued += [q[0].queued_s for q in (self.waiting[Stage.ENCODE],) if q]
@@ -385,27 +381,29 @@ class Scheduler:
         """Commit what a batch did. Sequences cancelled meanwhile are freed here and yield no outcome."""
         outcomes: list[Outcome] = []
         sampled = 0
+        encoded, logprobs = result.batch.lane is Lane.VISION, result.logprobs
         for item in result.batch.work:
             seq = item.seq
             seq.in_flight -= 1
             index = sampled
-            if isinstance(item, TokenWork) and item.sample:
+            if not encoded and item.sample:
                 sampled += 1
             error = result.error or (result.failed.get(seq.id) if result.failed else None)
             if seq.cancelled:
-                if isinstance(item, EncodeWork) and error is None:
+                if encoded and error is None:
                     self.room.publish(seq, item.index)  # the work is done: let others find it
                 if not seq.in_flight:
                     self._free(seq)
                 continue
             if error is not None:
                 outcomes.append(self._fail(seq, error))
-            elif isinstance(item, EncodeWork):
+            elif encoded:
                 outcomes += self._encoded(item, now)
             else:
                 seq.n_computed += item.count
                 if item.sample:
-                    outcomes.append(self._sampled(seq, result.tokens[index], result.logprobs.get(index), now))
+                    said = logprobs.get(index) if logprobs else None
+                    outcomes.append(self._sampled(seq, result.tokens[index], said, now))
         return outcomes
 
     def _fail(self, seq: Sequence, error: HydraError) -> Outcome:
@@ -424,7 +422,9 @@ class Scheduler:
 
     def _sampled(self, seq: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> Outcome:
         seq.tokens.append(token)
-        stage, finish = seq.stage, seq.finish_reason(token)
+        stage, finish = seq.plan[seq.cursor], seq.finish_reason(token)
+        if finish is None and stage is Stage.DECODE:
+            return Outcome(seq, token, logprobs)
         if finish is not None:
             self.cancel(seq.id)
         elif stage is Stage.PREFILL:

@@ -90,9 +90,9 @@ def test_cached_blocks_are_found_until_evicted_least_recently_used_first():
     a, b, c = pool.take(3)
     for block, key in ((a, b"a"), (b, b"b"), (c, b"c")):
         pool.publish(block, key)
-        pool.drop(block)
+        pool.drop([block])
     pool.share(a)  # a is used again, so b is now the oldest
-    pool.drop(a)
+    pool.drop([a])
     (fresh,) = pool.take(1)
     assert fresh == b
     assert pool.lookup(b"a") == a and pool.lookup(b"b") is None
@@ -102,12 +102,12 @@ def test_only_the_last_holder_frees_a_block():
     pool = BlockPool(1)
     (block,) = pool.take(1)
     pool.share(block)
-    pool.drop(block)
+    pool.drop([block])
     assert pool.n_available == 0
-    pool.drop(block)
+    pool.drop([block])
     assert pool.n_available == 1
     with pytest.raises(AssertionError):
-        pool.drop(block)
+        pool.drop([block])
 
 
 def test_forget_drops_what_nobody_holds():
@@ -115,7 +115,7 @@ def test_forget_drops_what_nobody_holds():
     a, b = pool.take(2)
     pool.publish(a, b"a")
     pool.publish(b, b"b")
-    pool.drop(a)
+    pool.drop([a])
     assert pool.forget() == 1
     assert pool.lookup(b"a") is None and pool.lookup(b"b") == b
 

@@ -237,7 +237,7 @@ def test_a_half_evicted_picture_is_encoded_anew_into_blocks_nobody_shares():
     assert len(left) == 1
     for b in range(5):
         if b not in left:
-            pool.drop(b)
+            pool.drop([b])
     hit = s.room.match(s.add(make_request("b", pictures=[1]), 0))
     assert hit.blocks["embed"] == [None, None]
     (work,) = turn(s, device, Lane.VISION)[0].work

@@ -1,0 +1,389 @@
+"""How far is the simulator from the servers that it simulates?
+
+Real servers (processes, sockets, migrations) get open-loop load at several rates; the simulator then serves the same
+requests, as the server's own processor counts them, at the times at which the client sent them, with the server's own
+options. Part `emulated`: devices that take the time a cost model says, so that only the rest can differ. Part `cpu`:
+the built-in model on cores of its own, by a cost model measured just before.
+
+What a server takes beside batches is measured with one request at a time (`Beside`) and added; nothing is fitted to
+the loads. Every load is compared by mean and 90th percentile of TTFT and TPOT. A server that has been measured is kept
+in a journal, and not measured again by the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.figure import COLOURS
+from benchmarks.record import ROOT, write_result
+from benchmarks.runs import QUIET_CORES, make_model, shown
+from benchmarks.servers import CpuWatch, Server, ServerFailed, free_port
+from benchmarks.twin import Sent, Times, Twin, times_of
+from hydrainfer.assemble.copies import measure_copies
+from hydrainfer.assemble.measure import Grid, measure_model
+from hydrainfer.builtin import MODEL
+from hydrainfer.config import ServeConfig
+from hydrainfer.config.cost import read_cost_model
+from hydrainfer.core import CostModel
+from hydrainfer.planner.costfile import CostFile, read_cost_file
+from hydrainfer.planner.fitting import fit_cost
+from hydrainfer.planner.simulator import Link
+from hydrainfer.workload import (
+    Arrivals,
+    ChatRequest,
+    Closed,
+    Constant,
+    Poisson,
+    Target,
+    distinct_chats,
+    encoded,
+    run_load,
+)
+
+QUESTION = "How far is the simulator from the servers that it simulates?"
+METRICS = ("ttft_mean", "ttft_p90", "tpot_mean", "tpot_p90")
+EMULATED_LIMIT, CPU_LIMIT = 0.10, 0.25
+IDLE = "one at a time"
+WARMUP = 3  # requests
+BUILTIN_COSTS = ROOT / "configs" / "cost_models" / "builtin-cpu.yaml"
+CORES = {  # layouts of part `cpu`: every instance on a core of its own
+    "1EPD": [{"role": "EPD", "cores": [0]}],
+    "1EP1D": [{"role": "EP", "cores": [0]}, {"role": "D", "cores": [1]}],
+    "1E1PD": [{"role": "E", "cores": [0]}, {"role": "PD", "cores": [1]}],
+}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """`options`: of `hydrainfer serve`. `rates`: requests per second."""
+
+    name: str
+    part: str
+    options: dict[str, Any]
+    rates: list[float]
+    seconds: float
+    rounds: int
+    picture_px: int
+    n_output: tuple[int, int]
+    seed: int = field(default=1)
+
+
+def deployments(args: argparse.Namespace, folder: Path) -> list[Deployment]:
+    common: dict[str, Any] = {"dtype": "float32", "launcher": "ray", "max_running": 256}
+    found = []
+    for text in args.emulated:
+        layout, _, rates = text.partition("@")
+        options = common | {"model": str(args.model), "device": "emulated", "cost_model": str(args.cost_model)}
+        options |= {"layout": layout, "kv_cache_gib": 1.5, "image_cache_gib": 0.5}
+        shape = ([float(r) for r in rates.split(",")], args.seconds, args.rounds, 112, (8, 56))
+        found.append(Deployment(layout, "emulated", options, *shape, args.seed))
+    for text in args.cpu:
+        layout, _, rates = text.partition("@")
+        path = folder / f"{layout}.yaml"
+        path.write_text(yaml.safe_dump({"instances": CORES[layout]}))
+        options = common | {"model": str(MODEL), "device": "cpu", "layout": str(path)}
+        options |= {"kv_cache_gib": 0.125, "image_cache_gib": 0.0625}
+        shape = ([float(r) for r in rates.split(",")], args.cpu_seconds, args.cpu_rounds, 96, (8, 56))
+        found.append(Deployment(layout, "cpu", options, *shape, args.seed))
+    return found
+
+
+# ---- the real one
+
+
+def command_of(options: dict[str, Any], port: int) -> list[str]:
+    rest = {k: v for k, v in options.items() if k != "model"} | {"host": "127.0.0.1", "port": port}
+    flags = [part for k, v in rest.items() for part in (f"--{k.replace('_', '-')}", str(v))]
+    return [str(Path(sys.executable).with_name("hydrainfer")), "serve", options["model"], *flags]
+
+
+def chats_of(d: Deployment, n: int, seed: int) -> list[ChatRequest]:
+    """A picture each, that no other request has, and answers of different lengths."""
+    rng = random.Random(seed)
+    drawn = distinct_chats(n, seed=seed, width=d.picture_px, height=d.picture_px)
+    return encoded(msgspec.structs.replace(c, max_tokens=rng.randint(*d.n_output)) for c in drawn)
+
+
+def plan_of(d: Deployment, args: argparse.Namespace) -> Iterator[tuple[str, Arrivals, int, int, int]]:
+    """Label, arrivals, how many, seed, round. Rounds differ in pictures and answers, not in times of arrival."""
+    if d.part == "emulated":
+        yield IDLE, Closed(1), args.idle, d.seed << 20, 0
+    else:  # with pauses, as between requests that come by chance: a core that has slept is slower at first
+        yield IDLE, Constant(2.0), args.cpu_idle, d.seed << 20, 0
+    for i, rate in enumerate(d.rates):
+        n, seed = max(args.requests, round(rate * d.seconds)), (d.seed << 20) + 100 * (i + 1)
+        for rank in range(d.rounds):
+            yield f"{rate:g}/s #{rank}", Poisson(rate), n, seed, rank
+
+
+async def observe(d: Deployment, args: argparse.Namespace, console: Console) -> tuple[list[Sent], dict[str, Any]]:
+    """All loads in the order sent, the one of single requests first."""
+    port = free_port()
+    command = command_of(d.options, port)
+    console.print(f"starting {shown(command)}", soft_wrap=True)
+    sent: list[Sent] = []
+    quiet: dict[str, Any] = {}
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        Server(d.name, command, port, Path(logs) / "server", dict(os.environ)) as server,
+    ):
+        await server.wait_healthy(args.start_limit_s)
+        target = Target(base_url=server.url, model=await server.model(), timeout_s=120.0)
+        origin_s = time.perf_counter()
+        for label, arrivals, n, seed, rank in plan_of(d, args):
+            n_warmup = WARMUP if label == IDLE else 0
+            chats = chats_of(d, n + n_warmup, seed + rank)
+            await asyncio.sleep(args.pause_s)
+            watch, begin_s = CpuWatch([server]), time.perf_counter() - origin_s
+            result = await run_load(target, chats, arrivals, seed=seed, n_warmup=n_warmup)
+            quiet[label] = asdict(watch.stop())
+            server.check_alive()
+            failed = [r.failure for r in result.records if not r.ok]
+            if failed:
+                raise ServerFailed(f"{d.name}, {label}: {len(failed)} requests failed, the first with {failed[0]}")
+            sent.append(Sent(label, begin_s, chats[n_warmup:], result.records))
+            console.print(f"{d.name:<8} {label:<14} {n} requests, others {quiet[label]['others']:.2f} cores")
+    return sent, {"command": shown(command).replace(d.options["layout"], d.name), "cores": quiet}
+
+
+# ---- both
+
+
+def measured_cost(args: argparse.Namespace, console: Console) -> CostFile:
+    """Of the built-in model with one thread on one core. Fitted to medians: what else there is to do on this machine
+    counts as load even where it gives way."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    grid = Grid(
+        sizes=((96, 96),),
+        pictures=(1, 2, 4),
+        chunks=(16, 64, 128, 256),
+        starts=(0,),
+        decodes=(1, 2, 4, 8, 16, 32),
+        contexts=(96, 160, 320),
+        mixed=(4, 16),
+        beside=(),
+    )
+    try:
+        config = ServeConfig(model=str(MODEL), device="cpu", threads=1)
+        console.print(f"measuring {MODEL.name} on one core for {args.measure_minutes:g} minutes")
+        file = measure_model(str(MODEL), minutes=args.measure_minutes, config=config, grid=grid, transports=())
+        fitted = fit_cost(file.points)
+        return msgspec.structs.replace(file, cost=fitted.cost, errors=fitted.errors, note="")
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def measured_link(d: Deployment, file: CostFile, seconds: float) -> Link:
+    """Blocks of this model between two processes of this machine, as its instances move them. A message takes what
+    `Link` says unless told otherwise."""
+    spec = Twin(d.options, file.cost, Link()).kv_spec
+    copies = measure_copies([spec], ["shared-memory"], "cpu", seconds)
+    return msgspec.structs.replace(file, copies=tuple(copies)).link("shared-memory")
+
+
+def compare(d: Deployment, sent: Sequence[Sent], cost: CostModel, link: Link) -> dict[str, Any]:
+    """Points by rate, over the rounds."""
+    twin = Twin(d.options, cost, link)
+    beside = twin.beside(sent[0])
+    said = twin.served(sent, beside)
+    points = []
+    for rate in d.rates:
+        loads = [s for s in sent if s.label.startswith(f"{rate:g}/s #")]
+        real = [numbers([times_of(r) for r in s.records]) for s in loads]
+        simulated = [numbers(said[s.label]) for s in loads]
+        point: dict[str, Any] = {"rate": rate, "n": sum(len(s.records) for s in loads), "metrics": {}}
+        for m in METRICS:
+            mine, theirs = (statistics.fmean(x[m] for x in some) for some in (real, simulated))
+            spread = max(r[m] for r in real) / min(r[m] for r in real) - 1.0
+            metric = {"measured_s": mine, "simulated_s": theirs, "error": theirs / mine - 1.0, "spread": spread}
+            point["metrics"][m] = metric | {"runs": [[a[m], b[m]] for a, b in zip(real, simulated)]}
+        points.append(point)
+    idle = numbers([times_of(r) for r in sent[0].records]), numbers(said[IDLE])
+    return {"beside": msgspec.to_builtins(beside), "idle": dict(zip(("measured", "simulated"), idle)), "points": points}
+
+
+def numbers(times: Sequence[Times]) -> dict[str, float]:
+    found = {}
+    for name in ("ttft", "tpot"):
+        values = sorted(v for t in times if (v := getattr(t, f"{name}_s")) is not None)
+        found[f"{name}_mean"] = statistics.fmean(values)
+        found[f"{name}_p90"] = values[min(len(values) - 1, int(0.9 * len(values)))]
+    return found
+
+
+# ---- all of them
+
+
+class Journal:
+    """Results by deployment, found again by the next run with the same settings."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found = json.loads(path.read_text()) if path.exists() else {}
+
+    def get(self, key: str) -> Any:
+        return self._found.get(key)
+
+    def put(self, key: str, value: Any) -> Any:
+        self._found[key] = value
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self._found))
+        return value
+
+
+async def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    journal, results = Journal(args.journal), {}
+    cpu_file = read_cost_file(BUILTIN_COSTS)
+    with tempfile.TemporaryDirectory() as folder:
+        for d in deployments(args, Path(folder)):
+            key = repr(msgspec.to_builtins(d) | {"options": {**d.options, "layout": d.name}})
+            if (known := journal.get(key)) is not None:
+                results[f"{d.part} {d.name}"] = known
+                console.print(f"{d.part} {d.name}: found in the journal")
+                continue
+            if d.part == "cpu":
+                said = journal.get("cost") or journal.put("cost", msgspec.to_builtins(measured_cost(args, console)))
+                cpu_file = msgspec.convert(said, CostFile)
+            cost = cpu_file.cost if d.part == "cpu" else read_cost_model(args.cost_model)
+            kind = f"link {d.part}"
+            said = journal.get(kind) or journal.put(kind, msgspec.to_builtins(measured_link(d, cpu_file, 6.0)))
+            link = msgspec.convert(said, Link)
+            sent, facts = await observe(d, args, console)
+            found = {"part": d.part, "layout": d.name, "cost": msgspec.to_builtins(cost), "link": said}
+            found |= compare(d, sent, cost, link) | facts
+            results[f"{d.part} {d.name}"] = journal.put(key, found)
+    measured = journal.get("cost")
+    fit = {k: measured[k] for k in ("date", "threads", "cost", "errors", "points")} if measured else None
+    return {"deployments": results, "summary": summary(results), "cpu_measurement": fit}
+
+
+def summary(results: dict[str, Any]) -> dict[str, Any]:
+    """Per part: points, those within the limit (of part `cpu`: or the spread of the rounds), and the worst of each
+    metric."""
+    found = {}
+    for part, limit in (("emulated", EMULATED_LIMIT), ("cpu", CPU_LIMIT)):
+        points = [p["metrics"] for r in results.values() if r["part"] == part for p in r["points"]]
+        if points:
+            inside = [all(within(p[m], limit, part) for m in METRICS) for p in points]
+            worst = {m: max((p[m]["error"] for p in points), key=abs) for m in METRICS}
+            found[part] = {"points": len(points), "within": sum(inside), "limit": limit, "worst": worst}
+    return found
+
+
+def within(metric: dict[str, Any], limit: float, part: str) -> bool:
+    return abs(metric["error"]) <= max(limit, metric["spread"] if part == "cpu" else 0.0)
+
+
+def table(results: dict[str, Any]) -> Table:
+    shown_ = Table(title="measured -> simulated, ms (error)")
+    for column in ("part", "layout", "rate", *METRICS):
+        shown_.add_column(column, justify="right")
+    for r in results["deployments"].values():
+        for p in r["points"]:
+            cells = [
+                f"{x['measured_s'] * 1e3:.4g} -> {x['simulated_s'] * 1e3:.4g} ({x['error']:+.1%})"
+                for x in (p["metrics"][m] for m in METRICS)
+            ]
+            shown_.add_row(r["part"], r["layout"], f"{p['rate']:g}", *cells)
+    return shown_
+
+
+def figure(path: Path, results: dict[str, Any]) -> None:
+    """Simulated over measured, both on a log scale; the band is the limit of the part."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    drawn, axes = plt.subplots(2, 4, figsize=(13, 6.4), squeeze=False)
+    for row, (part, limit) in zip(axes, (("emulated", EMULATED_LIMIT), ("cpu", CPU_LIMIT))):
+        some = [r for r in results["deployments"].values() if r["part"] == part]
+        for axis, metric in zip(row, METRICS):
+            for colour, r in zip(COLOURS, some):
+                xy = [[p["metrics"][metric][k] * 1e3 for p in r["points"]] for k in ("measured_s", "simulated_s")]
+                axis.plot(*xy, "o-", color=colour, label=r["layout"], linewidth=0.8, markersize=4)
+            ends = sorted(x for line in axis.lines for x in (*line.get_xdata(), *line.get_ydata()))
+            if not ends:
+                continue
+            band = [ends[0] * 0.85, ends[-1] * 1.15]
+            axis.plot(band, band, color="black", linewidth=0.6)
+            axis.fill_between(band, [x * (1 - limit) for x in band], [x * (1 + limit) for x in band], alpha=0.15)
+            axis.set_xscale("log")
+            axis.set_yscale("log")
+            axis.set_title(f"{part}: {metric.replace('_', ' ')}, ms (+-{limit:.0%})", fontsize=9)
+        row[0].set_ylabel("simulated")
+        if some:
+            row[0].legend(frameon=False, fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("measured")
+    drawn.suptitle("The simulator against real servers", fontsize=11)
+    drawn.tight_layout()
+    drawn.savefig(path, dpi=130)
+    plt.close(drawn)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=QUESTION)
+    parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
+    parser.add_argument("--cost-model", type=Path, default=Path("configs/costs/illustrative-h100-llava-7b-x10.yaml"))
+    emulated = ["4EPD@4,9,14", "2EP2D@3,6.5,10", "1E2P1D@3,6.5,10"]
+    parser.add_argument("--emulated", nargs="*", default=emulated, help="LAYOUT@RATE,RATE,...")
+    parser.add_argument("--cpu", nargs="*", default=["1EPD@4,10", "1EP1D@4,10", "1E1PD@4,10"], help="as --emulated")
+    parser.add_argument("--seconds", type=float, default=18.0, help="length of an emulated load")
+    parser.add_argument("--rounds", type=int, default=1, help="of every emulated load")
+    parser.add_argument("--cpu-seconds", type=float, default=10.0)
+    parser.add_argument("--cpu-rounds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=50, help="per load, at least")
+    parser.add_argument("--idle", type=int, default=6, help="requests one at a time")
+    parser.add_argument("--cpu-idle", type=int, default=20, help="as --idle, of part cpu")
+    parser.add_argument("--measure-minutes", type=float, default=0.6, help="of the built-in model")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause-s", type=float, default=1.0)
+    parser.add_argument("--start-limit-s", type=float, default=300.0)
+    parser.add_argument("--journal", type=Path, default=Path(".cache/b15_simulator_truth.json"))
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def main() -> int:
+    args, console = arguments(), Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    try:
+        make_model(args.model)
+        results = asyncio.run(experiment(args, console))
+    except (ServerFailed, OSError, subprocess.CalledProcessError) as e:
+        console.print(str(e), style="red", markup=False, soft_wrap=True)
+        return 1
+    console.print(table(results))
+    for part, s in results["summary"].items():
+        console.print(f"{part}: {s['within']} of {s['points']} points within {s['limit']:.0%}")
+    noise = max(use["others"] for r in results["deployments"].values() for use in r["cores"].values())
+    if noise > QUIET_CORES:
+        console.print(f"not quiet: other processes took up to {noise:.2f} cores", style="red")
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    path = write_result("b15_simulator_truth", QUESTION, settings, results, args.out)
+    figure(path.with_suffix(".png"), results)
+    console.print(f"wrote {path.name} and {path.with_suffix('.png').name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
