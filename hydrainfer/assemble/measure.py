@@ -119,6 +119,7 @@ def measure_model(
     finally:
         rig.close()
     points = samples.points()
+    _check_seen(points, bool(rig.picture_tokens), minutes)
     fitted = fit_cost(points, "min_s" if note else "p50_s")
     say(1.0, "done")
     return CostFile(
@@ -136,6 +137,22 @@ def measure_model(
         points=tuple(points),
         copies=tuple(copies),
     )
+
+
+def _check_seen(points: Sequence[Point], sees: bool, minutes: float) -> None:
+    """A stage that was never measured would cost nothing. Raises `ConfigError`."""
+    works = [p.work for p in points]
+    seen = {
+        "encode": not sees or any(w.is_vision for w in works),
+        "prefill": any(w.chunk for w in works),
+        "decode": any(w.decodes for w in works),
+    }
+    if missing := [stage for stage, is_there in seen.items() if not is_there]:
+        raise ConfigError(
+            f"{minutes:g} minutes were too few to measure {' and '.join(missing)} even once; what was measured is kept, "
+            "so run it again, or give it more",
+            param="measure_minutes",
+        )
 
 
 def _cases(grid: Grid, rig: Rig) -> list[_Case]:

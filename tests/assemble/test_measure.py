@@ -53,6 +53,12 @@ def test_the_cost_model_can_be_used(measured, tmp_path):
     assert budgets.tokens - 2 in (16, 64) and budgets.images in (1, 2) and budgets.running in (1, 2, 4)
 
 
+def test_a_stage_that_was_not_reached_is_said(checkpoint, measured):
+    """It would cost nothing in a plan."""
+    with pytest.raises(ConfigError, match="too few to measure encode and prefill even once"):
+        measure_model(str(checkpoint), minutes=1e-6, config=measured[3], grid=GRID, transports=())
+
+
 def test_it_goes_on_where_it_stopped(measured, checkpoint):
     file, journal, _, config = measured
     lines = journal.read_bytes()
