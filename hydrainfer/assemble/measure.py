@@ -149,8 +149,8 @@ def _check_seen(points: Sequence[Point], sees: bool, minutes: float) -> None:
     }
     if missing := [stage for stage, is_there in seen.items() if not is_there]:
         raise ConfigError(
-            f"{minutes:g} minutes were too few to measure {' and '.join(missing)} even once; what was measured is kept, "
-            "so run it again, or give it more",
+            f"{minutes:g} minutes were too few to measure {' and '.join(missing)} even once; what was measured is "
+            "kept, so run it again, or give it more",
             param="measure_minutes",
         )
 
