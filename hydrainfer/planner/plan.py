@@ -14,6 +14,9 @@ from hydrainfer.planner.reason import reason
 from hydrainfer.planner.search import Found
 from hydrainfer.planner.study import Attempt, Study
 
+TOLERANCE = 0.03
+"""Of a goodput: how exact a search is."""
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One layout. `goodput`: requests per second within the SLO, between `goodput_low` and `goodput_high` (95 %); None
@@ -104,6 +107,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """None if nothing meets the SLO."""
         first = self.layouts[0] if self.layouts else None
         return first if first is not None and first.goodput else None
+
+    @property
+    def choice(self) -> Row | None:
+        """What to start: the best or, where nothing is gained for certain by splitting, EPD only."""
+        best, epd = self.best, next((row for row in self.layouts if row.method == "EPD" and row.goodput), None)
+        if best is None or epd is None or epd is best:
+            return best
+        if self.objective == "devices":
+            return epd  # it carries the rate as well
+        if self.objective == "goodput":
+            assert best.goodput and epd.goodput
+            more = best.goodput > epd.goodput * (1 + TOLERANCE)
+            if best.goodput_low:  # for certain
+                more = more and best.goodput_low > epd.goodput
+            return best if more else epd
+        quick, slow = ((r.ttft_p90 if self.objective == "ttft" else r.tpot_p90) for r in (best, epd))
+        return best if quick is not None and slow is not None and quick < slow * (1 - TOLERANCE) else epd
 
 
 def rows_of(study: Study, found: Sequence[Found], n_explained: int = 8) -> list[Row]:

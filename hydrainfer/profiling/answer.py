@@ -104,12 +104,12 @@ def answer(
 
 
 def winners_file(plan: Plan, study: Study, asked: Prepared) -> str | None:
-    """The layout file of the best; None if there is none."""
-    if plan.best is None:
+    """The layout file of what to start; None if nothing meets the SLO."""
+    best = plan.choice
+    if best is None:
         return None
-    best, unit = plan.best, "requests/s"
     comment = (
-        f"{best.layout}: {best.goodput:.3g} {unit} of {plan.workload['dataset']} within {plan.slo},\n"
+        f"{best.layout}: {best.goodput:.3g} requests/s of {plan.workload['dataset']} within {plan.slo},\n"
         f"by simulation on {plan.devices} x {plan.device}, for {plan.model}. Made by `{plan.command}`."
     )
     return layout_file(Layout.parse(best.layout), study, comment, asked.threads)

@@ -62,11 +62,12 @@ def _best(asked: Prepared, console: Console) -> str:
     with shown(console) as on_progress:
         plan, study = answer(asked, on_progress=on_progress, command="hydrainfer serve --layout auto")
     text = winners_file(plan, study, asked)
-    if text is None or plan.best is None:
+    best = plan.choice
+    if text is None or best is None:
         raise ConfigError(f"no layout carries anything of {plan.workload['dataset']} within {plan.slo}", param="slo")
     console.print(
-        f"planned {plan.best.layout}, of {len(plan.layouts)} layouts: {plan.best.goodput:.3g} requests/s of "
-        f"{plan.workload['dataset']} within {plan.slo}; it carries no more because of {plan.best.limited_by}",
+        f"planned {best.layout}, of {len(plan.layouts)} layouts: {best.goodput:.3g} requests/s of "
+        f"{plan.workload['dataset']} within {plan.slo}; it carries no more because of {best.limited_by}",
         soft_wrap=True,
         markup=False,
     )

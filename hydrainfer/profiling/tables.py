@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from hydrainfer.planner.plan import Plan, Row
+from hydrainfer.planner.plan import TOLERANCE, Live, Plan, Row
 from hydrainfer.planner.study import Attempt
 from hydrainfer.workload.output.tables import ms, percent
 
-TOLERANCE = 0.03  # relative; the search looks no closer
 _FAR = 30.0  # times as much: what the other carries is not worth a number
 _SEARCHED = "goodput"  # the one objective whose rows have a goodput with an interval
 
@@ -50,7 +49,7 @@ def conclusions(plan: Plan, n: int | None = None) -> list[str]:
     """The answer first, then what limits it, what is known of layouts beyond the `n` of `ranked` (None: beyond those
     measured to the end), and notes."""
     rest = others(plan, n)
-    return [*answer(plan), *([rest] if rest else []), *plan.notes]
+    return [*answer(plan), *([rest] if rest else []), *map(_live, plan.live), *plan.notes]
 
 
 def answer(plan: Plan) -> list[str]:
@@ -75,6 +74,18 @@ def others(plan: Plan, n: int | None = None) -> str:
     elif below:
         parts.append(f"{len(below)} others do not carry {said(plan.rate)} requests/s within the SLO")
     return "; ".join(parts) + "." if parts else ""
+
+
+def _live(run: Live) -> str:
+    """Measured, and what was predicted."""
+
+    def told(name: str, pair: tuple[float, float]) -> str:
+        return f"{name} {ms(pair[1])} ms (predicted {ms(pair[0])})"
+
+    met = f"{percent(run.attainment[1])} met the SLO (predicted {percent(run.attainment[0])})"
+    latencies = (told("TTFT p50", run.ttft_p50), told("p90", run.ttft_p90))
+    tokens = (told("TPOT p50", run.tpot_p50), told("p90", run.tpot_p90))
+    return f"Run for real, {run.layout} at {said(run.rate)} requests/s: {met}; {', '.join((*latencies, *tokens))}."
 
 
 def _were(rows: Sequence[Row]) -> str:
@@ -105,7 +116,7 @@ def _most(plan: Plan, best: Row) -> Iterator[str]:
         assert split is not None
         yield f"Do not split: {best.layout} carries most within the SLO, {_carries(best)}."
         yield f"The best split layout is {split.layout}: {_carries(split)}."
-    elif _no_gain(best, epd):
+    elif plan.choice is epd:
         within = "within the interval" if best.goodput_low else "less than a search resolves"
         yield (
             f"Do not split: {best.layout} carries {_carries(best)} within the SLO, but {epd.layout} carries "
@@ -115,14 +126,6 @@ def _most(plan: Plan, best: Row) -> Iterator[str]:
     else:
         yield f"{best.layout} carries most within the SLO: {_carries(best)}, {_gain(plan, best, epd)}."
     yield f"What limits {best.layout} is {best.limited_by}."
-
-
-def _no_gain(best: Row, epd: Row) -> bool:
-    if not epd.goodput or not best.goodput:
-        return False
-    return best.goodput <= epd.goodput * (1 + TOLERANCE) or (
-        bool(best.goodput_low) and epd.goodput >= (best.goodput_low or 0.0)
-    )
 
 
 def _gain(plan: Plan, best: Row, epd: Row) -> str:

@@ -112,3 +112,17 @@ def test_the_table_has_what_was_measured():
     text = console.export_text()
     assert "1E+7PD" in text and "88 to 95" in text and LIMIT in text and "2E+6PD" not in text
     assert interval(below("8EPD", "EPD", 18.0)) == "–"
+
+
+def test_what_is_started_is_what_is_said():
+    unsure = plan(row("1E+7PD", "E+PD", 54.0, 49.0, 60.0), EPD)
+    assert plan(SPLIT, EPD).choice is SPLIT
+    assert unsure.choice is EPD and "Do not split" in answer(unsure)[0]
+    assert plan(SPLIT, EPD, objective="devices", rate=40.0).choice is EPD, "it need not be split"
+    assert plan(below("1E+7PD", "E+PD", 5.0)).choice is None
+
+
+def test_runs_for_real_are_told():
+    (line,) = [x for x in conclusions(whole()) if x.startswith("Run for real")]
+    assert "1E+7PD at 70 requests/s: 91.0 % met the SLO (predicted 97.0 %)" in line
+    assert "p90 250 ms (predicted 200)" in line
