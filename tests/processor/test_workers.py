@@ -186,6 +186,8 @@ def test_pixels_in_flight_are_bounded_over_all_workers(pool, tmp_path):
     held = workers._room.holding(3_000_000)
     with held:
         waiting = [workers.submit(prepare_image, part(out.getvalue()), *ARGS)]
+        while not workers._room._queue:  # its thread is there first
+            time.sleep(0.01)
         small = workers.submit(prepare_image, photo("no_time_for_that_tiny.gif"), *ARGS)
         time.sleep(0.3)
         assert not waiting[0].done() and not small.done(), "first come, first served"
