@@ -95,7 +95,7 @@ def test_emulation_and_cost_model_need_each_other(tmp_path):
     assert cost_model_of(ServeConfig(model="m", device="emulated", cost_model=str(path))).step_base_s == 1.0
     with pytest.raises(ConfigError, match="needs --cost-model FILE"):
         cost_model_of(ServeConfig(model="m", device="emulated"))
-    with pytest.raises(ConfigError, match="for --device emulated, or to plan with .*; the device is cpu"):
+    with pytest.raises(ConfigError, match=r"for --device emulated, or to plan with .*; the device is cpu"):
         cost_model_of(ServeConfig(model="m", device="cpu", cost_model=str(path)))
     with pytest.raises(ConfigError, match="cannot read"):
         cost_model_of(ServeConfig(model="m", device="emulated", cost_model=str(tmp_path / "none.yaml")))
