@@ -26,7 +26,7 @@ def measured(checkpoint, tmp_path_factory):
     journal, said = tmp_path_factory.mktemp("journal") / "j.jsonl", []
     config = ServeConfig(model=str(checkpoint), threads=1, native_kernels=False)
     file = measure_model(
-        str(checkpoint), minutes=0.03, journal=journal, config=config, grid=GRID, transports=(),
+        str(checkpoint), minutes=0.1, journal=journal, config=config, grid=GRID, transports=(),
         on_progress=lambda share, what: said.append((share, what)),
     )  # fmt: skip
     return file, journal, said, config
