@@ -21,8 +21,6 @@ from hydrainfer.profiling.question import Prepared
 from hydrainfer.version import __version__
 
 _LONG = 5.0  # times the TTFT SLO: a trace that is shorter has no time to show that a queue grows
-
-
 _GRID = (0.5, 1.0, 2.0, 4.0)  # times the limits of the SLO
 
 
@@ -39,6 +37,9 @@ def answer(
     """`ratios`, `grid`: with what the figures of a report need. Raises `ConfigError`, also if nothing can meet the SLO
     even without load: then it says which stage is to blame. The study is that of the devices in the plan."""
     q, begin_s = asked.question, time.perf_counter()
+    ttft_s, tpot_s = asked.slo.ttft_s, asked.slo.tpot_s
+    if grid and (ttft_s is None or tpot_s is None):
+        raise ConfigError("--grid needs limits for both TTFT and TPOT", param="grid")
     study, n_devices, notes = asked.study(), q.devices, []
     candidates = asked.candidates(study)
     check_possible(study, candidates)
@@ -66,10 +67,7 @@ def answer(
     rows = rows_of(study, found)
     rate = q.rate or rate_for_ratios(rows)
     cells: tuple[Cell, ...] = ()
-    if grid:
-        ttft_s, tpot_s = asked.slo.ttft_s, asked.slo.tpot_s
-        if ttft_s is None or tpot_s is None:
-            raise ConfigError("--grid needs limits for both TTFT and TPOT", param="grid")
+    if grid and ttft_s is not None and tpot_s is not None:
         limits = [[by * limit_s for by in _GRID] for limit_s in (ttft_s, tpot_s)]
         cells = grid_of(asked.study, candidates, asked.slo, *limits, n_processes=n_processes, on_progress=on_progress)
     if isinstance(asked.cost, CostFile) and asked.cost.note:

@@ -145,6 +145,12 @@ def test_roles_that_do_not_fit_are_left_out(tmp_path):
     assert all("EPD" not in str(layout) for layout in question.candidates(study))
 
 
+def test_a_grid_needs_both_limits_before_anything_is_searched():
+    question = asked(slo="ttft=0.3")
+    with pytest.raises(ConfigError, match="--grid needs limits for both"):
+        answer(question, on_progress=never, command="", grid=True)
+
+
 def test_text_needs_no_encoder():
     question = asked(workload="text", slo="ttft=0.3,tpot=0.04")
     names = {str(role) for layout in question.candidates(question.study()) for role in layout.instances}
