@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -54,7 +55,7 @@ def answer(
             )
     elif q.objective == "devices":
         assert q.rate is not None
-        studies = [(s := asked.study(n_devices=n), asked.candidates(s, n)) for n in range(1, q.devices + 1)]
+        studies = [(s := asked.study(n_devices=n), _fitting(asked, s, n)) for n in range(1, q.devices + 1)]
         n_devices, found = least_devices(studies, q.rate, n_processes=n_processes, on_progress=on_progress)
         study = studies[n_devices - 1][0]
         if not n_devices:
@@ -99,6 +100,14 @@ def answer(
         ),
         study,
     )
+
+
+def _fitting(asked: Prepared, study: Study, n_devices: int) -> Sequence[Layout]:
+    """None where so few devices cannot hold the model, which more may do in parts."""
+    try:
+        return asked.candidates(study, n_devices)
+    except ConfigError:
+        return ()
 
 
 def winners_file(plan: Plan, study: Study, asked: Prepared) -> str | None:

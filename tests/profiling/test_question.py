@@ -145,6 +145,13 @@ def test_roles_that_do_not_fit_are_left_out(tmp_path):
     assert all("EPD" not in str(layout) for layout in question.candidates(study))
 
 
+def test_fewest_devices_of_a_model_that_one_cannot_hold(tmp_path):
+    small = tmp_path / "small.yaml"
+    small.write_text(Path("configs/hardware/h800.yaml").read_text().replace("85.0e9", "18.4e9"))
+    _, plan, _ = answered(hardware=str(small), devices=3, objective="devices", rate=0.5, slo="ttft=2,tpot=0.2")
+    assert plan.devices > 1 and plan.best is not None
+
+
 def test_a_grid_needs_both_limits_before_anything_is_searched():
     question = asked(slo="ttft=0.3")
     with pytest.raises(ConfigError, match="--grid needs limits for both"):
