@@ -3,7 +3,8 @@
 Real servers (processes, sockets, migrations) get open-loop load at several rates; the simulator then serves the same
 requests, as the server's own processor counts them, at the times at which the client sent them, with the server's own
 options. Part `emulated`: devices that take the time a cost model says, so that only the rest can differ. Part `cpu`:
-the built-in model on cores of its own, by a cost model measured just before.
+a model whose batches take tens of milliseconds, on cores of its own, by a cost model measured just before. Part
+`built-in`: the same with the built-in model, whose batches take a millisecond or two, as does all else a server does.
 
 What a server takes beside batches is measured with one request at a time (`Beside`) and added; nothing is fitted to
 the loads. Every load is compared by mean and 90th percentile of TTFT and TPOT. A server that has been measured is kept
@@ -17,6 +18,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figure import COLOURS
-from benchmarks.record import ROOT, write_result
+from benchmarks.record import write_result
 from benchmarks.runs import QUIET_CORES, make_model, shown
 from benchmarks.servers import CpuWatch, Server, ServerFailed, free_port
 from benchmarks.twin import Sent, Times, Twin, times_of
@@ -43,7 +45,7 @@ from hydrainfer.builtin import MODEL
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.cost import read_cost_model
 from hydrainfer.core import CostModel
-from hydrainfer.planner.costfile import CostFile, read_cost_file
+from hydrainfer.planner.costfile import CostFile, link_of
 from hydrainfer.planner.fitting import fit_cost
 from hydrainfer.planner.simulator import Link
 from hydrainfer.workload import (
@@ -60,11 +62,11 @@ from hydrainfer.workload import (
 
 QUESTION = "How far is the simulator from the servers that it simulates?"
 METRICS = ("ttft_mean", "ttft_p90", "tpot_mean", "tpot_p90")
-EMULATED_LIMIT, CPU_LIMIT = 0.10, 0.25
+PARTS = {"emulated": 0.10, "cpu": 0.25, "built-in": 0.25}
+"""With the error that is allowed; beside real cores also that by which rounds differ."""
 IDLE = "one at a time"
 WARMUP = 3  # requests
-BUILTIN_COSTS = ROOT / "configs" / "cost_models" / "builtin-cpu.yaml"
-CORES = {  # layouts of part `cpu`: every instance on a core of its own
+CORES = {  # layouts of the last two parts: every instance on a core of its own
     "1EPD": [{"role": "EPD", "cores": [0]}],
     "1EP1D": [{"role": "EP", "cores": [0]}, {"role": "D", "cores": [1]}],
     "1E1PD": [{"role": "E", "cores": [0]}, {"role": "PD", "cores": [1]}],
@@ -95,14 +97,18 @@ def deployments(args: argparse.Namespace, folder: Path) -> list[Deployment]:
         options |= {"layout": layout, "kv_cache_gib": 1.5, "image_cache_gib": 0.5}
         shape = ([float(r) for r in rates.split(",")], args.seconds, args.rounds, 112, (8, 56))
         found.append(Deployment(layout, "emulated", options, *shape, args.seed))
-    for text in args.cpu:
-        layout, _, rates = text.partition("@")
-        path = folder / f"{layout}.yaml"
-        path.write_text(yaml.safe_dump({"instances": CORES[layout]}))
-        options = common | {"model": str(MODEL), "device": "cpu", "layout": str(path)}
-        options |= {"kv_cache_gib": 0.125, "image_cache_gib": 0.0625}
-        shape = ([float(r) for r in rates.split(",")], args.cpu_seconds, args.cpu_rounds, 96, (8, 56))
-        found.append(Deployment(layout, "cpu", options, *shape, args.seed))
+    for part, texts, model, seconds, px in (
+        ("cpu", args.cpu, args.cpu_model, args.cpu_seconds, 336),
+        ("built-in", args.built_in, MODEL, args.built_in_seconds, 96),
+    ):
+        for text in texts:
+            layout, _, rates = text.partition("@")
+            path = folder / f"{layout}.yaml"
+            path.write_text(yaml.safe_dump({"instances": CORES[layout]}))
+            options = common | {"model": str(model), "device": "cpu", "layout": str(path)}
+            options |= {"kv_cache_gib": 0.25, "image_cache_gib": 0.0625}
+            shape = ([float(r) for r in rates.split(",")], seconds, args.cpu_rounds, px, (8, 56))
+            found.append(Deployment(layout, part, options, *shape, args.seed))
     return found
 
 
@@ -127,7 +133,7 @@ def plan_of(d: Deployment, args: argparse.Namespace) -> Iterator[tuple[str, Arri
     if d.part == "emulated":
         yield IDLE, Closed(1), args.idle, d.seed << 20, 0
     else:  # with pauses, as between requests that come by chance: a core that has slept is slower at first
-        yield IDLE, Constant(2.0), args.cpu_idle, d.seed << 20, 0
+        yield IDLE, Constant(1.0), args.cpu_idle, d.seed << 20, 0
     for i, rate in enumerate(d.rates):
         n, seed = max(args.requests, round(rate * d.seconds)), (d.seed << 20) + 100 * (i + 1)
         for rank in range(d.rounds):
@@ -167,37 +173,37 @@ async def observe(d: Deployment, args: argparse.Namespace, console: Console) -> 
 # ---- both
 
 
-def measured_cost(args: argparse.Namespace, console: Console) -> CostFile:
-    """Of the built-in model with one thread on one core. Fitted to medians: what else there is to do on this machine
+def measured_cost(d: Deployment, args: argparse.Namespace, console: Console) -> CostFile:
+    """Of its model with one thread on one core. Fitted to medians: what else there is to do on this machine
     counts as load even where it gives way."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(before)})
     grid = Grid(
-        sizes=((96, 96),),
+        sizes=((d.picture_px, d.picture_px),),
         pictures=(1, 2, 4),
-        chunks=(16, 64, 128, 256),
-        starts=(0,),
+        chunks=(16, 64, 128, 256, 512) if d.part == "cpu" else (16, 64, 128, 256),
+        starts=(0, 256) if d.part == "cpu" else (0,),
         decodes=(1, 2, 4, 8, 16, 32),
-        contexts=(96, 160, 320),
+        contexts=(600, 640, 680) if d.part == "cpu" else (96, 160, 320),
         mixed=(4, 16),
         beside=(),
     )
+    model = str(d.options["model"])
     try:
-        config = ServeConfig(model=str(MODEL), device="cpu", threads=1)
-        console.print(f"measuring {MODEL.name} on one core for {args.measure_minutes:g} minutes")
-        file = measure_model(str(MODEL), minutes=args.measure_minutes, config=config, grid=grid, transports=())
+        config = ServeConfig(model=model, device="cpu", threads=1)
+        console.print(f"measuring {Path(model).name} on one core for {args.measure_minutes:g} minutes")
+        file = measure_model(model, minutes=args.measure_minutes, config=config, grid=grid, transports=())
         fitted = fit_cost(file.points)
         return msgspec.structs.replace(file, cost=fitted.cost, errors=fitted.errors, note="")
     finally:
         os.sched_setaffinity(0, before)
 
 
-def measured_link(d: Deployment, file: CostFile, seconds: float) -> Link:
+def measured_link(d: Deployment, cost: CostModel, seconds: float) -> Link:
     """Blocks of this model between two processes of this machine, as its instances move them. A message takes what
     `Link` says unless told otherwise."""
-    spec = Twin(d.options, file.cost, Link()).kv_spec
-    copies = measure_copies([spec], ["shared-memory"], "cpu", seconds)
-    return msgspec.structs.replace(file, copies=tuple(copies)).link("shared-memory")
+    spec = Twin(d.options, cost, Link()).kv_spec
+    return link_of(measure_copies([spec], ["shared-memory"], "cpu", seconds))
 
 
 def compare(d: Deployment, sent: Sequence[Sent], cost: CostModel, link: Link) -> dict[str, Any]:
@@ -252,7 +258,6 @@ class Journal:
 
 async def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     journal, results = Journal(args.journal), {}
-    cpu_file = read_cost_file(BUILTIN_COSTS)
     with tempfile.TemporaryDirectory() as folder:
         for d in deployments(args, Path(folder)):
             key = repr(msgspec.to_builtins(d) | {"options": {**d.options, "layout": d.name}})
@@ -260,27 +265,30 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
                 results[f"{d.part} {d.name}"] = known
                 console.print(f"{d.part} {d.name}: found in the journal")
                 continue
-            if d.part == "cpu":
-                said = journal.get("cost") or journal.put("cost", msgspec.to_builtins(measured_cost(args, console)))
-                cpu_file = msgspec.convert(said, CostFile)
-            cost = cpu_file.cost if d.part == "cpu" else read_cost_model(args.cost_model)
+            if d.part == "emulated":
+                cost = read_cost_model(args.cost_model)
+            else:
+                kind = f"cost {d.part}"
+                said = journal.get(kind) or journal.put(kind, msgspec.to_builtins(measured_cost(d, args, console)))
+                cost = msgspec.convert(said, CostFile).cost
             kind = f"link {d.part}"
-            said = journal.get(kind) or journal.put(kind, msgspec.to_builtins(measured_link(d, cpu_file, 6.0)))
+            said = journal.get(kind) or journal.put(kind, msgspec.to_builtins(measured_link(d, cost, 6.0)))
             link = msgspec.convert(said, Link)
             sent, facts = await observe(d, args, console)
             found = {"part": d.part, "layout": d.name, "cost": msgspec.to_builtins(cost), "link": said}
             found |= compare(d, sent, cost, link) | facts
             results[f"{d.part} {d.name}"] = journal.put(key, found)
-    measured = journal.get("cost")
-    fit = {k: measured[k] for k in ("date", "threads", "cost", "errors", "points")} if measured else None
-    return {"deployments": results, "summary": summary(results), "cpu_measurement": fit}
+    fits = {}
+    for part in PARTS:
+        if (measured := journal.get(f"cost {part}")) is not None:
+            fits[part] = {k: measured[k] for k in ("date", "model", "threads", "cost", "errors", "points")}
+    return {"deployments": results, "summary": summary(results), "measurements": fits}
 
 
 def summary(results: dict[str, Any]) -> dict[str, Any]:
-    """Per part: points, those within the limit (of part `cpu`: or the spread of the rounds), and the worst of each
-    metric."""
+    """Per part: points, those within the limit, and the worst of each metric."""
     found = {}
-    for part, limit in (("emulated", EMULATED_LIMIT), ("cpu", CPU_LIMIT)):
+    for part, limit in PARTS.items():
         points = [p["metrics"] for r in results.values() if r["part"] == part for p in r["points"]]
         if points:
             inside = [all(within(p[m], limit, part) for m in METRICS) for p in points]
@@ -290,7 +298,7 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def within(metric: dict[str, Any], limit: float, part: str) -> bool:
-    return abs(metric["error"]) <= max(limit, metric["spread"] if part == "cpu" else 0.0)
+    return abs(metric["error"]) <= max(limit, 0.0 if part == "emulated" else metric["spread"])
 
 
 def table(results: dict[str, Any]) -> Table:
@@ -313,26 +321,29 @@ def figure(path: Path, results: dict[str, Any]) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    drawn, axes = plt.subplots(2, 4, figsize=(13, 6.4), squeeze=False)
-    for row, (part, limit) in zip(axes, (("emulated", EMULATED_LIMIT), ("cpu", CPU_LIMIT))):
+    parts = {part: limit for part, limit in PARTS.items() if part in results["summary"]}
+    drawn, axes = plt.subplots(len(parts), 4, figsize=(13, 3.1 * len(parts)), squeeze=False)
+    for row, (part, limit) in zip(axes, parts.items()):
         some = [r for r in results["deployments"].values() if r["part"] == part]
         for axis, metric in zip(row, METRICS):
             for colour, r in zip(COLOURS, some):
                 xy = [[p["metrics"][metric][k] * 1e3 for p in r["points"]] for k in ("measured_s", "simulated_s")]
                 axis.plot(*xy, "o-", color=colour, label=r["layout"], linewidth=0.8, markersize=4)
             ends = sorted(x for line in axis.lines for x in (*line.get_xdata(), *line.get_ydata()))
-            if not ends:
-                continue
             band = [ends[0] * 0.85, ends[-1] * 1.15]
             axis.plot(band, band, color="black", linewidth=0.6)
             axis.fill_between(band, [x * (1 - limit) for x in band], [x * (1 + limit) for x in band], alpha=0.15)
             axis.set_xscale("log")
             axis.set_yscale("log")
+            for scale in (axis.xaxis, axis.yaxis):
+                scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+                scale.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+                scale.set_minor_formatter(NullFormatter())
             axis.set_title(f"{part}: {metric.replace('_', ' ')}, ms (+-{limit:.0%})", fontsize=9)
         row[0].set_ylabel("simulated")
-        if some:
-            row[0].legend(frameon=False, fontsize=8)
+        row[0].legend(frameon=False, fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("measured")
     drawn.suptitle("The simulator against real servers", fontsize=11)
@@ -347,15 +358,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cost-model", type=Path, default=Path("configs/costs/illustrative-h100-llava-7b-x10.yaml"))
     emulated = ["4EPD@4,9,14", "2EP2D@3,6.5,10", "1E2P1D@3,6.5,10"]
     parser.add_argument("--emulated", nargs="*", default=emulated, help="LAYOUT@RATE,RATE,...")
-    parser.add_argument("--cpu", nargs="*", default=["1EPD@4,10", "1EP1D@4,10", "1E1PD@4,10"], help="as --emulated")
+    parser.add_argument("--cpu", nargs="*", default=["1EPD@0.5,1", "1EP1D@0.5,1", "1E1PD@0.5,1"], help="as --emulated")
+    parser.add_argument("--cpu-model", type=Path, default=Path(".cache/models/llava-mid"), help="made if absent")
+    built_in = ["1EPD@4,10", "1EP1D@4,10", "1E1PD@4,10"]
+    parser.add_argument("--built-in", nargs="*", default=built_in, help="as --emulated")
     parser.add_argument("--seconds", type=float, default=18.0, help="length of an emulated load")
-    parser.add_argument("--rounds", type=int, default=1, help="of every emulated load")
-    parser.add_argument("--cpu-seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3, help="of every emulated load")
+    parser.add_argument("--cpu-seconds", type=float, default=60.0)
+    parser.add_argument("--built-in-seconds", type=float, default=10.0)
     parser.add_argument("--cpu-rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=50, help="per load, at least")
     parser.add_argument("--idle", type=int, default=6, help="requests one at a time")
-    parser.add_argument("--cpu-idle", type=int, default=20, help="as --idle, of part cpu")
-    parser.add_argument("--measure-minutes", type=float, default=0.6, help="of the built-in model")
+    parser.add_argument("--cpu-idle", type=int, default=20, help="as --idle, on real cores")
+    parser.add_argument("--measure-minutes", type=float, default=1.0, help="of each model")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause-s", type=float, default=1.0)
     parser.add_argument("--start-limit-s", type=float, default=300.0)
@@ -367,7 +382,9 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args, console = arguments(), Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     try:
-        make_model(args.model)
+        for model in (args.model, *([args.cpu_model] if args.cpu else [])):
+            make_model(model)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
         results = asyncio.run(experiment(args, console))
     except (ServerFailed, OSError, subprocess.CalledProcessError) as e:
         console.print(str(e), style="red", markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -46,10 +47,10 @@ class Times(msgspec.Struct, frozen=True):
 class Beside(msgspec.Struct, frozen=True):
     """What a server takes beside batches, measured with one request at a time: `turn_s` for every batch (to notice its
     end, to pack and launch the next one), `front_s` for a request until its first token is read (HTTP, the picture,
-    messages to and from the client)."""
+    messages to and from the client): all that was seen, of which each request is given one, drawn with a seed."""
 
     turn_s: float = 0.0
-    front_s: float = 0.0
+    front_s: tuple[float, ...] = (0.0,)
 
 
 class Twin:
@@ -82,16 +83,19 @@ class Twin:
         self._made.update(requests)
         simulator = Simulator(self._instances(beside.turn_s), self._link, balancing=self._config.balancing)
         simulator.run([r for some in requests.values() for r in some])
+        front = random.Random(0)
         return {
-            label: [_times(simulator.served[r.id], beside.front_s) for r in some] for label, some in requests.items()
+            label: [_times(simulator.served[r.id], front.choice(beside.front_s)) for r in some]
+            for label, some in requests.items()
         }
 
     def beside(self, idle: Sent) -> Beside:
         """From requests that were sent one at a time: what batches do not explain."""
         seen = [times_of(r) for r in idle.records]
-        turn_s = _gap([t.tpot_s for t in seen], [t.tpot_s for t in self.served([idle], Beside())[idle.label]])
+        turns_s = _gaps([t.tpot_s for t in seen], [t.tpot_s for t in self.served([idle], Beside())[idle.label]])
+        turn_s = max(0.0, statistics.median(turns_s))
         with_turns = self.served([idle], Beside(turn_s))[idle.label]
-        return Beside(turn_s, _gap([t.ttft_s for t in seen], [t.ttft_s for t in with_turns]))
+        return Beside(turn_s, tuple(_gaps([t.ttft_s for t in seen], [t.ttft_s for t in with_turns])))
 
     def _requests(self, load: Sent) -> list[Request]:
         """As the server's own processor makes them. They arrive when they were sent: what passes before an instance
@@ -147,7 +151,6 @@ def _times(served: Served, front_s: float) -> Times:
     return Times(served.token_s[0] - served.arrival_s + front_s, mean_interval_s(served))
 
 
-def _gap(seen: Sequence[float | None], explained: Sequence[float | None]) -> float:
-    """Median of what is not explained, request by request."""
-    gaps = [a - b for a, b in zip(seen, explained, strict=True) if a is not None and b is not None]
-    return max(0.0, statistics.median(gaps))
+def _gaps(seen: Sequence[float | None], explained: Sequence[float | None]) -> list[float]:
+    """What is not explained, request by request."""
+    return [a - b for a, b in zip(seen, explained, strict=True) if a is not None and b is not None]

@@ -23,7 +23,6 @@ ROWS = {
     "8 EPD, prefill-first": ("prefill-first", False),
     "8 EPD, decode-first": ("decode-first", False),
     "8 EPD, joined lanes": ("stage-level, joined lanes", False),
-    "8 EPD, larger chunks": ("stage-level, larger chunks", False),
 }
 TEXT = """\
 Rates per GPU. What stage-level scheduling is worth over prefill-first is there in every setting and without a fit,
@@ -59,8 +58,6 @@ def simulate(lab: Lab, quick: bool) -> dict[str, Any]:
     for setting in SETTINGS:
         of_setting = found[setting] = {}
         for name, (system, any_layout) in ROWS.items():
-            if setting != "eager" and name == "8 EPD, larger chunks":
-                continue
             case = Case(MODEL, DATASET, slo, setting, system)
             if any_layout:
                 split = [lab.goodput(case, x) for x in candidates(case, 1, mixed=False) if x != "8EPD"]
@@ -98,8 +95,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def compare(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     def every(name: str) -> str:
-        each = [(s, of[name]) for s, of in found.items() if name in of]
-        return ", ".join(f"{s} {one['rate'] / GPUS:.1f}" + _layout(one) for s, one in each)
+        return ", ".join(f"{s} {of[name]['rate'] / GPUS:.1f}" + _layout(of[name]) for s, of in found.items())
 
     rows = [(f"{name}: {paper}", every(name), "") for name, paper in PAPER.items()]
     paper = "hybrid / general 1.32, general / without 1.41"
@@ -107,8 +103,6 @@ def compare(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         best, general, plain = (of[name]["rate"] for name in PAPER)
         first, second = best > ERROR * general, general > ERROR * plain
         said = "holds" if first and second else "only the second step holds" if second else "deviates"
-        if first and "8 EPD, larger chunks" in of:
-            said += f"; the first is {best / of['8 EPD, larger chunks']['rate']:.2f} with larger chunks"
         rows.append((paper, f"{setting}: {best / general:.2f}, {general / plain:.2f}", said))
     extra = [name for name in ROWS if name not in PAPER]
     return [*rows, *(("(not in the paper) " + name, every(name), "") for name in extra)]

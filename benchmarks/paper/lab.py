@@ -41,7 +41,7 @@ SPANS = 5.0  # TTFT SLOs that a run should last
 SEED = 0
 CACHE = ROOT / ".cache" / "paper"
 
-EAGER_STEP_BASE_S = 12e-3
+EAGER_STEP_BASE_S = 19e-3
 SETTINGS = ("roofline", "eager")
 """`roofline`: configs/hardware/h800.yaml, where the memory traffic of a batch hides behind its arithmetic. `additive`:
 the same numbers, with one change: it does not. `eager`: nor do the launches of a step, whose length is fitted to one
@@ -59,7 +59,6 @@ class System(NamedTuple):
 SYSTEMS = {
     "stage-level": System(),
     "stage-level, joined lanes": System("step"),
-    "stage-level, larger chunks": System(budgets=Budgets(tokens=797, images=2, running=64)),
     "decode-first": System("off", Policy(encode_wait_s=0.0), Budgets(tokens=2048, images=16, image_tokens=2048)),
     "prefill-first": System(
         "off",
@@ -69,8 +68,7 @@ SYSTEMS = {
 }
 """`decode-first`: chunks beside decodes within 2,048 tokens, pictures encoded between the steps (like vLLM v1).
 `prefill-first`: pictures, then whole prompts within 5,120 tokens, and decodes when neither is left (like vLLM v0).
-Budgets are those projects' defaults, whatever the SLO. `larger chunks`: what 8 EPD could have in the eager setting,
-LLaVA-NeXT-7B on TextCaps, if pictures and chunk were chosen together; budgets.py gives them 541 and 4."""
+Budgets are those projects' defaults, whatever the SLO."""
 
 
 class Case(NamedTuple):

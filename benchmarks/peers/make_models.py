@@ -2,9 +2,9 @@
 
     $PEERS_HOME/venv/bin/python benchmarks/peers/make_models.py --out .cache/models --only llava-small
 
-`llava-tiny` has 4.4M parameters, `llava-small` 164M (vision 38M). Every linear layer is drawn from N(0, gain²/fan_in),
-and picture embeddings are centred and rescaled to the scale of text embeddings, so that greedy output varies and
-depends on the picture. The tokenizer is trained on the text files of the running Python.
+`llava-tiny` has 4.4M parameters, `llava-mid` 39M (vision 5M), `llava-small` 164M (vision 38M). Every linear layer is
+drawn from N(0, gain²/fan_in), and picture embeddings are centred and rescaled to the scale of text embeddings, so that
+greedy output varies and depends on the picture. The tokenizer is trained on the text files of the running Python.
 """
 
 import argparse
@@ -27,6 +27,14 @@ SIZES = {
         "text": {
             "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 2,
             "num_key_value_heads": 2, "head_dim": 32,
+        },
+    },
+    "llava-mid": {
+        "seed": 13,
+        "vision": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4},
+        "text": {
+            "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6,
+            "num_key_value_heads": 2, "head_dim": 64,
         },
     },
     "llava-small": {

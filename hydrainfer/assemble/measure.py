@@ -33,7 +33,7 @@ _LEAST_S = 0.03  # a case is repeated for so long in each pass
 _BESIDE_S = 0.3  # and a pair of lanes
 _ENOUGH = 40  # samples of a case
 _COPIES_SHARE = 0.15  # of the time
-_QUIET_LOAD = 0.3  # per core, before we begin
+_QUIET_CORES = 0.1  # of each, that others take before we begin
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ def measure_model(
         raise ConfigError(f"--measure-minutes must be positive, not {minutes:g}", param="measure_minutes")
     config = msgspec.structs.replace(config or ServeConfig(model=model), model=model)
     grid, say = grid or Grid(), on_progress or (lambda _share, _what: None)
-    note = _note(os.getloadavg()[0])
+    note = _note(busy_cores())
     say(0.0, "loading the model")
     n_context = min(grid.n_context, read_config(Path(model).expanduser()).text.context)
     rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, n_context)
@@ -289,12 +289,26 @@ def _title(case: _Case) -> str:
     )
 
 
-def _note(load: float) -> str:
+def busy_cores(seconds: float = 1.0) -> float:
+    """That all of the machine keeps busy meanwhile; 0 where it does not say (/proc/stat)."""
+
+    def ticks() -> tuple[int, int]:
+        _, *spent = next(iter(_lines("/proc/stat")), "cpu 0 0 0 0 0").split()
+        numbers = [int(x) for x in spent[:8]]  # guests are counted among the users
+        return sum(numbers), sum(numbers[3:5])  # all, and idle or waiting for a disk
+
+    all_0, idle_0 = ticks()
+    time.sleep(seconds)
+    all_1, idle_1 = ticks()
+    return (os.cpu_count() or 1) * (1.0 - (idle_1 - idle_0) / (all_1 - all_0)) if all_1 > all_0 else 0.0
+
+
+def _note(busy: float) -> str:
     cores = len(os.sched_getaffinity(0))
-    if load <= _QUIET_LOAD * cores:
+    if busy <= _QUIET_CORES * cores:
         return ""
     return (
-        f"the machine was NOT quiet: load average {load:.1f} on {cores} cores before the measurement; the cost model "
+        f"the machine was NOT quiet: {busy:.1f} of {cores} cores were busy before the measurement; the cost model "
         "is fitted to the fastest run of each batch, percentiles are those of a loaded machine; repeat it"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -77,11 +78,16 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not found or (transport is not None and transport not in found):
             raise ConfigError(f"no copies by {transport or 'any transport'} were measured for {self.model}")
         name = transport or min(found, key=lambda t: max(found[t], key=lambda c: c.n_bytes).p50_s)
-        small, large = (f(found[name], key=lambda c: c.n_bytes) for f in (min, max))
-        if large.n_bytes == small.n_bytes or large.p50_s <= small.p50_s:
-            return Link(bytes_per_s=large.n_bytes / large.p50_s, latency_s=0.0)
-        rate = (large.n_bytes - small.n_bytes) / (large.p50_s - small.p50_s)
-        return Link(bytes_per_s=rate, latency_s=max(0.0, small.p50_s - small.n_bytes / rate))
+        return link_of(found[name])
+
+
+def link_of(copies: Sequence[Copies]) -> Link:
+    """Latency and bandwidth through the smallest and the largest of one transport's copies."""
+    small, large = (f(copies, key=lambda c: c.n_bytes) for f in (min, max))
+    if large.n_bytes == small.n_bytes or large.p50_s <= small.p50_s:
+        return Link(bytes_per_s=large.n_bytes / large.p50_s, latency_s=0.0)
+    rate = (large.n_bytes - small.n_bytes) / (large.p50_s - small.p50_s)
+    return Link(bytes_per_s=rate, latency_s=max(0.0, small.p50_s - small.n_bytes / rate))
 
 
 def read_cost_file(path: Path) -> CostFile:

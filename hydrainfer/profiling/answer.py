@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import time
 from collections.abc import Sequence
 
@@ -73,6 +74,13 @@ def answer(
         cells = grid_of(asked.study, candidates, asked.slo, *limits, n_processes=n_processes, on_progress=on_progress)
     if isinstance(asked.cost, CostFile) and asked.cost.note:
         notes.append(asked.cost.note)
+    if asked.kind == "cpu":
+        notes.append(
+            "HTTP, pictures and messages take the time of the same cores, and are not in these numbers: where a request "
+            "takes the model only milliseconds, a server carries less. --validate shows how much."
+        )
+    if crowded := _crowded(asked, n_devices):
+        notes.append(crowded)
     if asked.device.notes and asked.cost is None:
         notes.append(f"The device is described, not measured: {asked.device.notes}.")
     return (
@@ -120,3 +128,14 @@ def winners_file(plan: Plan, study: Study, asked: Prepared) -> str | None:
         f"by simulation on {plan.devices} x {plan.device}, for {plan.model}. Made by `{plan.command}`."
     )
     return layout_file(Layout.parse(best.layout), study, comment, asked.threads)
+
+
+def _crowded(asked: Prepared, n_devices: int) -> str:
+    """If so many instances, with the threads that were measured, are more than the cores of this machine."""
+    cores = len(os.sched_getaffinity(0))
+    if asked.threads is None or asked.threads * n_devices <= cores:
+        return ""
+    return (
+        f"{n_devices} instances of {asked.threads} measured threads need {n_devices * asked.threads} cores; this "
+        f"machine has {cores}, so that here they would wait for each other, which is not in these numbers."
+    )

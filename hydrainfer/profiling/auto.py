@@ -39,7 +39,7 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
         raise ConfigError("--devices is for --layout auto; this layout says how many there are", param="devices")
     else:
         n_devices = len(Layout.parse(config.layout).instances)
-    asked = prepare(_question(config, n_devices), measurer(config.measure_minutes, None, console))
+    asked = prepare(_question(config, n_devices), measurer(config, None, console))
     if config.layout == "auto":
         text = _best(asked, console)
     else:

@@ -102,6 +102,7 @@ def profile(
 ) -> None:
     """Choose among all layouts of N devices by simulating the real scheduler; no GPU is needed for hardware that is
     described. Without --hardware or --cost-model this machine is measured first."""
+    from hydrainfer.config import ServeConfig
     from hydrainfer.planner.objectives import Objective
     from hydrainfer.profiling.answer import answer, winners_file
     from hydrainfer.profiling.files import write_plan
@@ -134,7 +135,9 @@ def profile(
             objective=objective,  # type: ignore[arg-type]
             rate=rate,
         ),
-        measurer(measure_minutes, save_cost_model, log),
+        measurer(
+            ServeConfig(model=model, dtype=dtype or "auto", measure_minutes=measure_minutes), save_cost_model, log
+        ),
     )
     if validate:
         check_live(asked)

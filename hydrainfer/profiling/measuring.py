@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -18,14 +20,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hydrainfer"
 
 
-def measurer(minutes: float, save: Path | None, console: Console) -> Measure:
-    """Goes on from what was measured before for the same model, device and threads; `save`: also as a file."""
+def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measure:
+    """With the model, device, dtype, kernels and minutes of `config`. Goes on from what was measured before with the
+    same; `save`: also as a file."""
+    minutes = config.measure_minutes
 
     def measure(model: str, n_threads: int) -> CostFile:
         from hydrainfer.assemble.measure import measure_model
 
         name = Path(model).expanduser().resolve().name
-        journal = cache_folder() / "measured" / f"{name}-{n_threads}-threads.jsonl"
+        measured = msgspec.structs.replace(config, model=model, threads=n_threads)
+        journal = cache_folder() / "measured" / f"{name}-{_key(measured)}.jsonl"
         journal.parent.mkdir(parents=True, exist_ok=True)
         console.print(f"measuring {name} on this machine for about {minutes:g} minutes", markup=False)
         columns = (TextColumn("{task.description}"), BarColumn(30), TimeElapsedColumn())
@@ -35,7 +40,7 @@ def measurer(minutes: float, save: Path | None, console: Console) -> Measure:
                 model,
                 minutes=minutes,
                 journal=journal,
-                config=ServeConfig(model=model, threads=n_threads),
+                config=measured,
                 on_progress=lambda share, what: progress.update(task, completed=share, description=what),
             )
         if save is not None:
@@ -44,3 +49,10 @@ def measurer(minutes: float, save: Path | None, console: Console) -> Measure:
         return file
 
     return measure
+
+
+def _key(config: ServeConfig) -> str:
+    """Of all that a measurement depends on: models of one name in two folders are kept apart."""
+    where = str(Path(config.model).expanduser().resolve())
+    what = (where, config.device, config.dtype, config.native_kernels, config.block_tokens, config.threads)
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]

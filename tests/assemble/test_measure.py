@@ -1,8 +1,10 @@
 """A tiny model is measured on this machine: within its time, going on where it stopped, in the format others read."""
 
+import os
+
 import pytest
 
-from hydrainfer.assemble.measure import Grid, measure_model
+from hydrainfer.assemble.measure import Grid, _note, busy_cores, measure_model
 from hydrainfer.config import ServeConfig, Slo, read_cost_model
 from hydrainfer.core import ConfigError, Role
 from hydrainfer.planner.budgets import Mix, budgets_for
@@ -88,3 +90,9 @@ def test_copies_between_processes():
     spec = CacheSpec.full(layers=2, kv_heads=2, head_dim=32, dtype="float32")
     copies = measure_copies([spec], ["shared-memory"], "cpu", 2.0)
     assert [c.n_bytes for c in copies] == sorted(c.n_bytes for c in copies) and all(c.p50_s > 0 for c in copies)
+
+
+def test_a_busy_machine_is_noted():
+    assert 0.0 <= busy_cores(0.1) <= (os.cpu_count() or 1)
+    assert _note(0.0) == ""
+    assert "NOT quiet: 9.0 of" in _note(9.0)

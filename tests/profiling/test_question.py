@@ -1,5 +1,6 @@
 """From what was typed to a plan: what is refused and how, objectives, and the layout's file."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -183,3 +184,13 @@ def test_without_a_description_this_machine_is_measured(monkeypatch):
     question = prepare(msgspec.structs.replace(ASKED, model=str(MODEL), hardware=None), measure)
     assert wanted == [(str(MODEL), 2)]
     assert question.kind == "cpu" and question.study().overlap == "off"
+
+
+def test_instances_that_share_cores_are_noted(monkeypatch):
+    costs = Path("configs/cost_models/builtin-cpu.yaml")
+    some = {"model": str(MODEL), "hardware": None, "cost_model": costs, "slo": "ttft=1,tpot=0.1", "requests": 20}
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert not any("wait for each other" in note for note in answered(**some, devices=1)[1].notes)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    (note,) = (note for note in answered(**some, devices=2)[1].notes if "wait for each other" in note)
+    assert re.search(r"2 instances of (\d) measured threads need \d cores; this machine has 1", note)

@@ -12,6 +12,7 @@ from hydrainfer.cli import app
 from hydrainfer.config import load, read_layout
 from hydrainfer.core import ConfigError
 from hydrainfer.demo import ask
+from hydrainfer.planner.costfile import read_cost_file
 from hydrainfer.profiling.auto import settle
 from hydrainfer.serving import serve_in_background
 
@@ -67,6 +68,26 @@ def test_budgets_auto_are_values_that_were_measured():
     assert loaded.config.cost_model is None
     text, _ = answers(loaded)
     assert text
+
+
+def test_what_is_measured_is_what_will_serve(monkeypatch):
+    measured = []
+
+    def measure_model(model, *, config, journal, **_):
+        measured.append((config, journal))
+        return read_cost_file(Path(MEASURED))
+
+    monkeypatch.setattr("hydrainfer.assemble.measure.measure_model", measure_model)
+    given = {**EXPECTED, "layout": "1EPD", "token_budget": "auto", "device": "cpu", "port": 0}
+    for more in ({}, {"dtype": "bfloat16"}, {"native_kernels": False}):
+        settle(load({**given, **more}), quiet())
+    configs, journals = zip(*measured)
+    assert [(c.device, c.dtype, c.native_kernels) for c in configs] == [
+        ("cpu", "auto", True),
+        ("cpu", "bfloat16", True),
+        ("cpu", "auto", False),
+    ]
+    assert len(set(journals)) == 3, "each is measured for itself"
 
 
 @pytest.mark.parametrize(
