@@ -321,7 +321,7 @@ def figure(path: Path, results: dict[str, Any]) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
     parts = {part: limit for part, limit in PARTS.items() if part in results["summary"]}
     drawn, axes = plt.subplots(len(parts), 4, figsize=(13, 3.1 * len(parts)), squeeze=False)
@@ -338,9 +338,9 @@ def figure(path: Path, results: dict[str, Any]) -> None:
             axis.set_xscale("log")
             axis.set_yscale("log")
             for scale in (axis.xaxis, axis.yaxis):
-                scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+                scale.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+                scale.set_minor_locator(NullLocator())
                 scale.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-                scale.set_minor_formatter(NullFormatter())
             axis.set_title(f"{part}: {metric.replace('_', ' ')}, ms (+-{limit:.0%})", fontsize=9)
         row[0].set_ylabel("simulated")
         row[0].legend(frameon=False, fontsize=8)

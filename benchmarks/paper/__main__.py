@@ -26,8 +26,11 @@ FIGURES: dict[str, Figure] = {
     "fig13": breakdown,
     "fig12": methods,
     "fig10-next": attainment.NEXT,
-    "fig10-1.5": attainment.FIRST,
     "fig10-qwen2": attainment.QWEN,
+    "fig10-1.5": attainment.FIRST,
+    "fig10-next-additive": attainment.NEXT_ADDITIVE,
+    "fig10-qwen2-additive": attainment.QWEN_ADDITIVE,
+    "fig10-1.5-additive": attainment.FIRST_ADDITIVE,
 }
 QUICK_REQUESTS = 300
 

@@ -26,7 +26,7 @@ approach. That of encode is no finding: `encode_base_s` of configs/hardware/h800
 others were not. The number for decode is a matter of where on a flat curve one stops: in the roofline setting 90 % come
 at about 280 sequences, 95 % at about 590.
 
-In the eager setting prefill needs 6 requests, which is not what the paper measured: see the settings above.
+In the eager setting prefill needs 9 requests, which is not what the paper measured: see the settings above.
 
 One thing cannot be as it is written: 512 sequences of 1,024 tokens are 512 x 1,024 x 0.5 MiB = 256 GiB of keys and
 values, and an H800 has 80. With the memory that weights leave, it ends at 113 sequences (dotted line). Either

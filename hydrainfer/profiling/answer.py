@@ -76,8 +76,8 @@ def answer(
         notes.append(asked.cost.note)
     if asked.kind == "cpu":
         notes.append(
-            "HTTP, pictures and messages take the time of the same cores, and are not in these numbers: where a request "
-            "takes the model only milliseconds, a server carries less. --validate shows how much."
+            "HTTP, pictures and messages take the time of the same cores, and are not in these numbers: where a "
+            "request takes the model only milliseconds, a server carries less. --validate shows how much."
         )
     if crowded := _crowded(asked, n_devices):
         notes.append(crowded)

@@ -102,7 +102,7 @@ def profile(
 ) -> None:
     """Choose among all layouts of N devices by simulating the real scheduler; no GPU is needed for hardware that is
     described. Without --hardware or --cost-model this machine is measured first."""
-    from hydrainfer.config import ServeConfig
+    from hydrainfer.config import load
     from hydrainfer.planner.objectives import Objective
     from hydrainfer.profiling.answer import answer, winners_file
     from hydrainfer.profiling.files import write_plan
@@ -117,6 +117,7 @@ def profile(
         raise ConfigError(
             f"--objective is one of {', '.join(get_args(Objective))}, not {objective!r}", param="objective"
         )
+    here = {"model": model, "measure_minutes": measure_minutes} | ({"dtype": dtype} if dtype else {})
     log = Console(stderr=True, highlight=False)
     asked = prepare(
         Question(
@@ -135,9 +136,7 @@ def profile(
             objective=objective,  # type: ignore[arg-type]
             rate=rate,
         ),
-        measurer(
-            ServeConfig(model=model, dtype=dtype or "auto", measure_minutes=measure_minutes), save_cost_model, log
-        ),
+        measurer(load(here).config, save_cost_model, log),
     )
     if validate:
         check_live(asked)
