@@ -125,7 +125,7 @@ def profile(
             devices=devices,
             hardware=hardware,
             cost_model=cost_model,
-            dtype=dtype,
+            dtype=None if dtype == "auto" else dtype,
             workload=workload,
             data=data,
             pictures=pictures,
