@@ -119,7 +119,7 @@ Prefill-first suffers most where answers have two tokens: their one interval is 
 On VizWiz decode-first carries more than 8 EPD with budgets from the SLO, because the SLO forgives one interval in ten,
 and the budgets none: their batches all keep 90 % of it, while a batch of 2,048 tokens beside a picture does not."""
 _QWEN = """\
-As above. Where the TPOT SLO is 120 ms or more and TTFT 1 s, decode-first is within 2 to 7 % of hybrid; on POPE (40
+Where the TPOT SLO is 120 ms or more and TTFT 1 s, decode-first is within 2 to 7 % of hybrid; on POPE (40
 ms) and VizWiz (long prompts) it falls far behind. Here encode is a larger part of the work, and the best layouts have
 three or four E. Stage-level 8 EPD loses to both: its budgets keep every step within the SLO, and with them the
 vision batches small. The paper has 2x to 3x over SGLang, which is not among the systems here; over prefill-first it
