@@ -124,6 +124,7 @@ def version() -> None:
 
 def main() -> None:
     """Run the command; what a user can cause ends in one line and exit status 2."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads: waiting threads leave cores to others
     try:
         app()
     except HydraError as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from hydrainfer import LLM, SamplingParams, serving
+from hydrainfer.cli import main
 from hydrainfer.config import load
 from hydrainfer.core import Unavailable
 from tests.checkpoints import make_llava
@@ -67,3 +69,14 @@ def test_one_llm_in_several_threads_in_a_running_loop_and_closed(checkpoint):
         assert len(asyncio.run(notebook())[0].outputs[0].token_ids) == 4
     with pytest.raises(Unavailable):
         llm.generate("hi", SHORT, use_tqdm=False)
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_compute_threads_wait_passively_unless_told_otherwise(given, found, monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "restored by monkeypatch")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr("sys.argv", ["hydrainfer", "version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ["OMP_WAIT_POLICY"] == found
