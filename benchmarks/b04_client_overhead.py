@@ -9,7 +9,7 @@ it includes the kernel and, on a busy machine, whoever else had the core. The 99
 
 On a virtual machine an idle core is given back and comes back late, whatever the client does. So each round is run
 twice: with cores as they come, and with cores kept awake by a loop of idle priority, which any work displaces at once.
-Beside each stands the machine's own lateness: that of a 1 ms sleep in an empty process.
+Beside each stands the machine's own lateness: that of a 1 ms sleep while nothing is asked of anybody.
 """
 
 from __future__ import annotations

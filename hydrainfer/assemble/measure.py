@@ -26,6 +26,7 @@ from hydrainfer.core import ConfigError
 from hydrainfer.models import read_config
 from hydrainfer.planner.costfile import Copies, CostFile, Point, Work
 from hydrainfer.planner.fitting import fit_cost
+from hydrainfer.workload.noise import busy_s
 
 OnProgress = Callable[[float, str], None]
 _PACKAGES = ("hydrainfer", "torch", "transformers", "numpy", "apache-tvm-ffi", "flashinfer-python")
@@ -290,17 +291,13 @@ def _title(case: _Case) -> str:
 
 
 def busy_cores(seconds: float = 1.0) -> float:
-    """That all of the machine keeps busy meanwhile; 0 where it does not say (/proc/stat)."""
-
-    def ticks() -> tuple[int, int]:
-        _, *spent = next(iter(_lines("/proc/stat")), "cpu 0 0 0 0 0").split()
-        numbers = [int(x) for x in spent[:8]]  # guests are counted among the users
-        return sum(numbers), sum(numbers[3:5])  # all, and idle or waiting for a disk
-
-    all_0, idle_0 = ticks()
+    """That all of the machine keeps busy meanwhile; 0 where it does not say."""
+    before_s, begin_s = busy_s(), time.perf_counter()
     time.sleep(seconds)
-    all_1, idle_1 = ticks()
-    return (os.cpu_count() or 1) * (1.0 - (idle_1 - idle_0) / (all_1 - all_0)) if all_1 > all_0 else 0.0
+    after_s = busy_s()
+    if before_s is None or after_s is None:
+        return 0.0
+    return (after_s - before_s) / (time.perf_counter() - begin_s)
 
 
 def _note(busy: float) -> str:

@@ -11,8 +11,18 @@ from pathlib import Path
 
 from hydrainfer.workload.processes import ServerProcess
 
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 NOISY_CORES = 0.2
 """Mean cores taken by others beyond which a run says so."""
+
+
+def busy_s() -> float | None:
+    """Processor time that all of this machine has used since it started; None where it does not say."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    times = [int(t) for t in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(times) - times[3] - times[4] - times[7]) * _TICK_S  # not: idle, waiting for a disk, stolen
 
 
 class Noise:
@@ -26,17 +36,14 @@ class Noise:
         """Mean cores in use by neither the server nor this process; None if the server's share is not known."""
         if self._server is None or self._before is None or (after := self._read()) is None:
             return None
-        busy_s, known_s, at_s = (b - a for a, b in zip(self._before, after, strict=True))
-        return max(0.0, busy_s - known_s) / at_s if at_s > 0 else None
+        used_s, known_s, at_s = (b - a for a, b in zip(self._before, after, strict=True))
+        return max(0.0, used_s - known_s) / at_s if at_s > 0 else None
 
     def _read(self) -> tuple[float, float, float] | None:
         """Busy seconds of all cores, of those this process and the server, and the time."""
-        stat = Path("/proc/stat")
-        if not stat.exists() or self._server is None:
+        busy = busy_s()
+        if busy is None or self._server is None:
             return None
-        tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-        times = [int(t) * tick_s for t in stat.read_text().split("\n", 1)[0].split()[1:9]]
-        busy_s = sum(times) - times[3] - times[4] - times[7]  # not: idle, waiting for a disk, stolen
         # utime, stime and those of children that have ended
-        server_s = sum(sum(int(t) for t in fields[11:15]) * tick_s for fields in self._server.family().values())
-        return busy_s, server_s + time.process_time(), time.perf_counter()
+        server_s = sum(sum(int(t) for t in fields[11:15]) * _TICK_S for fields in self._server.family().values())
+        return busy, server_s + time.process_time(), time.perf_counter()

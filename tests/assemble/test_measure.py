@@ -93,6 +93,6 @@ def test_copies_between_processes():
 
 
 def test_a_busy_machine_is_noted():
-    assert 0.0 <= busy_cores(0.1) <= (os.cpu_count() or 1)
+    assert 0.0 <= busy_cores(0.1) <= (os.cpu_count() or 1) + 0.5  # counted in hundredths of a second
     assert _note(0.0) == ""
     assert "NOT quiet: 9.0 of" in _note(9.0)
