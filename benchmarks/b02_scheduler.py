@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.figure import save_lines
 from benchmarks.record import write_result
-from hydrainfer.cache import CacheSet, CacheSpec
+from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec
 from hydrainfer.core import (
     Lane,
     MediaSpan,
@@ -32,7 +32,7 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from hydrainfer.workload import Percentiles
+from hydrainfer.workload.results import Percentiles
 
 PROMPT_TOKENS = 600  # a 336 px picture and a question, to LLaVA-1.5
 PICTURE_TOKENS = 576
@@ -46,8 +46,8 @@ class Load:
 
     def __init__(self, n: int, max_tokens: range, seed: int, arrivals: int = 0) -> None:
         self._draw, self._lengths, self._arrivals = random.Random(seed), max_tokens, arrivals
-        kv = CacheSpec.full(layers=12, kv_heads=4, head_dim=64, dtype="float32")
-        embed = CacheSpec.embed(width=768, dtype="float32")
+        kv = FullSpec.of(layers=12, kv_heads=4, head_dim=64, dtype="float32")
+        embed = EmbedSpec.of(width=768, dtype="float32")
         running = n + 4 * arrivals  # these are in encode, in prefill or ending
         pictures = embed.blocks_for(PICTURE_TOKENS) * (64 + 4 * arrivals)
         caches = CacheSet({kv: running * kv.blocks_for(PROMPT_TOKENS + max_tokens.stop + 64), embed: pictures})

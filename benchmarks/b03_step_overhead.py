@@ -31,7 +31,7 @@ from benchmarks.record import spread, write_result
 from benchmarks.runs import make_model
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.models import Model
-from hydrainfer.workload import Percentiles
+from hydrainfer.workload.results import Percentiles
 
 TARGET = 0.05  # of a step at batch 8
 PROMPT_TOKENS = 600  # a 336 px picture and a question, to LLaVA-1.5

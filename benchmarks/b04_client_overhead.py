@@ -30,20 +30,10 @@ import msgspec
 import uvloop
 
 from benchmarks.record import spread, write_result
-from hydrainfer.workload import (
-    BodyOptions,
-    ChatRequest,
-    Closed,
-    Percentiles,
-    Poisson,
-    RequestRecord,
-    Target,
-    distinct_chats,
-    report_of,
-    run_load,
-)
+from hydrainfer.workload.client import EventSplitter, RequestRecord, Target, parse_chunk, run_load
 from hydrainfer.workload.mock import MockServer, Script
-from hydrainfer.workload.sse import EventSplitter, parse_chunk
+from hydrainfer.workload.results import Percentiles, report_of
+from hydrainfer.workload.sources import BodyOptions, ChatRequest, Closed, Poisson, distinct_chats
 
 N_TOKENS, N_CLIENTS, N_REQUESTS = 64, 8, 80
 RATE_PER_S, RATE_S, RATE_TOKENS = 200.0, 10.0, 16

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
-from hydrainfer.cache import CacheSpec
+from hydrainfer.cache import CacheSpec, EmbedSpec, FullSpec
 from hydrainfer.storage import BlockStore, Exports, Routes, needs_shared
 from hydrainfer.storage.transport import runs
 
@@ -36,8 +36,8 @@ SLACK = 2  # the caches hold this many times what is moved
 
 def specs(dtype: str) -> dict[str, tuple[CacheSpec, int]]:
     """Caches of LLaVA-1.5-7B and how many blocks are moved."""
-    embed = CacheSpec.embed(width=4096, dtype=dtype, block_tokens=64)
-    kv = CacheSpec.full(layers=32, kv_heads=32, head_dim=128, dtype=dtype, block_tokens=16)
+    embed = EmbedSpec.of(width=4096, dtype=dtype, block_tokens=64)
+    kv = FullSpec.of(layers=32, kv_heads=32, head_dim=128, dtype=dtype, block_tokens=16)
     return {"picture": (embed, embed.blocks_for(PICTURE_TOKENS)), "kv": (kv, kv.blocks_for(KV_TOKENS))}
 
 

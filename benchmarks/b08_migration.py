@@ -26,7 +26,7 @@ from benchmarks.record import RESULTS, write_result
 from benchmarks.runs import Plan, add_load_options, hydrainfer_plan, make_model, shown
 from benchmarks.servers import CpuWatch, Server
 from hydrainfer.core import Layout
-from hydrainfer.workload import BodyOptions, ChatRequest, distinct_chats
+from hydrainfer.workload.sources import BodyOptions, ChatRequest, distinct_chats
 
 QUESTION = "What does disaggregation cost a single request: first token, migrations, total?"
 QUIET_CORES = 0.1

@@ -30,18 +30,9 @@ from benchmarks.figure import Panel, save_bars
 from benchmarks.record import ROOT, spread, write_result
 from benchmarks.runs import hydrainfer_plan, make_model, shown
 from benchmarks.servers import CpuWatch, Server, ServerFailed
-from hydrainfer.workload import (
-    ChatRequest,
-    LoadResult,
-    Percentiles,
-    Poisson,
-    Target,
-    distinct_chats,
-    encoded,
-    next_rate,
-    report_of,
-    run_load,
-)
+from hydrainfer.workload.client import LoadResult, Target, run_load
+from hydrainfer.workload.results import Percentiles, next_rate, report_of
+from hydrainfer.workload.sources import ChatRequest, Poisson, distinct_chats, encoded
 
 LATE_S = 0.05  # p99 of the client's own lag, beyond which it says more about the client than about the server
 TRIES = 24  # per search, at most

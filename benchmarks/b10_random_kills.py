@@ -34,16 +34,9 @@ from benchmarks.record import ROOT, write_result
 from benchmarks.runs import hydrainfer_plan, shown
 from benchmarks.servers import Server, ServerFailed
 from hydrainfer.core import Role, Stage
-from hydrainfer.workload import (
-    BodyOptions,
-    ChatClient,
-    ChatRequest,
-    EncodedPicture,
-    Percentiles,
-    RequestRecord,
-    Target,
-    distinct_chats,
-)
+from hydrainfer.workload.client import ChatClient, RequestRecord, Target
+from hydrainfer.workload.results import Percentiles
+from hydrainfer.workload.sources import BodyOptions, ChatRequest, EncodedPicture, distinct_chats
 
 GRACE_S = 5.0  # after its deadline: the server's own, and the way to the client
 TYPED = ("status", "server")  # kinds of failure that carry the server's own words

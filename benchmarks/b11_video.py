@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import RESULTS, spread, write_result
 from benchmarks.servers import CpuWatch
-from hydrainfer.processor.video import VideoLimits, open_video
+from hydrainfer.processor import VideoLimits, open_video
 
 QUESTION = "How much faster do several decoders get the frames of a video than one?"
 QUIET_CORES = 0.1

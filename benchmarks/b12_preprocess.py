@@ -52,10 +52,8 @@ from benchmarks.preprocessing import (
 from benchmarks.record import ROOT, spread, write_result
 from benchmarks.servers import Server, free_port
 from hydrainfer.ops.build import build_resampler
-from hydrainfer.processor import ImageAdapter, ImagePart, MediaLimits, MediaWorkers
-from hydrainfer.processor.media import decode_image
-from hydrainfer.processor.prepare import prepare_image
-from hydrainfer.workload import Percentiles
+from hydrainfer.processor import ImageAdapter, ImagePart, MediaLimits, MediaWorkers, decode_image, prepare_image
+from hydrainfer.workload.results import Percentiles
 
 TARGET = 3.0  # times the throughput of one Hugging Face process, on two cores
 CASES = {"1080p": (1920, 1080), "4096x4096": (4096, 4096)}

@@ -24,8 +24,7 @@ from benchmarks.figure import save_lines
 from benchmarks.record import RESULTS, spread, write_result
 from hydrainfer.core import Role
 from hydrainfer.models import Model, Picture, load_model
-from hydrainfer.processor import ImagePart, MediaLimits, load_description
-from hydrainfer.processor.prepare import Seal, prepare_image
+from hydrainfer.processor import ImagePart, MediaLimits, Seal, load_description, prepare_image
 from tests.checkpoints import make_llava
 from tests.checkpoints_next import make_llava_next
 from tests.checkpoints_qwen import make_qwen

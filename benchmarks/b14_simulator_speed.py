@@ -21,15 +21,10 @@ from benchmarks.record import RESULTS, spread, write_result
 from benchmarks.servers import CpuWatch
 from hydrainfer.config import locate, read_slo
 from hydrainfer.core import Layout
-from hydrainfer.planner.bound import Bounds
-from hydrainfer.planner.deployment import candidates_of, study_of
-from hydrainfer.planner.hardware import read_hardware
-from hydrainfer.planner.models import prompts_of, shape_of
-from hydrainfer.planner.search import search
-from hydrainfer.planner.simulator import Simulator
-from hydrainfer.planner.study import Study
-from hydrainfer.planner.trace import as_requests, at_rate
-from hydrainfer.planner.workloads import trace_of
+from hydrainfer.planner.costs import read_hardware
+from hydrainfer.planner.inputs import prompts_of, shape_of, trace_of
+from hydrainfer.planner.search import Bounds, Study, candidates_of, search, study_of
+from hydrainfer.planner.simulation import Simulator, as_requests, at_rate
 from hydrainfer.workload.sources import read_workload
 
 QUESTION = "How many requests per second does the planner simulate, and how long does a whole search take?"

@@ -45,20 +45,10 @@ from hydrainfer.builtin import MODEL
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.cost import read_cost_model
 from hydrainfer.core import CostModel
-from hydrainfer.planner.costfile import CostFile, link_of
-from hydrainfer.planner.fitting import fit_cost
-from hydrainfer.planner.simulator import Link
-from hydrainfer.workload import (
-    Arrivals,
-    ChatRequest,
-    Closed,
-    Constant,
-    Poisson,
-    Target,
-    distinct_chats,
-    encoded,
-    run_load,
-)
+from hydrainfer.planner.costs import CostFile, fit_cost, link_of
+from hydrainfer.planner.simulation import Link
+from hydrainfer.workload.client import Target, run_load
+from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, Constant, Poisson, distinct_chats, encoded
 
 QUESTION = "How far is the simulator from the servers that it simulates?"
 METRICS = ("ttft_mean", "ttft_p90", "tpot_mean", "tpot_p90")

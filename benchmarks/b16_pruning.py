@@ -16,11 +16,9 @@ from typing import Any
 
 from benchmarks.record import write_result
 from hydrainfer.config import Slo
-from hydrainfer.planner.deployment import candidates_of, study_of
-from hydrainfer.planner.hardware import read_hardware
-from hydrainfer.planner.models import prompts_of, shape_of
-from hydrainfer.planner.search import Found, search
-from hydrainfer.planner.workloads import trace_of
+from hydrainfer.planner.costs import read_hardware
+from hydrainfer.planner.inputs import prompts_of, shape_of, trace_of
+from hydrainfer.planner.search import Finding, candidates_of, search, study_of
 from hydrainfer.workload.sources import read_workload
 
 CASES = (
@@ -55,7 +53,7 @@ def _row(case: tuple[str, str, str, Slo], n_devices: int, n_requests: int) -> di
     trace = trace_of(read_workload(dataset), prompts_of(model), n_requests)
     study = study_of(shape_of(model), read_hardware(hardware), trace, slo)
     candidates = candidates_of(study, n_devices)
-    found: dict[str, list[Found]] = {}
+    found: dict[str, list[Finding]] = {}
     took: dict[str, float] = {}
     for name in ("pruned", "exhaustive"):
         begin_s = time.perf_counter()
@@ -79,11 +77,11 @@ def _row(case: tuple[str, str, str, Slo], n_devices: int, n_requests: int) -> di
     }
 
 
-def _within(one: Found, other: Found) -> bool:
+def _within(one: Finding, other: Finding) -> bool:
     return (other.goodput_low or 0.0) <= (one.goodput or 0.0) <= (other.goodput_high or 0.0)
 
 
-def _told(f: Found) -> dict[str, Any]:
+def _told(f: Finding) -> dict[str, Any]:
     return {"layout": f.layout, "goodput": f.goodput, "low": f.goodput_low, "high": f.goodput_high}
 
 

@@ -11,7 +11,8 @@ from rich.table import Table
 from benchmarks.figure import Panel, save_bars
 from benchmarks.footprint import described
 from benchmarks.record import spread
-from hydrainfer.workload import LoadResult, Report
+from hydrainfer.workload.client import LoadResult
+from hydrainfer.workload.results import Report
 
 OURS, PEER = "hydrainfer", "vllm"
 METRICS = {  # name -> (label, factor to the unit shown)

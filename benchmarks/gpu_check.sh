@@ -18,7 +18,7 @@ for dtype in float32 bfloat16; do
 done
 "$PY" -m benchmarks.b07_transports --device cuda --rounds 40 --out "$OUT/b07_transports_cuda.json" || status=1
 if "$PY" -c 'import nvidia.dali' 2>/dev/null; then
-  "$PY" -m pytest tests/processor/test_image_dali.py -p no:cacheprovider -s --junitxml="$OUT/dali_tests.xml" || status=1
+  "$PY" -m pytest tests/processor/pictures/test_dali.py -p no:cacheprovider -s --junitxml="$OUT/dali_tests.xml" || status=1
 else
   echo "DALI is not installed: not run"
 fi

@@ -10,10 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from hydrainfer.processor import ImageAdapter, ImagePart, MediaLimits
-from hydrainfer.processor.adapter import MediaItem
-from hydrainfer.processor.clip import ClipImages, ClipSettings
-from hydrainfer.processor.prepare import Encodable, Seal, prepare_image
+from hydrainfer.processor import (
+    ClipImages,
+    ClipSettings,
+    Encodable,
+    ImageAdapter,
+    ImagePart,
+    MediaItem,
+    MediaLimits,
+    Seal,
+    prepare_image,
+)
 
 PHOTOS = ("astronaut.png", "coffee.png", "rocket.jpg", "retina.jpg")
 LARGE_BYTES = 12_800_000 * 3  # what the largest adapter's array may take

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from hydrainfer.machine import cpu_name, cpuinfo, memory_bytes, n_cores, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -31,7 +31,7 @@ def write_result(name: str, question: str, settings: dict[str, Any], results: An
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "revision": revision(),
         "hardware": hardware(),
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("OMP_", "KMP_", "MKL_"))},
         "settings": settings,
         "results": results,
@@ -51,34 +51,16 @@ def revision() -> str:
 
 def hardware() -> dict[str, Any]:
     """Processor, cores this process may use, memory; the accelerator if torch sees one."""
-    model, flags = platform.processor(), ""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            model = value.strip()
-        elif key.strip() == "flags":
-            flags = value
-            break
-    vectors = [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if f in flags.split()]
+    flags = cpuinfo().get("flags", "").split()
     found = {
-        "cpu": model,
-        "vector_instructions": vectors,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "cpu": cpu_name(),
+        "vector_instructions": [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if f in flags],
+        "cores": n_cores(),
+        "memory_bytes": memory_bytes(),
     }
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
-    return found
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "kernel": platform.release()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -19,7 +19,9 @@ from rich.console import Console
 from benchmarks.comparison import metrics
 from benchmarks.record import ROOT
 from benchmarks.servers import CpuWatch, Server, free_port
-from hydrainfer.workload import Closed, LoadResult, Target, distinct_chats, report_of, run_load
+from hydrainfer.workload.client import LoadResult, Target, run_load
+from hydrainfer.workload.results import report_of
+from hydrainfer.workload.sources import Closed, distinct_chats
 
 PEERS = ROOT / "benchmarks" / "peers"
 QUIET_CORES = 0.1

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrainfer.workload import ChatClient, Target
-from hydrainfer.workload.processes import ServerFailed, ServerProcess, all_stats, free_port
+from hydrainfer.machine import TICK_S, processor_s
+from hydrainfer.workload.client import ChatClient, Target
+from hydrainfer.workload.deployments import ServerFailed, ServerProcess, all_stats, free_port
 
 __all__ = ["CpuUse", "CpuWatch", "Server", "ServerFailed", "free_port"]
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Server(ServerProcess):
@@ -46,13 +45,13 @@ class Server(ServerProcess):
     def cpu_s(self) -> float:
         """Processor time of all its processes so far, reaped children included."""
         stats = (stat for _, stat in all_stats() if int(stat[3]) == self.pid)
-        return sum(sum(int(t) for t in stat[11:15]) for stat in stats) / TICKS_PER_S
+        return sum(sum(int(t) for t in stat[11:15]) for stat in stats) * TICK_S
 
     def cpu_by_process(self) -> dict[int, tuple[str, float]]:
         """Name and processor time so far of each of its processes that runs, by pid: its session and all descendants.
         The first is the server itself."""
         family = self.family()
-        found = {p: (_name(p), sum(int(t) for t in stat[11:13]) / TICKS_PER_S) for p, stat in family.items()}
+        found = {p: (_name(p), sum(int(t) for t in stat[11:13]) * TICK_S) for p, stat in family.items()}
         return dict(sorted(found.items(), key=lambda item: item[0] != self.pid))
 
     def memory(self) -> dict[str, int]:
@@ -122,9 +121,8 @@ class CpuWatch:
         self._before = self._read()
 
     def _read(self) -> tuple[float, dict[str, float], float, float, float]:
-        times = [int(t) / TICKS_PER_S for t in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        busy_s = sum(times) - times[3] - times[4] - times[7]  # not: idle, waiting for a disk, stolen
-        return time.perf_counter(), {s.name: s.cpu_s() for s in self._servers}, time.process_time(), busy_s, times[7]
+        busy_s, stolen_s = processor_s()
+        return time.perf_counter(), {s.name: s.cpu_s() for s in self._servers}, time.process_time(), busy_s, stolen_s
 
     def stop(self) -> CpuUse:
         (t0, servers0, client0, busy0, steal0), (t1, servers1, client1, busy1, steal1) = self._before, self._read()

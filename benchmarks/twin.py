@@ -14,16 +14,16 @@ import orjson
 from hydrainfer.assemble.instances import own_options
 from hydrainfer.assemble.media import media_limits
 from hydrainfer.assemble.sizes import cache_sizes, dtype_of, overlap_of, torch_device
-from hydrainfer.cache import CacheKind, CacheSpec
+from hydrainfer.cache import CacheSpec
 from hydrainfer.config import ServeConfig, read_layout
-from hydrainfer.core import CostModel, Request, Role, SamplingParams
+from hydrainfer.core import CostModel, Request, Role, SamplingParams, Stage
 from hydrainfer.models import cache_specs, read_config, vision_fingerprint
-from hydrainfer.planner.simulator import Instance, Link, Served, Simulator
-from hydrainfer.planner.study import mean_interval_s
-from hydrainfer.processor import PixelStore, Processor, Timing, load_description
-from hydrainfer.processor.messages import parse_messages
+from hydrainfer.planner.search import mean_interval_s
+from hydrainfer.planner.simulation import InstanceModel, Link, ServedRequest, Simulator
+from hydrainfer.processor import PixelStore, Processor, Timing, load_description, parse_messages
 from hydrainfer.scheduler import Budgets, Policy
-from hydrainfer.workload import BodyOptions, ChatRequest, RequestRecord
+from hydrainfer.workload.client import RequestRecord
+from hydrainfer.workload.sources import BodyOptions, ChatRequest
 
 _PIXELS = 1 << 30
 
@@ -75,7 +75,7 @@ class Twin:
     @property
     def kv_spec(self) -> CacheSpec:
         specs = cache_specs(self._model, Role.parse("PD"), self._dtype, self._config.block_tokens)
-        return next(s for s in specs if s.kind is CacheKind.FULL)
+        return next(s for s in specs if Stage.DECODE in s.stages)
 
     def served(self, loads: Iterable[Sent], beside: Beside) -> dict[str, list[Times]]:
         """What the simulator says of these loads, sent to one server one after the other; by label, in their order."""
@@ -111,7 +111,7 @@ class Twin:
             found += prepared.requests
         return found
 
-    def _instances(self, turn_s: float) -> list[Instance]:
+    def _instances(self, turn_s: float) -> list[InstanceModel]:
         config, cost = self._config, self._cost
         budgets = Budgets(
             tokens=config.token_budget,
@@ -124,7 +124,7 @@ class Twin:
         )
         n_context = self._processor.model.n_context
         return [
-            Instance(
+            InstanceModel(
                 name=spec.name,
                 role=spec.role,
                 cost=msgspec.structs.replace(
@@ -147,7 +147,7 @@ def times_of(record: RequestRecord) -> Times:
     return Times(record.ttft_s, record.tpot_s)
 
 
-def _times(served: Served, front_s: float) -> Times:
+def _times(served: ServedRequest, front_s: float) -> Times:
     return Times(served.token_s[0] - served.arrival_s + front_s, mean_interval_s(served))
 
 

@@ -1,20 +1,23 @@
-"""The `hydrainfer` command. Options are the fields of `config.ServeConfig`; nothing is declared twice."""
+"""The `hydrainfer` command. The flags of a verb are the fields of a struct; nothing is declared twice."""
 
 from __future__ import annotations
 
-import inspect
+import ctypes
 import os
+import resource
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from hydrainfer import benching, builtin, profiling
-from hydrainfer.config import Option, load, options
+from hydrainfer.config import ServeConfig, load
 from hydrainfer.core import HydraError
+from hydrainfer.flags import with_flags
 
 app = typer.Typer(
     help="Serve vision-language models behind an OpenAI-style API.",
@@ -23,63 +26,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+_M_ARENA_MAX = -8  # of mallopt(3)
 _ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of options.", rich_help_panel="Options")]
 
 
-def _option_parameters() -> list[inspect.Parameter]:
-    """One command-line parameter per field of `ServeConfig`; None means it was not given."""
-    parameters = []
-    for o in options():
-        if o.name == "model":
-            info: Any = typer.Argument(help=o.help, show_default=False)
-        else:
-            info = typer.Option(
-                "--" + o.name.replace("_", "-"),
-                help=o.help,
-                rich_help_panel=o.group,
-                show_default=_show_default(o),
-                metavar=_metavar(o),
-            )
-        parameters.append(
-            inspect.Parameter(
-                o.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, info]
-            )
-        )
-    return parameters
-
-
-def _metavar(option: Option) -> str:
-    if get_origin(option.type) is Literal:
-        return "|".join(get_args(option.type))
-    return next((name.upper() for name in ("float", "int") if name in str(option.type)), "TEXT")
-
-
-def _show_default(option: Option) -> str:
-    if option.default is None:
-        return "none" if option.name == "api_key" else "auto"
-    return str(option.default)
-
-
-def _with_options(command: Any) -> Any:
-    """Give `command(config_file, extra…, flags)` the flags of the schema."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
-    names = {p.name for p in own}
-
-    def run(**kwargs: Any) -> None:
-        flags = {k: v for k, v in kwargs.items() if k not in names and v is not None}
-        command(flags=flags, **{k: v for k, v in kwargs.items() if k in names})
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    signature = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    run.__signature__ = inspect.Signature([*_option_parameters(), *signature])  # type: ignore[attr-defined]
-    return run
-
-
 @app.command()
-@_with_options
-def serve(flags: dict[str, str], config_file: _ConfigFile = None) -> None:
+@with_flags(ServeConfig, "model", as_text=True)
+def serve(config_file: _ConfigFile = None, **flags: str | None) -> None:
     """Start an OpenAI-style server for one model."""
-    loaded = load(flags, config_file, os.environ)
+    loaded = load({name: text for name, text in flags.items() if text is not None}, config_file, os.environ)
     from hydrainfer.profiling.auto import settle
     from hydrainfer.serving import serve_forever
 
@@ -122,13 +77,23 @@ def version() -> None:
     typer.echo(__version__)
 
 
+def _share_arenas() -> None:
+    """Under `ulimit -v`, let all threads allocate from two arenas: else glibc reserves 64 MiB of addresses for each
+    thread, which is most of what such a limit leaves beside torch."""
+    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if limited and mallopt is not None:
+        mallopt(_M_ARENA_MAX, 2)
+
+
 def main() -> None:
     """Run the command; what a user can cause ends in one line and exit status 2."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads: waiting threads leave cores to others
+    _share_arenas()
     try:
         app()
     except HydraError as e:
-        Console(stderr=True, highlight=False).print(f"[red]error:[/red] {e.message}", soft_wrap=True)
+        Console(stderr=True, highlight=False).print(f"[red]error:[/red] {escape(e.message)}", soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""What `make demo` shows: one question about one picture, over HTTP, streamed."""
+"""`make demo`: one question about one picture, over HTTP, streamed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ask(url: str, model: str, image: Path, question: str, max_tokens: int) -> It
 
 
 def _message(body: bytes) -> str:
-    """Of an OpenAI-shaped error."""
+    """The message of an OpenAI-shaped error."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tqdm import tqdm
 
 from hydrainfer.assemble import Instance, start_instance
 from hydrainfer.config import load
 from hydrainfer.core import InvalidRequest, SamplingParams, TokenLogprobs
-from hydrainfer.processor import parse_messages
+from hydrainfer.processor import ChatMessage, PythonPrompt, parse_messages, parse_prompts
 from hydrainfer.server import TokenStream
 
 _NO_LIMIT = 1 << 30
 Chat = Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Job = Callable[[SamplingParams], Awaitable[TokenStream]]
 
 
@@ -75,30 +77,36 @@ class LLM:
         `media_roots` let through) or `{"type": "image", "image": path | bytes | PIL.Image}`; videos, for models
         that take them, `video_url` parts or `{"type": "video", "video": path | bytes | frames, "fps": of frames}`.
         `mm_processor_kwargs`: how they are prepared, for all chats. Raises the first request's `HydraError`."""
-        if not messages:
-            raise InvalidRequest("messages must not be empty: send at least one user message", param="messages")
+        if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+            raise InvalidRequest("messages must be a list of messages or of chats, and not empty", param="messages")
         chats: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        parsed = [parse_messages(chat, local=True) for chat in chats]
         intake = self._instance.intake
 
-        def job(chat: Chat) -> Job:
-            return lambda sampling: intake.chat(parse_messages(chat, local=True), sampling, options=mm_processor_kwargs)
+        def job(chat: Sequence[ChatMessage]) -> Job:
+            return lambda sampling: intake.chat(chat, sampling, options=mm_processor_kwargs)
 
-        return self._run([job(chat) for chat in chats], sampling_params, use_tqdm)
+        return self._run([job(chat) for chat in parsed], sampling_params, use_tqdm)
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Continue one text or several (texts or token ids), in order. Raises the first request's `HydraError`."""
-        texts: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+        """Continue one prompt or several, in order: texts, token ids, or vLLM's dicts with `prompt` or
+        `prompt_token_ids`. A dict's `multi_modal_data` holds pictures (`image`) and videos (`video`), one or a list,
+        as `chat` takes them; the prompt has the model's own placeholder where each belongs. Raises the first request's
+        `HydraError`."""
         intake = self._instance.intake
 
-        def job(text: str | Sequence[int]) -> Job:
-            return lambda sampling: intake.complete(text, sampling)
+        def job(one: PythonPrompt) -> Job:
+            if one.message is None:
+                return lambda sampling: intake.complete(one.prompt, sampling)
+            of, options = (one.message,), one.options
+            return lambda sampling: intake.chat(of, sampling, options=options, prompt=one.prompt)
 
-        return self._run([job(text) for text in texts], sampling_params, use_tqdm)
+        return self._run([job(one) for one in parse_prompts(prompts)], sampling_params, use_tqdm)
 
     def _run(
         self,
@@ -106,8 +114,11 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        default = sampling if isinstance(sampling, SamplingParams) else SamplingParams()
-        params = list(sampling) if isinstance(sampling, Sequence) else [default] * len(jobs)
+        if sampling is None:
+            sampling = self.get_default_sampling_params()
+        params = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(jobs)
+        if not all(isinstance(p, SamplingParams) for p in params):
+            raise InvalidRequest("sampling_params must be a SamplingParams, or a list of them", param="sampling_params")
         if len(params) != len(jobs):
             raise InvalidRequest(
                 f"{len(params)} sampling parameters for {len(jobs)} prompts; give one, or one each",
@@ -140,6 +151,10 @@ class LLM:
             await asyncio.gather(*tasks, return_exceptions=True)
             while self._instance.sessions.n_live:
                 await asyncio.sleep(0.002)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters used where none are given: the checkpoint's own, greedy if its `do_sample` is false."""
+        return msgspec.structs.replace(SamplingParams(), **self._instance.intake.processor.model.sampling_defaults)
 
     def close(self) -> None:
         """End what runs and free the caches. Safe to repeat."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import Any
 
 import uvicorn
 from rich.console import Console
@@ -18,91 +21,171 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from hydrainfer.assemble import Instance, start_instance
 from hydrainfer.config import Loaded, config_table
-from hydrainfer.core import ConfigError, InternalError
+from hydrainfer.core import ConfigError, InternalError, SeldomLog
 from hydrainfer.server import ServerSettings, create_app
 from hydrainfer.version import __version__
 
 GRACEFUL_SHUTDOWN_S = 25
-"""After SIGTERM, requests that are being answered get this long to finish; then they end with an error."""
-_LAST_WORDS_S = 5
-"""For those errors to reach the clients; then connections are cut."""
+"""After SIGTERM, requests that are being answered get this long to finish; then they end with an error. A second
+Ctrl-C ends them at once."""
+_LAST_WORDS_S = 1
+"""The time for those errors to leave; then what a request is still doing is cancelled and answered with that error."""
+_FLUSH_S = 4
+"""The time for clients to take what was sent; then connections are cut."""
+_LOOK_S = 0.05
+_log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """Stops on SIGINT and SIGTERM without raising them again afterwards: the instance has to be closed first.
-    `end_requests` is called on the event loop when the time to finish is over."""
+    """Its owner handles signals, calls `handle_exit` and closes the instance afterwards. Stops, too, once `lost` gives
+    a reason. `on_ready` is called when it listens, `end_requests` when the time to finish is over, both on the event
+    loop."""
 
-    def __init__(self, config: uvicorn.Config, end_requests: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        end_requests: Callable[[], None],
+        lost: Callable[[], str | None],
+        on_ready: Callable[[], None],
+    ) -> None:
         super().__init__(config)
         self._end_requests = end_requests
+        self._lost = lost
+        self._on_ready = on_ready
+        self._hurried = False
+        self._few_warnings = _FewWarnings()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("uvicorn.error").addFilter(self._few_warnings)
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._lost() is not None:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's, in which nobody is cut off without a word."""
-        timer = asyncio.get_running_loop().call_later(GRACEFUL_SHUTDOWN_S, self._end_requests)
+        """uvicorn's shutdown, in which no request is cut off without an answer."""
+        ending = asyncio.ensure_future(self._end())
         try:
             await super().shutdown(sockets)
         finally:
-            timer.cancel()
+            ending.cancel()
+            logging.getLogger("uvicorn.error").removeFilter(self._few_warnings)
+        if self.force_exit:
+            await self.lifespan.shutdown()  # which uvicorn has left out
+
+    async def _end(self) -> None:
+        """End every request once the time to finish is over, or at once if hurried."""
+        end_s = time.monotonic() + GRACEFUL_SHUTDOWN_S
+        while not self._hurried and time.monotonic() < end_s:
+            await asyncio.sleep(_LOOK_S)
+        self._end_requests()
+        await asyncio.sleep(_LAST_WORDS_S)
+        for task in self.server_state.tasks:
+            task.cancel()
+        await asyncio.sleep(_FLUSH_S)
+        self.force_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Note a signal; called by the handler, so no more than that."""
+        if self.should_exit and sig == signal.SIGINT:
+            self._hurried = True
+        self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
+        yield
+
+
+class _Signals:
+    """SIGINT and SIGTERM while it is entered: the first one ends the start; once there is a `server`, they are for it.
+    Any that come while things are being closed change nothing."""
+
+    def __init__(self) -> None:
+        self.server: _Server | None = None
+        self._before: dict[int, Any] = {}
+        self._ending = False
+
+    def __enter__(self) -> _Signals:
+        self._before = {sig: signal.signal(sig, self._handle) for sig in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sig, handler in self._before.items():
+            signal.signal(sig, handler)
+
+    def _handle(self, sig: int, frame: FrameType | None) -> None:
+        if self.server is not None:
+            self.server.handle_exit(sig, frame)
+        elif not self._ending:
+            self._ending = True
+            raise KeyboardInterrupt if sig == signal.SIGINT else SystemExit(128 + sig)
 
 
 def serve_forever(loaded: Loaded, console: Console) -> None:
-    """Until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` before it listens."""
-    listener = _listen(loaded.config.host, loaded.config.port)
-    instance = _start(loaded, console)
-    try:
-        server = _server(instance)
-        _greet(console, _url(listener), instance.name)
-        server.run(sockets=[listener])
-    finally:
-        instance.close()
-        listener.close()
+    """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` before it listens, `InternalError` once
+    what runs can never again do its work."""
+    with _Signals() as signals:
+        listener = _listen(loaded.config.host, loaded.config.port)
+        with closing(listener), closing(_load(loaded, console)) as instance:
+            _settle(loaded, console, instance)
+            signals.server = _server(instance, lambda: _greet(console, _url(listener), instance.name))
+            signals.server.run(sockets=[listener])
+            why = instance.engine.lost()
+    if why is not None:
+        raise InternalError(f"the server has ended: {why}")
 
 
 @contextmanager
 def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str, Instance]]:
     """Yields the server's URL and the instance behind it; on exit everything is stopped."""
     listener = _listen(loaded.config.host, loaded.config.port)
-    instance = _start(loaded, console)
-    server = _server(instance)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            if not thread.is_alive():
-                raise InternalError("the HTTP server did not start")
-            time.sleep(0.005)
-        yield _url(listener), instance
-    finally:
-        server.should_exit = True
-        thread.join()
-        instance.close()
-        listener.close()
+    with closing(listener), closing(_load(loaded, console)) as instance:
+        _settle(loaded, console, instance)
+        server = _server(instance)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                if not thread.is_alive():
+                    raise InternalError("the HTTP server did not start")
+                time.sleep(0.005)
+            yield _url(listener), instance
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
-def _start(loaded: Loaded, console: Console) -> Instance:
+def _load(loaded: Loaded, console: Console) -> Instance:
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("load", total=None)
-        instance = start_instance(loaded.config, lambda done, total: progress.update(task, completed=done, total=total))
+        return start_instance(loaded.config, lambda done, total: progress.update(task, completed=done, total=total))
+
+
+def _settle(loaded: Loaded, console: Console, instance: Instance) -> None:
     gc.collect()
     gc.freeze()  # what was loaded lives for ever: keep it out of every later collection
     console.print(config_table(loaded, instance.facts))
-    return instance
 
 
-def _server(instance: Instance) -> _Server:
+class _FewWarnings(logging.Filter):
+    """Limits the warnings of a logger, which strangers cause: one for each connection that does not speak HTTP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._write = SeldomLog(_log)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno == logging.WARNING:
+            self._write("%s", record.getMessage())
+        return record.levelno > logging.WARNING
+
+
+def _server(instance: Instance, on_ready: Callable[[], None] = lambda: None) -> _Server:
     config = instance.config
     settings = ServerSettings(
         model_names=(instance.name,),
@@ -112,20 +195,17 @@ def _server(instance: Instance) -> _Server:
         stall_s=config.stall_s,
     )
     app = create_app(settings, instance.intake, metrics=instance.recorder.page)
+    http = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
     return _Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S + _LAST_WORDS_S,
-            server_header=False,
-        ),
+        http,
         instance.sessions.close,
+        instance.engine.lost,
+        on_ready,
     )
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bound before the model loads, so that a taken port is found at once."""
+    """A socket bound before the model loads, so that a taken port is found at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

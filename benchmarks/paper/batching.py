@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.paper.draw import COLOURS, figure
 from benchmarks.paper.lab import SETTINGS, Lab, device
 from hydrainfer.core import CostModel, Role
-from hydrainfer.planner.models import shape_of
-from hydrainfer.planner.shape import blocks_of, cost_of
+from hydrainfer.planner.costs import blocks_of, cost_of
+from hydrainfer.planner.inputs import shape_of
 
 TITLE = "Figure 6: stages of LLaVA-1.5-7B on one H800, by batch size"
 PICTURE, PROMPT = 576, 1024  # tokens, as in the paper

@@ -12,7 +12,7 @@ from benchmarks.paper.draw import COLOURS, figure
 from benchmarks.paper.lab import GPUS, SETTINGS, Case, Lab, study_for, table_3, trace
 from hydrainfer.core import Layout
 from hydrainfer.metrics import INTERVALS, Timeline, Timelines
-from hydrainfer.planner.study import attempt
+from hydrainfer.planner.search import attempt
 
 TITLE = "Figure 13: LLaVA-1.5-7B on TextCaps, 1E3P4D"
 MODEL, DATASET, LAYOUT = "llava-1.5-7b", "textcaps", "1E3P4D"

@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.paper.draw import COLOURS, figure
 from benchmarks.paper.lab import Lab, device
-from hydrainfer.planner.models import shape_of
-from hydrainfer.planner.shape import ModelShape
+from hydrainfer.planner.costs import ModelShape
+from hydrainfer.planner.inputs import shape_of
 
 TITLE = "Figure 5: arithmetic intensity of LLaVA-1.5-7B's linear operations"
 PICTURES = (0, 1, 2, 4, 8, 16)

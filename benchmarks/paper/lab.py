@@ -20,16 +20,10 @@ from hydrainfer.config import Slo
 from hydrainfer.config.slo import read_slo
 from hydrainfer.core import Layout
 from hydrainfer.engine import Overlap
-from hydrainfer.planner.bound import Bounds
-from hydrainfer.planner.deployment import study_of
-from hydrainfer.planner.hardware import Hardware, read_hardware
-from hydrainfer.planner.layouts import layouts, method_of
-from hydrainfer.planner.models import prompts_of, shape_of
-from hydrainfer.planner.search import bracket, narrow
-from hydrainfer.planner.simulator import Served, Simulator
-from hydrainfer.planner.study import Study, mean_interval_s
-from hydrainfer.planner.trace import TraceRequest, as_requests, at_rate
-from hydrainfer.planner.workloads import trace_of
+from hydrainfer.planner.costs import Hardware, read_hardware
+from hydrainfer.planner.inputs import prompts_of, shape_of, trace_of
+from hydrainfer.planner.search import Bounds, Study, bracket, layouts, mean_interval_s, method_of, narrow, study_of
+from hydrainfer.planner.simulation import ServedRequest, Simulator, TraceRequest, as_requests, at_rate
 from hydrainfer.scheduler import Budgets, Policy
 from hydrainfer.workload.sources import read_workload
 
@@ -270,7 +264,7 @@ def _simulate(case: Case, study: Study, layout: str, rate: float, n: int) -> Sam
     return Sample(rate, *([round(v, 5) for v in column] for column in (ttft, [slo_interval(s) for s in served], means)))
 
 
-def slo_interval(s: Served, share: float = 0.9) -> float:
+def slo_interval(s: ServedRequest, share: float = 0.9) -> float:
     """The least TPOT SLO that the request meets."""
     intervals = sorted(b - a for a, b in pairwise(s.token_s))
     return intervals[math.ceil(share * len(intervals) - 1e-9) - 1] if intervals else 0.0

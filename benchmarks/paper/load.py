@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.paper.draw import COLOURS, figure
 from benchmarks.paper.lab import DATASETS, MODELS, Lab, study_for, table_3, trace
 from benchmarks.paper.lab import Case as Study
-from hydrainfer.planner.bound import Bounds
-from hydrainfer.planner.workloads import summary
+from hydrainfer.planner.inputs import summary
+from hydrainfer.planner.search import Bounds
 
 TITLE = "Figure 9: the workload of LLaVA-NeXT-7B by data set"
 TEXT = """\

@@ -9,7 +9,7 @@ from benchmarks.paper.draw import METHOD_COLOURS, figure
 from benchmarks.paper.lab import GPUS, Case, Lab, bound_of, candidates, crossing
 from hydrainfer.config import Slo
 from hydrainfer.core import Layout
-from hydrainfer.planner.layouts import method_of
+from hydrainfer.planner.search import method_of
 
 TITLE = "Figure 12: method with the highest goodput, LLaVA-NeXT-7B (eager)"
 MODEL, SETTING = "llava-next-7b", "eager"

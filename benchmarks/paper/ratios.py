@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.paper.draw import METHOD_COLOURS, figure
 from benchmarks.paper.lab import GPUS, Case, Lab, bound_of, short, table_3
 from hydrainfer.core import Layout
-from hydrainfer.planner.layouts import layouts, method_of
+from hydrainfer.planner.search import layouts, method_of
 
 TITLE = "Figure 11: ratios of instances, LLaVA-NeXT-7B on TextCaps"
 MODEL, DATASET = "llava-next-7b", "textcaps"

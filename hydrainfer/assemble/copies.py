@@ -13,7 +13,7 @@ import torch
 
 from hydrainfer.cache import CacheSpec
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.costfile import Copies
+from hydrainfer.planner.costs import Copies
 from hydrainfer.storage import BlockStore, Exports, Routes, needs_shared
 
 _SECRET = b"measurement"
@@ -29,8 +29,9 @@ def measure_copies(
     seconds: float,
     say: Callable[[float, str], None] = lambda _share, _what: None,
 ) -> list[Copies]:
-    """Of blocks of the last spec, scattered as after some time of service, for at most so long after the peer of each
-    transport has started. A transport that does not work here is left out; raises `ConfigError` if none does."""
+    """Measured copies of blocks of the last spec, which lie scattered as after some time of service. The transports
+    share `seconds`, without the time that their peers take to start. A transport that does not work here is left out;
+    raises `ConfigError` if none does."""
     spec, found, failed = specs[-1], [], []
     sizes = sorted({max(1, n // spec.block_bytes) for n in _SIZES})
     for transport in transports:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from hydrainfer.assemble.sizes import GIB, SIZE_OPTION, cache_sizes, dtype_of, no_memory, overlap_of, torch_device
-from hydrainfer.cache import CacheKind, CacheSet, CacheSpec
+from hydrainfer.assemble.sizes import GIB, cache_sizes, dtype_of, no_memory, overlap_of, torch_device
+from hydrainfer.cache import CacheSet, for_stage, tokens_in
 from hydrainfer.cluster import Node
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, owner_of
+from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
 from hydrainfer.engine import Engine, EventSink, Moves, Runner, Timing
-from hydrainfer.models import DTYPES, Model, ModelConfig, load_model, read_config
+from hydrainfer.models import DTYPES, Model, ModelConfig, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, LanguageRunner, VisionRunner, spoken_ids
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
@@ -25,8 +25,8 @@ Facts = dict[str, str | int | float]
 
 
 class Surroundings(NamedTuple):
-    """Where an engine's words go, and where time and pictures come from. `node`: its place among several instances,
-    which share `local` if they are of one process."""
+    """An engine's surroundings: where its outputs go, where time and pictures come from. `node`: its place among
+    several instances, which share `local` if they are of one process."""
 
     sink: OutputSink
     record: EventSink
@@ -56,17 +56,21 @@ class Built(NamedTuple):
 
 
 def build_engine(
-    config: ServeConfig, role: Role, around: Surroundings, sizing: Sizing, on_progress: Progress | None = None
+    config: ServeConfig,
+    described: ModelConfig,
+    role: Role,
+    around: Surroundings,
+    sizing: Sizing,
+    on_progress: Progress | None = None,
 ) -> Built:
     """Load what the role needs and put it together. Raises `ConfigError` or `CheckpointError`."""
     path, device = Path(config.model).expanduser(), torch_device(config)
-    model_config = read_config(path)
-    dtype = dtype_of(config, device, model_config.dtype)
+    dtype = dtype_of(config, device, described.dtype)
     model = None
     if sizing.cost is None:
-        ops = select_ops(device, DTYPES[dtype], model_config.text.head_dim, use_native=config.native_kernels)
-        model = load_model(path, role, device, dtype, on_progress, ops)
-    sizes = cache_sizes(config, model_config, role, dtype, device, sizing.n_context, sizing.share)
+        ops = select_ops(device, DTYPES[dtype], described.text.head_dim, use_native=config.native_kernels)
+        model = load_model(path, role, device, dtype, on_progress, ops, described)
+    sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share)
     shared = around.node is not None and needs_shared(config.transport, device)
     try:
         stores = {spec.name: BlockStore(spec, n, device, shared) for spec, n in sizes.items()}
@@ -77,12 +81,12 @@ def build_engine(
     engine: Engine
 
     def threads_beside(other: Lane) -> Callable[[], int]:
-        """All cores while the other lane is idle, half of them while it runs."""
+        """The threads for a lane's next batch: all while the other lane is idle, half of them while it runs."""
         return lambda: max(1, sizing.n_threads // 2) if engine.in_flight(other) else sizing.n_threads
 
     if model is None:
         assert sizing.cost is not None
-        runners = _emulated(model_config, role, stores, around, sizing.cost)
+        runners = _emulated(described, role, stores, around, sizing.cost)
     else:
         runners = _runners(model, role, stores, around, threads_beside)
     overlap = overlap_of(config, device)
@@ -95,10 +99,11 @@ def build_engine(
         "dtype": dtype,
         "threads": sizing.n_threads,
         "overlap": overlap,
-        **{SIZE_OPTION[spec.kind]: round(n * spec.block_bytes / GIB, 3) for spec, n in sizes.items()},
+        **{spec.size_option: round(n * spec.block_bytes / GIB, 3) for spec, n in sizes.items()},
         **({} if model is None else {"operators": _operators(model)}),
     }
-    return Built(engine, caches, facts, _kv_tokens(sizes))
+    kv_tokens = tokens_in(sizes)
+    return Built(engine, caches, facts, None if kv_tokens == float("inf") else int(kv_tokens))
 
 
 def _runners(
@@ -109,13 +114,21 @@ def _runners(
     threads_beside: Callable[[Lane], Callable[[], int]],
 ) -> dict[Lane, Runner]:
     runners: dict[Lane, Runner] = {}
+    embeds, kv = (_store_for(stores, stage) for stage in (Stage.ENCODE, Stage.DECODE))
     if model.vision is not None:
+        assert embeds is not None, "a vision tower without a cache for what it makes"
         threads = threads_beside(Lane.LANGUAGE)
-        runners[Lane.VISION] = VisionRunner(model, stores["embed"], around.pixels, around.wake, threads)
+        runners[Lane.VISION] = VisionRunner(model, embeds, around.pixels, around.wake, threads)
     if Lane.LANGUAGE in role.lanes:
+        assert kv is not None, "a language model without a KV cache"
         threads = threads_beside(Lane.VISION)
-        runners[Lane.LANGUAGE] = LanguageRunner(model, stores["kv"], stores.get("embed"), around.wake, threads)
+        runners[Lane.LANGUAGE] = LanguageRunner(model, kv, embeds, around.wake, threads)
     return runners
+
+
+def _store_for(stores: dict[str, BlockStore], stage: Stage) -> BlockStore | None:
+    spec = for_stage((store.spec for store in stores.values()), stage)
+    return None if spec is None else stores[spec.name]
 
 
 def _emulated(
@@ -148,7 +161,7 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
 def _moves(
     config: ServeConfig, node: Node, local: LocalExports | None, scheduler: Scheduler, stores: dict[str, BlockStore]
 ) -> Moves:
-    """Its caches offered to peers, and the ways to theirs."""
+    """The engine's dealings with its peers: its caches offered to them, and the ways to theirs."""
     device = next(iter(stores.values())).data.device
     owner, secret, host = owner_of(node.name, node.incarnation), node.plan.secret, node.ip
     exports = Exports(owner, stores, config.transport, host=host, secret=secret, local=local)
@@ -158,12 +171,8 @@ def _moves(
     return Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)
 
 
-def _kv_tokens(sizes: dict[CacheSpec, int]) -> int | None:
-    return next((s.block_tokens * n for s, n in sizes.items() if s.kind is CacheKind.FULL), None)
-
-
 def _operators(model: Model) -> str:
-    """Which variants run, and why not others, in one line each."""
+    """The operators of each variant that runs, and why others do not, one line each."""
     by_variant: dict[str, list[str]] = {}
     for op, variant in model.ops.describe():
         by_variant.setdefault(variant, []).append(op)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from hydrainfer.assemble.engine import Facts, Sizing, Surroundings, build_engine
-from hydrainfer.assemble.folder import RunFolder
 from hydrainfer.assemble.sizes import check_in_process, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.cluster import (
@@ -25,11 +24,13 @@ from hydrainfer.cluster import (
     NodePlan,
     PixelClient,
     Roster,
-    host_identity,
+    RunFolder,
 )
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, settle
 from hydrainfer.core import ConfigError, CostModel, LifecycleEvent, OutputSink, PixelSource, Role
 from hydrainfer.engine import Engine
+from hydrainfer.machine import host_identity
+from hydrainfer.models import ModelConfig
 from hydrainfer.storage import LocalExports
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Birth(NamedTuple):
     """What an instance needs to build its engine beside its `NodePlan`."""
 
     config: ServeConfig
+    described: ModelConfig
     n_context: int
     share: float
     cost: CostModel | None
@@ -57,16 +59,16 @@ class Birth(NamedTuple):
 def build_node(
     births: Mapping[str, Birth], local: LocalExports | None, plan: NodePlan
 ) -> Callable[[Node], tuple[Engine, Facts]]:
-    """In the instance's own thread or process. `local`: of all instances of one process."""
+    """Builds an instance's engine in its own thread or process. `local`: the stores of all instances of one process."""
 
     def build(node: Node) -> tuple[Engine, Facts]:
-        config, n_context, share, cost = births[plan.name]
+        config, described, n_context, share, cost = births[plan.name]
         pixels = PixelClient(plan.pixels, plan.keys)
         node.at_end.append(pixels.close)
         n_threads = plan.share.threads or len(plan.share.cores) or max(1, _n_cores() // len(plan.roles))
         around = Surroundings(node.sink, node.record, node.wake, pixels, node.clock, node, local)
         built = build_engine(
-            config, Role.parse(plan.roles[plan.name]), around, Sizing(n_context, share, n_threads, cost)
+            config, described, Role.parse(plan.roles[plan.name]), around, Sizing(n_context, share, n_threads, cost)
         )
         kv = {} if built.kv_tokens is None else {"kv_tokens": built.kv_tokens}
         return built.engine, {**built.facts, "transport": config.transport, **kv}
@@ -76,6 +78,7 @@ def build_node(
 
 def start_cluster(
     config: ServeConfig,
+    described: ModelConfig,
     specs: Sequence[InstanceSpec],
     n_context: int,
     sink: OutputSink,
@@ -88,25 +91,27 @@ def start_cluster(
     cost, device = cost_model_of(config), torch_device(config)
     specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
     births = {
-        s.name: Birth(own_options(config, s), n_context, min(s.share.gpus or 1 / len(specs), 1.0), cost) for s in specs
+        s.name: Birth(own_options(config, s), described, n_context, min(s.share.gpus or 1 / len(specs), 1.0), cost)
+        for s in specs
     }
     launcher: InProcess | RayLauncher
-    if choose_launcher(config, specs) == "ray":
+    by_ray = choose_launcher(config, specs) == "ray"
+    if not by_ray:
+        check_in_process(config.transport)
+    folder = RunFolder(for_ray=by_ray and config.ray_address is None)
+    if by_ray:
         from hydrainfer.cluster.ray import RayLauncher
 
-        launcher = RayLauncher(partial(build_node, births, None), config.ray_address)
+        launcher = RayLauncher(partial(build_node, births, None), config.ray_address, folder)
     else:
-        check_in_process(config.transport)
         launcher = InProcess(partial(build_node, births, LocalExports()))
-    folder = RunFolder()
     local = f"ipc://{folder.path}/"
     remote = None if config.cluster_host is None else f"tcp://{config.cluster_host}:*"
     keys = None if remote is None else Keys.new()
-    roles = {spec.name: str(spec.role) for spec in specs}
     roster = Roster({s.name: s.role for s in specs}, config.balancing)
     try:
         hub = Hub(
-            Front(roster, sink, record, stall_s=config.stall_s),
+            Front(roster, sink, record, stall_s=config.stall_s, away_s=config.start_timeout_s),
             Mesh(remote or f"{local}hub", keys),
             launcher,
             pixels,
@@ -116,29 +121,30 @@ def start_cluster(
     except BaseException:
         folder.remove()
         raise
-    shared = {
-        "roles": roles,
-        "hub": hub.address,
-        "pixels": hub.pixels_at,
-        "bind": "tcp://{ip}:*" if remote else local + "{name}-{incarnation}",
-        "hub_host": host_identity(),
-        "secret": secrets.token_bytes(32),
-        "keys": keys,
-        "balancing": config.balancing,
-    }
-    hub.start([NodePlan(name=s.name, share=s.share, **shared) for s in specs], config.start_timeout_s)
+    plan = partial(
+        NodePlan,
+        roles={spec.name: str(spec.role) for spec in specs},
+        hub=hub.address,
+        pixels=hub.pixels_at,
+        bind="tcp://{ip}:*" if remote else local + "{name}-{incarnation}",
+        hub_host=host_identity(),
+        secret=secrets.token_bytes(32),
+        keys=keys,
+        balancing=config.balancing,
+    )
+    hub.start([plan(name=s.name, share=s.share) for s in specs], config.start_timeout_s)
     kv_tokens = min(int(f["kv_tokens"]) for f in hub.facts.values() if "kv_tokens" in f)
     return Cluster(hub, _together(hub.facts), kv_tokens, partial(_pools, launcher))
 
 
 def _pools(launcher: Launcher) -> dict[str, CacheSet]:
-    """Of instances in this process."""
+    """The caches of each instance that runs in this process."""
     nodes = launcher.nodes if isinstance(launcher, InProcess) else {}
     return {n: node.engine.scheduler.room.caches for n, node in nodes.items() if node.engine is not None}
 
 
 def own_options(config: ServeConfig, spec: InstanceSpec) -> ServeConfig:
-    """With what the layout's file says of this instance."""
+    """The options of one instance: `config`, overridden by its entry in the layout's file."""
     return msgspec.structs.replace(config, **spec.own)
 
 

@@ -7,12 +7,9 @@ over all cases are repeated until the time is up, so that little time gives all 
 from __future__ import annotations
 
 import datetime
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,17 +20,16 @@ from hydrainfer.assemble.copies import measure_copies
 from hydrainfer.assemble.rig import Rig
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
+from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
 from hydrainfer.models import read_config
-from hydrainfer.planner.costfile import Copies, CostFile, Point, Work
-from hydrainfer.planner.fitting import fit_cost
-from hydrainfer.workload.noise import busy_s
+from hydrainfer.planner.costs import BatchTime, Copies, CostFile, Work, fit_cost
 
 OnProgress = Callable[[float, str], None]
 _PACKAGES = ("hydrainfer", "torch", "transformers", "numpy", "apache-tvm-ffi", "flashinfer-python")
 _LEAST_S = 0.03  # a case is repeated for so long in each pass
 _BESIDE_S = 0.3  # and a pair of lanes
 _ENOUGH = 40  # samples of a case
-_COPIES_SHARE = 0.15  # of the time
+_COPIES_SHARE = 0.15  # share of the time that copies get
 _QUIET_CORES = 0.1  # of each, that others take before we begin
 
 
@@ -69,7 +65,7 @@ class _Case(NamedTuple):
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
-    """Of the journal: samples of a case, of both lanes if there are two."""
+    """A journal's line: samples of a case, of both lanes if there are two."""
 
     work: Work
     seconds: list[float]
@@ -78,7 +74,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
 
 
 class _Head(msgspec.Struct):
-    """Of the journal: what it is of."""
+    """A journal's first line: what was measured, on what."""
 
     model: str
     device: str
@@ -89,7 +85,7 @@ class _Head(msgspec.Struct):
 def measure_model(
     model: str,
     *,
-    minutes: float = 5.0,
+    minutes: float,
     journal: Path | None = None,
     config: ServeConfig | None = None,
     grid: Grid | None = None,
@@ -131,7 +127,7 @@ def measure_model(
         threads=head.threads,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         hardware=_hardware(),
-        versions=_versions(),
+        versions=versions(_PACKAGES),
         note=note,
         cost=fitted.cost,
         errors=fitted.errors,
@@ -140,7 +136,7 @@ def measure_model(
     )
 
 
-def _check_seen(points: Sequence[Point], sees: bool, minutes: float) -> None:
+def _check_seen(points: Sequence[BatchTime], sees: bool, minutes: float) -> None:
     """A stage that was never measured would cost nothing. Raises `ConfigError`."""
     works = [p.work for p in points]
     seen = {
@@ -157,7 +153,7 @@ def _check_seen(points: Sequence[Point], sees: bool, minutes: float) -> None:
 
 
 def _cases(grid: Grid, rig: Rig) -> list[_Case]:
-    """Short ones first."""
+    """All cases of `grid` that fit the model, the short ones first."""
     limit = rig.n_context
     contexts = [c for c in grid.contexts if c < limit]
     context = contexts[len(contexts) // 2]
@@ -232,8 +228,8 @@ class _Journal:
             with self._path.open("ab") as file:
                 file.write(msgspec.json.encode(line) + b"\n")
 
-    def points(self) -> list[Point]:
-        """Of both lanes, where two ran."""
+    def points(self) -> list[BatchTime]:
+        """A point per case, two where both lanes ran."""
         found = []
         for (work, beside), (seconds, others) in self._seen.items():
             found.append(_point(work, beside, seconds))
@@ -266,11 +262,11 @@ class _Journal:
             self._keep(_Case(entry.work, entry.beside), entry.seconds, entry.beside_seconds)
 
 
-def _point(work: Work, beside: Work | None, seconds: list[float]) -> Point:
+def _point(work: Work, beside: Work | None, seconds: list[float]) -> BatchTime:
     ordered = sorted(seconds)
     p90 = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
     least, p50, p90 = (round(s, 7) for s in (ordered[0], statistics.median(ordered), p90))
-    return Point(work=work, beside=beside, n=len(ordered), min_s=least, p50_s=p50, p90_s=p90)
+    return BatchTime(work=work, beside=beside, n=len(ordered), min_s=least, p50_s=p50, p90_s=p90)
 
 
 def _title(case: _Case) -> str:
@@ -290,18 +286,8 @@ def _title(case: _Case) -> str:
     )
 
 
-def busy_cores(seconds: float = 1.0) -> float:
-    """That all of the machine keeps busy meanwhile; 0 where it does not say."""
-    before_s, begin_s = busy_s(), time.perf_counter()
-    time.sleep(seconds)
-    after_s = busy_s()
-    if before_s is None or after_s is None:
-        return 0.0
-    return (after_s - before_s) / (time.perf_counter() - begin_s)
-
-
 def _note(busy: float) -> str:
-    cores = len(os.sched_getaffinity(0))
+    cores = n_cores()
     if busy <= _QUIET_CORES * cores:
         return ""
     return (
@@ -311,33 +297,8 @@ def _note(busy: float) -> str:
 
 
 def _hardware() -> dict[str, str | int | float]:
-    model = next(
-        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor() or "unknown",
-    )
-    found: dict[str, str | int | float] = {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    }
+    found: dict[str, str | int | float] = {"cpu": cpu_name(), "cores": n_cores(), "memory_bytes": memory_bytes()}
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
         found["gpu_memory_bytes"] = torch.cuda.get_device_properties(0).total_memory
-    return found
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "kernel": platform.release()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found

@@ -1,4 +1,4 @@
-"""What a configuration says about pictures and where they may come from."""
+"""The options for pictures and where they may come from, as the processor's limits and workers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.ops.build import build_resampler
-from hydrainfer.processor import FetchLimits, MediaLimits, MediaWorkers, VideoLimits, VideoReading
-from hydrainfer.processor.resample import agrees
+from hydrainfer.processor import FetchLimits, MediaLimits, MediaWorkers, VideoLimits, VideoReading, agrees
 
 MIB = 2**20
 _MOST_WORKERS = 4
@@ -58,7 +57,7 @@ def resampler(config: ServeConfig) -> str:
 
 
 def backend_name(limits: MediaLimits) -> str:
-    """What decodes and resizes pictures, for people."""
+    """The name, for people, of the libraries that decode and resize pictures."""
     return ("dali, else " if limits.dali else "") + ("pillow, our resizing" if limits.resampler else "pillow")
 
 
@@ -72,7 +71,7 @@ def video_reading(config: ServeConfig, resampler: str = "") -> VideoReading:
 
 
 def media_workers(config: ServeConfig, limits: MediaLimits) -> MediaWorkers | None:
-    """None if the preparation threads are to decode."""
+    """The processes that decode, or None if the preparation threads do."""
     n = min(len(os.sched_getaffinity(0)), _MOST_WORKERS) if config.media_workers is None else config.media_workers
     return MediaWorkers(n, limits, job_limit_s=config.media_timeout_s) if n else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from hydrainfer.assemble.sizes import dtype_of, torch_device
-from hydrainfer.cache import CacheSpec
+from hydrainfer.cache import CacheSpec, for_stage
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import (
     ConfigError,
@@ -24,13 +24,14 @@ from hydrainfer.core import (
     Role,
     SamplingParams,
     Sequence,
+    Stage,
     StepBatch,
     StepResult,
     TokenWork,
 )
 from hydrainfer.models import DTYPES, Model, load_model, read_config
 from hydrainfer.ops import select_ops
-from hydrainfer.planner.costfile import Work
+from hydrainfer.planner.costs import Work
 from hydrainfer.processor import Picture, Pixels, load_description
 from hydrainfer.runtime import LanguageRunner, VisionRunner
 from hydrainfer.storage import BlockStore
@@ -53,8 +54,10 @@ class Rig:
         self.model: Model = load_model(path, Role.parse("EPD"), device, self.dtype, ops=ops)
         self.n_threads = config.threads or torch.get_num_threads()
         self.n_context = min(n_context, described.text.context)
-        specs = {spec.name: spec for spec in self.model.cache_specs(kv_block_tokens=config.block_tokens)}
-        self.kv, self.embed = specs["kv"], specs.get("embed")
+        specs = self.model.cache_specs(kv_block_tokens=config.block_tokens)
+        kv_spec = for_stage(specs, Stage.DECODE)
+        assert kv_spec is not None, "a language model without a KV cache"
+        self.kv, self.embed = kv_spec, for_stage(specs, Stage.ENCODE)
         self._woken = threading.Event()
         self._busy = {Lane.VISION: False, Lane.LANGUAGE: False}
         wake = self._woken.set
@@ -74,11 +77,11 @@ class Rig:
         prompt = tuple(min(_TEXT, vocab // 2) + i % min(100, vocab // 4) for i in range(self.n_context))
         self._texts = [_sequence(f"t{i}", prompt) for i in range(n_sequences)]
         for i, seq in enumerate(self._texts):
-            seq.blocks = {"kv": list(range(i * n_blocks, (i + 1) * n_blocks))}
+            seq.blocks = {self.kv.name: list(range(i * n_blocks, (i + 1) * n_blocks))}
 
     @property
     def picture_tokens(self) -> list[int]:
-        """Of pictures that can be encoded, ascending."""
+        """The embedding tokens of the pictures that can be encoded, ascending."""
         return sorted(self._pictures)
 
     def run(self, work: Work) -> float:
@@ -88,8 +91,8 @@ class Rig:
         return time.perf_counter() - start_s
 
     def run_beside(self, vision: Work, language: Work, seconds: float, least: int) -> tuple[list[float], list[float]]:
-        """Both again and again, each launched as soon as it is done, for so long and at least so many times: what each
-        took, but for the first and the last."""
+        """Run both repeatedly, each launched as soon as it is done, for `seconds` and at least `least` times. Returns
+        how long each run took, without the first and the last."""
         took: dict[Lane, list[float]] = {Lane.VISION: [], Lane.LANGUAGE: []}
         works = {Lane.VISION: vision, Lane.LANGUAGE: language}
         begin_s = time.perf_counter()
@@ -134,9 +137,9 @@ class Rig:
         if not self._pictures:
             raise ConfigError(f"{path}: no picture of {sizes} fits a context of {self.n_context} tokens")
 
-    def _threads(self, other: Lane) -> Iterator[int] | None:
-        """As in an engine: half of the cores while the other lane runs."""
-        return lambda: max(1, self.n_threads // 2) if self._busy[other] else self.n_threads  # type: ignore[return-value]
+    def _threads(self, other: Lane) -> Callable[[], int]:
+        """The threads for a lane's next batch, as in an engine: half of the cores while the other lane runs."""
+        return lambda: max(1, self.n_threads // 2) if self._busy[other] else self.n_threads
 
     def _launch(self, work: Work) -> tuple[Lane, object]:
         if work.is_vision:
@@ -153,7 +156,7 @@ class Rig:
         return lane, runner.launch(StepBatch(1, lane, items, n))
 
     def _wait(self, tickets: list) -> list[Lane]:
-        """Until at least one is done; the lanes of those. Raises what a batch died of."""
+        """Wait until at least one is done and return the lanes of those that are. Raises what a batch failed with."""
         while True:
             self._woken.clear()
             done: list[Lane] = []
@@ -178,7 +181,7 @@ def _sequence(name: str, prompt: tuple[int, ...], media: tuple[MediaSpan, ...] =
 
 
 def _filled(spec: CacheSpec, n_blocks: int, device: torch.device) -> BlockStore:
-    """Every page written: unwritten memory would be read from the processor's cache."""
+    """A store of which every page is written: unwritten memory would be read from the processor's cache."""
     store = BlockStore(spec, n_blocks, device)
     store.bytes.fill_(7)  # a small number in every type
     return store

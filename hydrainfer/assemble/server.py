@@ -1,4 +1,4 @@
-"""From a configuration to a running server without its HTTP: processor, sessions, and one engine or a cluster."""
+"""Builds a running server, without its HTTP, from a configuration: processor, sessions, one engine or a cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_m
 from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle, EngineThread
 from hydrainfer.metrics import PrometheusRecorder
-from hydrainfer.models import ModelConfig, read_config, vision_fingerprint
+from hydrainfer.models import ModelConfig, parse_config, vision_fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.server import Intake, Sessions
 from hydrainfer.storage import check_transport
@@ -35,8 +35,8 @@ from hydrainfer.storage import check_transport
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """What runs, and what the server and the offline API need beside it. `engine`: the only instance, or the hub of
-    several. `facts`: the resolved values of options that were `auto`."""
+    """The running parts of a server, and what it and the offline API need beside them. `engine`: the only instance, or
+    the hub of several. `facts`: the resolved values of options that were `auto`."""
 
     config: ServeConfig
     name: str
@@ -49,7 +49,7 @@ class Instance:
 
     @property
     def caches(self) -> CacheSet:
-        """Of the only instance."""
+        """The caches of the only instance."""
         (caches,) = self.pools().values()
         return caches
 
@@ -66,9 +66,9 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     check_backends(config)
     fetcher = Fetcher(fetch_limits(config))
     path = Path(config.model).expanduser()
-    model = read_config(path)
+    model, hf = parse_config(path)
     _check_layout(config.layout, specs, model)
-    description = load_description(path, max_context=config.max_model_len)
+    description = load_description(path, max_context=config.max_model_len, hf=hf)
     device = torch_device(config)
     check_transport(config.transport, device)
     dtype = dtype_of(config, device, model.dtype)
@@ -76,17 +76,18 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
     name = config.served_model_name or path.resolve().name
     engine: EngineHandle
+    pools: Callable[[], dict[str, CacheSet]]
     recorder = PrometheusRecorder(name, lambda: engine.instances())
     if choose_launcher(config, specs) == "inproc" and len(specs) == 1:
-        engine, built = _one_engine(config, specs[0], description, sessions, recorder, pixels, on_progress)
+        engine, built = _one_engine(config, model, specs[0], description, sessions, recorder, pixels, on_progress)
         facts, kv_tokens, pools = built.facts, built.kv_tokens, partial(dict, {specs[0].name: built.caches})
     else:
         engine, facts, kv_tokens, pools = start_cluster(
-            config, specs, description.n_context, sessions.sink, recorder.record, pixels.get
+            config, model, specs, description.n_context, sessions.sink, recorder.record, pixels.get
         )
     try:
         description = fit_context(config, description, kv_tokens or description.n_context)
-        intake = _intake(config, description, pixels, sessions, dtype, fetcher)
+        intake = _intake(config, model, description, pixels, sessions, dtype, fetcher)
     except BaseException:
         engine.close()
         raise
@@ -117,6 +118,7 @@ def _check_layout(layout: str, specs: Sequence[InstanceSpec], model: ModelConfig
 
 def _one_engine(
     config: ServeConfig,
+    model: ModelConfig,
     spec: InstanceSpec,
     description: ModelDescription,
     sessions: Sessions,
@@ -124,19 +126,20 @@ def _one_engine(
     pixels: PixelStore,
     on_progress: Progress | None,
 ) -> tuple[EngineThread, Built]:
-    """On a thread of this process, with nothing between it and the server."""
+    """The only instance's engine, on a thread of this process, with nothing between it and the server."""
     thread = EngineThread(time.monotonic, spec.name)
     n_threads = spec.share.threads or config.threads or len(os.sched_getaffinity(0))
     share = config.gpu_share if torch_device(config).type == "cuda" else 1.0
     sizing = Sizing(description.n_context, share, n_threads, cost_model_of(config))
     around = Surroundings(sessions.sink, recorder.record, thread.wake, pixels.get)
-    built = build_engine(own_options(config, spec), spec.role, around, sizing, on_progress)
+    built = build_engine(own_options(config, spec), model, spec.role, around, sizing, on_progress)
     thread.start(built.engine)
     return thread, built
 
 
 def _intake(
     config: ServeConfig,
+    model: ModelConfig,
     description: ModelDescription,
     pixels: PixelStore,
     sessions: Sessions,
@@ -144,7 +147,7 @@ def _intake(
     fetcher: Fetcher,
 ) -> Intake:
     limits = media_limits(config, resampler(config))
-    weights = vision_fingerprint(Path(config.model).expanduser())
+    weights = vision_fingerprint(Path(config.model).expanduser(), model)
     workers = media_workers(config, limits)
     processor = Processor(
         description,

@@ -1,4 +1,4 @@
-"""What options that say `auto` come to on this machine: device, type of numbers, sizes of caches, context length."""
+"""Resolves options that say `auto` on this machine: device, type of numbers, sizes of caches, context length."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from pathlib import Path
 
 import torch
 
-from hydrainfer.cache import CacheKind, CacheSpec
+from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, size_caches, too_small
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, Role
 from hydrainfer.engine import Overlap
+from hydrainfer.machine import memory_bytes
 from hydrainfer.models import ModelConfig, cache_specs
 from hydrainfer.processor import ModelDescription
 
 GIB = 1 << 30
 _CUDA_WORKSPACE_BYTES = 2 * GIB
-_PICTURES_CACHED = 64
-_PICTURE_TOKENS = 1024  # for the automatic image cache, of a picture that may be larger
-_TOKENS_PER_RUNNING = 1024  # the automatic KV cache holds this many tokens for each of max_running requests
-SIZE_OPTION = {CacheKind.FULL: "kv_cache_gib", CacheKind.EMBED: "image_cache_gib"}
 
 
 def torch_device(config: ServeConfig) -> torch.device:
@@ -39,14 +36,16 @@ def check_in_process(transport: str) -> None:
 
 
 def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
-    """On a CPU the lanes would only halve each other's cores: taking turns measures better (benchmarks/b05)."""
+    """How the two lanes overlap. On a CPU they would halve each other's cores, and taking turns measures better
+    (benchmarks/b05)."""
     if config.overlap == "auto":
         return "free" if device.type == "cuda" or config.device == "emulated" else "off"
     return config.overlap
 
 
 def dtype_of(config: ServeConfig, device: torch.device, checkpoint: str) -> str:
-    """CPU: float32 (few have 16-bit arithmetic). CUDA: the checkpoint's, or bfloat16 if that is float32."""
+    """The type to compute in. CPU: float32 (few have 16-bit arithmetic). CUDA: the checkpoint's, or bfloat16 if that is
+    float32."""
     if config.dtype != "auto":
         return config.dtype
     if device.type == "cpu":
@@ -59,26 +58,13 @@ def cache_sizes(
 ) -> dict[CacheSpec, int]:
     """Blocks per cache of an instance, from the options or from its `share` of the memory that is free. Raises
     `ConfigError` if there is too little."""
-    specs = {s.kind: s for s in cache_specs(model, role, dtype, config.block_tokens)}
-    embed, kv = specs.get(CacheKind.EMBED), specs.get(CacheKind.FULL)
-    sizes: dict[CacheSpec, int] = {}
-    wants = []
-    if embed is not None:
-        picture_blocks = embed.blocks_for(model.vision.tokens)
-        usual = min(picture_blocks, embed.blocks_for(_PICTURE_TOKENS))
-        pictures = max(picture_blocks, usual * max(_PICTURES_CACHED, config.max_images))
-        sizes[embed] = _blocks(config.image_cache_gib, embed) or pictures
-        wants.append(f"a picture {picture_blocks * embed.block_bytes}")
-    if kv is not None:
-        n_kv = _blocks(config.kv_cache_gib, kv)
-        if n_kv is None:
-            wanted = max(kv.blocks_for(config.max_running * _TOKENS_PER_RUNNING), kv.blocks_for(n_context))
-            taken = sizes[embed] * embed.block_bytes if embed is not None else 0
-            fits = int(_free_bytes(config, device, share) - taken) // kv.block_bytes
-            n_kv = min(wanted, fits) if device.type == "cpu" else fits
-        sizes[kv] = n_kv
-        wants.append(f"a KV block {kv.block_bytes}")
-    if (kv is not None and sizes[kv] < 1) or (embed is not None and sizes[embed] < picture_blocks):
+    specs = cache_specs(model, role, dtype, config.block_tokens)
+    n_tokens = max(config.max_running * TOKENS_PER_RUNNING, n_context) if device.type == "cpu" else None
+    wishes = Wishes(model.vision.tokens if model.vision else 0, config.max_images, n_tokens)
+    given = {s.name: n for s in specs if (n := _blocks(getattr(config, s.size_option), s)) is not None}
+    sizes = size_caches(specs, wishes, _free_bytes(config, device, share), given)
+    if too_small(sizes, wishes):
+        wants = [f"{spec.size_noun} {spec.least(wishes) * spec.block_bytes}" for spec in specs]
         raise ConfigError(
             f"no memory for the caches of an instance {role}: {' and '.join(wants)} bytes; lower --max-running "
             "or give --kv-cache-gib and --image-cache-gib"
@@ -111,7 +97,7 @@ def fit_context(config: ServeConfig, description: ModelDescription, kv_tokens: i
 def _total_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return memory_bytes()
 
 
 def _blocks(gib: float | None, spec: CacheSpec) -> int | None:
@@ -119,7 +105,8 @@ def _blocks(gib: float | None, spec: CacheSpec) -> int | None:
 
 
 def _free_bytes(config: ServeConfig, device: torch.device, share: float) -> float:
-    """For caches. On CUDA `share` is of the device, weights included; on a CPU of the half of the free memory."""
+    """The bytes left for caches. `share` is, on CUDA, of the device, weights included; on a CPU, of half of the free
+    memory."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         ours = config.gpu_memory_fraction * share * total - torch.cuda.memory_reserved(device)

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
 from hydrainfer.benching.options import (
-    DataOption,
-    JsonOption,
-    LikeOption,
-    MinSecondsOption,
-    OutOption,
-    PartsOption,
-    PicturesOption,
-    RequestsOption,
-    SeedOption,
-    SloOption,
-    TimeoutOption,
-    WorkloadOption,
+    URL,
+    Compare,
+    Run,
+    Trace,
     min_seconds_of,
-    named,
     numbers,
     objective_of,
     run_to_end,
@@ -33,9 +24,10 @@ from hydrainfer.benching.options import (
 )
 from hydrainfer.config import is_slo_part
 from hydrainfer.core import ConfigError
+from hydrainfer.flags import with_flags
 
-URL = "http://127.0.0.1:8000"
 INTERRUPTED, GONE = 130, 1
+_FEWEST = 8  # requests that a run of `bench` starts with, one at a time
 
 
 class _RunByDefault(TyperGroup):
@@ -55,135 +47,68 @@ app = typer.Typer(
 
 
 @app.command()
-def run(
-    urls: Annotated[list[str] | None, typer.Argument(help=f"The server, without /v1 (default {URL}).")] = None,
-    model: Annotated[str, typer.Option(help="Its name; default: the first the server has.")] = "",
-    api_key: Annotated[str | None, typer.Option(help="Bearer token.", envvar="OPENAI_API_KEY")] = None,
-    workload: WorkloadOption = "textcaps",
-    data: DataOption = None,
-    pictures: PicturesOption = None,
-    like: LikeOption = None,
-    slo: SloOption = None,
-    goodput: PartsOption = None,
-    rate: Annotated[str | None, typer.Option(help="Requests per second, one or several: 1,2,4.")] = None,
-    concurrency: Annotated[str | None, typer.Option(help="Closed loop: clients at once, one or several.")] = None,
-    arrivals: Annotated[str, typer.Option(help="poisson, constant, gamma or replay.")] = "poisson",
-    burst_shape: Annotated[float, typer.Option(help="Of gamma arrivals: below 1 is burstier than Poisson.")] = 0.5,
-    arrival_trace: Annotated[Path | None, typer.Option(help="Replay these times (Azure, BurstGPT, Mooncake).")] = None,
-    speed: Annotated[float, typer.Option(help="Replay so many times as fast.")] = 1.0,
-    requests: RequestsOption = 100,
-    min_seconds: MinSecondsOption = None,
-    runs: Annotated[int, typer.Option(help="Each load so often, with another seed each.", min=1)] = 1,
-    first_rate: Annotated[float | None, typer.Option(help="Where the search starts; default: from one alone.")] = None,
-    max_rate: Annotated[float, typer.Option(help="Where the search ends.")] = 1e4,
-    tolerance: Annotated[float, typer.Option(help="How exact the search is, relative.")] = 0.05,
-    seed: SeedOption = 0,
-    timeout_s: TimeoutOption = 600.0,
-    name: Annotated[str, typer.Option(help="What to call the server in the report.")] = "server",
-    json: JsonOption = False,
-    out: OutOption = None,
-) -> None:
+@with_flags(Run, "urls")
+def run(**flags: Any) -> None:
     """Load one server: at the rates given, or in search of the highest at which 90 % of requests meet their SLO."""
-    from hydrainfer.workload.arrivals import Replay
-    from hydrainfer.workload.bench import Asked, Load, bench
     from hydrainfer.workload.client import Target
+    from hydrainfer.workload.measuring import Asked, Effort, Load, bench
     from hydrainfer.workload.output import Shown
-    from hydrainfer.workload.session import Effort
-    from hydrainfer.workload.sources import read_arrivals, read_workload
+    from hydrainfer.workload.sources import Replay, read_arrivals, read_workload
 
-    addresses, parts = sorted_out(urls, goodput)
-    spec = read_workload(workload, data=data, pictures=pictures)
-    objective = objective_of(parts, slo, like, spec.dataset, needed=rate is None and concurrency is None)
-    replay = None
-    if arrival_trace is not None:
-        times = tuple(a.at_s for a in read_arrivals(arrival_trace))
-        replay = Replay(times, speed, str(arrival_trace))
-    elif arrivals == "replay":
-        times = tuple(c.at_s for c in spec.chats(requests, seed, like) if c.at_s is not None)
-        replay = Replay(times, speed, workload)
+    given = Run(**flags)
+    addresses, parts = sorted_out(given.urls, given.goodput)
+    spec = read_workload(given.workload, data=given.data, pictures=given.pictures)
+    needed = given.rate is None and given.concurrency is None
+    objective = objective_of(parts, given.slo, given.like, spec.dataset, needed)
+    replay, source = None, str(given.arrival_trace or given.workload)
+    if given.arrival_trace is not None:
+        replay = Replay(tuple(a.at_s for a in read_arrivals(given.arrival_trace)), given.speed, source)
+    elif given.arrivals == "replay":
+        chats = spec.chats(given.requests, given.seed, given.like)
+        replay = Replay(tuple(c.at_s for c in chats if c.at_s is not None), given.speed, source)
     asked = Asked(
         workload=spec,
-        like=like,
+        like=given.like,
         slo=objective,
         load=Load(
-            kind="poisson" if arrivals == "replay" else arrivals,
-            burst_shape=burst_shape,
-            rates=numbers(rate, "rate"),
-            concurrency=tuple(int(n) for n in numbers(concurrency, "concurrency")),
+            kind="poisson" if given.arrivals == "replay" else given.arrivals,
+            burst_shape=given.burst_shape,
+            rates=numbers(given.rate, "rate"),
+            concurrency=tuple(int(n) for n in numbers(given.concurrency, "concurrency")),
             replay=replay,
-            first_rate=first_rate,
-            max_rate=max_rate,
-            tolerance=tolerance,
+            first_rate=given.first_rate,
+            max_rate=given.max_rate,
+            tolerance=given.tolerance,
         ),
         effort=Effort(
-            requests=requests,
-            min_s=min_seconds_of(min_seconds, objective) if replay is None else 0.0,
-            timeout_s=timeout_s,
+            requests=given.requests,
+            min_s=min_seconds_of(given.min_seconds, objective) if replay is None else 0.0,
+            timeout_s=given.timeout_s,
         ),
-        seed=seed,
-        runs=runs,
-        name=name,
+        seed=given.seed,
+        runs=given.runs,
+        name=given.name,
     )
-    target = Target(base_url=addresses[0] if addresses else URL, model=model, api_key=api_key)
+    target = Target(base_url=addresses[0] if addresses else URL, model=given.model, api_key=given.api_key)
     console = Console(stderr=True, highlight=False)
-    console.print(f"workload {spec.dataset} ({spec.source}), seed {seed}, SLO {objective or 'none'}", markup=False)
+    console.print(
+        f"workload {spec.dataset} ({spec.source}), seed {given.seed}, SLO {objective or 'none'}", markup=False
+    )
     with Shown(console, objective) as watch:
         result = run_to_end(lambda: bench(asked, target, watch))
-    _finish(result, out, json)
+    _finish(result, given.out, given.json)
 
 
 @app.command()
-def compare(
-    model: Annotated[Path | None, typer.Argument(help="Checkpoint for the layouts; default: the built-in one.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A file of benchmarks/compare; options go before it.")] = None,
-    layouts: Annotated[str | None, typer.Option(help="Started here in turn: 2EPD,1EP1D,1E1PD, or files.")] = None,
-    server: Annotated[list[str] | None, typer.Option(help="One that runs already: NAME=URL. Repeatable.")] = None,
-    start: Annotated[list[str] | None, typer.Option(help="One to start: NAME=COMMAND with {port}. Repeatable.")] = None,
-    flags: Annotated[str | None, typer.Option(help="More flags of `hydrainfer serve`, for all layouts.")] = None,
-    cores: Annotated[str | None, typer.Option(help="What each deployment gets as a whole, e.g. 0-3.")] = None,
-    gpus: Annotated[str | None, typer.Option(help="Likewise, for CUDA_VISIBLE_DEVICES.")] = None,
-    threads_per_instance: Annotated[
-        int | None, typer.Option(help="Default: as many as there are cores.", min=1)
-    ] = None,
-    workload: Annotated[str | None, typer.Option(help="As of `bench run`; default textcaps.")] = None,
-    data: DataOption = None,
-    pictures: PicturesOption = None,
-    like: LikeOption = None,
-    slo: SloOption = None,
-    goodput: PartsOption = None,
-    rates: Annotated[str | None, typer.Option(help="Requests per second, all in every round: 1,2,4.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="With another seed each.", min=1)] = None,
-    requests: Annotated[int | None, typer.Option(help="Per run, at least.", min=1)] = None,
-    min_seconds: MinSecondsOption = None,
-    seed: Annotated[int | None, typer.Option(help="Of the traffic.", min=0)] = None,
-    json: JsonOption = False,
-    out: Annotated[Path, typer.Option(help="Folder for result.json, runs.csv and report.html.")] = Path("comparison"),
-) -> None:
+@with_flags(Compare, "model")
+def compare(**flags: Any) -> None:
     """Compare layouts and servers on the same hardware with the same traffic, in turns; ends with a page to look at."""
-    from hydrainfer.workload.compare import Comparison, read_plan
+    from hydrainfer.workload.measuring import Comparison, Effort, read_plan
     from hydrainfer.workload.output import Shown
-    from hydrainfer.workload.session import Effort
     from hydrainfer.workload.sources import read_workload
 
-    given: dict[str, Any] = {
-        "layouts": layouts.split(",") if layouts else None,
-        "servers": named(server, "url") + named(start, "start") or None,
-        "flags": flags,
-        "workload": workload,
-        "data": data,
-        "pictures": pictures,
-        "like": like,
-        "slo": " ".join(goodput) if goodput else slo,
-        "rates": numbers(rates, "rates") or None,
-        "rounds": rounds,
-        "requests": requests,
-        "min_s": min_seconds,
-        "seed": seed,
-    }
-    place = {"model": str(model) if model else None, "cores": cores, "gpus": gpus}
-    place["threads_per_instance"] = threads_per_instance  # type: ignore[assignment]
-    given = {k: v for k, v in given.items() if v is not None}
-    plan = read_plan(config, given | {"place": {k: v for k, v in place.items() if v is not None}})
+    given = Compare(**flags)
+    plan = read_plan(given.config, given.as_plan())
     spec = read_workload(plan.workload, data=plan.data, pictures=plan.pictures)
     said = plan.slo.split()
     are_parts = bool(said) and all(is_slo_part(part) for part in said)
@@ -198,7 +123,7 @@ def compare(
         say: Callable[[str], None] = lambda line: console.print(line, markup=False, soft_wrap=True)  # noqa: E731
         comparison = Comparison(plan, spec, objective, effort, watch, say)
         result = run_to_end(comparison.run)
-    _finish(result, out, json)
+    _finish(result, given.out, given.json)
 
 
 def _finish(result: Any, out: Path | None, as_json: bool) -> None:
@@ -216,53 +141,71 @@ def _finish(result: Any, out: Path | None, as_json: bool) -> None:
         paths = write_files(result, out)
         console.print(f"wrote {', '.join(str(p) for p in paths)}", markup=False, soft_wrap=True)
     elif not as_json:
-        console.print("[dim]next: the same with --out DIR for a page with figures[/dim]")
+        console.print("[dim]for a page with figures, run the same with --out DIR[/dim]")
     if as_json:
         sys.stdout.write(result.to_json().decode())
     if result.stopped:
-        raise typer.Exit(INTERRUPTED if "interrupted" in result.stopped else GONE)
+        raise typer.Exit(_status(result.stopped))
 
 
-def trace(
-    workload: Annotated[str, typer.Argument(help="A name or file of configs/workloads.")],
-    out: Annotated[Path, typer.Option("--out", help="The recording, .jsonl.")],
-    url: Annotated[
-        str | None, typer.Option(help="Ask this server how long its answers are; without: as drawn.")
-    ] = None,
-    model: Annotated[str, typer.Option(help="Its name; default: the first the server has.")] = "",
-    api_key: Annotated[str | None, typer.Option(help="Bearer token.", envvar="OPENAI_API_KEY")] = None,
-    data: DataOption = None,
-    pictures: PicturesOption = None,
-    like: LikeOption = None,
-    requests: Annotated[int, typer.Option(help="How many.", min=1)] = 500,
-    concurrency: Annotated[int, typer.Option(help="Clients at once.", min=1)] = 8,
-    max_tokens: Annotated[int | None, typer.Option(help="Of an answer; default: the workload's.", min=1)] = None,
-    seed: SeedOption = 0,
-    timeout_s: TimeoutOption = 600.0,
-) -> None:
+@with_flags(Trace, "workload")
+def trace(**flags: Any) -> None:
     """Record a workload once, with the length of every answer, so that every server can be given the same load."""
     from hydrainfer.workload.client import Target
+    from hydrainfer.workload.measuring import FirstPass, first_pass
     from hydrainfer.workload.output import Shown
     from hydrainfer.workload.sources import Recording, read_workload, write_recording
-    from hydrainfer.workload.tracing import first_pass
 
-    console = Console(highlight=False)
+    given, console = Trace(**flags), Console(highlight=False)
+    out, url = given.out, given.url
     if out.suffix != ".jsonl":
         raise ConfigError(f"a recording is a .jsonl file, not {out}", param="out")
-    spec = read_workload(workload, data=data, pictures=pictures)
-    chats = spec.chats(requests, seed, like)
+    spec = read_workload(given.workload, data=given.data, pictures=given.pictures)
+    chats = spec.chats(given.requests, given.seed, given.like)
     if url is None:
-        recording = Recording(dataset=spec.dataset, seed=seed, chats=tuple(chats))
+        made = FirstPass(Recording(dataset=spec.dataset, seed=given.seed, chats=tuple(chats)), (), "")
     else:
-        target = Target(base_url=url, model=model, api_key=api_key, timeout_s=timeout_s)
+        target = Target(base_url=url, model=given.model, api_key=given.api_key, timeout_s=given.timeout_s)
+        limit = given.max_tokens or spec.max_tokens
         with Shown(console, None) as watch:
-            recording = run_to_end(
-                lambda: first_pass(spec.dataset, target, chats, max_tokens or spec.max_tokens, concurrency, seed, watch)
+            made = run_to_end(
+                lambda: first_pass(spec.dataset, target, chats, limit, given.concurrency, given.seed, watch)
             )
-    write_recording(out, recording)
-    n, longest = len(recording.chats), max((c.max_tokens for c in recording.chats), default=0)
-    console.print(f"wrote {out}: {n} requests, answers of up to {longest} tokens", soft_wrap=True)
-    for count, what in ((recording.n_cut_short, "answers reached the limit"), (recording.n_failed, "requests failed")):
-        if count:
-            console.print(f"{count} {what}")
-    console.print(f"[dim]next: hydrainfer bench URL --workload {out} --goodput ttft:250 tpot:40[/dim]", soft_wrap=True)
+    if not made.recording.chats:
+        why = made.stopped or _reasons(made.failures)[0]
+        raise ConfigError(f"none of {len(chats)} requests was answered, so {out} is not written: {why}", param="out")
+    write_recording(out, made.recording)
+    _tell(console, made, out, url, given.model)
+    if made.stopped:
+        raise typer.Exit(_status(made.stopped))
+
+
+def _tell(console: Console, made: Any, out: Path, url: str | None, model: str) -> None:
+    """Print what is in the recording, what is not and why, and how to use it."""
+    from hydrainfer.workload.output import say_next
+
+    lengths = [c.max_tokens for c in made.recording.chats]
+    lines = [f"wrote {out}: {len(lengths)} requests, answers of up to {max(lengths)} tokens"]
+    if made.recording.n_cut_short:
+        lines.append(f"{made.recording.n_cut_short} answers reached the limit")
+    lines += _reasons(made.failures) + ([f"stopped before the end: {made.stopped}"] if made.stopped else [])
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+    if len(lengths) < _FEWEST:
+        console.print(f"[dim]for `hydrainfer bench`, record at least {_FEWEST}: --requests[/dim]")
+        return
+    words = ["hydrainfer", "bench", url or URL, *(["--model", model] if model else []), "--workload", str(out)]
+    words += ["--goodput", "ttft:250", "tpot:40", "--max-rate", f"{len(lengths) / 10:g}"]  # each run lasts 10 s
+    say_next(console, words + (["--requests", str(len(lengths))] if len(lengths) < 100 else []))
+
+
+def _reasons(failures: Sequence[Any]) -> list[str]:
+    """A line for each kind of failure."""
+    kinds: dict[Any, list[Any]] = {}
+    for failure in failures:
+        kinds.setdefault((failure.kind, failure.status), []).append(failure.message)
+    return [f"{len(said)} requests failed, the first with: {said[0]}" for said in kinds.values()]
+
+
+def _status(stopped: str) -> int:
+    return INTERRUPTED if "interrupted" in stopped else GONE

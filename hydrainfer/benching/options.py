@@ -1,4 +1,4 @@
-"""The options that the verbs share, and how what was typed is read."""
+"""The flags of the verbs, and how what was typed is read."""
 
 from __future__ import annotations
 
@@ -8,33 +8,126 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+import msgspec
 
 from hydrainfer.config import Slo, is_slo_part, locate, parse_slo, read_slo
 from hydrainfer.core import ConfigError
+from hydrainfer.flags import flag
 
-WorkloadOption = Annotated[str, typer.Option("--workload", help="A name or file of configs/workloads, or a recording.")]
-DataOption = Annotated[str | None, typer.Option("--data", help="A local copy of the dataset; see datasets/README.md.")]
-PicturesOption = Annotated[str | None, typer.Option("--pictures", help="The folder of the dataset's pictures.")]
-LikeOption = Annotated[
-    str | None, typer.Option("--like", help="Answers as long as this model's, and its SLOs (configs/slo).")
+URL = "http://127.0.0.1:8000"
+_SERVER, _SENT, _SLO, _LOAD = "The server", "What is sent", "What is wanted of it", "How it is loaded"
+_SEARCH, _OUT, _COMPARED, _HARDWARE = "The search for goodput", "What comes out", "What is compared", "Hardware"
+
+Workload = Annotated[str, flag(_SENT, "A name or file of configs/workloads, or a recording.")]
+Data = Annotated[str | None, flag(_SENT, "A local copy of the dataset; see datasets/README.md.")]
+Pictures = Annotated[str | None, flag(_SENT, "The folder of the dataset's pictures.")]
+Like = Annotated[str | None, flag(_SENT, "Answers as long as this model's, and its SLOs (configs/slo).")]
+Seed = Annotated[int, flag(_SENT, "The same seed sends the same requests at the same times.", ge=0)]
+Preset = Annotated[str | None, flag(_SLO, "A name or file of configs/slo, with :DATASET if not the workload's.")]
+Parts = Annotated[list[str] | None, flag(_SLO, "SLOs in ms: ttft:250 tpot:40 e2e:2000.")]
+MinSeconds = Annotated[float | None, flag(_LOAD, "A run lasts so long; auto: 10, or 5 TTFT SLOs.")]
+Timeout = Annotated[float, flag(_LOAD, "A request without an end by then has failed.")]
+Model = Annotated[str, flag(_SERVER, "Its name; default: the first the server has.")]
+ApiKey = Annotated[str | None, flag(_SERVER, "Bearer token.", envvar="OPENAI_API_KEY")]
+_FOLDER = flag(_OUT, "Folder for result.json, runs.csv and report.html.")
+Json = Annotated[
+    bool, flag(_OUT, "The result as JSON on standard output; all else goes to stderr.", param_decls=["--json"])
 ]
-SloOption = Annotated[
-    str | None, typer.Option("--slo", help="A name or file of configs/slo, with :DATASET if not the workload's.")
-]
-PartsOption = Annotated[list[str] | None, typer.Option("--goodput", help="SLOs in ms: ttft:250 tpot:40 e2e:2000.")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for result.json, runs.csv and report.html.")]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="The result as JSON on standard output; all else goes to stderr.")
-]
-RequestsOption = Annotated[int, typer.Option("--requests", help="Per run, at least.")]
-MinSecondsOption = Annotated[
-    float | None, typer.Option("--min-seconds", help="A run lasts so long; auto: 10, or 5 TTFT SLOs.")
-]
-SeedOption = Annotated[
-    int, typer.Option("--seed", help="The same seed sends the same requests at the same times.", min=0)
-]
-TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="A request without an end by then has failed.")]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags of `bench run`."""
+
+    urls: Annotated[list[str] | None, flag("", f"The server, without /v1 (default {URL}).")] = None
+    model: Model = ""
+    api_key: ApiKey = None
+    name: Annotated[str, flag(_SERVER, "What to call the server in the report.")] = "server"
+    workload: Workload = "textcaps"
+    data: Data = None
+    pictures: Pictures = None
+    like: Like = None
+    seed: Seed = 0
+    slo: Preset = None
+    goodput: Parts = None
+    rate: Annotated[str | None, flag(_LOAD, "Requests per second, one or several: 1,2,4.")] = None
+    concurrency: Annotated[str | None, flag(_LOAD, "Closed loop: clients at once, one or several.")] = None
+    arrivals: Annotated[str, flag(_LOAD, "poisson, constant, gamma or replay.")] = "poisson"
+    burst_shape: Annotated[float, flag(_LOAD, "Of gamma arrivals: below 1 is burstier than Poisson.")] = 0.5
+    arrival_trace: Annotated[Path | None, flag(_LOAD, "Replay these times (Azure, BurstGPT, Mooncake).")] = None
+    speed: Annotated[float, flag(_LOAD, "Replay so many times as fast.")] = 1.0
+    requests: Annotated[int, flag(_LOAD, "Per run, at least.")] = 100
+    min_seconds: MinSeconds = None
+    runs: Annotated[int, flag(_LOAD, "Each load so often, with another seed each.", ge=1)] = 1
+    timeout_s: Timeout = 600.0
+    first_rate: Annotated[float | None, flag(_SEARCH, "Where the search starts; default: from one alone.")] = None
+    max_rate: Annotated[float, flag(_SEARCH, "Where the search ends.")] = 1e4
+    tolerance: Annotated[float, flag(_SEARCH, "How exact the search is, relative.")] = 0.05
+    json: Json = False
+    out: Annotated[Path | None, _FOLDER] = None
+
+
+class Compare(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags of `bench compare`; what is None is as the file says, or as `Plan` has it."""
+
+    model: Annotated[Path | None, flag("", "Checkpoint for the layouts; default: the built-in one.")] = None
+    config: Annotated[Path | None, flag(_COMPARED, "A file of benchmarks/compare; options go before it.")] = None
+    layouts: Annotated[str | None, flag(_COMPARED, "Started here in turn: 2EPD,1EP1D,1E1PD, or files.")] = None
+    server: Annotated[list[str] | None, flag(_COMPARED, "One that runs already: NAME=URL. Repeatable.")] = None
+    start: Annotated[list[str] | None, flag(_COMPARED, "One to start: NAME=COMMAND with {port}. Repeatable.")] = None
+    flags: Annotated[str | None, flag(_COMPARED, "More flags of `hydrainfer serve`, for all layouts.")] = None
+    cores: Annotated[str | None, flag(_HARDWARE, "What each deployment gets as a whole, e.g. 0-3.")] = None
+    gpus: Annotated[str | None, flag(_HARDWARE, "Likewise, for CUDA_VISIBLE_DEVICES.")] = None
+    threads_per_instance: Annotated[int | None, flag(_HARDWARE, "Default: as many as there are cores.", ge=1)] = None
+    workload: Annotated[str | None, flag(_SENT, "As of `bench run`; default textcaps.")] = None
+    data: Data = None
+    pictures: Pictures = None
+    like: Like = None
+    seed: Annotated[int | None, flag(_SENT, "Of the traffic.", ge=0)] = None
+    slo: Preset = None
+    goodput: Parts = None
+    rates: Annotated[str | None, flag(_LOAD, "Requests per second, all in every round: 1,2,4.")] = None
+    rounds: Annotated[int | None, flag(_LOAD, "With another seed each.", ge=1)] = None
+    requests: Annotated[int | None, flag(_LOAD, "Per run, at least.", ge=1)] = None
+    min_seconds: MinSeconds = None
+    json: Json = False
+    out: Annotated[Path, _FOLDER] = Path("comparison")
+
+    def as_plan(self) -> dict[str, Any]:
+        """The fields of a `Plan` that were given."""
+        plan: dict[str, Any] = {
+            "layouts": self.layouts.split(",") if self.layouts else None,
+            "servers": named(self.server, "url") + named(self.start, "start") or None,
+            "slo": " ".join(self.goodput) if self.goodput else self.slo,
+            "rates": numbers(self.rates, "rates") or None,
+            "min_s": self.min_seconds,
+        }
+        same = ("flags", "workload", "data", "pictures", "like", "rounds", "requests", "seed")
+        plan |= {name: getattr(self, name) for name in same}
+        place = {name: getattr(self, name) for name in ("cores", "gpus", "threads_per_instance")}
+        place["model"] = str(self.model) if self.model else None
+        return _said(plan) | {"place": _said(place)}
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags of `trace`."""
+
+    workload: Annotated[str, flag("", "A name or file of configs/workloads.")]
+    url: Annotated[str | None, flag(_SERVER, "Ask this server how long its answers are; without: as drawn.")] = None
+    model: Model = ""
+    api_key: ApiKey = None
+    data: Data = None
+    pictures: Pictures = None
+    like: Like = None
+    requests: Annotated[int, flag(_SENT, "How many.", ge=1)] = 500
+    max_tokens: Annotated[int | None, flag(_SENT, "Of an answer; default: the workload's.", ge=1)] = None
+    seed: Seed = 0
+    concurrency: Annotated[int, flag(_LOAD, "Clients at once.", ge=1)] = 8
+    timeout_s: Timeout = 600.0
+    out: Annotated[Path, flag(_OUT, "The recording, .jsonl.")]
+
+
+def _said(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def named(given: Sequence[str] | None, what: str) -> list[dict[str, str]]:
@@ -46,7 +139,7 @@ def named(given: Sequence[str] | None, what: str) -> list[dict[str, str]]:
 
 
 def min_seconds_of(given: float | None, slo: Slo | None) -> float:
-    """So long that a queue which outgrows the TTFT SLO is seen to."""
+    """The least length of a run: long enough to see a queue outgrow the TTFT SLO."""
     if given is not None:
         return given
     return max(10.0, 5 * slo.ttft_s) if slo and slo.ttft_s else 10.0

@@ -1,22 +1,31 @@
-"""Bookkeeping of cache blocks: specs, pools, leases, reuse by content key.
+"""Bookkeeping of cache blocks: specs by kind of state, pools, leases, reuse by content key.
 
-Called by the scheduler (and, for specs, by models and storage). Never touches bytes, devices or time.
+Called by the scheduler (and, for specs, by models, storage and planner). Never touches bytes, devices or time. A new
+kind of state is a subclass of `CacheSpec`.
 """
 
-from hydrainfer.cache.keys import embed_keys, embed_ranges
+from hydrainfer.cache.kinds import EmbedSpec, FullSpec, specs_of
 from hydrainfer.cache.leases import NO_HIT, CacheSet, Hit, Lease
 from hydrainfer.cache.pool import BlockPool
-from hydrainfer.cache.spec import DTYPE_BYTES, CacheKind, CacheSpec
+from hydrainfer.cache.sizing import TOKENS_PER_RUNNING, size_caches, tokens_in, too_small
+from hydrainfer.cache.spec import DTYPE_BYTES, CacheSpec, Found, Wishes, for_stage
 
 __all__ = [
     "DTYPE_BYTES",
     "NO_HIT",
+    "TOKENS_PER_RUNNING",
     "BlockPool",
-    "CacheKind",
     "CacheSet",
     "CacheSpec",
+    "EmbedSpec",
+    "Found",
+    "FullSpec",
     "Hit",
     "Lease",
-    "embed_keys",
-    "embed_ranges",
+    "Wishes",
+    "for_stage",
+    "size_caches",
+    "specs_of",
+    "tokens_in",
+    "too_small",
 ]

@@ -6,31 +6,31 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hydrainfer.cache.pool import BlockPool
-from hydrainfer.cache.spec import CacheSpec
+from hydrainfer.cache.spec import CacheSpec, Found
 
 
 class Hit(NamedTuple):
-    """`keys[spec][i]` is the key of the i-th block wanted of that spec; `blocks[spec][i]` the block that has it, or
-    None."""
+    """`keys[spec][i]` is the key of the request's block number `i`; `blocks[spec][i]` the block of the cache that
+    has it and may be shared, or None. `n_tokens`: how many tokens are computed once those blocks are shared."""
 
     keys: Mapping[str, Sequence[bytes]]
-    blocks: Mapping[str, Sequence[int | None]]
-
-    def complete(self, spec: str) -> bool:
-        return all(b is not None for b in self.blocks.get(spec, ()))
+    blocks: Mapping[str, Found]
+    n_tokens: int = 0
 
 
 NO_HIT = Hit({}, {})
 
 
 class Lease:
-    """The blocks one request holds, by spec, in token order. Made and changed only by `CacheSet`."""
+    """The blocks that one request holds, by spec: `blocks[spec][i]` is its block number `first[spec] + i`. Made and
+    changed only by `CacheSet`."""
 
-    __slots__ = ("blocks", "owner")
+    __slots__ = ("blocks", "first", "owner")
 
-    def __init__(self, owner: str, blocks: dict[str, list[int]]) -> None:
+    def __init__(self, owner: str, blocks: dict[str, list[int]], first: dict[str, int]) -> None:
         self.owner = owner
         self.blocks = blocks
+        self.first = first
 
 
 class CacheSet:
@@ -41,34 +41,30 @@ class CacheSet:
         self.pools = {spec.name: BlockPool(n) for spec, n in sizes.items()}
         self._leases: dict[str, Lease] = {}
 
-    def match(self, keys: Mapping[str, Sequence[bytes]]) -> Hit:
-        """Which of the wanted blocks are already here. Nothing is held until `reserve`."""
-        return Hit(keys, {spec: [self.pools[spec].lookup(k) for k in ks] for spec, ks in keys.items()})
+    def find(self, spec: str, keys: Sequence[bytes]) -> list[int | None]:
+        """The blocks that have these keys, None where there is none. Nothing is held until `reserve`."""
+        return [self.pools[spec].lookup(key) for key in keys]
 
-    def fits_empty(self, need: Mapping[str, int]) -> bool:
-        """Whether `need` blocks per spec could ever be reserved."""
-        return all(n <= self.pools[spec].n_blocks for spec, n in need.items())
-
-    def reserve(self, owner: str, need: Mapping[str, int], hit: Hit = NO_HIT) -> Lease | None:
-        """`need[spec]` blocks of every spec, or None and nothing changed. Blocks found by `hit` are shared; blocks
-        with equal keys inside one request are one block. `hit` must be of this very moment."""
+    def reserve(self, owner: str, need: Mapping[str, range], hit: Hit = NO_HIT) -> Lease | None:
+        """The blocks with the numbers `need[spec]` of every spec, or None and nothing changed. Blocks found by `hit`
+        are shared; blocks with equal keys inside one request are one block. `hit` must be of this very moment."""
         assert owner not in self._leases, f"{owner} already holds a lease"
-        n_fresh: dict[str, int] = {}
-        for spec, n in need.items():
-            pool, keys, found = self.pools[spec], hit.keys.get(spec, ()), hit.blocks.get(spec, ())
+        wanted: list[tuple[str, int, Sequence[bytes], Found]] = []
+        for spec, numbers in need.items():
+            pool, keyed = self.pools[spec], slice(numbers.start, numbers.stop)
+            keys, found = hit.keys.get(spec, ())[keyed], hit.blocks.get(spec, ())[keyed]
             revived = {b for b in found if b is not None and pool.is_cached(b)}
-            n_fresh[spec] = n - len(found) + len({k for k, b in zip(keys, found) if b is None})
-            if n_fresh[spec] + len(revived) > pool.n_available:
+            n_fresh = len(numbers) - len(found) + len({k for k, b in zip(keys, found) if b is None})
+            if n_fresh + len(revived) > pool.n_available:
                 return None
-        lease = Lease(owner, {})
-        for spec, n in n_fresh.items():
-            keys, found = hit.keys.get(spec, ()), hit.blocks.get(spec, ())
-            lease.blocks[spec] = self._collect(self.pools[spec], n, keys, found)
-        self._leases[owner] = lease
+            wanted.append((spec, n_fresh, keys, found))
+        lease = self._leases[owner] = Lease(owner, {}, {spec: numbers.start for spec, numbers in need.items()})
+        for spec, n_fresh, keys, found in wanted:
+            lease.blocks[spec] = self._collect(self.pools[spec], n_fresh, keys, found)
         return lease
 
     @staticmethod
-    def _collect(pool: BlockPool, n_fresh: int, keys: Sequence[bytes], found: Sequence[int | None]) -> list[int]:
+    def _collect(pool: BlockPool, n_fresh: int, keys: Sequence[bytes], found: Found) -> list[int]:
         """The blocks of one spec in order: those found, a fresh one for each missing key, then the keyless."""
         for block in found:  # share first: what is held cannot be evicted by `take`
             if block is not None:
@@ -100,8 +96,19 @@ class CacheSet:
         lease.blocks[spec] += pool.take(n)
         return True
 
+    def slide(self, lease: Lease, spec: str, first: int) -> None:
+        """Give back the blocks with a number below `first`, and take as many at the end as became available by it."""
+        pool, blocks = self.pools[spec], lease.blocks[spec]
+        gone = blocks[: first - lease.first[spec]]
+        available = pool.n_available
+        pool.drop(gone)
+        blocks[: len(gone)] = []
+        blocks += pool.take(pool.n_available - available)
+        lease.first[spec] = first
+
     def commit(self, lease: Lease, spec: str, first: int, keys: Sequence[bytes]) -> None:
-        """The bytes of blocks `first ..` of the lease are written: publish them under `keys`."""
+        """The bytes of the blocks from number `first` on are written: publish them under `keys`."""
+        first -= lease.first[spec]
         for block, key in zip(lease.blocks[spec][first:], keys, strict=False):
             self.pools[spec].publish(block, key)
 

@@ -71,21 +71,12 @@ class BlockPool:
                     free.append(block)
 
     def publish(self, block: int, key: bytes) -> None:
-        """From now on `key` finds `block`. Called after its bytes are written, so the index never promises what is
+        """Let `key` find `block`. Called after its bytes are written, so the index never promises what is
         not there. If another block already has the key, that one stays."""
         assert self._refs[block] > 0, f"block {block} published while nobody holds it"
         if key not in self._index and block not in self._key_of:
             self._index[key] = block
             self._key_of[block] = key
-
-    def forget(self) -> int:
-        """Drop every cached block; leased ones stay. Returns how many."""
-        n = len(self._cached)
-        for block in self._cached:
-            del self._index[self._key_of.pop(block)]
-            self._free.append(block)
-        self._cached.clear()
-        return n
 
     def check(self, held: Iterable[int]) -> None:
         """Every block is in exactly one state and `held` (the blocks of all leases, with repeats) explains every

@@ -1,45 +1,147 @@
-"""What one kind of cached state looks like: enough to size a pool, allocate its bytes and migrate a block."""
+"""The contract of a kind of cache: how its blocks stand to the tokens and pictures of a request."""
 
 from __future__ import annotations
 
-import enum
 import math
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
+from hydrainfer.core import InvalidRequest, Request, Stage
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+Found = Sequence[int | None]
+"""For each block of a request by number: the block of the cache that already has its content, or None."""
 
 
-class CacheKind(enum.StrEnum):
-    """`FULL`: keys and values of every token. `EMBED`: one row of image embedding per placeholder token."""
+class Wishes(NamedTuple):
+    """The facts from which the sizes of an instance's caches follow. `picture_tokens`: of the largest picture;
+    `n_images`: that one request may have; `n_tokens`: tokens whose state is enough, None if there cannot be too
+    many."""
 
-    FULL = "full"
-    EMBED = "embed"
+    picture_tokens: int = 0
+    n_images: int = 0
+    n_tokens: int | None = None
 
 
 class CacheSpec(msgspec.Struct, frozen=True):
-    """One cache. `block_shape` is the shape of a block's bytes, block-major so that a block moves in one copy:
-    FULL `(layers, 2, block_tokens, kv_heads, head_dim)`, EMBED `(block_tokens, width)`."""
+    """One cache: how large its blocks are and, by its class, what kind of state it keeps.
+
+    Each kind is a subclass (`kinds.py`). Everybody else asks a spec and never which kind it is. A request numbers its
+    blocks from its start: block number `i` keeps the i-th part of its state, also after earlier ones were dropped.
+    The defaults are those of a cache that keeps every token's state until the request ends and shares nothing.
+    `block_shape` is the shape of a block's bytes, block-major so that a block moves in one copy.
+    """
 
     name: str
-    kind: CacheKind
     block_tokens: int
     block_shape: tuple[int, ...]
     dtype: str
 
-    @classmethod
-    def full(cls, *, layers: int, kv_heads: int, head_dim: int, dtype: str, block_tokens: int = 16) -> CacheSpec:
-        shape = (layers, 2, block_tokens, kv_heads, head_dim)
-        return cls("kv", CacheKind.FULL, block_tokens, shape, dtype)
-
-    @classmethod
-    def embed(cls, *, width: int, dtype: str, block_tokens: int = 64) -> CacheSpec:
-        return cls("embed", CacheKind.EMBED, block_tokens, (block_tokens, width), dtype)
+    stages: ClassVar[frozenset[Stage]] = frozenset({Stage.PREFILL, Stage.DECODE})
+    """The steps that read or write it. Its blocks are given back when no step that is left does."""
+    follows_tokens: ClassVar[bool] = False
+    """Whether blocks are published or become stale as tokens are computed."""
+    size_option: ClassVar[str] = "kv_cache_gib"
+    """The option that sets its size."""
+    size_noun: ClassVar[str] = "a KV block"
+    takes_the_rest: ClassVar[bool] = True
+    """Whether it is given the memory that other caches leave."""
 
     @property
     def block_bytes(self) -> int:
         return math.prod(self.block_shape) * DTYPE_BYTES[self.dtype]
 
     def blocks_for(self, n_tokens: int) -> int:
-        """Blocks that hold `n_tokens` tokens of one request (FULL) or of one picture (EMBED)."""
+        """Blocks that hold the state of `n_tokens` tokens in a row."""
         return -(-n_tokens // self.block_tokens)
+
+    # ---- how many blocks
+
+    def used_by(self, request: Request) -> bool:
+        """Whether the request has any state of this kind."""
+        return True
+
+    def span(self, n_computed: int, n_tokens: int) -> range:
+        """Numbers of the blocks that a sequence holds to compute its tokens `n_computed .. n_tokens-1`; it may get them
+        a few at a time, as `capacity` allows."""
+        return range(self.stale(n_computed), self.blocks_for(n_tokens))
+
+    def need(self, request: Request, n_computed: int, n_tokens: int) -> range:
+        """The same as `span`, for a given request."""
+        return self.span(n_computed, n_tokens)
+
+    def capacity(self, stop: int) -> float:
+        """Tokens that can be computed with the blocks below number `stop`; infinite if tokens need none."""
+        return stop * self.block_tokens
+
+    def stale(self, n_computed: int) -> int:
+        """Once so many tokens are computed, blocks with a lower number are read no more."""
+        return 0
+
+    def refusal(self, request: Request, n_blocks: int) -> InvalidRequest | None:
+        """Why the request could not run even if it had all `n_blocks` blocks for itself; None if it could."""
+        n_tokens = request.n_prompt + request.max_tokens
+        if len(self.span(0, n_tokens)) <= n_blocks:
+            return None
+        return InvalidRequest(
+            f"prompt ({request.n_prompt} tokens) plus max_tokens ({request.max_tokens}) needs {n_tokens} tokens of KV "
+            f"cache, but this server's whole cache holds {n_blocks * self.block_tokens}; lower max_tokens or shorten "
+            "the prompt",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+
+    # ---- how large a cache
+
+    def least(self, wishes: Wishes) -> int:
+        """Blocks without which nothing can run."""
+        return 1
+
+    def wanted(self, wishes: Wishes) -> int | None:
+        """Blocks that are enough; None if there cannot be too many."""
+        return None if wishes.n_tokens is None else self.blocks_for(wishes.n_tokens)
+
+    def tokens_in(self, n_blocks: int) -> float:
+        """The most tokens, of all requests together, whose state fits so many blocks."""
+        return n_blocks * self.block_tokens
+
+    # ---- reuse
+
+    def keys(self, request: Request) -> list[bytes]:
+        """The keys under which the request's first blocks are found again, by number. What has no key is not shared."""
+        return []
+
+    def safe(self, found: Found, n_most: int) -> int | None:
+        """Tokens that need not be computed, at most `n_most`, given which blocks are here; None if this kind does not
+        limit them."""
+        return 0
+
+    def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
+        """The found blocks that may be shared if `n_tokens` tokens are not computed again. No other may be: a shared
+        block is never written."""
+        return [None] * len(found)
+
+    def written(self, n_before: int, n_computed: int) -> range:
+        """Numbers of the blocks that are complete since tokens `n_before .. n_computed-1` were computed."""
+        return range(n_before // self.block_tokens, n_computed // self.block_tokens)
+
+    def pictures(self, request: Request) -> list[range]:
+        """For each picture of the request, the numbers of the blocks that its embeddings fill."""
+        return []
+
+    # ---- migration
+
+    def contents(self, request: Request) -> list[bytes]:
+        """Names of what the request's shared blocks hold; requests with a name in common need the same blocks there."""
+        return self.keys(request)
+
+    def moved(self, request: Request, n_computed: int) -> range:
+        """Numbers of the blocks that the next instance needs, once so many tokens are computed."""
+        return range(self.stale(n_computed), self.blocks_for(n_computed))
+
+
+def for_stage(specs: Iterable[CacheSpec], stage: Stage) -> CacheSpec | None:
+    """The cache of an instance that this stage writes first, None if there is none."""
+    return next((spec for spec in specs if stage in spec.stages), None)

@@ -4,14 +4,15 @@ Called by assemble; the server sees the hub as an `EngineHandle`, engines see a 
 as their `PeerLink`. Knows an engine only by its handle and `step`; never schedules and never touches caches or tensors.
 """
 
+from hydrainfer.cluster.folder import RunFolder
 from hydrainfer.cluster.front import Front
 from hydrainfer.cluster.hashing import HashRing
-from hydrainfer.cluster.host import host_identity
 from hydrainfer.cluster.hub import Hub
 from hydrainfer.cluster.launch import InProcess, Launcher
 from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.node import Node, NodePlan, Pulse, run_node
 from hydrainfer.cluster.pixels import PixelClient
+from hydrainfer.cluster.restarts import Restarts
 from hydrainfer.cluster.roster import Balancing, Roster
 
 __all__ = [
@@ -27,7 +28,8 @@ __all__ = [
     "NodePlan",
     "PixelClient",
     "Pulse",
+    "Restarts",
     "Roster",
-    "host_identity",
+    "RunFolder",
     "run_node",
 ]

@@ -1,4 +1,4 @@
-"""Whether a layout fits a cluster, said before anything waits for what never comes."""
+"""Checks that a layout fits a cluster before anything waits for resources that never come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hydrainfer.config import Share
 
 Amounts = Mapping[str, float]
-"""By Ray's names: CPU, GPU and custom resources."""
+"""Amounts by Ray's names: CPU, GPU and custom resources."""
 
 
 def needs(share: Share) -> dict[str, float]:
@@ -17,7 +17,7 @@ def needs(share: Share) -> dict[str, float]:
 
 
 def cpus_each(n: int, nodes: Iterable[Amounts]) -> float:
-    """One for each of `n` instances, or the largest 1/k of one that `nodes` can give all of them."""
+    """CPUs for each of `n` instances: one, or the largest 1/k of one that `nodes` can give all of them."""
     cpus = [node.get("CPU", 0.0) for node in nodes]
     if not any(cpus):
         return 0.0

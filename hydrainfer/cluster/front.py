@@ -19,6 +19,7 @@ import msgspec
 
 from hydrainfer.cluster.messages import Beat, Cancel, Hello, Members, Moved, Order, Peer, Report, Submit
 from hydrainfer.cluster.node import Pulse
+from hydrainfer.cluster.restarts import Lost, Restarts
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import (
     DeadlineExceeded,
@@ -31,6 +32,7 @@ from hydrainfer.core import (
     Output,
     OutputSink,
     Request,
+    Stage,
     Unavailable,
 )
 
@@ -55,7 +57,7 @@ class _Live:
     giver: _Instance | None = None
     hops: int = 0
     early: list[Output] = field(default_factory=list)  # came before an earlier one
-    since: float = 0.0  # of having no owner, or of the first `early`
+    since: float = 0.0  # when it lost its owner, or when the first `early` came
     cancelled: bool = False
 
 
@@ -71,7 +73,8 @@ class _Member:
 
 
 class Front:
-    """`record` gets the lifecycle events of all instances under the requests' own names."""
+    """`record` gets the lifecycle events of all instances under the requests' own names. `away_s`: the `timeout_s` of
+    `Restarts`."""
 
     def __init__(
         self,
@@ -80,10 +83,13 @@ class Front:
         record: Callable[[LifecycleEvent], None] = lambda _: None,
         pulse: Pulse | None = None,
         stall_s: float = float("inf"),
+        away_s: float = float("inf"),
     ) -> None:
         self.roster = roster
         self.members: dict[str, _Member] = {}
         self.kills: list[_Instance] = []  # believed to hang
+        self.restarts = Restarts(roster.roles, away_s)
+        self.lost: Lost | None = None  # once a stage is
         self.n_recovered = 0
         self._sink = sink
         self._record = record
@@ -99,10 +105,12 @@ class Front:
     # ---- clients
 
     def submit(self, request: Request, now: float) -> None:
-        """Raises `Unavailable` if no instance runs its first stage now."""
+        """Take a request on. It waits, as one whose instance has died, if no instance runs its first stage now. Raises
+        `Unavailable` if none ever will."""
+        if self.lost is not None:
+            raise _lost_error(self.lost.stage)
         live = _Live(request, request.id)
-        if not self._place(live, now):
-            raise Unavailable(f"no instance can {request.plan()[0].value} now; retry later", retry_after_s=5.0)
+        self._place(live, now)
         self._live[request.id] = self._lives[request.id] = live
         arrived_s = now if request.arrival_s is None else request.arrival_s
         self._note(LifecycleEvent(request.id, EventKind.ARRIVED, arrived_s, n=request.n_prompt))
@@ -117,7 +125,7 @@ class Front:
         self._flush()
 
     def end_all(self, error: HydraError, now: float) -> None:
-        """The instances are gone."""
+        """End every request with `error`: the instances are gone."""
         for live in list(self._live.values()):
             self._end(live, now, "error", error)
         self._flush()
@@ -132,16 +140,24 @@ class Front:
         if known is not None and known.hello.peer.incarnation != hello.peer.incarnation:
             self.gone(hello.peer.name, known.hello.peer.incarnation, now)
         self.members[hello.peer.name] = _Member(hello, now)
+        self.restarts.back(hello.peer.name)
         self._announce()
         self._beat_at = now  # somebody may wait for it
 
-    def gone(self, name: str, incarnation: int, now: float) -> None:
-        """The process of that incarnation is known to be dead: whatever it had goes on elsewhere."""
+    def failed(self, name: str, incarnation: int, error: ErrorInfo, now: float) -> None:
+        """An incarnation ends because of `error`. If it never ran, another attempt to start the instance has failed."""
+        if name not in self.members and (name, incarnation) not in self._buried:
+            self.restarts.failed(name, error, now)
+
+    def gone(self, name: str, incarnation: int, now: float, for_good: bool = False) -> None:
+        """The process of that incarnation is known to be dead: whatever it had goes on elsewhere. `for_good`: nothing
+        starts it again."""
         self._buried.add((name, incarnation))
         member = self.members.get(name)
         if member is None or member.hello.peer.incarnation != incarnation:
             return
         del self.members[name]
+        self.restarts.gone(name, now, for_good)
         self._orders.pop(name, None)
         self._announce()
         dead = (name, incarnation)
@@ -176,11 +192,12 @@ class Front:
     # ---- time
 
     def tick(self, now: float) -> float:
-        """Deadlines, silence, requests without an instance. Returns when it wants to be called again."""
+        """Check deadlines, silent instances and requests without one. Returns when it wants to be called again."""
         pulse = self._pulse
         if now >= self._beat_at:
             self._beat_at = now + pulse.beat_s
             self._check_members(now)
+            self._check_stages(now)
             self._tell_all(Beat(dict(self.roster.loads)))
             for live in list(self._live.values()):
                 self._check(live, now)
@@ -188,7 +205,7 @@ class Front:
         return self._beat_at
 
     def orders(self) -> dict[str, list[Order]]:
-        """What is to be said, by instance; each is returned once."""
+        """The orders to send, by instance; each is returned once."""
         orders, self._orders = self._orders, {}
         return orders
 
@@ -197,6 +214,15 @@ class Front:
         return len(self._live)
 
     # ---- inside: requests
+
+    def _check_stages(self, now: float) -> None:
+        """End the requests that need a stage which is lost."""
+        if self.lost is None:
+            self.lost = self.restarts.lost(self.roster.dark(), now)
+        if self.lost is not None:
+            for live in [live for live in self._live.values() if _needs(live, self.lost.stage)]:
+                self._revoke([live.name])
+                self._end(live, now, "error", _lost_error(self.lost.stage))
 
     def _place(self, live: _Live, now: float) -> bool:
         name = self.roster.choose(live.request, live.request.plan()[0], ())
@@ -209,7 +235,7 @@ class Front:
         return True
 
     def _lose(self, live: _Live, now: float, by_death: bool = True) -> None:
-        """Its present life is over without an end: begin the next one with what the client has been told."""
+        """Begin a request's next life, with what the client has been told; the present one is over without an end."""
         self._revoke([live.name])  # should any of it still be somewhere
         if live.cancelled:
             self._end(live, now, "abort")
@@ -258,7 +284,7 @@ class Front:
                 self._tell(live, early, at_s)
 
     def _tell(self, live: _Live, output: Output, at_s: float) -> None:
-        """To the client: what of it is new."""
+        """Pass the new part of `output` on to the client."""
         known = len(live.produced) - output.start
         tokens = output.token_ids[known:]
         live.produced += tokens
@@ -294,7 +320,7 @@ class Front:
             self._lose(live, now, by_death=False)
 
     def _try_again(self, live: _Live, now: float) -> bool:
-        """False when its patience is over."""
+        """Place it if an instance can take it. Returns False once its patience is over."""
         since = live.since
         if self._place(live, now):
             return True
@@ -302,7 +328,8 @@ class Front:
         return now < since + self._pulse.patience_s
 
     def _revoke(self, names: list[str]) -> None:
-        """Instances remember it: a request that is on its way from one to another ends where it comes to."""
+        """Cancel these lives everywhere. Instances remember it: one that is on its way to another ends where it
+        arrives."""
         if names:
             self._tell_all(Cancel(tuple(names)))
 
@@ -345,3 +372,18 @@ class Front:
     def _tell_all(self, order: Order) -> None:
         for name in self.members:
             self._orders.setdefault(name, []).append(order)
+
+
+def _needs(live: _Live, stage: Stage) -> bool:
+    """Whether it cannot finish unless some instance runs `stage`. A request that an instance of other stages has, has
+    its pictures encoded and, with its first token, its prompt prefilled."""
+    if stage not in live.request.plan():
+        return False
+    return live.owner is None or stage is Stage.DECODE or (stage is Stage.PREFILL and not live.produced)
+
+
+def _lost_error(stage: Stage) -> Unavailable:
+    """The error of requests that need a lost stage. The reason is left to the log and `/health`."""
+    return Unavailable(
+        f"no instance can {stage.value} any more, and none can be started again: the server ends", code="stage_lost"
+    )

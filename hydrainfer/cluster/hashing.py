@@ -18,7 +18,7 @@ class HashRing:
         self._names = [name for _, name in points]
 
     def owner(self, key: bytes, among: Collection[str]) -> str | None:
-        """None if no name of the ring is in `among`."""
+        """The first name clockwise of `key` that is in `among`, or None."""
         first = bisect(self._places, _place(key))
         for i in range(len(self._names)):
             name = self._names[(first + i) % len(self._names)]

@@ -15,7 +15,6 @@ import msgspec
 import zmq
 
 from hydrainfer.cluster.front import Front
-from hydrainfer.cluster.host import host_identity
 from hydrainfer.cluster.launch import Facts, Launcher
 from hydrainfer.cluster.mesh import Mesh
 from hydrainfer.cluster.messages import Close, Failed, Hello, Order, Orders, ToHub, decode_to_hub, encode
@@ -26,11 +25,13 @@ from hydrainfer.core import (
     HydraError,
     InstanceInfo,
     InstanceStats,
+    InternalError,
     PixelSource,
     Request,
     Unavailable,
     total,
 )
+from hydrainfer.machine import host_identity
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 15.0
@@ -95,15 +96,23 @@ class Hub:
         stats = total([i.stats for i in self.instances() if i.stats is not None])
         return msgspec.structs.replace(stats, stalled_s=float("inf")) if self._broken else stats
 
+    def lost(self) -> str | None:
+        """Why it can never again do its work, or None."""
+        if self._broken:
+            return "the hub stopped after an internal error; see the log"
+        lost = self._front.lost
+        return self.launcher.lost if lost is None else lost.why
+
     def instances(self) -> list[InstanceInfo]:
         """Every instance of the layout, there or not."""
         with self._lock:
             members, now = dict(self._front.members), self._clock()
+            troubles = {plan.name: self._front.restarts.trouble(plan.name) for plan in self._plans}
         infos = []
         for plan in self._plans:
             member, role = members.get(plan.name), plan.roles[plan.name]
             if member is None or self._broken:
-                infos.append(InstanceInfo(plan.name, role, "dead"))
+                infos.append(InstanceInfo(plan.name, role, "dead", trouble=troubles[plan.name]))
                 continue
             peer = member.hello.peer
             state = "suspect" if peer.suspect else "alive"
@@ -128,20 +137,25 @@ class Hub:
     # ---- start
 
     def start(self, plans: Sequence[NodePlan], timeout_s: float) -> None:
-        """Raises what an instance raised that could not start, or `ConfigError` after `timeout_s`."""
+        """Start every instance. Raises what one raised that could not start, or `ConfigError` after `timeout_s`."""
         self._plans = plans
         self._thread.start()
         try:
             self.launcher.start(self._plans, self._report_gone)
             with self._started:
-                if not self._started.wait_for(lambda: self._failed or len(self.facts) == len(self._plans), timeout_s):
+                if not self._started.wait_for(self._settled, timeout_s):
                     missing = [p.name for p in self._plans if p.name not in self.facts]
                     raise ConfigError(f"{', '.join(missing)} did not start within {timeout_s:g} s; see their logs")
             for error in self._failed.values():
                 raise error
+            if len(self.facts) < len(self._plans):
+                raise InternalError(f"the instances cannot be started: {self.lost()}")
         except BaseException:
             self.close()
             raise
+
+    def _settled(self) -> bool:
+        return bool(self._failed) or len(self.facts) == len(self._plans) or self.lost() is not None
 
     def _report_gone(self, name: str, incarnation: int) -> None:
         self._gone.append((name, incarnation))
@@ -152,8 +166,10 @@ class Hub:
 
     def _run(self) -> None:
         try:
-            while not self._closing:
+            while not self._closing and self.launcher.lost is None:
                 self._turn()
+            if not self._closing:
+                self._give_up()
             self._shut()
         except Exception:
             _log.exception("the hub stopped after an internal error")
@@ -163,6 +179,15 @@ class Hub:
             with self._lock:
                 self._front.end_all(Unavailable("the server is shutting down", retry_after_s=5.0), self._clock())
 
+    def _give_up(self) -> None:
+        """End every request and stop waiting for instances: the server ends."""
+        _log.error("the server ends: %s", self.launcher.lost)
+        with self._lock:
+            self._closing = True
+            self._front.end_all(Unavailable("the server is shutting down", retry_after_s=5.0), self._clock())
+        with self._started:
+            self._started.notify_all()
+
     def _turn(self) -> None:
         answer_pixels(self._pixel_socket, self._pixels)
         messages = [m for m in map(self._read, self._mesh.receive()) if m is not None]
@@ -170,15 +195,21 @@ class Hub:
             for message in messages:
                 self._hear(message)
             self._bury()
+            had_lost = self._front.lost
             wake_at = self._front.tick(self._clock())
             orders, kills = self._front.orders(), self._front.kills[:]
             self._front.kills.clear()
+            retries = self._front.restarts.due(self._clock()) if not self._closing else []
             self._connect()
+        if self._front.lost is not had_lost:
+            _log.error("%s", self.lost())
         for name, given in orders.items():
             if name in self._connected:
                 self._order(name, *given)
         for name, incarnation in kills:
             self._kill(name, incarnation)
+        for name in retries:
+            self._retry(name)
         self._mesh.poll(max(wake_at - self._clock(), 0.0))
 
     def _order(self, name: str, *orders: Order) -> None:
@@ -196,9 +227,10 @@ class Hub:
 
     def _hear(self, message: ToHub) -> None:
         now = self._clock()
-        if isinstance(message, Failed):
-            if message.name in self.facts:  # else `start` raises it
-                _log.error("instance %s: %s", message.name, message.error.message)
+        if isinstance(message, Failed) and message.name in self.facts:
+            _log.error("instance %s: %s", message.name, message.error.message)
+            self._front.failed(message.name, message.incarnation, message.error, now)
+        elif isinstance(message, Failed):  # `start` raises it
             with self._started:
                 self._failed[message.name] = message.error.exception()
                 self._started.notify_all()
@@ -252,9 +284,10 @@ class Hub:
                 self._gone.append((watched.name, watched.incarnation))
         while self._gone:
             name, incarnation = self._gone.popleft()
-            if not self._closing:
+            if not self._closing and name not in self._failed:  # which `start` raises
                 _log.error("instance %s has died", name)
-            self._front.gone(name, incarnation, self._clock())
+            for_good = not self.launcher.revives and not self._closing
+            self._front.gone(name, incarnation, self._clock(), for_good)
 
     def _unwatch(self, watched: _Watched) -> None:
         self._watched.remove(watched)
@@ -271,6 +304,12 @@ class Hub:
             self.launcher.kill(name, incarnation)
         except Exception:  # gone by itself, another user's, or Ray is in trouble: it stays a suspect
             _log.exception("instance %s could not be killed", name)
+
+    def _retry(self, name: str) -> None:
+        try:
+            self.launcher.restart(name)
+        except Exception:  # Ray is in trouble: it has so long to come back as one may be away
+            _log.exception("instance %s could not be started again", name)
 
     def _shut(self) -> None:
         """Tell all to close, hear their last words, end what does not."""

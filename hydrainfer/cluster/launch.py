@@ -1,4 +1,4 @@
-"""Where instances come from. The hub knows a launcher only by this port."""
+"""Launchers start instances. The hub knows one only by this port."""
 
 from __future__ import annotations
 
@@ -19,20 +19,27 @@ Gone = Callable[[str, int], None]
 
 
 class Launcher(Protocol):
-    """Starts one instance per plan and starts those again that die, if it can."""
+    """Starts one instance per plan and, if it `revives`, starts those again that die. `lost`: why it can start nothing
+    any more, once that is so; the server ends then."""
+
+    revives: bool
+    lost: str | None
 
     def start(self, plans: Sequence[NodePlan], on_gone: Gone) -> None:
         """Begin to start them all and return; each says `Hello` or `Failed` to the hub. Raises `ConfigError` if they
         cannot be placed."""
 
     def watch(self, name: str, incarnation: int) -> None:
-        """It has said `Hello`: call `on_gone` when it ends."""
+        """Call `on_gone` when this instance, which has said `Hello`, ends."""
 
     def kill(self, name: str, incarnation: int) -> None:
-        """It is believed to hang: end it, so that its death is known."""
+        """End an instance that is believed to hang, so that its death is known."""
+
+    def restart(self, name: str) -> None:
+        """Start an instance again whose latest start has `Failed`. Only if the launcher `revives`."""
 
     def close(self, timeout_s: float) -> None:
-        """All have been told to close: wait for them, then end what is left."""
+        """Wait for the instances, which have been told to close, then end those that are left."""
 
 
 class InProcess:
@@ -40,6 +47,8 @@ class InProcess:
     `nodes`."""
 
     def __init__(self, build: Callable[[NodePlan], Build]) -> None:
+        self.revives = False
+        self.lost: str | None = None
         self.nodes: dict[str, Node] = {}
         self._build = build
         self._threads: dict[str, threading.Thread] = {}
@@ -54,10 +63,13 @@ class InProcess:
             self._threads[plan.name].start()
 
     def watch(self, name: str, incarnation: int) -> None:
-        """The thread itself tells."""
+        """Nothing to do: the thread itself calls `on_gone`."""
 
     def kill(self, name: str, incarnation: int) -> None:
         """A thread cannot be killed; it stays a suspect."""
+
+    def restart(self, name: str) -> None:
+        """A thread that has ended does not come back."""
 
     def close(self, timeout_s: float) -> None:
         for thread in self._threads.values():

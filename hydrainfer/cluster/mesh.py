@@ -16,7 +16,7 @@ import msgspec
 import zmq
 from zmq.utils.z85 import decode as z85
 
-from hydrainfer.core import ConfigError
+from hydrainfer.core import ConfigError, SeldomLog
 
 _log = logging.getLogger(__name__)
 _LOCAL = ("ipc://", "inproc://", "tcp://127.", "tcp://[::1]", "tcp://localhost")
@@ -45,6 +45,7 @@ class Mesh:
             raise ConfigError(f"{bind} leaves this machine, which needs keys")
         self._context = zmq.Context(io_threads=1)
         self._keys = keys
+        self._of_strangers = SeldomLog(_log)
         self._peers: dict[str, zmq.Socket] = {}
         self._poller = zmq.Poller()
         self._gate = self._open_gate() if keys is not None else None
@@ -121,7 +122,7 @@ class Mesh:
         self._poller.unregister(fd)
 
     def receive(self) -> Iterable[bytes]:
-        """What has come."""
+        """The messages that have come."""
         while True:
             try:
                 yield self._socket.recv(zmq.NOBLOCK)
@@ -133,14 +134,14 @@ class Mesh:
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Last words get half a second to leave."""
+        """Close the sockets; messages not yet sent get half a second to leave."""
         self._context.destroy(linger=_LAST_WORDS_MS)
         os.close(self._wake)
 
     # ---- who may speak to us
 
     def _open_gate(self) -> zmq.Socket:
-        """Where this context asks whether a key may come in (ZeroMQ RFC 27)."""
+        """The socket at which this context asks whether a key may come in (ZeroMQ RFC 27)."""
         gate = self._context.socket(zmq.REP)
         gate.bind("inproc://zeromq.zap.01")
         self._poller.register(gate, zmq.POLLIN)
@@ -151,7 +152,8 @@ class Mesh:
         version, request, _, address, _, mechanism, *credentials = gate.recv_multipart()
         ours = mechanism == b"CURVE" and credentials == [z85(self._keys.public.encode())]
         if not ours:
-            _log.warning("refused a connection from %s: not a key of this cluster", address.decode(errors="replace"))
+            where = address.decode(errors="replace")
+            self._of_strangers("refused a connection from %s: not a key of this cluster", where)
         status = (b"200", b"OK") if ours else (b"400", b"not a member")
         gate.send_multipart([version, request, *status, b"", b""])
 

@@ -1,4 +1,4 @@
-"""What the hub and the instances say to each other. Between instances it is `core.Parcel`; nothing else is on a socket.
+"""The messages between the hub and the instances. Between instances it is `core.Parcel`; nothing else is on a socket.
 
     instance: Hello ─────────────> hub      I am here (or `Failed`: I cannot start)
               <── Orders(Members, Beat) ──  who else is, and how busy
@@ -29,7 +29,8 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """It runs. `host`: see `storage.host_identity`; `facts`: what it found out at start, by name of the option."""
+    """An instance runs. `host`: see `machine.host_identity`; `facts`: what it found out at start, by name of the
+    option."""
 
     peer: Peer
     host: str
@@ -38,7 +39,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """It cannot start, or has broken down."""
+    """An instance cannot start, or has broken down."""
 
     name: str
     incarnation: int
@@ -55,8 +56,8 @@ class Moved(NamedTuple):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """What a step gave, at `at_s`. `stats` only now and then. `n`: number of the report, from 1: one that is missing
-    was lost on its way, and its sender is of no use any more (0: not counted)."""
+    """The results of a step, at `at_s`. `stats` only now and then. `n`: number of the report, from 1: one that is
+    missing was lost on its way, and its sender is of no use any more (0: not counted)."""
 
     name: str
     incarnation: int
@@ -79,14 +80,14 @@ class Members(msgspec.Struct, frozen=True, tag=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Run it, with the tokens it has from an earlier life."""
+    """Run a request, with the tokens that it has from an earlier life."""
 
     request: Request
     produced: tuple[int, ...] = ()
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """End these, wherever they are or will be."""
+    """End these requests, wherever they are or will be."""
 
     request_ids: tuple[str, ...]
 
@@ -126,12 +127,12 @@ def encode(message: ToHub | ToInstance) -> bytes:
 
 
 def decode_to_hub(data: bytes) -> ToHub:
-    """Raises `msgspec.DecodeError` on anything else."""
+    """The message. Raises `msgspec.DecodeError` on anything else."""
     return _decode(_to_hub, data)
 
 
 def decode_to_instance(data: bytes) -> ToInstance:
-    """Raises `msgspec.DecodeError` on anything else."""
+    """The message. Raises `msgspec.DecodeError` on anything else."""
     return _decode(_to_instance, data)
 
 

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import msgspec
 
-from hydrainfer.cluster.host import host_identity, local_ip
 from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.messages import (
     Beat,
@@ -43,6 +42,7 @@ from hydrainfer.core import (
     Unavailable,
 )
 from hydrainfer.engine import Engine
+from hydrainfer.machine import host_identity, local_ip
 
 _log = logging.getLogger(__name__)
 HUB = "hub"
@@ -51,10 +51,10 @@ _REPORTED_BY_OUTPUTS = (EventKind.TOKEN, EventKind.FINISHED)
 
 
 class Pulse(msgspec.Struct, frozen=True):
-    """Who is believed to live, and for how long. `beat_s`: the hub and every instance speak at least this often.
-    `suspect_s`, `dead_s`: after this silence an instance gets requests only if nobody else can, and is killed.
-    `gap_s`: how long an output that came before its turn waits for the missing one. `patience_s`: how long a request
-    waits for an instance of its stage. `grace_s`: an instance may be this late with a request's end after its
+    """The intervals and limits by which instances are judged alive. `beat_s`: the hub and every instance speak at least
+    this often. `suspect_s`, `dead_s`: after this silence an instance gets requests only if nobody else can, and is
+    killed. `gap_s`: how long an output that came before its turn waits for the missing one. `patience_s`: how long a
+    request waits for an instance of its stage. `grace_s`: an instance may be this late with a request's end after its
     deadline."""
 
     beat_s: float = 0.25
@@ -70,10 +70,10 @@ _PULSE = Pulse()
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What an instance is told at birth. `hub`: where the hub hears, on machine `hub_host`; `pixels`: where it gives
-    out pictures; `bind`: where to hear, with places for `name`, `incarnation` and the `ip` from which this machine
-    reaches the hub. `roles`: of every instance of the layout. `secret`: what its transports know members by. `share`:
-    what it gets of its machine."""
+    """All that an instance is told when it is started. `hub`: where the hub hears, on machine `hub_host`; `pixels`:
+    where it gives out pictures; `bind`: where to hear, with places for `name`, `incarnation` and the `ip` from which
+    this machine reaches the hub. `roles`: of every instance of the layout. `secret`: what its transports know members
+    by. `share`: what it gets of its machine."""
 
     name: str
     roles: dict[str, str]
@@ -89,7 +89,7 @@ class NodePlan:
 
 
 class Wire(Protocol):
-    """What a node asks of its `Mesh`."""
+    """The part of `Mesh` that a node uses."""
 
     address: str
 
@@ -165,7 +165,7 @@ class Node:
         self._tell(Hello(me, self._host, os.getpid(), facts))
 
     def run(self) -> None:
-        """Until the hub says `Close`, or has been silent for too long."""
+        """Take turns until the hub says `Close` or has been silent for too long."""
         engine = self.engine
         assert engine is not None, "run before start"
         try:
@@ -185,7 +185,7 @@ class Node:
                 call()
 
     def _closes(self, engine: Engine) -> bool:
-        """Whatever has come meanwhile ends, too."""
+        """End every request that is here, also those that have come meanwhile."""
         engine.fail_all(Unavailable("the server is shutting down", retry_after_s=5.0), self.clock())
         return True
 
@@ -230,7 +230,7 @@ class Node:
         self._mesh.send(HUB, encode(message))
 
     def _watch_hub(self) -> None:
-        """Without the server nobody wants the answers, nor any other instance's word about who lives."""
+        """Close if the server is silent for too long: without it nobody wants the answers."""
         if self._local() - self._heard_s > self._pulse.dead_s and not self.closing:
             _log.error("instance %s has not heard of the server for %.0f s and stops", self.name, self._pulse.dead_s)
             self.closing = self._deserted = True  # should it still live, others go on with what was here

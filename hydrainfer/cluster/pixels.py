@@ -20,7 +20,7 @@ _QUESTIONS = 3
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """Before the bytes of a uint8 array."""
+    """The frame before the bytes of a uint8 array."""
 
     shape: tuple[int, ...]
 

@@ -4,7 +4,8 @@ of no token and no message. The only file that imports ray, and only once there 
 An actor's process has one incarnation of its instance, on a thread:
 
     built ─> runs until told to close ─> waits for the launcher, who ends it for good
-      └────────────┴─ crashes ─> the process exits ─> Ray starts another: the next incarnation says `Hello`
+      │            └─ crashes ─> the process exits ─> Ray starts another: the next incarnation says `Hello`
+      └─ cannot be ─> tells the hub, waits until the launcher ends it ─┘
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import logging
 import os
 import pickle
 import select
-import shutil
 import socket
+import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,25 +30,28 @@ from typing import Any
 import msgspec
 
 from hydrainfer.cluster.fit import cpus_each, needs, shortfall
-from hydrainfer.cluster.host import host_identity
+from hydrainfer.cluster.folder import OBJECT_STORE_BYTES, RunFolder
 from hydrainfer.cluster.launch import Build, Facts, Gone
 from hydrainfer.cluster.node import Node, NodePlan, run_node
 from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.engine import Engine
+from hydrainfer.machine import host_identity
 
 _log = logging.getLogger(__name__)
-_OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing of ours is in it
-_CALLS = 8  # that may wait in one instance at once
+_CALLS = 8  # calls that may wait in one instance at once
 _ASK_AGAIN_S = 0.2
 _LET_GO_S = 30.0  # an instance that has closed waits this long to be ended by its launcher
-_START_PAUSE_S = 1.0  # so that one which cannot start does not spin
+_START_PAUSE_S = 1.0  # so that one which cannot start, and cannot say so, does not spin
+_RETRY_S = 120.0  # one that has said so ends by itself after this long, should nobody end it
 _GONE_S = 2.0
 _CONNECT_S = 5.0
+_DAEMONS = {"gcs_server": "Ray's control process", "raylet": "Ray's node process"}
 _FREED_S = 3.0  # what somebody has just given back counts as free by then
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
+    "RAY_task_events_shutdown_flush_timeout_ms": "300",  # of 5000: how long to wait for one who may be dead
     "RAY_worker_niceness": "0",  # of 15 otherwise: the engines would wait for everything else on the machine
 }
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name: "this cluster is one machine"
@@ -55,13 +59,17 @@ _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # despite its name: "thi
 
 class RayLauncher:
     """`build`: picklable, makes an instance's engine in its process; unpickled there after threads and cores are set.
-    `address`: of a cluster to join; None starts one that only this machine can reach and that dies with this process.
-    A Ray that this process is already part of is used as it is."""
+    `address`: of a cluster to join; None starts one in `folder`, which only this user of this machine can reach and
+    which dies with this process. A Ray that this process is already part of is used as it is."""
 
-    def __init__(self, build: Callable[[NodePlan], Build], address: str | None = None) -> None:
+    def __init__(
+        self, build: Callable[[NodePlan], Build], address: str | None = None, folder: RunFolder | None = None
+    ) -> None:
+        self.revives = True
+        self.lost: str | None = None
         self.actors: dict[str, Any] = {}
         self._build = pickle.dumps(build)
-        self._address = address
+        self._address, self._folder = address, folder
         self._watched: dict[str, int] = {}
         self._on_gone: Gone = lambda *_: None
         self._closing = False
@@ -100,6 +108,13 @@ class RayLauncher:
         if actor is not None and self._watched.get(name) == incarnation and not self._closing:
             ray.kill(actor, no_restart=False)
 
+    def restart(self, name: str) -> None:
+        import ray
+
+        actor = self.actors.get(name)
+        if actor is not None and not self._closing:
+            ray.kill(actor, no_restart=False)
+
     def close(self, timeout_s: float) -> None:
         if self._closing:
             return
@@ -130,22 +145,36 @@ class RayLauncher:
                 raise _cannot_join(self._address, str(e).splitlines()[0]) from None
             self._connected = True
             return
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-            num_cpus=max(os.cpu_count() or 1, len(plans) + 1),  # one each is never what they wait for
-            object_store_memory=_OBJECT_STORE_BYTES,
-            **common,
-        )
+        assert self._folder is not None, "a Ray of our own needs a folder"
+        common |= {
+            "include_dashboard": False,
+            "num_cpus": max(os.cpu_count() or 1, len(plans) + 1),  # one each is never what they wait for
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": str(self._folder.ray),
+        }
+        try:
+            with _environment(_private_to(self._folder)):
+                _forget_token()  # of an earlier run
+                ray.init(address="local", **common)
+        except Exception as e:  # whatever a machine may lack
+            reason = " ".join(str(e).split())[:200]
+            raise ConfigError(f"Ray cannot be started: {type(e).__name__}: {reason}", param="launcher") from None
         self._connected = True
-        self.session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+        node = ray._private.worker.global_worker.node
+        self.session = Path(node.get_session_dir_path())
+        daemons = {kind: node.all_processes[kind][0].process for kind in _DAEMONS}
+        threading.Thread(
+            target=self._watch_daemons, args=(self._folder, daemons), name="ray-daemons", daemon=True
+        ).start()
 
     def _end(self, deadline_s: float) -> None:
         if not self._connected and not self.actors:
             return
         import ray
 
+        if self.lost is not None:  # nobody is there to be asked
+            self.actors.clear()
         pids: list[int] = []
         calls = [actor.finish.remote() for actor in self.actors.values()]
         if calls:
@@ -163,7 +192,7 @@ class RayLauncher:
             ray.shutdown()
         if self.session is not None:
             _wait_gone(pids)
-            _remove_session(self.session)
+            _forget_token()
 
     # ---- placement
 
@@ -194,6 +223,21 @@ class RayLauncher:
         return shares
 
     # ---- who has died
+
+    def _watch_daemons(self, folder: RunFolder, daemons: Mapping[str, subprocess.Popen[bytes]]) -> None:
+        """Wait until one ends: without it nothing is started again, and Ray would end this process after a minute. The
+        others, which have nothing left to do but complain, are ended then."""
+        poll, names = select.poll(), {os.pidfd_open(process.pid): kind for kind, process in daemons.items()}
+        for fd in names:
+            poll.register(fd, select.POLLIN)
+        kind = names[poll.poll()[0][0]]
+        if not self._closing:
+            code = daemons[kind].poll()
+            how = f"killed by signal {-code}" if code is not None and code < 0 else f"status {code}"
+            self.lost = f"{_DAEMONS[kind]} ({kind}) has ended ({how}), so no instance can be started any more"
+            folder.end_processes()
+        for fd in names:
+            os.close(fd)
 
     def _ask(self, name: str, incarnation: int) -> None:
         """A question that is answered when that incarnation is over."""
@@ -228,25 +272,27 @@ class RayLauncher:
 
 
 class _Instance:
-    """What runs in the actor's process. Calls only wait; nothing of a request passes here."""
+    """The object in the actor's process. Calls only wait; nothing of a request passes here."""
 
     def __init__(self, plan: NodePlan, build: bytes) -> None:
         self._plan = plan
         self._incarnation: int | None = None
+        self._heard_of = False  # by the hub, if it fails from now on
         self._over = threading.Event()
         threading.Thread(target=self._live, args=(build,), name=f"instance-{plan.name}", daemon=True).start()
 
     def __repr__(self) -> str:
-        """Before each line of its log."""
+        """The name that Ray puts before each line of the actor's log."""
         return self._plan.name
 
     def outlast(self, incarnation: int) -> None:
-        """Returns once that incarnation is over."""
+        """Wait until that incarnation is over."""
         if incarnation == self._incarnation:
             self._over.wait()
 
     def finish(self) -> tuple[str, int]:
-        """It has been told to close: returns its host and process id once it has, or if it never ran."""
+        """Wait until the instance, which has been told to close, has done so, if it ever ran. Returns host and process
+        id."""
         if self._incarnation is not None:
             self._over.wait()
         return host_identity(), os.getpid()
@@ -256,6 +302,7 @@ class _Instance:
         logging.getLogger("hydrainfer").setLevel(logging.INFO)
 
         def make(node: Node) -> tuple[Engine, Facts]:
+            self._heard_of = True
             engine, facts = pickle.loads(build)(self._plan)(node)
             self._incarnation = node.incarnation
             gc.collect()
@@ -275,7 +322,7 @@ class _Instance:
         os._exit(1)  # the hub was silent, or its server is not there to end us; Ray knows whether to start another
 
     def _settle(self) -> None:
-        """Cores and threads, of this thread and all that it starts, before anything that computes is imported."""
+        """Set cores and threads, of this thread and all that it starts, before anything that computes is imported."""
         share = self._plan.share
         if share.cores:
             try:
@@ -288,12 +335,12 @@ class _Instance:
 
     def _exit(self) -> None:
         if self._incarnation is None:
-            time.sleep(_START_PAUSE_S)
+            time.sleep(_RETRY_S if self._heard_of else _START_PAUSE_S)
         os._exit(1)
 
 
 def _check_address(address: str) -> None:
-    """Ray itself takes minutes to find that nobody is there."""
+    """Raise `ConfigError` if nobody listens there; Ray itself takes minutes to find that."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in address:
         raise ConfigError(f"--ray-address must be HOST:PORT, got {address!r}", param="ray_address")
@@ -308,7 +355,7 @@ def _cannot_join(address: str, reason: str) -> ConfigError:
 
 
 def _is_down(actor: Any) -> bool:
-    """What the cluster knows: that no process is there now."""
+    """Whether the cluster says that the actor has no process now."""
     import ray
 
     state = ray._private.state.actors(actor._actor_id.hex())
@@ -326,12 +373,33 @@ def _wait_gone(pids: Sequence[int]) -> None:
                 os.close(fd)
 
 
-def _remove_session(session: Path) -> None:
-    """Logs and sockets that Ray leaves behind."""
-    shutil.rmtree(session, ignore_errors=True)
-    latest = session.parent / "session_latest"
-    if latest.is_symlink() and not latest.exists():
-        latest.unlink(missing_ok=True)
+def _private_to(folder: RunFolder) -> dict[str, str | None]:
+    """The environment of a Ray that nobody else may use: a token of its own, in no home, and no other."""
+    return {**folder.guard(), "RAY_AUTH_TOKEN_PATH": str(folder.new_token()), "RAY_AUTH_TOKEN": None}
+
+
+@contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set these environment variables (None: unset) within the block, and restore them afterwards."""
+    before = dict(os.environ)
+    os.environ.update({k: v for k, v in values.items() if v is not None})
+    for key in [k for k, v in values.items() if v is None]:
+        os.environ.pop(key, None)
+    try:
+        yield
+    finally:
+        for key in [*values, "RAY_AUTH_MODE"]:  # which Ray sets
+            os.environ.pop(key, None)
+            os.environ.update({key: before[key]} if key in before else {})
+
+
+def _forget_token() -> None:
+    """Make Ray, which keeps token and mode in memory, read them again when they are needed next."""
+    with suppress(ImportError):  # an older Ray
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 __all__ = ["RayLauncher"]

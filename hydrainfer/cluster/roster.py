@@ -1,4 +1,4 @@
-"""Who is there, how busy, and who takes a request next: the `Placement` of the hub and of every instance.
+"""The instances that are there, how busy they are, and the choice of one: the `Placement` of hub and instances.
 
 A request that may stay where it is never comes here (the scheduler keeps it): self first. Pictures go to the encoder
 that their content names, everything else by `Balancing`.
@@ -17,7 +17,7 @@ from hydrainfer.cluster.messages import Peer
 from hydrainfer.core import Load, Request, Role, Stage
 
 Balancing = Literal["least_load", "round_robin", "random"]
-_GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3)  # of an instance that has not measured yet
+_GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3)  # stands for an instance that has not measured yet
 
 
 class Roster:
@@ -36,7 +36,7 @@ class Roster:
         self._encoders = HashRing(name for name, role in self.roles.items() if role.runs(Stage.ENCODE))
 
     def update(self, peers: Iterable[Peer]) -> list[Peer]:
-        """These live now. Returns who did and does no longer."""
+        """Take `peers` as those that live now. Returns those that did and do no longer."""
         now = {p.name: p for p in peers}
         gone = [p for name, p in self.peers.items() if name not in now or now[name].incarnation != p.incarnation]
         for p in gone:
@@ -82,7 +82,7 @@ def delay_s(load: Load) -> float:
 
 
 def _with(load: Load, request: Request, stage: Stage) -> Load:
-    """As it will be when `request` is there."""
+    """The load once `request` has been placed there."""
     if stage is Stage.DECODE:
         return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
     return msgspec.structs.replace(load, n_tokens=load.n_tokens + request.n_prompt)

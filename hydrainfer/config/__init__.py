@@ -1,34 +1,42 @@
-"""Frozen configuration schemas and the one loader (defaults < YAML < environment < flags).
+"""Frozen configuration schemas and the one loader (defaults < YAML < environment < flags); a checkpoint's JSON files.
 
-Called by the CLI and the offline API. Never mutates a configuration, never looks at the machine.
+Called by the CLI and the offline API. Never mutates a configuration, never looks at the machine but for where files
+may lie.
 """
 
+from hydrainfer.config.checkpoint import find_json, preprocessing, read_json
 from hydrainfer.config.cost import cost_model_of, read_cost_model
+from hydrainfer.config.folders import cache_folder
 from hydrainfer.config.layout import InstanceSpec, Share, choose_launcher, read_layout, settle
 from hydrainfer.config.load import ENV_PREFIX, Loaded, Option, load, options
 from hydrainfer.config.read import check_known, locate, read_yaml
-from hydrainfer.config.schema import ServeConfig
+from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
 from hydrainfer.config.slo import Slo, is_slo_part, parse_slo, read_slo
 from hydrainfer.config.table import config_table
 
 __all__ = [
     "ENV_PREFIX",
+    "MEASURE_MINUTES",
     "InstanceSpec",
     "Loaded",
     "Option",
     "ServeConfig",
     "Share",
     "Slo",
+    "cache_folder",
     "check_known",
     "choose_launcher",
     "config_table",
     "cost_model_of",
+    "find_json",
     "is_slo_part",
     "load",
     "locate",
     "options",
     "parse_slo",
+    "preprocessing",
     "read_cost_model",
+    "read_json",
     "read_layout",
     "read_slo",
     "read_yaml",

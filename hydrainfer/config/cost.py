@@ -36,8 +36,8 @@ def cost_model_of(config: ServeConfig) -> CostModel | None:
 
 
 def read_cost_model(path: Path) -> CostModel:
-    """From YAML or JSON; of a measurement (configs/cost_models), its `cost`. Raises `ConfigError` naming file, key and
-    rule in one line."""
+    """The cost model of a YAML or JSON file; of a measurement (configs/cost_models), its `cost`. Raises `ConfigError`
+    naming file, key and rule in one line."""
     content = read_yaml(path)
     found = content.get("cost")
     terms = found if isinstance(found, dict) else content

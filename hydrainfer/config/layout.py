@@ -22,9 +22,9 @@ _Core = Annotated[int, Meta(ge=0)]
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance gets. `cpus`, `gpus`, `resources`: of a Ray node, for placement; a part of one GPU shares it.
-    `cores`: pinned to these. `threads`: for compute. None is decided later: `cpus` by the launcher, `gpus` by the
-    device, `threads` by the cores."""
+    """An instance's part of a machine. `cpus`, `gpus`, `resources`: of a Ray node, for placement; a part of one GPU
+    shares it. `cores`: pinned to these. `threads`: for compute. None is decided later: `cpus` by the launcher, `gpus`
+    by the device, `threads` by the cores."""
 
     cpus: _Share | None = None
     gpus: _Share | None = None
@@ -80,8 +80,8 @@ def read_layout(text: str) -> tuple[InstanceSpec, ...]:
 
 
 def settle(specs: Sequence[InstanceSpec], config: ServeConfig, on_gpu: bool) -> tuple[InstanceSpec, ...]:
-    """What the file leaves open is as the options say: `cpu_share`, `gpu_share` (0 where instances run on the CPU),
-    `threads` (of all instances together)."""
+    """The instances with what the layout leaves open filled in from the options: `cpu_share`, `gpu_share` (0 where
+    instances run on the CPU), `threads` (of all instances together)."""
 
     def settled(share: Share) -> Share:
         cpus = config.cpu_share if share.cpus is None else share.cpus
@@ -127,7 +127,7 @@ def _group(entry: Any, where: str) -> _Group:
 
 
 def _wrong(group: _Group) -> str | None:
-    """What types do not say."""
+    """What is wrong with a group beyond its types, or None."""
     for key, value in {**msgspec.structs.asdict(group), **group.resources}.items():
         if isinstance(value, float) and not math.isfinite(value):
             return f"{key} must be finite, got {value}"

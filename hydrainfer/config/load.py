@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -15,6 +16,13 @@ from hydrainfer.config.schema import ServeConfig
 from hydrainfer.core import ConfigError
 
 ENV_PREFIX = "HYDRAINFER_"
+_OF_SERVICE = {
+    r"SERVICE_HOST|PORT_\d+_(TCP|UDP|SCTP)_ADDR": r"[\d.]+|[\da-f]*:[\da-f:.]+",
+    r"SERVICE_PORT(_[A-Z\d_]+)?|PORT_\d+_(TCP|UDP|SCTP)_PORT": r"\d+",
+    r"PORT(_\d+_(TCP|UDP|SCTP))?": r"(tcp|udp|sctp)://\S+:\d+",
+    r"PORT_\d+_(TCP|UDP|SCTP)_PROTO": r"tcp|udp|sctp",
+}
+"""Names and values of the variables that Kubernetes gives every container for a service, after the service's name."""
 
 
 class Loaded(NamedTuple):
@@ -42,14 +50,15 @@ def options(schema: type[msgspec.Struct] = ServeConfig) -> Iterator[Option]:
 
 
 def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
-    """`flags` holds only what was given. Raises `ConfigError` naming the source, the key and what is accepted."""
+    """`flags` holds only what was given; of `environ`, what Kubernetes puts there for a service is left alone. Raises
+    `ConfigError` naming the source, the key and what is accepted."""
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if yaml_path is not None:
         layers.append((str(yaml_path), read_yaml(yaml_path)))
     for key, text in sorted((environ or {}).items()):
-        if key.startswith(ENV_PREFIX):
+        if key.startswith(ENV_PREFIX) and not _is_of_service(key, text):
             layers.append((key, {key.removeprefix(ENV_PREFIX).lower(): text}))
     layers.append(("flag", flags))
     known = [o.name for o in options()]
@@ -62,6 +71,16 @@ def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mappi
     checked = {key: _convert(key, value, source[key]) for key, value in values.items()}
     provenance = {o.name: source.get(o.name, "default") for o in options()}
     return Loaded(ServeConfig(**checked), provenance)
+
+
+def _is_of_service(key: str, text: str) -> bool:
+    """Whether the variable says where a Kubernetes service called `hydrainfer` or `hydrainfer-…` is. HYDRAINFER_PORT
+    is our option if it is a number, and the service's if it is a URL."""
+    rest = key.removeprefix(ENV_PREFIX)
+    return any(
+        re.fullmatch(f"([A-Z\\d_]+_)?({name})", rest) and re.fullmatch(value, text)
+        for name, value in _OF_SERVICE.items()
+    )
 
 
 def _convert(key: str, value: Any, source: str) -> Any:

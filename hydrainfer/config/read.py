@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from hydrainfer.config.shipped import here_or_shipped, shipped
 from hydrainfer.core import ConfigError
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A file of keys and values; an empty one has none. Raises `ConfigError`."""
+    """A file of keys and values, which may be a shipped one; an empty one has none. Raises `ConfigError`."""
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = yaml.safe_load(here_or_shipped(path).read_text("utf-8"))
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
@@ -38,16 +38,15 @@ def check_known(key: object, known: Iterable[str], source: str) -> None:
 
 
 def locate(kind: str, name: str | Path) -> Path:
-    """The file of that path, or `configs/KIND/NAME.yaml` of the source tree or of the installation. Raises
-    `ConfigError` that names those there are."""
+    """The file of that path, or the shipped `configs/KIND/NAME.yaml`. Raises `ConfigError` that names those there
+    are."""
     path = Path(name).expanduser()
     if path.suffix in (".yaml", ".yml", ".jsonl") or path.exists():
         return path
-    folders = [root / "configs" / kind for root in (Path(__file__).parents[2], Path(sys.prefix) / "share/hydrainfer")]
-    for folder in folders:
-        if (folder / f"{name}.yaml").is_file():
-            return folder / f"{name}.yaml"
-    known = sorted({p.stem for folder in folders for p in folder.glob("*.yaml")})
+    folder = shipped("configs") / kind
+    if (folder / f"{name}.yaml").is_file():
+        return folder / f"{name}.yaml"
+    known = sorted(p.stem for p in folder.glob("*.yaml"))
     raise ConfigError(
         f"no {kind} called {str(name)!r}: give a file, or one of {', '.join(known) or 'none'}", param=kind
     )

@@ -15,6 +15,7 @@ Workers = Annotated[int, Meta(ge=0, le=64)]
 Budget = Count | Literal["auto"]
 NotEmpty = Annotated[str, Meta(min_length=1)]
 ContextLength = Annotated[int, Meta(ge=8)]
+MEASURE_MINUTES = 3.0
 
 
 def _help(group: str, text: str, **bounds: Any) -> Meta:
@@ -70,7 +71,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
     measure_minutes: Annotated[
         float, _help("Planning", "Without --cost-model, this machine is measured so long, once.", gt=0)
-    ] = 3.0
+    ] = MEASURE_MINUTES
 
     transport: Annotated[
         Literal["auto", "local", "shared-memory", "gloo", "nccl", "cuda-ipc", "tcp"],

@@ -43,11 +43,10 @@ from hydrainfer.core.handoff import (
     Release,
     Renew,
     Withdraw,
-    decode_parcel,
-    encode_parcel,
     owner_of,
 )
 from hydrainfer.core.request import MAX_LOGPROBS, MediaSpan, PixelSource, Request, SamplingParams
+from hydrainfer.core.seldom import SeldomLog
 from hydrainfer.core.sequence import EncodeWork, Sequence, StepBatch, StepResult, TokenLogprobs, TokenWork
 from hydrainfer.core.stage import LANE_OF, Lane, Layout, Role, Stage
 
@@ -94,6 +93,7 @@ __all__ = [
     "RequestTooLarge",
     "Role",
     "SamplingParams",
+    "SeldomLog",
     "Sequence",
     "Stage",
     "StepBatch",
@@ -103,8 +103,6 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "Withdraw",
-    "decode_parcel",
-    "encode_parcel",
     "owner_of",
     "total",
 ]

@@ -1,4 +1,4 @@
-"""What a batch is said to take: the modelled time of an emulated device and of the simulator."""
+"""The modelled time of a batch, for emulated devices and the simulator."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from hydrainfer.core.sequence import StepBatch
-from hydrainfer.core.stage import Lane, Stage
-
-_DECODE = Stage.DECODE
+from hydrainfer.core.stage import Lane
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,23 +43,22 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     prefill_overlap_slowdown: float = 0.0
 
     def step_s(self, batch: StepBatch) -> float:
-        """Seconds from launch to result on an idle device. Call it at launch: it reads the sequences' stages."""
+        """Seconds from launch to result on an idle device."""
         if batch.lane is Lane.VISION:
             return self._encode_s(batch)
-        n_decodes = n_contexts = n_prefilled = n_pairs = n_read = 0
-        for seq, start, count, _ in batch.work:
-            if count == 1 and seq.plan[seq.cursor] is _DECODE:  # `seq.stage`, without the call
-                n_decodes += 1
-                n_contexts += start
-            else:
-                n_prefilled += count
-                n_pairs += count * (start + count)
-                n_read += start
+        work, n_decodes = batch.work, batch.n_decodes
+        n_contexts = n_prefilled = n_pairs = n_read = 0
+        for _, start, *_ in work[:n_decodes]:
+            n_contexts += start
+        for _, start, count, _ in work[n_decodes:]:
+            n_prefilled += count
+            n_pairs += count * (start + count)
+            n_read += start
         return self.language_s(n_prefilled, n_pairs, n_decodes, n_contexts + n_decodes, n_read)
 
     def language_s(self, n_prefilled: int, n_pairs: int, n_decodes: int, n_contexts: int, n_read: int = 0) -> float:
-        """Of prefilled tokens, their pairs, decoding sequences and the tokens of their contexts; `n_read`: tokens of
-        context before the chunks."""
+        """Seconds of a language batch: prefilled tokens, their pairs, decoding sequences and the tokens of their
+        contexts; `n_read`: tokens of context before the chunks."""
         arithmetic_s = (
             self.prefill_token_s * n_prefilled
             + self.prefill_attention_s * n_pairs
@@ -72,7 +69,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.step_base_s + (arithmetic_s if arithmetic_s > traffic_s else traffic_s)
 
     def encode_s(self, n_tokens: Sequence[int]) -> float:
-        """Of pictures with so many embedding tokens each."""
+        """Seconds of a vision batch whose pictures have so many embedding tokens each."""
         arithmetic_s = self.encode_image_s * len(n_tokens) + self.encode_token_s * sum(n_tokens)
         if self.encode_attention_s:
             arithmetic_s += self.encode_attention_s * sum(n * n for n in n_tokens)
@@ -100,7 +97,7 @@ class DeviceTime:
     def occupy(self, batch: StepBatch, now: float) -> float:
         """Begin the batch now; when it will be done."""
         if batch.lane is Lane.LANGUAGE:
-            self._prefills = batch.n_items > len(batch.work)  # more tokens than sequences: a chunk is among them
+            self._prefills = batch.chunked
         work_s, slowdown = self.cost.step_s(batch), self._beside_prefill if self._prefills else self._beside_decode
         shared_s = max((end_s - now for lane, end_s in self.busy_until.items() if lane is not batch.lane), default=0.0)
         if shared_s > 0.0 and slowdown > 1.0:

@@ -67,7 +67,7 @@ class EventKind(enum.StrEnum):
 
 
 class LifecycleEvent(NamedTuple):
-    """One arrow of a request's life (DESIGN 5). `at_s` is the engine's clock; `detail` a finish reason; `n` the prompt
+    """One arrow of a request's life. `at_s` is the engine's clock; `detail` a finish reason; `n` the prompt
     tokens of an arrival."""
 
     request_id: str
@@ -79,7 +79,7 @@ class LifecycleEvent(NamedTuple):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What placement has to know of an instance: the work that waits there and what such work has lately cost.
+    """The work that waits at an instance and what such work has lately cost, for placement.
 
     `n_pictures` to encode, `n_tokens` to prefill, `n_decoding` sequences that decode or come to; `picture_s`, `token_s`
     and `decode_s` (one token of one sequence) are running means of measured seconds, 0 before the first measurement."""
@@ -103,8 +103,8 @@ class InstanceStats(msgspec.Struct, frozen=True):
     n_prefilling: int
     n_decoding: int
     cache_blocks: dict[str, tuple[int, int, int]]  # spec -> (total, leased, cached)
-    embed_hits: int
-    embed_queries: int
+    pictures_found: int  # in the cache, of those that requests wanted encoded here
+    pictures_wanted: int
     n_preemptions: int
     n_steps: int
     stalled_s: float
@@ -117,7 +117,7 @@ class InstanceStats(msgspec.Struct, frozen=True):
 
 class InstanceInfo(msgspec.Struct, frozen=True):
     """One instance of the layout, for `/v1/instances`. `state`: "alive", "suspect" (silent for a while) or "dead";
-    `heard_s`: seconds since it was last heard of."""
+    `heard_s`: seconds since it was last heard of; `trouble`: why a dead one has not come back, as far as known."""
 
     name: str
     role: str
@@ -126,6 +126,7 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     pid: int = 0
     heard_s: float = 0.0
     stats: InstanceStats | None = None
+    trouble: str = ""
 
 
 def total(parts: list[InstanceStats]) -> InstanceStats:
@@ -151,8 +152,8 @@ def total(parts: list[InstanceStats]) -> InstanceStats:
         n_prefilling=add("n_prefilling"),
         n_decoding=add("n_decoding"),
         cache_blocks=blocks,
-        embed_hits=add("embed_hits"),
-        embed_queries=add("embed_queries"),
+        pictures_found=add("pictures_found"),
+        pictures_wanted=add("pictures_wanted"),
         n_preemptions=add("n_preemptions"),
         n_steps=add("n_steps"),
         stalled_s=max(part.stalled_s for part in parts),

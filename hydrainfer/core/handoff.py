@@ -1,4 +1,4 @@
-"""What travels between two instances: a request on its way, and the messages that move it (DESIGN 2.6).
+"""What travels between two instances: a request on its way, and the messages that move it.
 
     source                         target
       Offer(handoff)  ─────────────>  waits for room (back-pressure), says so by Renew
@@ -25,7 +25,7 @@ Key = tuple[str, int]
 
 
 def owner_of(name: str, incarnation: int) -> str:
-    """What names the exports of one incarnation of an instance."""
+    """The name of all exports of one incarnation of an instance."""
     return f"{name}:{incarnation}"
 
 
@@ -65,15 +65,18 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stage(self) -> Stage:
-        """That it is to be taken for."""
+        """The stage that the target runs next."""
         return self.request.plan()[self.cursor]
 
-    @property
-    def deadline_s(self) -> float:
-        return self.request.deadline_s
-
     @classmethod
-    def of(cls, seq: Sequence, source: str, incarnation: int, exports: dict[str, ExportHandle]) -> Handoff:
+    def of(
+        cls,
+        seq: Sequence,
+        blocks: dict[str, tuple[int, ...]],
+        source: str,
+        incarnation: int,
+        exports: dict[str, ExportHandle],
+    ) -> Handoff:
         return cls(
             request=seq.request,
             cursor=seq.cursor,
@@ -84,8 +87,8 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
             hops=seq.hops,
             source=source,
             incarnation=incarnation,
-            blocks={spec: tuple(ids) for spec, ids in seq.blocks.items()},
-            exports={spec: exports[spec] for spec in seq.blocks},
+            blocks=blocks,
+            exports={spec: exports[spec] for spec in blocks},
         )
 
     def sequence(self, now: float) -> Sequence:
@@ -165,12 +168,3 @@ class Parcel(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
     messages: tuple[Message, ...]
     load: Load = Load()
-
-
-def encode_parcel(parcel: Parcel) -> bytes:
-    return msgspec.msgpack.encode(parcel)
-
-
-def decode_parcel(data: bytes) -> Parcel:
-    """Raises `msgspec.ValidationError` on anything that is not a parcel."""
-    return msgspec.msgpack.decode(data, type=Parcel)

@@ -102,9 +102,9 @@ def _check(ok: bool, param: str, rule: str, value: object) -> None:
 
 
 class MediaSpan(msgspec.Struct, frozen=True):
-    """What is encoded at once: a picture, or some frames of a video.
+    """One picture, or those frames of a video that are encoded at once.
 
-    `start`, `n_tokens`: its placeholder positions in the prompt. `key`: content key of its embedding (DESIGN 4).
+    `start`, `n_tokens`: its placeholder positions in the prompt. `key`: content key of its embedding.
     `pixels`: reference to its array, which travels outside the message. `grid`: what the vision tower must know besides
     the pixels; for models with multimodal rotary positions (frames, rows, columns) of its tokens, for LLaVA-NeXT (rows
     of tiles; rows, columns of patches that are no padding). `times`: positions of those frames in time, () for 0, 1,
@@ -143,7 +143,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.prompt_ids)
 
     def plan(self) -> tuple[Stage, ...]:
-        """The steps this request visits, in order; decode is one repeating step (DESIGN 2.2)."""
+        """The steps this request visits, in order; decode is one repeating step."""
         encode = (Stage.ENCODE,) if self.media else ()
         decode = (Stage.DECODE,) if self.max_tokens > 1 else ()
         return (*encode, Stage.PREFILL, *decode)

@@ -26,7 +26,8 @@ class Sequence:
 
     `order`: (arrival time, rank at the instance it came to first), smaller is older; it keeps its age wherever it goes.
     `attempt`: times it was placed; `hops`: times it came to another instance. `blocks`: per cache spec, the block ids
-    of the present lease. `capacity`: tokens that the reserved KV blocks hold. `pending_media`: indices of pictures that
+    of the present lease, of which the first is the request's block number `first_block[spec]`. `capacity`: tokens that
+    can be computed with them. `pending_media`: indices of pictures that
     are still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present
     stage has been part of a batch.
     """
@@ -37,6 +38,7 @@ class Sequence:
         "cancelled",
         "capacity",
         "cursor",
+        "first_block",
         "hops",
         "in_flight",
         "n_computed",
@@ -64,6 +66,7 @@ class Sequence:
         self.capacity = 0
         self.pending_media: list[int] = list(range(len(request.media)))
         self.blocks: dict[str, list[int]] = {}
+        self.first_block: dict[str, int] = {}
         self.in_flight = 0
         self.cancelled = False
         self.started = False
@@ -123,13 +126,19 @@ class EncodeWork(NamedTuple):
 
 @dataclass(slots=True)
 class StepBatch:
-    """What one lane executes next. `work` holds `EncodeWork` on the vision lane, `TokenWork` on the language lane.
-    `n_items` is images or tokens."""
+    """The work that one lane executes next. `work` holds `EncodeWork` on the vision lane, `TokenWork` on the language
+    lane. `n_items` is images or tokens. The first `n_decodes` items of a language batch decode, the others prefill."""
 
     id: int
     lane: Lane
     work: list
     n_items: int
+    n_decodes: int = 0
+
+    @property
+    def chunked(self) -> bool:
+        """Whether it prefills more than a token of some sequence: what a chunk of one costs is what a decode costs."""
+        return self.n_items > len(self.work)
 
 
 class TokenLogprobs(NamedTuple):
@@ -142,7 +151,7 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """What came of a batch. `tokens[i]` belongs to the i-th work item with `sample`. `logprobs`: by the same i, only
+    """The result of a batch. `tokens[i]` belongs to the i-th work item with `sample`. `logprobs`: by the same i, only
     where asked for. `failed`: by request id. `error`: the whole batch failed and nothing in it may be used."""
 
     batch: StepBatch

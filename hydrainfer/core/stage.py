@@ -1,4 +1,4 @@
-"""Stages of a multimodal request, the roles made of them, and layouts made of roles (DESIGN 1)."""
+"""Stages of a multimodal request, the roles made of them, and layouts made of roles."""
 
 from __future__ import annotations
 

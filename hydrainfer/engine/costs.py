@@ -1,10 +1,10 @@
-"""What work has lately cost here, for whoever chooses among instances."""
+"""Recent costs of work on this instance, by which instances are chosen."""
 
 from __future__ import annotations
 
 from hydrainfer.core import Lane, Load, StepBatch
 
-_WEIGHT = 0.2  # of the newest measurement
+_WEIGHT = 0.2  # weight of the newest measurement
 
 
 class Costs:
@@ -18,7 +18,7 @@ class Costs:
         each_s = seconds / batch.n_items
         if batch.lane is Lane.VISION:
             self._picture_s = _mean(self._picture_s, each_s)
-        elif batch.n_items == len(batch.work):
+        elif not batch.chunked:
             self._decode_s = _mean(self._decode_s, each_s)
         else:
             self._token_s = _mean(self._token_s, each_s)

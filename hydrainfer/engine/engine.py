@@ -32,6 +32,7 @@ from hydrainfer.core import (
     Stage,
     StepBatch,
     StepResult,
+    TokenLogprobs,
 )
 from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.moves import Arrived, Left, Moves, Stranded
@@ -111,7 +112,7 @@ class Engine:
                 self._moves.cancel_arrival(request_id)
 
     def _stop(self, request_id: str, now: float) -> bool:
-        """Forget it, wherever it is here. False if it is not."""
+        """Forget a request, wherever it is here. Returns False if it is not."""
         if self._moves is not None:
             self._moves.close(request_id, now)
         return self.scheduler.cancel(request_id)
@@ -130,12 +131,12 @@ class Engine:
     # ---- other instances
 
     def deliver(self, parcel: Parcel) -> None:
-        """What a peer has to say; read in the next step."""
+        """Hand over a peer's messages, which the next step reads."""
         assert self._moves is not None, "an engine without peers got a message"
         self._moves.deliver(parcel)
 
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
-        """Its process is known to be gone."""
+        """Note that the peer's process is gone."""
         if self._moves is not None:
             self._moves.peer_dead(peer, incarnation, now)
 
@@ -188,7 +189,7 @@ class Engine:
         return self._wake_at(now)
 
     def _judge(self, lane: Lane, result: StepResult) -> None:
-        """A lane whose every batch fails will not get well by itself."""
+        """Raise once too many batches of a lane in a row failed: it will not get well by itself."""
         broken = result.error is not None and result.error.code != "out_of_memory"
         self._n_failed[lane] = self._n_failed.get(lane, 0) + 1 if broken else 0
         if self._n_failed[lane] >= self._give_up_after:
@@ -247,7 +248,7 @@ class Engine:
         now: float,
         finish: str,
         token: int | None = None,
-        logprobs: object = None,
+        logprobs: TokenLogprobs | None = None,
         error: HydraError | None = None,
         start: int = 0,
     ) -> None:
@@ -259,7 +260,7 @@ class Engine:
         request_id: str,
         finish: str,
         token: int | None = None,
-        logprobs: object = None,
+        logprobs: TokenLogprobs | None = None,
         error: HydraError | None = None,
         start: int = 0,
     ) -> None:
@@ -269,7 +270,7 @@ class Engine:
             Output(
                 request_id,
                 token_ids=() if token is None else (token,),
-                logprobs=(logprobs,) if logprobs else (),  # type: ignore[arg-type]
+                logprobs=(logprobs,) if logprobs else (),
                 finish_reason=finish,
                 stop_token=token if finish == "stop" else None,
                 error=ErrorInfo.of(error) if error else None,
@@ -327,8 +328,8 @@ class Engine:
         return ticket, self._launched_s[lane], due_s
 
     def skip(self, ticket: Ticket, batch: StepBatch, times: list[float]) -> None:
-        """As if the batch in flight and others like it had been turned, which were launched and done at these times;
-        `ticket` is in flight since the last of them. The scheduler's part is `scheduler.skip`."""
+        """Account for the batch in flight and for others like it that were not turned one by one: launched and done at
+        `times`. `ticket` is in flight since the last of them. The scheduler's part is `scheduler.skip`."""
         for began_s, ended_s in pairwise(times):
             self._costs.observe(batch, ended_s - began_s)
         self._n_steps += len(times) - 1
@@ -336,7 +337,7 @@ class Engine:
         self._in_flight[batch.lane] = ticket
 
     def loads_after(self, batch: StepBatch, seconds: list[float]) -> list[Load]:
-        """What `load` will be after each of such batches."""
+        """The `load` after each of several batches like `batch`, which take `seconds`."""
         costs, counts = copy(self._costs), backlog(self.scheduler)
         found = []
         for each_s in seconds:
@@ -358,12 +359,12 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing lives here and no lane is executing: every block is back."""
+        """True if nothing lives here and no lane is executing: every block is back."""
         return not self._busy
 
     @property
     def still(self) -> bool:
-        """No lane is executing and no copy is running: threads can end."""
+        """True if no lane is executing and no copy is running: threads can end."""
         return not self._in_flight and not (self._moves is not None and self._moves.copying)
 
     def load(self) -> Load:
@@ -379,8 +380,8 @@ class Engine:
             n_prefilling=len(s.prefilling),
             n_decoding=len(s.decoding),
             cache_blocks=caches.usage(),
-            embed_hits=s.room.n_embed_hits,
-            embed_queries=s.room.n_embed_queries,
+            pictures_found=s.room.n_pictures_found,
+            pictures_wanted=s.room.n_pictures_wanted,
             n_preemptions=s.n_preemptions,
             n_steps=self._n_steps,
             stalled_s=self._stalled_s(now),
@@ -397,7 +398,7 @@ class Engine:
 
     def _stalled_s(self, now: float) -> float:
         """How long nothing has moved here, or how long one lane has been at its batch, while the other one may go on.
-        Who only waits for others to take or give a request does not stall."""
+        An instance that only waits for others to take or give a request does not stall."""
         if not self._busy or (self._moves is not None and not self._moves.idle):
             return self._hung_s(now)
         return max(now - self._progress_s, self._hung_s(now))

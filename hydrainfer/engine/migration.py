@@ -1,4 +1,4 @@
-"""Who owns a request that moves, and who may read its blocks: both sides of a migration as pure state machines.
+"""Both sides of a migration as pure state machines: who owns the request, and who may read its blocks.
 
 Source, per (request, attempt):
     OFFERED ─Admit─> ADMITTED ─Landed─> RELEASED ─Release─> forgotten      the target's from RELEASED on
@@ -115,9 +115,9 @@ class _Outgoing:
 
 
 class Source:
-    """What this instance offers. A *hold* is one sequence's blocks at this instance; several attempts may read it, one
-    after the other, and it is freed when it is closed (the request has moved, ended or starts again) and no peer may
-    still read."""
+    """The offers of this instance. A *hold* is one sequence's blocks at this instance; several attempts may read it,
+    one after the other, and it is freed when it is closed (the request has moved, ended or starts again) and no peer
+    may still read."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -186,16 +186,16 @@ class Source:
         return min(o.lease_until, o.resend_at) if o.state is State.OFFERED else o.lease_until
 
     def peer_dead(self, peer: str) -> list[Effect]:
-        """Its process is known to be gone: it reads nothing."""
+        """Note that the peer's process is gone: it reads nothing."""
         return [e for o in list(self._offers.values()) if o.peer == peer for e in self._over(o, None)]
 
     def wake_at(self) -> float:
-        """No later than `tick` has something to do; perhaps earlier, for leases are renewed meanwhile."""
+        """A time no later than `tick` has something to do; perhaps earlier, for leases are renewed meanwhile."""
         return self._due_at
 
     @property
     def idle(self) -> bool:
-        """No offer is open and no block in quarantine."""
+        """True if no offer is open and no block in quarantine."""
         return not self._offers and not self._readers and not self._closed
 
     def _landed(self, o: _Outgoing | None, peer: str, key: Key, pull: int, now: float) -> list[Effect]:
@@ -271,7 +271,7 @@ def _order(handoff: Handoff) -> tuple[float, int]:
 
 
 class Target:
-    """What is offered to this instance."""
+    """The offers to this instance."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -324,7 +324,7 @@ class Target:
         return [Send(i.peer, Admit(key))]
 
     def pulling(self, key: Key) -> None:
-        """Its copy has begun."""
+        """Note that a request's copy has begun."""
         self._offers[key].state = State.PULLING
 
     def reject(self, key: Key, error: ErrorInfo | None) -> list[Effect]:
@@ -333,7 +333,7 @@ class Target:
         return [Send(i.peer, Reject(key, error))]
 
     def pulled(self, key: Key, ok: bool, now: float) -> list[Effect]:
-        """Its copy is terminal."""
+        """Note that a request's copy is complete (`ok`) or has failed."""
         i = self._offers[key]
         if i.withdrawn or not ok:
             del self._offers[key]
@@ -357,7 +357,7 @@ class Target:
         return effects
 
     def peer_dead(self, peer: str) -> list[Effect]:
-        """Its process is gone: what it has not confirmed will never be."""
+        """Note that the peer's process is gone: what it has not confirmed will never be."""
         gone = [(key, i) for key, i in self._offers.items() if i.peer == peer]
         return [e for key, i in gone for e in self._call_off(key, i)]
 

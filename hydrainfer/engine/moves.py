@@ -57,7 +57,7 @@ class Arrived(NamedTuple):
 
 
 class Stranded(NamedTuple):
-    """It is here and can go nowhere."""
+    """The request is here and can go nowhere."""
 
     request_id: str
     error: HydraError
@@ -104,7 +104,7 @@ class Moves:
         self._n_holds = 0
         self._copies: dict[Key, Completion] = {}
         self._copies_at = _NEVER  # before which none of them is done; at once if one does not know
-        self._being_pulled: dict[bytes, Key] = {}  # picture key -> the arrival that brings it
+        self._being_pulled: dict[bytes, Key] = {}  # shared content -> the arrival that brings it
         self._cancelled: dict[str, None] = {}  # the latest ids that were cancelled while they were not here
         self._moves: list[Move] = []
         self.blocks_pulled: Counter[str] = Counter()
@@ -174,13 +174,13 @@ class Moves:
             self._do(self._source.close(request_id, departure.hold, now), now)
 
     def cancel_arrival(self, request_id: str) -> None:
-        """It ends as soon as it is ours, if it ever is: it may be on its way here, and nobody will say so again."""
+        """End a request as soon as it is ours, if it ever is: it may be on its way, and nobody will say so again."""
         self._cancelled[request_id] = None
         if len(self._cancelled) > _CANCELS_KEPT:
             del self._cancelled[next(iter(self._cancelled))]
 
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
-        """Its process is known to be gone."""
+        """Note that the peer's process is gone."""
         self._dead.add((peer, incarnation))
         for _, handoff in self._target.waiting():
             if handoff.source == peer:
@@ -259,7 +259,8 @@ class Moves:
             seq.attempt += d.offered
             d.offered = True
             del self._unplaced[seq.id]
-            handoff = Handoff.of(seq, self.name, self.incarnation, self._puller.exports)
+            blocks = self._scheduler.room.offered(seq)
+            handoff = Handoff.of(seq, blocks, self.name, self.incarnation, self._puller.exports)
             self._do(self._source.offer(handoff, peer, d.hold, now), now)
         elif d.error is not None:
             self._strand(d, d.error.exception())
@@ -276,7 +277,7 @@ class Moves:
         self._moves.append(Stranded(d.seq.id, error))
 
     def _admit(self, now: float) -> None:
-        """Reserve room for offers, oldest first. A picture that another arrival is bringing is waited for, and nobody
+        """Reserve room for offers, oldest first. What another arrival is bringing is waited for, and nobody
         passes who waits so (as in `Scheduler._admit_encode`)."""
         full: set[Stage] = set()  # stages whose oldest offer found no room
         n_stages = self._target.n_stages_waited_for
@@ -286,9 +287,9 @@ class Moves:
                 break
             if stage in full:
                 continue
-            pictures = {m.key for m in handoff.request.media} if "embed" in handoff.blocks else set()
-            if pictures & self._being_pulled.keys() or pictures & wanted:
-                wanted |= pictures
+            brought = self._scheduler.room.brought(handoff)
+            if brought & self._being_pulled.keys() or brought & wanted:
+                wanted |= brought
                 continue
             try:
                 pulls = self._scheduler.expect(handoff, now)
@@ -298,17 +299,17 @@ class Moves:
             if pulls is None:
                 full.add(stage)
                 continue
-            self._begin(handoff, pulls, pictures, now)
+            self._begin(handoff, pulls, brought, now)
 
     def _begin(
-        self, handoff: Handoff, pulls: dict[str, tuple[list[int], list[int]]], pictures: set[bytes], now: float
+        self, handoff: Handoff, pulls: dict[str, tuple[list[int], list[int]]], brought: set[bytes], now: float
     ) -> None:
         key = handoff.key
         self._do(self._target.admit(key), now)
         if not pulls:
             self._do(self._target.pulled(key, True, now), now)
             return
-        self._being_pulled.update(dict.fromkeys(pictures, key))
+        self._being_pulled.update(dict.fromkeys(brought, key))
         for spec, (_, into) in pulls.items():
             self.blocks_pulled[spec] += len(into)
         self._target.pulling(key)
@@ -316,8 +317,8 @@ class Moves:
         self._copies_at = min(self._copies_at, _done_at(copy))
 
     def _forget_pull(self, key: Key) -> None:
-        for picture in [p for p, by in self._being_pulled.items() if by == key]:
-            del self._being_pulled[picture]
+        for brought in [b for b, by in self._being_pulled.items() if by == key]:
+            del self._being_pulled[brought]
 
 
 def _done_at(copy: Completion) -> float:

@@ -1,4 +1,4 @@
-"""What the engine asks of the rooms it does not know: something that executes batches, something that listens."""
+"""The engine's ports: protocols of what executes its batches, hears its outputs and reaches other instances."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Runner(Protocol):
 
 
 class Placement(Protocol):
-    """Where a request goes next."""
+    """The choice of the instance that a request goes to next."""
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
         """The name of an instance that runs `stage`, or None if there is none but `exclude`. Called on the engine's
@@ -62,7 +62,7 @@ class Completion(Protocol):
         raises."""
 
     def ready_at(self) -> float | None:
-        """As of `Ticket`."""
+        """When it will be done, on the engine's clock, or None if that is unknown: see `Ticket`."""
 
 
 class Puller(Protocol):
@@ -70,15 +70,14 @@ class Puller(Protocol):
 
     @property
     def exports(self) -> dict[str, ExportHandle]:
-        """What peers need to read this instance's caches, by spec."""
+        """The handles by which peers read this instance's caches, by spec."""
 
     def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> Completion:
         """Start copying from one peer and return. The waker tells when it is done. Copies from other peers do not wait
         for it."""
 
     def forget(self, owner: str) -> None:
-        """That peer's process is gone (`core.owner_of`): drop what is kept of it; what is being copied from it fails.
-        Does not wait."""
+        """Drop what is kept of a peer whose process is gone (`core.owner_of`). Copies from it fail. Does not wait."""
 
     def close(self) -> None:
         """End what is running, which then has failed, and free threads."""
@@ -95,10 +94,13 @@ class EngineHandle(Protocol):
         """End these requests with `finish_reason="abort"`; ids that are unknown or done are ignored."""
 
     def stats(self) -> InstanceStats:
-        """Of all instances together."""
+        """The statistics of all instances together."""
 
     def instances(self) -> list[InstanceInfo]:
         """Every instance of the layout, there or not."""
+
+    def lost(self) -> str | None:
+        """Why it can never again do its work, in one line, or None."""
 
     def close(self) -> None:
         """Abort what is running, stop the thread, free the caches."""

@@ -52,7 +52,7 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        """It takes requests."""
+        """Whether it takes requests."""
         return self._dead is None and not self._closing
 
     def stats(self) -> InstanceStats:
@@ -65,8 +65,11 @@ class EngineThread:
         """This one."""
         stats = self.stats()
         if not self.alive:
-            return [InstanceInfo(self.name, stats.role, "dead", pid=os.getpid())]
+            return [InstanceInfo(self.name, stats.role, "dead", pid=os.getpid(), trouble=self.lost() or "")]
         return [InstanceInfo(self.name, stats.role, "alive", pid=os.getpid(), stats=stats)]
+
+    def lost(self) -> str | None:
+        return None if self._dead is None else self._dead.message
 
     def close(self) -> None:
         self._closing = True
@@ -108,14 +111,14 @@ class EngineThread:
             self._inbox.popleft()(engine, now)
 
     def _refuse(self, engine: Engine, error: HydraError) -> None:
-        """Everything here ends with `error`; the batches in flight land."""
+        """End every request here with `error` and wait for the batches in flight."""
         self._drain(engine)
         engine.fail_all(error, self._clock())
         while not engine.still:
             self._turn(engine)
 
     def _refuse_dead(self, engine: Engine, error: HydraError) -> None:
-        """After a bug: whatever else is broken, everything here and everything that still comes is answered."""
+        """Answer every request that is here or still comes, after a bug, whatever else is broken."""
         while self._inbox:
             try:
                 self._drain(engine)

@@ -1,4 +1,4 @@
-"""Whether requests meet their SLO, and how sure a share or a percentile of a sample is.
+"""Judges whether requests meet their SLO, and how certain a share or a percentile of a sample is.
 
 The definitions are those of the paper, section 2.3. Intervals are two-sided at 95 %. Requests that wait in one queue
 share their luck, so that a share of them is less certain than as many independent ones would make it: its interval is
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from hydrainfer.config import Slo
 
 Z95 = 1.959963984540054
-"""Of a two-sided interval that covers 95 % of a normal distribution."""
+"""The half width, in standard deviations, of an interval that covers 95 % of a normal distribution."""
 
 
 class Verdict(NamedTuple):
-    """Which limits one request kept; a limit that was not set is kept. A failed request keeps none."""
+    """The limits that one request kept; a limit that was not set is kept. A failed request keeps none."""
 
     ttft: bool
     tpot: bool
@@ -37,9 +37,9 @@ def judge(slo: Slo, ttft_s: float | None, interval_s: Sequence[float], e2e_s: fl
     """`interval_s`: one entry per token after the first. `ttft_s` None: it had no token at all, which is a miss."""
     if ttft_s is None:
         return FAILED
-    within = slo.tpot_s is None or not interval_s
-    if not within:
-        n_within = sum(s <= slo.tpot_s for s in interval_s)  # type: ignore[operator]
+    within = True
+    if slo.tpot_s is not None and interval_s:
+        n_within = sum(s <= slo.tpot_s for s in interval_s)
         within = n_within >= slo.token_share * len(interval_s) - 1e-9
     return Verdict(slo.ttft_s is None or ttft_s <= slo.ttft_s, within, slo.e2e_s is None or e2e_s <= slo.e2e_s)
 
@@ -55,13 +55,13 @@ class Proportion(NamedTuple):
 
     @classmethod
     def of(cls, n_met: int, n: int, n_effective: float | None = None) -> Proportion:
-        """`n_effective`: as many independent samples say as much; None: all of them are."""
+        """`n_effective`: the number of independent samples that say as much; None: all are independent."""
         share = n_met / n if n else 0.0
         return cls(n, n_met, share, *wilson(share, float(n) if n_effective is None else n_effective))
 
     @classmethod
     def of_each(cls, met: Sequence[bool]) -> Proportion:
-        """Of requests in the order of their arrival."""
+        """The share of requests that met it, given in the order of their arrival, with an interval by `effective_n`."""
         return cls.of(sum(met), len(met), effective_n(met))
 
 
@@ -76,8 +76,8 @@ def wilson(share: float, n: float, z: float = Z95) -> tuple[float, float]:
 
 
 def effective_n(met: Sequence[bool], n_batches: int = 12) -> float:
-    """Of how many independent samples the mean scatters as that of `met` does, by batch means: as `n_batches` stretches
-    in a row differ, so uncertain is the whole. At most as many as there are; all, where there are too few to see."""
+    """The number of independent samples whose mean scatters as that of `met` does, by batch means: from the variance
+    between `n_batches` consecutive stretches. At most `len(met)`, which it is where there are too few to tell."""
     n, size = len(met), len(met) // n_batches
     if size < 5:
         return float(n)
@@ -90,8 +90,8 @@ def effective_n(met: Sequence[bool], n_batches: int = 12) -> float:
 
 
 def quantile_interval(ordered: Sequence[float], q: float, z: float = Z95) -> tuple[float | None, float | None]:
-    """Of the `q` quantile, by ranks, whatever the distribution (the normal approximation to the binomial number of
-    samples below it). None on a side where the sample is too small to tell."""
+    """The interval of the `q` quantile, by ranks, whatever the distribution (the normal approximation to the binomial
+    number of samples below it). None on a side where the sample is too small to tell."""
     n = len(ordered)
     if n == 0:
         return None, None

@@ -118,7 +118,7 @@ class PrometheusRecorder:
 
 
 class _InstancesCollector(Collector):
-    """What is read from the instances at scrape time: one sample per live instance, labelled `engine` as vLLM's."""
+    """The metrics read from the instances at scrape time: one sample per live instance, labelled `engine` as vLLM's."""
 
     def __init__(self, model: str, instances: Callable[[], list[InstanceInfo]]) -> None:
         self._model = model
@@ -169,8 +169,8 @@ def _gauges(s: InstanceStats) -> dict[str, float]:
 def _counters(s: InstanceStats) -> dict[str, float]:
     return {
         "num_preemptions": s.n_preemptions,
-        "mm_cache_queries": s.embed_queries,
-        "mm_cache_hits": s.embed_hits,
+        "mm_cache_queries": s.pictures_wanted,
+        "mm_cache_hits": s.pictures_found,
         "engine_steps": s.n_steps,
         "requests_landed": s.n_landed,
         **{f"{spec}_blocks_pulled": n for spec, n in s.blocks_pulled.items()},

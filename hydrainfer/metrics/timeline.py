@@ -33,9 +33,9 @@ _MIGRATION = {Stage.ENCODE: "encode_queue", Stage.PREFILL: "ep_migration", Stage
 
 @dataclass(slots=True)
 class Timeline:
-    """What is known of one request. Times in seconds of the engine's clock; `token_s` has one entry per token.
-    `arrived_s` is None until ARRIVED is heard; `intervals_s` is empty until the request has finished, and then has what
-    happened of `INTERVALS`."""
+    """The times and counts known of one request. Times in seconds of the engine's clock; `token_s` has one entry per
+    token. `arrived_s` is None until ARRIVED is heard; `intervals_s` is empty until the request has finished, and then
+    has what happened of `INTERVALS`."""
 
     arrived_s: float | None = None
     token_s: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Timeline:
     _cuts: list[tuple[float, str, Stage]] = field(default_factory=list)  # when which interval began, as heard
 
     def hear(self, event: LifecycleEvent) -> None:
-        """Anything but ARRIVED and FINISHED."""
+        """Note an event, any but ARRIVED and FINISHED."""
         _, kind, at_s, stage, _, _ = event
         if kind is EventKind.TOKEN:
             self.token_s.append(at_s)
@@ -65,7 +65,7 @@ class Timeline:
             self.n_recoveries += 1
 
     def finish(self, at_s: float, reason: str) -> None:
-        """All is heard: put it in order. Clocks of two machines may disagree a little, so what seems to be before the
+        """Order all that was heard. Clocks of two machines may disagree a little, so what seems to be before the
         arrival or after the end is moved there."""
         cuts = sorted(self._cuts, key=lambda cut: cut[0])
         self.token_s.sort()

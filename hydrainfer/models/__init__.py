@@ -1,11 +1,11 @@
 """Model definitions, and loading of the weights a role needs from a Hugging Face checkpoint directory.
 
 Called by assemble (loading) and runtime (encode, embed, forward, logits). Never knows requests, scheduling or blocks'
-owners. A new architecture is one entry in `families.FAMILIES`.
+owners. A new architecture is an entry in `families.FAMILIES` and a file.
 """
 
 from hydrainfer.models.config import AnyresConfig, ClipConfig, ModelConfig, Rope, TextConfig
-from hydrainfer.models.families import FAMILIES, read_config
+from hydrainfer.models.families import FAMILIES, ParsedConfig, parse_config, read_config
 from hydrainfer.models.fingerprint import vision_fingerprint
 from hydrainfer.models.llama import DeepRows, LastRows
 from hydrainfer.models.load import DTYPES, load_model
@@ -21,12 +21,14 @@ __all__ = [
     "LastRows",
     "Model",
     "ModelConfig",
+    "ParsedConfig",
     "Picture",
     "Rope",
     "TextConfig",
     "VisionTower",
     "cache_specs",
     "load_model",
+    "parse_config",
     "read_config",
     "vision_fingerprint",
 ]

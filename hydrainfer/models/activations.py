@@ -17,10 +17,11 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 def activation(name: str, ops: OpSet) -> Callable[[Tensor], Tensor]:
     """`name` is one of `config.ACTIVATIONS`."""
-    return {
+    known: dict[str, Callable[[Tensor], Tensor]] = {
         "quick_gelu": ops.quick_gelu,
         "gelu": F.gelu,
         "gelu_pytorch_tanh": _gelu_tanh,
         "silu": F.silu,
         "relu": torch.relu,
-    }[name]
+    }
+    return known[name]

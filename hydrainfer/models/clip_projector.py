@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hydrainfer.config import preprocessing
 from hydrainfer.models.activations import activation
 from hydrainfer.models.clip import Clip
-from hydrainfer.models.config import ACTIVATIONS, ClipConfig, pixel_scaling, preprocessing, require
+from hydrainfer.models.config import ACTIVATIONS, ClipConfig, pixel_scaling, require
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
@@ -20,7 +21,7 @@ _AT_ONCE = 16  # squares through CLIP in one pass: what bounds its memory, howev
 
 
 def clip_config(hf: Any, path: Path) -> ClipConfig:
-    """Of a transformers configuration of the LLaVA family. Raises `CheckpointError`."""
+    """The vision part of a transformers configuration of the LLaVA family. Raises `CheckpointError`."""
     v = hf.vision_config
     require(
         v.model_type in ("clip_vision_model", "clip"),
@@ -52,7 +53,7 @@ def clip_config(hf: Any, path: Path) -> ClipConfig:
         path,
         f"vision_feature_layer {wanted} is out of range; the vision tower has {n} layers",
     )
-    mean, std, rescale = pixel_scaling(preprocessing(path), path)
+    mean, std, rescale = pixel_scaling(preprocessing(path) or {}, path)
     return ClipConfig(
         hidden=v.hidden_size,
         intermediate=v.intermediate_size,

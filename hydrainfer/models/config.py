@@ -1,8 +1,8 @@
-"""What a checkpoint says about itself, checked and free of torch."""
+"""The configuration of a checkpoint, checked and free of torch."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -94,7 +94,7 @@ class ModelConfig:
 
     @property
     def embed_width(self) -> int:
-        """Of one row of the embedding cache."""
+        """The width of one row of the embedding cache."""
         return self.text.hidden * (1 + self.deepstack)
 
 
@@ -137,29 +137,8 @@ def require(ok: bool, path: Path, problem: str) -> None:
         raise CheckpointError(f"{path}: {problem}")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object of a checkpoint directory. Raises `CheckpointError`."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent}: {path.name} is missing") from None
-    except (OSError, ValueError) as e:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({type(e).__name__})") from None
-    require(isinstance(value, dict), path, "is not a JSON object")
-    return value
-
-
-def preprocessing(path: Path) -> dict[str, Any]:
-    """preprocessor_config.json, or its part of processor_config.json; empty if there is neither."""
-    if (path / "preprocessor_config.json").exists():
-        return read_json(path / "preprocessor_config.json")
-    if (path / "processor_config.json").exists():
-        return read_json(path / "processor_config.json").get("image_processor") or {}
-    return {}
-
-
 def pixel_scaling(
-    given: dict[str, Any], path: Path
+    given: Mapping[str, Any], path: Path
 ) -> tuple[tuple[float, float, float], tuple[float, float, float], float]:
     """(mean, std, rescale factor) of what `preprocessing` found; CLIP's where it is silent."""
     normalise = given.get("do_normalize", True)
@@ -170,7 +149,7 @@ def pixel_scaling(
 
 
 def text_config(hf: Any, path: Path, *, tied: bool) -> TextConfig:
-    """From a transformers configuration of a decoder, whose defaults fill what the file leaves out."""
+    """A decoder's configuration from that of transformers, whose defaults fill what the file leaves out."""
     kind = _TEXT_KINDS.get(hf.model_type)
     supported = ", ".join(_TEXT_KINDS)
     require(kind is not None, path, f"text model {hf.model_type!r} is not supported; supported: {supported}")
@@ -218,13 +197,13 @@ def _check_window(hf: Any, kind: _TextKind, path: Path) -> None:
 
 
 def dtype_name(hf: Any) -> str:
-    """What the checkpoint was saved in."""
+    """The type that the checkpoint was saved in."""
     return str(hf.dtype).removeprefix("torch.") if hf.dtype is not None else "float16"
 
 
 def rope_config(hf: Any, path: Path) -> Rope:
-    """From `rope_parameters` (transformers 5), which also holds what older files call `rope_scaling`."""
-    given = dict(getattr(hf, "rope_parameters", None) or {})
+    """The rotary embedding, by `rope_parameters` (transformers 5), which also holds older files' `rope_scaling`."""
+    given = {name: value for name, value in (getattr(hf, "rope_parameters", None) or {}).items() if value is not None}
     kind = given.get("rope_type") or given.get("type") or "default"
     require(kind in ROPE_KINDS, path, f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
     partial = given.get("partial_rotary_factor", 1.0)

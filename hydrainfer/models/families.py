@@ -1,15 +1,15 @@
-"""Which architectures can be served: the name in config.json → how to read it, name its tensors and build it."""
+"""The architectures that can be served: the name in config.json → how to read it, name its tensors and build it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hydrainfer.config import read_json
 from hydrainfer.core import CheckpointError
 from hydrainfer.models import decoder, llava, llava_next, qwen
-from hydrainfer.models.config import ModelConfig, read_json, require
+from hydrainfer.models.config import ModelConfig, require
 
 
 class Family(NamedTuple):
@@ -43,6 +43,18 @@ FAMILIES = {
 
 def read_config(path: str | Path) -> ModelConfig:
     """Describe a Hugging Face checkpoint directory. Raises `CheckpointError` in one line."""
+    return parse_config(path).model
+
+
+class ParsedConfig(NamedTuple):
+    """config.json, read once: what it says of the model, and `hf`, all of it as transformers' own object."""
+
+    model: ModelConfig
+    hf: Any
+
+
+def parse_config(path: str | Path) -> ParsedConfig:
+    """Read the config.json of a checkpoint directory. Raises `CheckpointError` in one line."""
     path = Path(path).expanduser()
     require(path.exists(), path, "no such directory; pass a Hugging Face checkpoint directory")
     require(path.is_dir(), path, "is not a directory; pass a Hugging Face checkpoint directory")
@@ -52,7 +64,8 @@ def read_config(path: str | Path) -> ModelConfig:
     supported = ", ".join(FAMILIES)
     require(family is not None, path, f"architecture {names[0]} is not supported; supported: {supported}")
     assert family is not None
-    return family.read(_hf_config(path), path)
+    hf = _hf_config(path)
+    return ParsedConfig(family.read(hf, path), hf)
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -65,9 +78,6 @@ def _hf_config(path: Path) -> Any:
 
     try:
         return transformers.AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as e:
-        first = str(e).strip().splitlines()[0][:200] if str(e).strip() else type(e).__name__
-        raise CheckpointError(f"{path}: config.json is not valid: {first}") from None
-    except Exception as e:  # huggingface_hub's strict dataclasses raise their own kinds
-        first = " ".join(str(e).split())[:200]
+    except Exception as e:  # huggingface_hub's strict dataclasses raise kinds of their own
+        first = " ".join(str(e).split())[:200] or type(e).__name__
         raise CheckpointError(f"{path}: config.json is not valid: {first}") from None

@@ -1,11 +1,11 @@
-"""A cheap identity of the vision weights, part of every embedding's key (DESIGN 4)."""
+"""A cheap identity of the vision weights, part of every embedding's key."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
-from hydrainfer.models.config import require
+from hydrainfer.models.config import ModelConfig, require
 from hydrainfer.models.families import family_of, read_config
 from hydrainfer.models.safetensors_file import read_header, weight_files
 
@@ -13,12 +13,12 @@ _SAMPLE_BYTES = 64
 _SAMPLES = 8
 
 
-def vision_fingerprint(path: str | Path) -> bytes:
+def vision_fingerprint(path: str | Path, config: ModelConfig | None = None) -> bytes:
     """16 bytes: a hash of the vision tensors' names, shapes, dtypes and of bytes sampled evenly from each. Reads a few
     kilobytes; does not depend on sharding or on which spelling of the names the checkpoint uses. Empty for a
-    model that takes text only."""
+    model that takes text only. `config`: the checkpoint's, if it has been read already."""
     path = Path(path).expanduser()
-    config = read_config(path)
+    config = config or read_config(path)
     if config.vision is None:
         return b""
     canonical = family_of(config).canonical

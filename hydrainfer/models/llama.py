@@ -24,7 +24,7 @@ class LastRows(NamedTuple):
 
 
 class DeepRows(NamedTuple):
-    """What the first layers add: after layer i, `features[:, i]` to `rows`. [n] int64; [n, levels, hidden]."""
+    """Features that the first layers add: after layer i, `features[:, i]` to `rows`. [n] int64; [n, levels, hidden]."""
 
     rows: Tensor
     features: Tensor
@@ -176,7 +176,7 @@ class Llama:
         cache: Tensor,
         last: LastRows,
     ) -> Tensor:
-        """As `_attend` for the last layer: keys and values of all rows, queries of the wanted ones. Returns their x."""
+        """`_attend` for the last layer: keys and values of all rows, queries of the wanted ones. Returns their x."""
         c, ops = self.config, self._ops
         q_width = c.heads * c.head_dim
         q_bias, kv_bias = (

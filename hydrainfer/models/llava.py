@@ -52,7 +52,7 @@ def describe(architecture: str, hf: Any, vision: Any, path: Path) -> ModelConfig
 
 
 class LlavaVision:
-    """One square per picture."""
+    """LLaVA-1.5's vision tower: one square per picture."""
 
     def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config.vision
@@ -62,7 +62,7 @@ class LlavaVision:
         return self._tower.slots()
 
     def rows(self, picture: Picture) -> int | None:
-        """Of its embedding; None if it is no picture that this tower takes."""
+        """The number of rows of its embedding; None if it is no picture that this tower takes."""
         side = self.config.image_size
         return self.config.tokens if picture.pixels.shape == (side, side, 3) else None
 

@@ -29,17 +29,13 @@ def read(hf: Any, path: Path) -> ModelConfig:
     size, side = clip.image_size, clip.image_size // clip.patch_size
     points = hf.image_grid_pinpoints
     require(
-        bool(points) and all(_is_pair(p) and all(n > 0 and n % size == 0 for n in p) for p in points),
+        bool(points) and all(n % size == 0 for p in points for n in p),
         path,
         f"image_grid_pinpoints {points} must be pairs of multiples of the vision tower's {size} pixels",
     )
     largest = max(h // size * side * (w // size * side + 1) for h, w in points)
     vision = AnyresConfig(clip, clip.patches + largest)
     return describe("LlavaNextForConditionalGeneration", hf, vision, path)
-
-
-def _is_pair(point: Any) -> bool:
-    return isinstance(point, list | tuple) and len(point) == 2 and all(isinstance(n, int) for n in point)
 
 
 class LlavaNextVision:
@@ -56,7 +52,7 @@ class LlavaNextVision:
         return self._tower.slots() | {"projector.newline": Slot(self.newline)}
 
     def rows(self, picture: Picture) -> int | None:
-        """Of its embedding; None if it is no picture that this tower takes."""
+        """The number of rows of its embedding; None if it is no picture that this tower takes."""
         size, shape = self.config.clip.image_size, picture.pixels.shape
         if picture.grid is None or len(shape) != 4 or shape[1:] != (size, size, 3) or picture.grid[0] < 1:
             return None

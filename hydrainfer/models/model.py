@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hydrainfer.cache import CacheSpec
+from hydrainfer.cache import CacheSpec, specs_of
 from hydrainfer.core import Role, Stage
 from hydrainfer.models.config import ModelConfig
 from hydrainfer.models.families import family_of
@@ -38,12 +38,12 @@ class Model:
         return sum(slot.into.nbytes for slot in self.slots().values())
 
     def cache_specs(self, *, kv_block_tokens: int = 16, embed_block_tokens: int = 64) -> tuple[CacheSpec, ...]:
-        """As of `cache_specs`."""
+        """The specs of the caches that this model's role needs."""
         dtype = str(self.dtype).removeprefix("torch.")
         return cache_specs(self.config, self.role, dtype, kv_block_tokens, embed_block_tokens)
 
     def encode(self, pictures: list[Picture]) -> list[Tensor]:
-        """As of `VisionTower`."""
+        """[rows, embed_width] per picture; see `VisionTower`."""
         assert self.vision is not None, f"role {self.role} loads no vision tower"
         with torch.inference_mode():
             return self.vision.encode(pictures)
@@ -79,13 +79,15 @@ class Model:
 def cache_specs(
     config: ModelConfig, role: Role, dtype: str, kv_block_tokens: int = 16, embed_block_tokens: int = 64
 ) -> tuple[CacheSpec, ...]:
-    """The caches of an instance of this role: "embed" if it encodes or prefills and the model sees, "kv" if it prefills
-    or decodes."""
+    """The caches of an instance of this role."""
     text = config.text
-    specs: list[CacheSpec] = []
-    if config.vision is not None and (role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL)):
-        specs.append(CacheSpec.embed(width=config.embed_width, dtype=dtype, block_tokens=embed_block_tokens))
-    if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
-        heads = {"kv_heads": text.kv_heads, "head_dim": text.head_dim}
-        specs.append(CacheSpec.full(layers=text.layers, **heads, dtype=dtype, block_tokens=kv_block_tokens))
-    return tuple(specs)
+    return specs_of(
+        role,
+        layers=text.layers,
+        kv_heads=text.kv_heads,
+        head_dim=text.head_dim,
+        embed_width=None if config.vision is None else config.embed_width,
+        dtype=dtype,
+        kv_block_tokens=kv_block_tokens,
+        embed_block_tokens=embed_block_tokens,
+    )

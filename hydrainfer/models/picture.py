@@ -1,4 +1,4 @@
-"""What a vision tower is given."""
+"""The input of a vision tower."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydrainfer.models.slots import Slot
 
 
 class Picture(NamedTuple):
-    """`pixels`: uint8, as the family's adapter in `processor` shaped it; `grid`: as of `core.MediaSpan`."""
+    """`pixels`: uint8, as the family's adapter in `processor` shaped it; `grid`: see `core.MediaSpan`."""
 
     pixels: np.ndarray
     grid: tuple[int, int, int] | None = None
@@ -24,7 +24,7 @@ class VisionTower(Protocol):
         """Canonical tensor name → where it goes."""
 
     def rows(self, picture: Picture) -> int | None:
-        """Of its embedding; None if it is no picture that this tower takes."""
+        """The number of rows of its embedding; None if it is no picture that this tower takes."""
 
     def encode(self, pictures: list[Picture]) -> list[Tensor]:
         """[rows, embed_width] each; pictures of any sizes in one pass, each as if it were alone."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from hydrainfer.config import preprocessing
 from hydrainfer.models.config import (
     ACTIVATIONS,
     ModelConfig,
     TextConfig,
     pixel_scaling,
-    preprocessing,
     require,
     text_config,
 )
@@ -76,7 +76,7 @@ def read(hf: Any, path: Path) -> ModelConfig:
 
 
 def _text_config(hf: Any, path: Path) -> TextConfig:
-    """Of the decoder, with the sections of its multimodal rotary positions."""
+    """The decoder's configuration, with the sections of its multimodal rotary positions."""
     t = hf.text_config
     kinds = set(getattr(t, "layer_types", None) or ()) - {"full_attention"}
     require(not kinds, path, f"{' and '.join(sorted(kinds))} is not supported; supported: use_sliding_window false")
@@ -104,9 +104,14 @@ def _vision_config(hf: Any, path: Path) -> QwenVisionConfig:
     )
     hidden = v.embed_dim if kind == "qwen2_vl" else v.hidden_size
     require(hidden % (4 * v.num_heads) == 0, path, f"{v.num_heads} vision heads over {hidden} columns")
-    given = preprocessing(path)
+    for field in ("fullatt_block_indexes",) if gated else ("deepstack_visual_indexes",) if qwen3 else ():
+        indexes = getattr(v, field)
+        require(all(i < v.depth for i in indexes), path, f"{field} {indexes} names layers that depth {v.depth} lacks")
+    given = preprocessing(path) or {}
     mean, std, rescale = pixel_scaling(given, path)
     side = v.patch_size * v.spatial_merge_size
+    window = v.window_size if gated else 0
+    require(not gated or window >= side, path, f"window_size {window} is smaller than a token's {side} pixels")
     return QwenVisionConfig(
         hidden=hidden,
         intermediate=int(hidden * v.mlp_ratio) if kind == "qwen2_vl" else v.intermediate_size,
@@ -117,13 +122,13 @@ def _vision_config(hf: Any, path: Path) -> QwenVisionConfig:
         patch=v.patch_size,
         temporal=v.temporal_patch_size,
         merge=v.spatial_merge_size,
-        theta=float((getattr(v, "rope_parameters", None) or {}).get("rope_theta", 10000.0)),
+        theta=float((getattr(v, "rope_parameters", None) or {}).get("rope_theta") or 10000.0),
         tokens=_largest(given, side),
         mean=mean,
         std=std,
         rescale=rescale,
         gated=gated,
-        window=v.window_size // side if gated else 0,
+        window=window // side,
         full_layers=tuple(v.fullatt_block_indexes) if gated else (),
         grid=math.isqrt(v.num_position_embeddings) if qwen3 else 0,
         levels=tuple(v.deepstack_visual_indexes) if qwen3 else (),
@@ -133,7 +138,8 @@ def _vision_config(hf: Any, path: Path) -> QwenVisionConfig:
 
 def _largest(given: dict[str, Any], side: int) -> int:
     """Tokens of the largest picture: of `max_pixels`, or of a narrow one, whose short side is at least one token."""
-    size = given.get("size") or {}
+    size = given.get("size")
+    size = size if isinstance(size, dict) else {}
     least = given.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels") or _MIN_PIXELS
     most = given.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or _MAX_PIXELS
     narrow = (math.sqrt(least / _ASPECT) // side + 1) * (math.sqrt(max(least, most) * _ASPECT) // side + 1)

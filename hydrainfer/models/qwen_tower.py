@@ -25,8 +25,8 @@ _EPS = 1e-6
 _PASS_ROWS = 16_384
 """Patches of one pass, unless a single picture has more: bounds the memory that a batch takes."""
 _CPU_PASS_BYTES = 32 << 20
-"""Of the widest activation, on a CPU. glibc gives larger pieces back at once and every layer gets fresh pages, which
-cost a sixth of the time; and a matrix product of this many rows gains nothing by more."""
+"""The most that a pass's widest activation takes on a CPU. glibc gives larger pieces back at once and every layer gets
+fresh pages, which cost a sixth of the time; and a matrix product of this many rows gains nothing by more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class QwenVisionConfig:
 
 
 class _Layout(NamedTuple):
-    """Of the patches of a pass. `cos`, `sin` [rows, head_dim / 2]; `rows`, `columns` [rows] float32; `sizes` [rows, 2]
-    patches high and wide; `order`: tokens by windows, with `back` its inverse, None without windows."""
+    """Where the patches of a pass lie. `cos`, `sin` [rows, head_dim / 2]; `places` [rows, 2]: row and column; `sizes`
+    [rows, 2]: patches high and wide; `order`: tokens by windows, with `back` its inverse, None without windows."""
 
     cos: Tensor
     sin: Tensor
@@ -171,7 +171,7 @@ class QwenVision:
         return found
 
     def rows(self, picture: Picture) -> int | None:
-        """Of its embedding; None if it is no picture that this tower takes."""
+        """The number of rows of its embedding; None if it is no picture that this tower takes."""
         if picture.grid is None:
             return None
         (t, h, w), side = picture.grid, self.config.patch * self.config.merge

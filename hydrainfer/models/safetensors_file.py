@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
+from hydrainfer.config import read_json
 from hydrainfer.core import CheckpointError
 
 _MAX_HEADER_BYTES = 100_000_000
+_FILE_NAME = re.compile(r"[^/\0\\][^\0\\]{0,240}\.safetensors")  # relative
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
@@ -39,7 +43,7 @@ def read_header(path: Path) -> list[StoredTensor]:
         found = [_entry(name, e, 8 + n) for name, e in header.items() if name != "__metadata__"]
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent}: weight file {path.name} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise CheckpointError(f"{path}: is not a readable safetensors file ({type(e).__name__})") from None
     for t in found:
         if t.dtype in ITEM_BYTES and t.n_bytes != math.prod(t.shape) * ITEM_BYTES[t.dtype]:
@@ -61,27 +65,39 @@ def weight_files(path: Path) -> list[Path]:
     """The weight files of a checkpoint directory: one, or the shards its index names. Raises `CheckpointError`."""
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise CheckpointError(f"{index}: cannot be read ({type(e).__name__})") from None
-        missing = [n for n in names if not (path / n).exists()]
+        names = _indexed(index)
+        missing = [n for n in names if not (path / n).is_file()]
         if missing:
             raise CheckpointError(f"{path}: {len(missing)} of {len(names)} weight files are missing: {missing[0]}")
         return [path / n for n in names]
-    if single.exists():
+    if single.is_file():
         return [single]
     other = next((p.name for pattern in ("*.bin", "*.pth", "*.gguf") for p in path.glob(pattern)), None)
     found = f"found {other}, which is not supported" if other else "no weight file found"
     raise CheckpointError(f"{path}: {found}; supported: model.safetensors or shards with model.safetensors.index.json")
 
 
-def read_into(file: BinaryIO, offset: int, buffer: memoryview) -> None:
+def _indexed(index: Path) -> list[str]:
+    """The files that an index names. They lie in its directory, as files or as links: what a name may not do is lead
+    elsewhere by itself. Raises `CheckpointError`."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map must be an object that names a file per tensor")
+    for tensor, name in weight_map.items():
+        if not (isinstance(name, str) and _FILE_NAME.fullmatch(name)) or ".." in name.split("/"):
+            raise CheckpointError(
+                f"{index}: weight_map.{tensor} is {json.dumps(name)[:100]}; it must be the name of a .safetensors file "
+                "in the checkpoint's directory"
+            )
+    return sorted(set(weight_map.values()))
+
+
+def read_into(file: FileIO, offset: int, buffer: memoryview) -> None:
     """Fill `buffer` from `offset`. Raises `CheckpointError` if the file ends early."""
     file.seek(offset)
     filled = 0
     while filled < len(buffer):
-        n = file.readinto(buffer[filled:])  # type: ignore[attr-defined]
+        n = file.readinto(buffer[filled:])
         if not n:
             raise CheckpointError(f"{file.name}: ended early while reading weights")
         filled += n

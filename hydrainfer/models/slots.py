@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors go: preallocated weights, fused ones filled slice by slice."""
+"""The places of a checkpoint's tensors: preallocated weights, fused ones filled slice by slice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of a flattened batch attend to which cached tokens."""
+"""Descriptions of a flattened batch: which rows attend to which cached tokens."""
 
 from __future__ import annotations
 
@@ -32,14 +32,6 @@ class AttentionBatch:
     slots: Tensor
     starts: Tensor
     _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-
-    @property
-    def n_rows(self) -> int:
-        return self.slots.shape[0]
-
-    @property
-    def max_length(self) -> int:
-        return max((c + n for c, n in zip(self.contexts, self.counts)), default=0)
 
     def mask(self, count: int, context: int) -> Tensor:
         """`causal_mask` on this batch's device, made once for all layers."""

@@ -1,4 +1,4 @@
-"""Building `kernels/cpu` with the machine's own compiler, once, into the user's cache directory."""
+"""Building `kernels/cpu` with the machine's own compiler, once, into the user's cache folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +16,12 @@ from pathlib import Path
 import ninja
 import torch
 
+from hydrainfer.config import cache_folder
+from hydrainfer.config.shipped import shipped
 from hydrainfer.ops.native import Kernels
 
 _log = logging.getLogger(__name__)
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno")
-_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]:
@@ -40,7 +40,7 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
     try:
         import tvm_ffi.cpp
 
-        target = _cache() / _key(folder, compiler)
+        target = cache_folder() / "kernels" / _key(folder, compiler)
         sources = _kept(folder, target / "sources")
         if not (target / "hydra_cpu.so").exists():
             _log.warning("compiling the CPU kernels, once for this machine: about ten seconds")
@@ -61,26 +61,30 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
 
 
 def build_resampler() -> str:
-    """The path of `resample.cpp`, compiled, for `processor.resample`; empty where that cannot be, or the processor has
-    no AVX2. Takes a second or two, once on a machine."""
+    """The path of `resample.cpp`, compiled, for `processor.pictures.resample`; empty where that cannot be, or the
+    processor has no AVX2. Takes a second or two, once on a machine."""
     folder, compiler = _sources(), _compiler()
     if folder is None or compiler is None:
         return ""
-    library = _cache() / _key(folder, compiler) / "resample.so"
-    if not library.exists():
-        part = library.with_suffix(f".{os.getpid()}")
-        flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
-        try:
-            library.parent.mkdir(parents=True, exist_ok=True)
-            subprocess.run(
-                [compiler, *flags, folder / "resample.cpp", "-o", part], check=True, capture_output=True, timeout=120
-            )
-            part.replace(library)
-        except (OSError, subprocess.SubprocessError) as e:
-            _log.info("pictures are resized by Pillow: %s", type(e).__name__)
-            part.unlink(missing_ok=True)
-            return ""
+    try:
+        library = cache_folder() / "kernels" / _key(folder, compiler) / "resample.so"
+        if not library.exists():
+            _compile(compiler, folder / "resample.cpp", library)
+    except (OSError, subprocess.SubprocessError) as e:
+        _log.info("pictures are resized by Pillow: %s", type(e).__name__)
+        return ""
     return str(library)
+
+
+def _compile(compiler: str, source: Path, library: Path) -> None:
+    part = library.with_suffix(f".{os.getpid()}")
+    flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([compiler, *flags, source, "-o", part], check=True, capture_output=True, timeout=120)
+        part.replace(library)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _kept(folder: Path, copy: Path) -> Path:
@@ -98,7 +102,7 @@ def _kept(folder: Path, copy: Path) -> Path:
 
 @contextmanager
 def _ninja_on_path() -> Iterator[None]:
-    """The `ninja` that was installed with us lies beside our python, which need not be on PATH."""
+    """Put the `ninja` that was installed with us on PATH: it lies beside our python, which need not be there."""
     before = os.environ.get("PATH", "")
     if shutil.which("ninja") is None:
         os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{before}"
@@ -113,13 +117,8 @@ def _compiler() -> str | None:
 
 
 def _sources() -> Path | None:
-    """Beside the package in a checkout, inside it or under the prefix in an installation."""
-    places = (_PACKAGE.parent / "kernels", _PACKAGE / "kernels", Path(sys.prefix) / "share" / "hydrainfer" / "kernels")
-    return next((p / "cpu" for p in places if (p / "cpu" / "ops.cpp").exists()), None)
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hydrainfer" / "kernels"
+    folder = shipped("kernels") / "cpu"
+    return folder if (folder / "ops.cpp").exists() else None
 
 
 def _key(folder: Path, compiler: str) -> str:

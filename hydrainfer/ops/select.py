@@ -1,4 +1,4 @@
-"""Which variant of each operator runs here: decided once, from the device, the dtype and the head size."""
+"""The choice of each operator's variant, made once, by the device, the dtype and the head size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydrainfer.ops.build import load_kernels
 
 
 class Need(NamedTuple):
-    """What a model asks of its operators. `native`: compiled kernels are wanted and built."""
+    """The conditions that a variant must support. `native`: compiled kernels are wanted and built."""
 
     device: torch.device
     dtype: torch.dtype

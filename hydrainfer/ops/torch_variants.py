@@ -20,7 +20,7 @@ _SLICE_BYTES = 32 << 20
 
 
 def linear_cpu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `reference.linear`, for a CPU. Half-precision weights are widened slice by slice: without bf16 or fp16
+    """`reference.linear` for a CPU. Half-precision weights are widened slice by slice: without bf16 or fp16
     instructions torch's own product of many rows takes three times as long."""
     if x.dtype == torch.float32:
         if not 1 < x.shape[0] <= _FEW_ROWS:
@@ -38,14 +38,14 @@ def linear_cpu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_add_cpu(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `reference.linear_add`, for a CPU."""
+    """`reference.linear_add` for a CPU."""
     if x.dtype == torch.float32 and not 1 < x.shape[0] <= _FEW_ROWS:
         return reference.linear_add(out, x, weight, bias)
     return out.add_(linear_cpu(x, weight, bias))
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `reference.rms_norm`; torch's own operator computes in float32 too."""
+    """`reference.rms_norm` by torch's own operator, which computes in float32 too."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -78,7 +78,7 @@ def chunk_attention(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch,
 
 
 def attention_sdpa(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
-    """As `reference.attention`. Decodes are gathered into one padded batch."""
+    """`reference.attention` by scaled-dot-product calls. Decodes are gathered into one padded batch."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     chunk_attention(q, kv, cache, batch, scale, out)
     n = batch.n_decodes
@@ -100,9 +100,10 @@ def attention_sdpa(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, 
 
 
 def attention_segments_sdpa(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
-    """As `reference.attention_segments`; segments of one length are one call."""
+    """`reference.attention_segments` with one call for all segments of a length."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for rows, n, length in segments.groups:
-        each = (x[rows].unflatten(0, (n, length)).transpose(1, 2) for x in (q, k, v))  # [n, heads, length, dim]
-        out[rows] = F.scaled_dot_product_attention(*each, scale=scale).transpose(1, 2).flatten(0, 1)
+        queries, keys, values = (x[rows].unflatten(0, (n, length)).transpose(1, 2) for x in (q, k, v))
+        # each [n, heads, length, dim]
+        out[rows] = F.scaled_dot_product_attention(queries, keys, values, scale=scale).transpose(1, 2).flatten(0, 1)
     return out

@@ -1,4 +1,6 @@
-"""Which layout serves a workload best within its SLOs: cost models, a simulator of the real scheduler, the search.
+"""Which layout serves a workload best within its SLOs.
 
-Called by the command line and the benchmarks. Never touches tensors; measuring a real device is `assemble`'s.
+`inputs` reads models and workloads as numbers, `costs` says how long batches take and what fits a device, `simulation`
+runs the real engines on a virtual clock, `search` asks it about layouts. Called by `profiling`, `assemble` (which
+measures devices for it) and the benchmarks, through these four faces. Never touches tensors.
 """

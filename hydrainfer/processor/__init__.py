@@ -1,56 +1,78 @@
 """Text and pictures to `core.Request`s, token ids back to text: templates, tokenising, image decoding, stop strings.
 
-Called by `server` and the offline API, in threads off the event loop and off the step loop; only `Fetcher`, which
-alone touches a network, runs on the event loop. Never schedules, never touches a device.
+Called by `server` and the offline API, in threads off the event loop and off the step loop; `Fetcher`, which alone
+touches a network, has an event loop of its own. Never schedules, never touches a device.
 """
 
-from hydrainfer.processor.adapter import ImageAdapter, MediaItem, content_key
-from hydrainfer.processor.checkpoint import ImageInput, ModelDescription, load_description
-from hydrainfer.processor.detokenize import Detokenizer, Piece, StopStrings, TextStream
-from hydrainfer.processor.fetch import Fetcher, FetchLimits, Wanted
-from hydrainfer.processor.media import SUPPORTED, MediaLimits, Picture, decode_image, read_image_url
-from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, parse_messages
-from hydrainfer.processor.pixels import Pixels, PixelStore
-from hydrainfer.processor.preprocess import Preprocessor, Ticket
+from hydrainfer.processor.fetching import Fetcher, FetchLimits, Wanted
+from hydrainfer.processor.messages import (
+    ChatMessage,
+    ImagePart,
+    PythonPrompt,
+    TextPart,
+    VideoReading,
+    parse_messages,
+    parse_prompts,
+)
+from hydrainfer.processor.pictures import (
+    PINPOINTS,
+    ClipImages,
+    ClipSettings,
+    ImageAdapter,
+    MediaItem,
+    MediaLimits,
+    Picture,
+    Pixels,
+    PixelStore,
+    agrees,
+    decode_image,
+    llava_images,
+    llava_next_images,
+    qwen_images,
+)
 from hydrainfer.processor.processor import Prepared, Processor, Timing
-from hydrainfer.processor.video import VideoLimits
-from hydrainfer.processor.video_part import VideoPart, VideoReading
-from hydrainfer.processor.vocabulary import Vocabulary
-from hydrainfer.processor.workers import MediaWorkers
+from hydrainfer.processor.text import ModelDescription, TextStream, Vocabulary, encode, load_description
+from hydrainfer.processor.video import VideoLimits, open_video
+from hydrainfer.processor.workers import Encodable, MediaWorkers, Seal, Ticket, prepare_image
 
 __all__ = [
-    "SUPPORTED",
+    "PINPOINTS",
     "ChatMessage",
-    "Detokenizer",
+    "ClipImages",
+    "ClipSettings",
+    "Encodable",
     "FetchLimits",
     "Fetcher",
     "ImageAdapter",
-    "ImageInput",
     "ImagePart",
     "MediaItem",
     "MediaLimits",
     "MediaWorkers",
     "ModelDescription",
     "Picture",
-    "Piece",
     "PixelStore",
     "Pixels",
     "Prepared",
-    "Preprocessor",
     "Processor",
-    "StopStrings",
+    "PythonPrompt",
+    "Seal",
     "TextPart",
     "TextStream",
     "Ticket",
     "Timing",
     "VideoLimits",
-    "VideoPart",
     "VideoReading",
     "Vocabulary",
     "Wanted",
-    "content_key",
+    "agrees",
     "decode_image",
+    "encode",
+    "llava_images",
+    "llava_next_images",
     "load_description",
+    "open_video",
     "parse_messages",
-    "read_image_url",
+    "parse_prompts",
+    "prepare_image",
+    "qwen_images",
 ]

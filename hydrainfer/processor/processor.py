@@ -9,20 +9,24 @@ from typing import Any
 
 from hydrainfer.core import InvalidRequest, MediaSpan, Request, SamplingParams
 from hydrainfer.core.request import MAX_CHOICES
-from hydrainfer.processor import prompt as prompts
-from hydrainfer.processor.checkpoint import ModelDescription
-from hydrainfer.processor.media import MediaLimits
-from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart
-from hydrainfer.processor.pixels import PixelStore
-from hydrainfer.processor.prepare import Seal
-from hydrainfer.processor.preprocess import Adapters, Preprocessor, Ticket
-from hydrainfer.processor.video_part import VideoPart, VideoReading
-from hydrainfer.processor.workers import MediaWorkers
+from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, VideoPart, VideoReading, is_id
+from hydrainfer.processor.pictures import MediaLimits, PixelStore
+from hydrainfer.processor.text import (
+    ModelDescription,
+    check_ids,
+    check_length,
+    check_text,
+    encode,
+    expand,
+    in_order,
+    resolve_max_tokens,
+)
+from hydrainfer.processor.workers import Adapters, MediaWorkers, Preprocessor, Seal, Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of the engine's clock."""
+    """The arrival and deadline of a request, in seconds of the engine's clock."""
 
     arrival_s: float | None = None
     deadline_s: float = float("inf")
@@ -31,7 +35,7 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """One API request ready to run: `requests[p * n + c]` is choice c of prompt p. It holds one share of every picture
-    in `pixels`; who has it must give them back exactly once. `continues`: the text goes on after the prompt."""
+    in `pixels`; its owner must give them back exactly once. `continues`: the text goes on after the prompt."""
 
     id: str
     requests: tuple[Request, ...]
@@ -52,7 +56,8 @@ class Prepared:
 
 
 class Processor:
-    """Owns nothing but references and its media workers: the model's description, the limits, the picture store.
+    """The way from chats and texts to requests. It owns nothing but references and its media workers: the model's
+    description, the limits, the picture store.
 
     `weights`: fingerprint of the vision weights; `dtype`: of the embeddings. Both are part of a picture's key.
     """
@@ -68,7 +73,7 @@ class Processor:
         videos: VideoReading | None = None,
         workers: MediaWorkers | None = None,
     ) -> None:
-        """`workers`: decode pictures and videos; None: the asking thread does. `close` ends them."""
+        """`workers` decode pictures and videos until `close`; without them the asking thread does."""
         self.model = model
         self.pixels = pixels
         self.limits = limits or MediaLimits()
@@ -82,22 +87,30 @@ class Processor:
         timing: Timing | None = None,
         options: Mapping[str, Any] | None = None,
         ticket: Ticket | None = None,
+        prompt: str | Sequence[int] | None = None,
     ) -> Prepared:
-        """`options`: the request's `mm_processor_kwargs`. `ticket`: lets another thread cancel it. Raises
-        `InvalidRequest` or as `Preprocessor.prepare`; then nothing is held."""
-        ids, adapters = self._read_chat(messages, options)
+        """Prepare a chat. `options`: the request's `mm_processor_kwargs`. `ticket`: lets another thread cancel it.
+        `prompt`: stands in place of what the template makes of the messages; it has a placeholder for each of their
+        pictures and videos. Raises `InvalidRequest` or as `Preprocessor.prepare`; then nothing is held."""
         parts = [part for m in messages for part in m.media]
+        if prompt is None:
+            ids, adapters = self._read_chat(messages, options)
+        else:
+            self.check_pictures(messages)
+            ids, adapters = self._read_prompt(prompt), self._adapters(options)
+            parts = in_order(ids, parts, adapters.token_id, self.model)
         held = self.media.prepare(parts, adapters, ticket)
         found = [h for of_part in held for h in of_part]
         refs = tuple(h.ref for h in found)
         try:
             items = [[h.item for h in of_part] for of_part in held]
-            expanded = prompts.expand(ids, items, self.model, [adapters.token_id(part) for part in parts])
+            expanded = expand(ids, items, self.model, [adapters.token_id(part) for part in parts])
             media = tuple(
                 MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined)
                 for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
             )
-            return self._finish(id, [expanded.ids], sampling, timing, "messages", media, refs)
+            param, continues = ("messages", False) if prompt is None else ("prompt", True)
+            return self._finish(id, [expanded.ids], sampling, timing, param, media, refs, continues)
         except BaseException:
             for ref in refs:
                 self.pixels.release(ref)
@@ -112,34 +125,34 @@ class Processor:
         *,
         add_special: bool | None = None,
     ) -> Prepared:
-        """A text, several texts, the ids of one, the ids of several. Raises `InvalidRequest`."""
+        """Prepare a text, several texts, the ids of one, or the ids of several. Raises `InvalidRequest`."""
         token_lists: list[tuple[int, ...]] = []
         texts = _split(prompt)
-        _check_choices(len(texts), sampling.n)  # before any work for them
+        _check_choices(len(texts), sampling.n)  # checked before any work is done for them
         for one in texts:
             if isinstance(one, str):
                 token_lists.append(tuple(self.encode(one, add_special=add_special)))
             else:
-                prompts.check_ids(one, self.model)
+                check_ids(one, self.model)
                 token_lists.append(tuple(one))
         return self._finish(id, token_lists, sampling, timing, "prompt", continues=True)
 
     def encode(self, text: str, *, add_special: bool | None = None) -> list[int]:
-        """Token ids of a client's text. Raises `InvalidRequest` if it is too long or holds an image placeholder."""
-        prompts.check_length(text, self.model, "prompt")
-        prompts.check_text(text, self.model, "prompt")
-        return prompts.encode(text, self.model, add_special=add_special)
+        """The token ids of a client's text. Raises `InvalidRequest` if it is too long or holds an image placeholder."""
+        check_length(text, self.model, "prompt")
+        check_text(text, self.model, "prompt")
+        return encode(text, self.model, add_special=add_special)
 
     def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
         ids, adapters = self._read_chat(messages, options)
         parts = [part for m in messages for part in m.media]
         items = self.media.items(parts, adapters)
-        return list(prompts.expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
+        return list(expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
 
     def check_pictures(self, messages: Sequence[ChatMessage]) -> bool:
-        """Whether there are any, or videos; before one is fetched. Raises `InvalidRequest` if they are too many or not
-        wanted."""
+        """Whether there are pictures or videos, before one is fetched. Raises `InvalidRequest` if too many or not
+        taken."""
         n_media, n_images = (
             sum(map(len, each)) for each in ([m.media for m in messages], [m.images for m in messages])
         )
@@ -159,7 +172,7 @@ class Processor:
         return n_media > 0
 
     def decode(self, ids: Sequence[int]) -> str:
-        """All of these ids as text, special tokens included. Raises `InvalidRequest`."""
+        """The text of these ids, special tokens included. Raises `InvalidRequest`."""
         n = self.model.vocabulary.n_tokens
         if any(not 0 <= i < n for i in ids):
             raise InvalidRequest(f"tokens must be ids from 0 to {n - 1}", param="tokens")
@@ -170,8 +183,10 @@ class Processor:
         self.media.close()
 
     def _adapters(self, options: Mapping[str, Any] | None) -> Adapters:
-        """Raises `InvalidRequest`."""
+        """The model's adapters with these options. Raises `InvalidRequest`."""
         images, options = self.model.images, options or {}
+        if not isinstance(options, Mapping):
+            raise InvalidRequest("mm_processor_kwargs must be names and values", param="mm_processor_kwargs")
         if images is None:
             if options:
                 raise InvalidRequest("mm_processor_kwargs: this model takes text only", param="mm_processor_kwargs")
@@ -185,8 +200,8 @@ class Processor:
     def _read_chat(
         self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None
     ) -> tuple[list[int], Adapters]:
-        """Everything about a chat that needs no decoded picture: the ids with one placeholder per picture or video, and
-        how these are prepared."""
+        """The parts of a chat that need no decoded picture: the ids with one placeholder per picture or video, and the
+        adapters that prepare these."""
         model = self.model
         if model.template is None:
             raise InvalidRequest(
@@ -196,13 +211,21 @@ class Processor:
         self.check_pictures(messages)
         adapters = self._adapters(options)
         parts = [(i, part) for i, m in enumerate(messages) for part in m.parts]
-        prompts.check_length("".join(p.text for _, p in parts if isinstance(p, TextPart)), model, "messages")
+        check_length("".join(p.text for _, p in parts if isinstance(p, TextPart)), model, "messages")
         for i, part in parts:
             if isinstance(part, TextPart):
-                prompts.check_text(part.text, model, f"messages.{i}.content")
+                check_text(part.text, model, f"messages.{i}.content")
         text = model.template.render(messages)
-        prompts.check_length(text, model, "messages")
-        return prompts.encode(text, model), adapters
+        check_length(text, model, "messages")
+        return encode(text, model), adapters
+
+    def _read_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """The ids of a prompt, placeholders among them. Raises `InvalidRequest`."""
+        if isinstance(prompt, str):
+            check_length(prompt, self.model, "prompt")
+            return encode(prompt, self.model)
+        check_ids(prompt, self.model, with_media=True)
+        return list(prompt)
 
     def _finish(
         self,
@@ -228,7 +251,7 @@ class Processor:
                 id=f"{id}-{p * sampling.n + choice}",
                 prompt_ids=token_ids,
                 sampling=sampling,
-                max_tokens=prompts.resolve_max_tokens(len(token_ids), sampling.max_tokens, self.model, param),
+                max_tokens=resolve_max_tokens(len(token_ids), sampling.max_tokens, self.model, param),
                 seed=seed,
                 choice=choice,
                 media=media,
@@ -248,21 +271,17 @@ def _check_choices(n_prompts: int, n: int) -> None:
 
 
 def _split(prompt: object) -> list[str] | list[list[int]]:
-    """One entry per prompt. Raises `InvalidRequest`."""
+    """The prompts of a completion, one entry each. Raises `InvalidRequest`."""
     if isinstance(prompt, str):
         return [prompt]
     items: list[Any] = list(prompt) if isinstance(prompt, Sequence) else []
     if items and all(isinstance(i, str) for i in items):
         return items
-    if items and all(_is_id(i) for i in items):
+    if items and all(is_id(i) for i in items):
         return [items]
-    if items and all(isinstance(i, Sequence) and i and all(_is_id(t) for t in i) for i in items):
+    if items and all(isinstance(i, Sequence) and i and all(is_id(t) for t in i) for i in items):
         return items
     raise InvalidRequest(
         "prompt must be a string, a list of strings, a list of token ids or a list of such lists, and not empty",
         param="prompt",
     )
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

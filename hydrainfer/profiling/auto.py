@@ -7,21 +7,23 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from hydrainfer.config import Loaded, ServeConfig
+from hydrainfer.config import Loaded, ServeConfig, cache_folder
 from hydrainfer.core import ConfigError, Layout
-from hydrainfer.planner.deployment import layout_file
-from hydrainfer.planner.models import prompts_of
+from hydrainfer.planner.inputs import prompts_of
+from hydrainfer.planner.search import layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.commands import shown
-from hydrainfer.profiling.measuring import cache_folder, measurer
-from hydrainfer.profiling.question import Prepared, Question, prepare
+from hydrainfer.profiling.measuring import measurer
+from hydrainfer.profiling.options import Question
+from hydrainfer.profiling.question import Prepared, prepare
 
 _BUDGETS = ("token_budget", "image_budget")
 _PLANNING = ("devices", "workload", "slo", "measure_minutes")
 
 
 def settle(loaded: Loaded, console: Console) -> Loaded:
-    """Unchanged if nothing is auto. Raises `ConfigError`, also if nothing can meet the SLO."""
+    """The configuration with its autos planned; the same one if nothing is auto. Raises `ConfigError`, also if nothing
+    can meet the SLO."""
     config = loaded.config
     autos = [name for name in _BUDGETS if getattr(config, name) == "auto"]
     given = [name for name, source in loaded.provenance.items() if source != "default"]

@@ -8,10 +8,9 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hydrainfer.config import Slo
-from hydrainfer.planner.plan import Cell, Plan, Ratio, Row
+from hydrainfer.planner.search import Cell, LayoutPlan, Ratio, Row
 from hydrainfer.profiling.tables import interval, said
-from hydrainfer.workload.output.svg import Axis, Point, Series, legend, lines, words
-from hydrainfer.workload.output.tables import ms
+from hydrainfer.workload.output import Axis, Point, Series, legend, lines, ms, words
 
 HUES = {
     "EPD": "#767d86",
@@ -35,7 +34,7 @@ def colour_of(method: str) -> str:
 
 
 def methods_of(things: Sequence[Row | Ratio | Cell]) -> list[str]:
-    """In the order of `HUES`."""
+    """The methods among them, in the order of `HUES`."""
     found = {thing.method for thing in things}
     return [m for m in HUES if m in found] + sorted(found - set(HUES))
 
@@ -44,9 +43,9 @@ def legend_of(methods: Sequence[str]) -> str:
     return legend(methods, [colour_of(m) for m in methods])
 
 
-def shown_rows(plan: Plan) -> list[Row]:
-    """What the bars show, best first: 30 that were measured, at most, the best of each method, and as many others as
-    make a dozen."""
+def shown_rows(plan: LayoutPlan) -> list[Row]:
+    """The rows that get a bar, best first: 30 that were measured, at most, the best of each method, and as many others
+    as make a dozen."""
     chosen = [row for row in plan.layouts if row.goodput][:_BARS]
     for row in plan.layouts:
         if row.method not in {c.method for c in chosen}:
@@ -77,7 +76,7 @@ def bars(rows: Sequence[Row], epd: Row | None = None, width: int = 960) -> str:
 
 
 def _reach(row: Row) -> float:
-    """How far its bar goes: intervals that reach beyond are cut off."""
+    """The length of its bar: intervals that reach beyond are cut off."""
     if row.goodput:
         return min(row.goodput_high or row.goodput, row.goodput * 1.25)
     return row.goodput_high or row.bound
@@ -142,7 +141,7 @@ def ratio_names(ratios: Sequence[Ratio]) -> list[str]:
     return [f"{i}:{n - i}" for i in range(1, n)]
 
 
-def by_ratio(plan: Plan, name: str) -> str:
+def by_ratio(plan: LayoutPlan, name: str) -> str:
     """A line per method; EPD only is level, as it has no ratio."""
     found, names = curves(plan.ratios, name), ratio_names(plan.ratios)
     series = []

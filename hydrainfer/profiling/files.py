@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.plan import Plan
+from hydrainfer.planner.search import LayoutPlan
 from hydrainfer.profiling.page import plan_page, plan_png
 
 
-def write_plan(plan: Plan, layout: str | None, out: Path) -> list[Path]:
+def write_plan(plan: LayoutPlan, layout: str | None, out: Path) -> list[Path]:
     """plan.json, report.html, report.png (with matplotlib) and, unless nothing meets the SLO, layout.yaml. Raises
     `ConfigError`."""
     try:

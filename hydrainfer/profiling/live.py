@@ -10,15 +10,12 @@ from pathlib import Path
 from rich.console import Console
 
 from hydrainfer.core import ConfigError, Layout
-from hydrainfer.planner.deployment import layout_file
-from hydrainfer.planner.plan import Live, Row
-from hydrainfer.planner.study import Study, attempt
+from hydrainfer.planner.search import Live, Row, Study, attempt, layout_file
 from hydrainfer.profiling.question import Prepared
-from hydrainfer.workload.compare import Comparison
-from hydrainfer.workload.compare import Plan as ComparePlan
-from hydrainfer.workload.deploy import Place
+from hydrainfer.workload.deployments import Place
+from hydrainfer.workload.measuring import Comparison, Effort
+from hydrainfer.workload.measuring import Plan as ComparePlan
 from hydrainfer.workload.output import Shown
-from hydrainfer.workload.session import Effort
 
 _SHARE = 0.8  # of the goodput: at the goodput itself, one request in ten may miss, and any deviation shows as a queue
 _LEAST_S = 20.0
@@ -44,7 +41,7 @@ def check_live(asked: Prepared) -> None:
 
 
 def validate(asked: Prepared, study: Study, rows: Sequence[Row], console: Console) -> tuple[Live, ...]:
-    """Each at 80 % of its goodput for at least 20 s; those that did not start are left out, with a word on the
+    """Runs each at 80 % of its goodput for at least 20 s; those that did not start are left out, with a word on the
     console."""
     q, found = asked.question, []
     for row in rows:

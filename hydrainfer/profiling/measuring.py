@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hydrainfer.config import ServeConfig
-from hydrainfer.planner.costfile import CostFile, write_cost_file
+from hydrainfer.config import ServeConfig, cache_folder
+from hydrainfer.planner.costs import CostFile, write_cost_file
 from hydrainfer.profiling.question import Measure
 
 
-def cache_folder() -> Path:
-    """Where measurements are kept: `$XDG_CACHE_HOME/hydrainfer`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hydrainfer"
-
-
 def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measure:
-    """With the model, device, dtype, kernels and minutes of `config`. Goes on from what was measured before with the
-    same; `save`: also as a file."""
+    """A function that measures with the model, device, dtype, kernels and minutes of `config`. It goes on from what was
+    measured before with the same. `save`: a file for the result."""
     minutes = config.measure_minutes
 
     def measure(model: str, n_threads: int) -> CostFile:
@@ -52,7 +46,7 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
 
 
 def _key(config: ServeConfig) -> str:
-    """Of all that a measurement depends on: models of one name in two folders are kept apart."""
+    """A hash of all that a measurement depends on: models of one name in two folders are kept apart."""
     where = str(Path(config.model).expanduser().resolve())
     what = (where, config.device, config.dtype, config.native_kernels, config.block_tokens, config.threads)
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]

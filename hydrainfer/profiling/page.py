@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.planner.plan import Live, Plan, Row
+from hydrainfer.planner.search import LayoutPlan, Live, Row
 from hydrainfer.profiling.figures import (
     bars,
     by_ratio,
@@ -21,8 +21,7 @@ from hydrainfer.profiling.figures import (
     shown_rows,
 )
 from hydrainfer.profiling.tables import answer, conclusions, interval, only_epd, said
-from hydrainfer.workload.output.html import document, table
-from hydrainfer.workload.output.tables import ms, percent
+from hydrainfer.workload.output import document, ms, percent, table
 
 _STYLE = """
 .answer{font-size:17px;line-height:1.45;background:#f3f5f7;border-left:4px solid #2f6db3;padding:12px 16px;margin:0 0
@@ -48,16 +47,16 @@ _HOW_FAR = {"pruned": "not at all", "screened": "a short trace", "final": "the w
 _WORDS = {"text": "text tokens", "picture": "picture tokens", "prompt": "prompt tokens", "output": "output tokens"}
 
 
-def plan_page(plan: Plan) -> str:
+def plan_page(plan: LayoutPlan) -> str:
     """A whole HTML document."""
     return document(title_of(plan), "".join(_sections(plan)) + f"<script>{_SORT}</script>", _STYLE)
 
 
-def title_of(plan: Plan) -> str:
+def title_of(plan: LayoutPlan) -> str:
     return f"Which layout of {plan.devices} x {plan.device} serves {plan.model} best"
 
 
-def _sections(plan: Plan) -> Iterator[str]:
+def _sections(plan: LayoutPlan) -> Iterator[str]:
     asked = {
         "goodput": "most requests per second",
         "devices": f"fewest devices for {said(plan.rate)} requests/s",
@@ -86,7 +85,7 @@ def _sections(plan: Plan) -> Iterator[str]:
     yield from _given(plan)
 
 
-def _goodput(plan: Plan) -> Iterator[str]:
+def _goodput(plan: LayoutPlan) -> Iterator[str]:
     rows, epd = shown_rows(plan), only_epd(plan)
     yield "<h2>Goodput by layout</h2>" + legend_of(methods_of(rows)) + bars(rows, epd)
     dashed = f" Dashed line: {epd.layout}, which splits nothing." if epd is not None and epd.goodput else ""
@@ -99,7 +98,7 @@ def _has_pale(rows: Sequence[Row]) -> bool:
     return any(not row.goodput for row in rows)
 
 
-def _ratios(plan: Plan) -> Iterator[str]:
+def _ratios(plan: LayoutPlan) -> Iterator[str]:
     rate = plan.ratios[0].rate
     yield f"<h2>Latency by ratio, at {said(rate)} requests/s</h2>"
     yield legend_of(methods_of(plan.ratios))
@@ -111,7 +110,7 @@ def _ratios(plan: Plan) -> Iterator[str]:
     )
 
 
-def _grid(plan: Plan) -> Iterator[str]:
+def _grid(plan: LayoutPlan) -> Iterator[str]:
     yield (
         "<h2>The best layout by SLO</h2>" + legend_of(methods_of([c for c in plan.grid if c.goodput])) + grid(plan.grid)
     )
@@ -138,7 +137,7 @@ def _live(live: Sequence[Live]) -> str:
     return f"<div class=whole>{table(head, rows)}</div>{note}"
 
 
-def _layouts(plan: Plan) -> str:
+def _layouts(plan: LayoutPlan) -> str:
     rows = []
     for row in plan.layouts:
         carried = said(row.goodput) if row.goodput else f"&lt; {said(row.goodput_high or row.bound)}"
@@ -169,8 +168,8 @@ def _layouts(plan: Plan) -> str:
     return f"<div class=all>{table(head, rows, n_left=2, n_last=2)}</div>"
 
 
-def _given(plan: Plan) -> Iterator[str]:
-    """What went in."""
+def _given(plan: LayoutPlan) -> Iterator[str]:
+    """The inputs of the plan."""
     yield "<h2>What was planned for</h2><div class=two><div><h3>Workload</h3>"
     pairs = [[escape(name), escape(value)] for name, value in workload_lines(plan.workload)]
     yield f"<div class=plain>{table(['', ''], pairs)}</div>"
@@ -201,13 +200,13 @@ def workload_lines(workload: dict[str, str | float]) -> Iterator[tuple[str, str]
             yield name.replace("_", " "), shown
 
 
-def _budgets(plan: Plan) -> str:
+def _budgets(plan: LayoutPlan) -> str:
     names = list(dict.fromkeys(name for budgets in plan.budgets.values() for name in budgets))
     rows = [[escape(role), *(str(b.get(name, "–")) for name in names)] for role, b in plan.budgets.items()]
     return table(["role", *(escape(name.replace("_", " ")) for name in names)], rows)
 
 
-def plan_png(plan: Plan, path: Path) -> bool:
+def plan_png(plan: LayoutPlan, path: Path) -> bool:
     """Bars and ratios as one picture; False, and no picture, without matplotlib. Raises `OSError`."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -254,7 +253,7 @@ def _png_bars(ax: Any, rows: Sequence[Row], epd: Row | None) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _png_ratios(ax: Any, plan: Plan, name: str) -> None:
+def _png_ratios(ax: Any, plan: LayoutPlan, name: str) -> None:
     found, names = curves(plan.ratios, name), ratio_names(plan.ratios)
     y = latency_axis(found, name, plan.slo)
     for curve in found:

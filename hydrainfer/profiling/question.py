@@ -1,8 +1,7 @@
-"""What `hydrainfer profile` is asked, made into a study: the model's shape, a device's times, the workload's trace."""
+"""A question to `hydrainfer profile` made into a study: the model's shape, a device's times, the workload's trace."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,41 +10,17 @@ import msgspec
 
 from hydrainfer.config import Slo, is_slo_part, locate, parse_slo, read_cost_model, read_slo, read_yaml
 from hydrainfer.core import ConfigError, CostModel, Layout
-from hydrainfer.planner.costfile import CostFile, read_cost_file
-from hydrainfer.planner.deployment import Kind, candidates_of, study_of
-from hydrainfer.planner.hardware import Hardware, read_hardware
-from hydrainfer.planner.models import locate_model, prompts_of, shape_of
-from hydrainfer.planner.objectives import Objective
-from hydrainfer.planner.shape import ModelShape
-from hydrainfer.planner.study import Study
-from hydrainfer.planner.trace import TraceRequest
-from hydrainfer.planner.workloads import trace_of
+from hydrainfer.machine import n_cores
+from hydrainfer.planner.costs import CostFile, Hardware, ModelShape, read_cost_file, read_hardware
+from hydrainfer.planner.inputs import locate_model, prompts_of, shape_of, trace_of
+from hydrainfer.planner.search import DeviceKind, Study, candidates_of, study_of
+from hydrainfer.planner.simulation import TraceRequest
+from hydrainfer.profiling.options import Question
 from hydrainfer.workload.sources import Workload, read_workload
 
 Measure = Callable[[str, int], CostFile]
-"""Of a model, with so many CPU threads."""
+"""Measures a model with so many CPU threads."""
 _MEMORY_SHARE = 0.5  # of a CPU's: the rest of the machine lives there, too
-
-
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """`hardware`: a description; `cost_model`: a measurement (configs/cost_models), or the assumed times of emulated
-    devices (configs/costs); neither: this machine is measured. `slo`: parts such as ttft=8,tpot=0.08, or a preset;
-    empty is the preset of this model and workload. `rate`: for the objectives that need one."""
-
-    model: str
-    devices: int
-    hardware: str | None = None
-    cost_model: Path | None = None
-    dtype: str | None = None
-    workload: str = "textcaps"
-    data: str | None = None
-    pictures: str | None = None
-    slo: str = ""
-    target: float = 0.9
-    requests: int = 1000
-    seed: int = 0
-    objective: Objective = "goodput"
-    rate: float | None = None
 
 
 class Prepared(NamedTuple):
@@ -55,14 +30,15 @@ class Prepared(NamedTuple):
     shape: ModelShape
     device: Hardware
     cost: CostModel | CostFile | None
-    kind: Kind
+    kind: DeviceKind
     workload: Workload
     trace: tuple[TraceRequest, ...]
     slo: Slo
     threads: int | None
 
     def study(self, slo: Slo | None = None, n_devices: int | None = None) -> Study:
-        """With another SLO, or for devices that share this machine's memory with `n_devices`. Raises `ConfigError`."""
+        """The study with another SLO, or for devices that share this machine's memory with `n_devices`. Raises
+        `ConfigError`."""
         device = self.device
         if self.kind != "gpu":
             memory = device.memory_bytes / (n_devices or self.question.devices)
@@ -115,7 +91,7 @@ def slo_of(text: str, model: str, dataset: str) -> Slo:
 
 def _times(
     q: Question, model: Path, measure: Measure
-) -> tuple[CostModel | CostFile | None, Hardware, Kind, int | None]:
+) -> tuple[CostModel | CostFile | None, Hardware, DeviceKind, int | None]:
     if q.cost_model is None and q.hardware is not None:
         device = read_hardware(q.hardware)
         return None, device, "gpu" if device.lane_efficiency > 0.0 else "cpu", None
@@ -132,7 +108,7 @@ def _times(
                 "for example --hardware h800",
                 param="hardware",
             )
-        file = measure(q.model, max(1, len(os.sched_getaffinity(0)) // q.devices))
+        file = measure(q.model, max(1, n_cores() // q.devices))
     if file.model != model.resolve().name:
         raise ConfigError(f"{q.cost_model} was measured with {file.model}, not with {model.name}", param="cost_model")
     on_gpu = file.device.startswith("cuda")

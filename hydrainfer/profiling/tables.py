@@ -7,15 +7,14 @@ from collections.abc import Iterator, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from hydrainfer.planner.plan import TOLERANCE, Live, Plan, Row
-from hydrainfer.planner.study import Attempt
-from hydrainfer.workload.output.tables import ms, percent
+from hydrainfer.planner.search import TOLERANCE, Attempt, LayoutPlan, Live, Row
+from hydrainfer.workload.output import ms, percent
 
 _FAR = 30.0  # times as much: what the other carries is not worth a number
 _SEARCHED = "goodput"  # the one objective whose rows have a goodput with an interval
 
 
-def ranked(plan: Plan, n: int) -> Table:
+def ranked(plan: LayoutPlan, n: int) -> Table:
     """The `n` best layouts, of those that were measured to the end."""
     at = f"at {plan.rate:g} requests/s" if plan.rate is not None else "at the goodput"
     table = Table(title=f"{plan.devices} x {plan.device}, {plan.model}: latencies {at}", title_justify="left")
@@ -38,29 +37,29 @@ def said(rate: float | None) -> str:
 
 
 def interval(row: Row) -> str:
-    """Of the goodput; without its lower end if no rate that was tried is carried for certain."""
+    """The interval of the goodput; without its lower end if no rate that was tried is carried for certain."""
     if not row.goodput:
         return "–"
     high = f"{row.goodput_high:.3g}" if row.goodput_high is not None else "?"
     return f"{row.goodput_low:.3g} to {high}" if row.goodput_low else f"below {high}"
 
 
-def conclusions(plan: Plan, n: int | None = None) -> list[str]:
+def conclusions(plan: LayoutPlan, n: int | None = None) -> list[str]:
     """The answer first, then what limits it, what is known of layouts beyond the `n` of `ranked` (None: beyond those
     measured to the end), and notes."""
     rest = others(plan, n)
     return [*answer(plan), *([rest] if rest else []), *map(_live, plan.live), *plan.notes]
 
 
-def answer(plan: Plan) -> list[str]:
+def answer(plan: LayoutPlan) -> list[str]:
     """A sentence or two."""
     if plan.best is None:
         return [_nothing(plan)]
     return list({"goodput": _most, "devices": _fewest}.get(plan.objective, _quickest)(plan, plan.best))
 
 
-def others(plan: Plan, n: int | None = None) -> str:
-    """What is known of the layouts that are not in the table; "" if all are."""
+def others(plan: LayoutPlan, n: int | None = None) -> str:
+    """A sentence on the layouts that are not in the table; "" if all are."""
     measured = _measured(plan)
     below = [row for row in plan.layouts if row not in measured]
     parts = []
@@ -92,11 +91,11 @@ def _were(rows: Sequence[Row]) -> str:
     return "was" if len(rows) == 1 else "were"
 
 
-def _measured(plan: Plan) -> list[Row]:
+def _measured(plan: LayoutPlan) -> list[Row]:
     return [row for row in plan.layouts if row.goodput]
 
 
-def only_epd(plan: Plan) -> Row | None:
+def only_epd(plan: LayoutPlan) -> Row | None:
     """The layout that splits nothing."""
     return next((row for row in plan.layouts if row.method == "EPD"), None)
 
@@ -105,7 +104,7 @@ def _carries(row: Row) -> str:
     return f"{said(row.goodput)} requests/s (95 %: {interval(row)})"
 
 
-def _most(plan: Plan, best: Row) -> Iterator[str]:
+def _most(plan: LayoutPlan, best: Row) -> Iterator[str]:
     epd = only_epd(plan)
     split = next((row for row in _measured(plan) if row.method != "EPD"), None)
     if epd is None or (epd is best and split is None):
@@ -128,7 +127,7 @@ def _most(plan: Plan, best: Row) -> Iterator[str]:
     yield f"What limits {best.layout} is {best.limited_by}."
 
 
-def _gain(plan: Plan, best: Row, epd: Row) -> str:
+def _gain(plan: LayoutPlan, best: Row, epd: Row) -> str:
     assert best.goodput
     if not epd.goodput:
         high = epd.goodput_high or 0.0
@@ -148,7 +147,7 @@ def _times(ratio: float) -> str:
     return f"{(ratio - 1) * 100:.0f} % more than" if ratio < 3 else f"{ratio:.1f} times as much as"
 
 
-def _fewest(plan: Plan, best: Row) -> Iterator[str]:
+def _fewest(plan: LayoutPlan, best: Row) -> Iterator[str]:
     n, rate = plan.devices, said(plan.rate)
     enough = f"{n} device{'' if n == 1 else 's'} carr{'ies' if n == 1 else 'y'} {rate} requests/s within the SLO"
     fewer = ", fewer do not" if n > 1 else ""
@@ -166,7 +165,7 @@ def _fewest(plan: Plan, best: Row) -> Iterator[str]:
         yield f"Without splitting they do not: {epd.layout} does not carry it."
 
 
-def _quickest(plan: Plan, best: Row) -> Iterator[str]:
+def _quickest(plan: LayoutPlan, best: Row) -> Iterator[str]:
     name, rate = plan.objective.upper(), said(plan.rate)
     seconds, epd = _p90(plan, best), only_epd(plan)
     theirs = _p90(plan, epd) if epd is not None and epd.goodput else None
@@ -188,11 +187,11 @@ def _quickest(plan: Plan, best: Row) -> Iterator[str]:
     yield f"It meets the SLO there{met}."
 
 
-def _p90(plan: Plan, row: Row) -> float | None:
+def _p90(plan: LayoutPlan, row: Row) -> float | None:
     return row.ttft_p90 if plan.objective == "ttft" else row.tpot_p90
 
 
-def _nothing(plan: Plan) -> str:
+def _nothing(plan: LayoutPlan) -> str:
     tried = [(a, row) for row in plan.layouts for a in row.attempts]
     slo, share = str(plan.slo), f"{plan.target * 100:g} % of the requests"
     where = f" at {said(plan.rate)} requests/s" if plan.rate is not None else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hydrainfer.cache import embed_ranges
+from hydrainfer.cache import for_stage
 from hydrainfer.core import (
     CostModel,
     DeviceTime,
@@ -18,6 +18,7 @@ from hydrainfer.core import (
     Lane,
     PixelSource,
     Sequence,
+    Stage,
     StepBatch,
     StepResult,
     TokenLogprobs,
@@ -42,8 +43,8 @@ def spoken_ids(n_vocab: int, placeholder: int) -> range:
 
 
 class EmulatedDevice:
-    """What the lanes of one instance share. `clock` is the engine's; `stores` by spec name; `spoken`: the ids to answer
-    with. With `pixels`, each picture's pixels are fetched as a vision tower's would be."""
+    """The state that the lanes of one instance share. `clock` is the engine's; `stores` by spec name; `spoken`: the ids
+    to answer with. With `pixels`, each picture's pixels are fetched as a vision tower's would be."""
 
     def __init__(
         self,
@@ -57,8 +58,13 @@ class EmulatedDevice:
         self.tags = {name: TagStore(store) for name, store in stores.items()}
         self._time = DeviceTime(cost)
 
+    def tags_for(self, stage: Stage) -> TagStore | None:
+        """The words of the cache that this stage writes first."""
+        spec = for_stage((tags.spec for tags in self.tags.values()), stage)
+        return None if spec is None else self.tags[spec.name]
+
     def occupy(self, batch: StepBatch) -> float:
-        """Begin the batch now; when it will be done."""
+        """Begin the batch now. Returns when it will be done."""
         return self._time.occupy(batch, self.clock())
 
 
@@ -104,7 +110,7 @@ class EmulatedRunner:
         return EmulatedTicket(self._device.occupy(batch), lambda: guarded(batch, steps[0]))
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Nothing to do: no thread runs."""
 
 
 class _Vision:
@@ -112,7 +118,9 @@ class _Vision:
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._pixels = device.pixels
-        self._embeds = device.tags["embed"]
+        embeds = device.tags_for(Stage.ENCODE)
+        assert embeds is not None, "this role has no embedding cache"
+        self._embeds = embeds
 
     def pack(self, batch: StepBatch) -> Callable[[], StepResult]:
         blocks: list[int] = []
@@ -123,8 +131,8 @@ class _Vision:
                 failed[work.seq.id] = error
                 continue
             span = work.seq.request.media[work.index]
-            held = embed_ranges(work.seq.request, self._embeds.spec)[work.index]
-            blocks += work.seq.blocks["embed"][held.start : held.stop]
+            held = self._embeds.spec.pictures(work.seq.request)[work.index]
+            blocks += work.seq.blocks[self._embeds.spec.name][held.start : held.stop]
             ident = identity(digest(span.key))
             tags += range(ident + 1, ident + 1 + len(held))
 
@@ -146,7 +154,7 @@ class _Vision:
 
 
 class _Life:
-    """What is known of a sequence seen lately: its KV `ident`ity; `n_pictured`, where its last picture ends; and what
+    """A sequence seen lately: its KV `ident`ity; `n_pictured`, where its last picture ends; and what
     its tokens come from. Token number `position` is `odd * position` modulo 2**31, scaled to the ids spoken: a function
     of the prompt, the position and, unless greedy, the seed; `never` an end."""
 
@@ -170,8 +178,10 @@ class _Language:
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._first, self._n_spoken = device.spoken.start, len(device.spoken)
-        self._kv = device.tags["kv"]
-        self._embeds = device.tags.get("embed")
+        kv = device.tags_for(Stage.DECODE)
+        assert kv is not None, "this role has no KV cache"
+        self._kv, self._kv_name = kv, kv.spec.name
+        self._embeds = device.tags_for(Stage.ENCODE)
         self._block_tokens = self._kv.spec.block_tokens
         self._lives: dict[str, _Life] = {}
         self._n_steps = 0
@@ -186,7 +196,7 @@ class _Language:
         turn = self._n_steps % len(batch.work)
         for i, item in enumerate(batch.work):
             seq, start, count, sample = item
-            request, held = seq.request, seq.blocks["kv"]
+            request, held = seq.request, seq.blocks[self._kv_name]
             life = lives.get(request.id)
             if life is None or life.request is not request or life.attempt != seq.attempt:
                 life = self._meet(seq)
@@ -225,9 +235,9 @@ class _Language:
         return finish
 
     def _chunk(self, work: TokenWork, ident: int, reads: Reads, blocks: list[int], tags: list[int]) -> None:
-        """Read all its context, fill its blocks."""
+        """Note the blocks that a chunk reads, all its context, and those that it fills."""
         seq, start, count, _ = work
-        held, size, end = seq.blocks["kv"], self._block_tokens, start + count
+        held, size, end = seq.blocks[self._kv_name], self._block_tokens, start + count
         if start:
             reads.add(seq.id, held[: -(-start // size)], kv_tags(ident, 0, start, size))
         blocks += held[start // size : -(-end // size)]
@@ -242,15 +252,15 @@ class _Language:
         return life
 
     def _look(self, work: TokenWork, reads: Reads) -> None:
-        """At the embeddings that this chunk reads."""
+        """Note the embedding blocks that this chunk reads."""
         assert self._embeds is not None, "this role has no embedding cache"
         seq, start, count, _ = work
         size, end = self._embeds.spec.block_tokens, start + count
-        for span, held in zip(seq.request.media, embed_ranges(seq.request, self._embeds.spec)):
+        for span, held in zip(seq.request.media, self._embeds.spec.pictures(seq.request)):
             lo, hi = max(start, span.start) - span.start, min(end, span.start + span.n_tokens) - span.start
             if lo < hi:
                 parts = range(lo // size, -(-hi // size))
-                blocks = seq.blocks["embed"][held.start + parts.start : held.start + parts.stop]
+                blocks = seq.blocks[self._embeds.spec.name][held.start + parts.start : held.start + parts.stop]
                 ident = identity(digest(span.key))
                 reads.add(seq.id, blocks, [*range(ident + parts.start + 1, ident + parts.stop + 1)])
 

@@ -71,7 +71,7 @@ class Lane:
         self._thread.join()
 
     def _loop(self) -> None:
-        used = torch.get_num_threads()  # initialises this thread's own setting (field notes)
+        used = torch.get_num_threads()  # initialises this thread's own setting
         stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         while (item := self._queue.get()) is not None:
             batch, work, ticket = item

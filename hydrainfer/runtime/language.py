@@ -120,7 +120,7 @@ class LanguageRunner:
         return LastRows(rows, batch)
 
     def _put(self, array: np.ndarray) -> Tensor:
-        """To the model's device; on CUDA through pinned memory without waiting."""
+        """The array on the model's device; on CUDA through pinned memory without waiting."""
         tensor = torch.from_numpy(array)
         if self._model.device.type == "cpu":
             return tensor

@@ -1,4 +1,4 @@
-"""From a language batch to the arrays of one forward pass. Reads sequences, decides nothing, copies to no device."""
+"""Packs a language batch into the arrays of one forward pass. Reads sequences, decides nothing, copies to no device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hydrainfer.cache import CacheSpec, embed_ranges
+from hydrainfer.cache import CacheSpec
 from hydrainfer.core import TokenWork
 from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.tables import BlockTables
@@ -102,7 +102,7 @@ def _place_embeddings(packed: PackedTokens, items: list[TokenWork], spec: CacheS
         if not media or w.start >= media[-1].start + media[-1].n_tokens:
             continue
         end, first_row = w.start + w.count, int(packed.starts[r])
-        for span, blocks in zip(media, embed_ranges(w.seq.request, spec)):
+        for span, blocks in zip(media, spec.pictures(w.seq.request)):
             low, high = max(w.start, span.start), min(end, span.start + span.n_tokens)
             if low >= high:
                 continue

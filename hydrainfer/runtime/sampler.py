@@ -39,8 +39,8 @@ def _alter(logits: Tensor, plan: SamplingPlan) -> None:
     vocab, device = logits.shape[1], logits.device
     for r, ids in plan.banned:
         logits[r, [i for i in ids if i < vocab]] = float("-inf")
-    for r, ids, values in plan.biases:
-        kept = [(i, v) for i, v in zip(ids, values) if 0 <= i < vocab]
+    for r, ids, amounts in plan.biases:
+        kept = [(i, v) for i, v in zip(ids, amounts) if 0 <= i < vocab]
         if kept:
             where, amount = zip(*kept)
             logits[r, list(where)] += torch.tensor(amount, device=device)
@@ -109,7 +109,7 @@ def _nucleus(probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
 
 
 def _logprobs(raw: Tensor, wanted: list[tuple[int, int]], tokens: list[int]) -> dict[int, TokenLogprobs]:
-    """Of the distribution before penalties, bias and temperature."""
+    """Log-probabilities, by row, of the distribution before penalties, bias and temperature."""
     rows = torch.tensor([row for row, _ in wanted], device=raw.device)
     table = torch.log_softmax(raw[rows], dim=-1)  # [wanted, vocab]
     picked = torch.tensor([tokens[row] for row, _ in wanted], device=raw.device)

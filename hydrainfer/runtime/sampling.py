@@ -1,4 +1,4 @@
-"""What has to be done to each row of logits: read from the sequences at launch, so that nothing is read later."""
+"""The plan of sampling: what is done to each row of logits, read from the sequences at launch and never later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hydrainfer.core import TokenWork
+from hydrainfer.core import SamplingParams, TokenWork
 from hydrainfer.core.random import uniform
 
 
@@ -38,7 +38,6 @@ class Penalty(NamedTuple):
 class SamplingPlan:
     """Per kind of work, the rows that need it. A row in none of the lists is greedy and costs nothing more."""
 
-    n_rows: int
     penalties: list[Penalty] = field(default_factory=list)
     banned: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     biases: list[tuple[int, tuple[int, ...], tuple[float, ...]]] = field(default_factory=list)
@@ -53,7 +52,7 @@ class SamplingPlan:
 def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
     """The plan for the sampling items of `work`, rows numbered in their order."""
     chosen = [w for w in work if w.sample]
-    plan = SamplingPlan(len(chosen))
+    plan = SamplingPlan()
     for row, (seq, start, count, _) in enumerate(chosen):
         request = seq.request
         s = request.sampling
@@ -74,7 +73,7 @@ def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
     return plan
 
 
-def _penalty(row: int, tokens: list[int], n_prompt: int, s: object) -> Penalty:
+def _penalty(row: int, tokens: list[int], n_prompt: int, s: SamplingParams) -> Penalty:
     produced, counts = np.unique(np.array(tokens[n_prompt:], dtype=np.int64), return_counts=True)
     seen = np.unique(np.array(tokens, dtype=np.int64)) if s.repetition_penalty != 1.0 else produced
     return Penalty(row, seen, produced, counts, s.repetition_penalty, s.presence_penalty, s.frequency_penalty)

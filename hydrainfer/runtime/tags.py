@@ -1,4 +1,4 @@
-"""What an emulated device keeps in place of keys, values and embeddings: one word at the head of each block.
+"""The tags that an emulated device keeps in place of keys, values and embeddings: a word at the head of each block.
 
     KV block b of a sequence of which n tokens are computed:   identity << 32 | min(n, end of b)
     EMBED block `part` of a picture:                           identity << 32 | part + 1
@@ -43,7 +43,7 @@ def identity(hashed: int) -> int:
 
 
 def kv_tags(ident: int, first: int, n_tokens: int, block_tokens: int) -> list[int]:
-    """Of the blocks from number `first` to the last that `n_tokens` tokens reach."""
+    """The tags of the blocks from number `first` to the last that `n_tokens` tokens reach."""
     stop = -(-n_tokens // block_tokens)
     return [*range(ident + (first + 1) * block_tokens, ident + stop * block_tokens, block_tokens), ident + n_tokens]
 
@@ -62,7 +62,7 @@ class TagStore:
             self._words[blocks] = tags
 
     def mismatches(self, reads: Reads) -> dict[str, str]:
-        """By reader: the first of its blocks that holds something else."""
+        """The first block that holds something else than its tag, in words, by reader."""
         if not reads.blocks:
             return {}
         held = self._words[reads.blocks].tolist()

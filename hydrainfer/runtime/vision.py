@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hydrainfer.cache import embed_ranges
 from hydrainfer.core import EncodeWork, HydraError, InternalError, MediaSpan, PixelSource, StepBatch, StepResult
 from hydrainfer.models import Model, Picture
 from hydrainfer.runtime.lane import Lane, LaneTicket, guarded
@@ -64,7 +63,7 @@ class VisionRunner:
     def _place(self, work: EncodeWork) -> _Place:
         request = work.seq.request
         span, spec = request.media[work.index], self._embeds.spec
-        blocks = embed_ranges(request, spec)[work.index]
+        blocks = spec.pictures(request)[work.index]
         held = np.array(work.seq.blocks[spec.name][blocks.start : blocks.stop], dtype=np.int64)
         block, offset = np.divmod(np.arange(span.n_tokens), spec.block_tokens)
         return _Place(work.seq.id, span, held[block] * spec.block_tokens + offset)

@@ -1,4 +1,4 @@
-"""What waits at an instance, counted in the units that its cost is measured in."""
+"""The work that waits at an instance, counted in the units that its cost is measured in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hydrainfer.scheduler.scheduler import Scheduler
 def backlog(s: Scheduler) -> tuple[int, int, int]:
     """Pictures that wait to be encoded here, tokens to be prefilled, and sequences that decode or come to."""
     prefills = s.role.runs(Stage.PREFILL)
-    pictures, tokens, decoding = s.waiting_pictures, s.waiting_tokens if prefills else 0, len(s.decoding)
+    pictures, tokens, decoding = s.waiting.n_pictures, s.waiting.n_tokens if prefills else 0, len(s.decoding)
     for group in (s.encoding, s.prefilling, s.arriving):
         for seq in group.values():
             stage = seq.plan[seq.cursor]

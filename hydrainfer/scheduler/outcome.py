@@ -1,4 +1,4 @@
-"""What the scheduler tells the engine of a batch that was applied."""
+"""The outcome of an applied batch, as the engine hears it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hydrainfer.core import HydraError, Sequence, Stage, TokenLogprobs
 
 
 class Outcome(NamedTuple):
-    """What a step did to one sequence: a new token, the end of a stage, or its end (`finish` or `error`)."""
+    """The effect of a step on one sequence: a new token, the end of a stage, or its end (`finish` or `error`)."""
 
     seq: Sequence
     token: int | None = None

@@ -22,7 +22,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """`encode_gate="paper"`: encode only while nothing is in prefill (Algorithm 1, line 20). `"aged"`: the gate also
-    opens for a picture that has waited `encode_wait_s`, so that steady text cannot starve pictures (DESIGN 6).
+    opens for a picture that has waited `encode_wait_s`, so that steady text cannot starve pictures.
     `headroom_tokens`: tokens reserved beyond prompt and produced, before a lease has to grow. `batching`: "stage-level"
     is Algorithm 1. `"prefill-first"`: while there is something to prefill, nobody decodes (the paper's section 3.2 on
     vLLM v0): the baseline of its ablation, with lanes that take turns and budgets of whole prompts."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 
-from hydrainfer.cache import NO_HIT, CacheKind, CacheSet, CacheSpec, Hit, Lease, embed_keys, embed_ranges
-from hydrainfer.core import Handoff, InvalidRequest, Request, Sequence, Stage
+from hydrainfer.cache import NO_HIT, CacheSet, CacheSpec, Hit, Lease
+from hydrainfer.core import Handoff, Request, Sequence, Stage
 
 Visit = tuple[Stage, ...]
 """The steps of a request that follow each other at one instance."""
@@ -20,135 +22,193 @@ class SequenceRoom:
         self.caches = caches
         self._headroom = headroom_tokens
         self._leases: dict[str, Lease] = {}
-        self._keys: dict[str, list[bytes]] = {}  # by sequence id: its `embed_keys`, needed each step
-        self.n_embed_queries = 0  # pictures wanted, and of them found in the cache
-        self.n_embed_hits = 0
-        self.token_specs = [s for s in caches.specs.values() if s.kind is CacheKind.FULL]
-        self.embed_spec: CacheSpec | None = next((s for s in caches.specs.values() if s.kind is CacheKind.EMBED), None)
+        self._keys: dict[str, dict[str, list[bytes]]] = {}  # by sequence id and spec: needed each step
+        self._specs = list(caches.specs.values())
+        self._following = [spec for spec in self._specs if spec.follows_tokens]
+        self.n_pictures_wanted = 0  # by requests that came to be encoded, and how many of them were in the cache
+        self.n_pictures_found = 0
 
     def specs_of(self, request: Request, visit: Visit) -> list[CacheSpec]:
         """The caches that these steps read or write."""
-        speaks = Stage.PREFILL in visit or Stage.DECODE in visit
-        specs = self.token_specs if speaks else []
-        if self.embed_spec and request.media and (Stage.ENCODE in visit or Stage.PREFILL in visit):
-            specs = [*specs, self.embed_spec]
-        return specs
+        return [s for s in self._specs if not s.stages.isdisjoint(visit) and s.used_by(request)]
 
     def check_fits_empty(self, request: Request, visit: Visit) -> None:
         """Raises `InvalidRequest` if the request could not pass these steps even if it were alone here."""
-        n = request.n_prompt + request.max_tokens
-        specs = self.specs_of(request, visit)
-        for spec in specs:
-            if spec is self.embed_spec:
-                continue
-            if not self.caches.fits_empty({spec.name: spec.blocks_for(n)}):
-                held = self.caches.pools[spec.name].n_blocks * spec.block_tokens
-                raise InvalidRequest(
-                    f"prompt ({request.n_prompt} tokens) plus max_tokens ({request.max_tokens}) needs {n} tokens of KV "
-                    f"cache, but this server's whole cache holds {held}; lower max_tokens or shorten the prompt",
-                    param="max_tokens",
-                    code="context_length_exceeded",
-                )
-        if self.embed_spec in specs and self.embed_spec:
-            need = len(set(embed_keys(request, self.embed_spec)))
-            if not self.caches.fits_empty({self.embed_spec.name: need}):
-                held = self.caches.pools[self.embed_spec.name].n_blocks * self.embed_spec.block_tokens
-                wanted = sum(m.n_tokens for m in request.media)
-                raise InvalidRequest(
-                    f"the request's pictures need {wanted} tokens of image cache, but this server's whole cache holds "
-                    f"{held}; send fewer or smaller pictures",
-                    param="messages",
-                )
+        for spec in self.specs_of(request, visit):
+            error = spec.refusal(request, self.caches.pools[spec.name].n_blocks)
+            if error is not None:
+                raise error
+
+    # ---- what the caches already have
 
     def match(self, seq: Sequence) -> Hit:
-        """Which of the embeddings it needs are in the cache now. A picture of which some blocks were evicted counts as
-        absent, so that no shared block is ever written again."""
-        if self.embed_spec is None or not seq.request.media:
+        """Find the blocks it needs that are here now and may be shared."""
+        keys = self._keys_of(seq)
+        if not keys:
             return NO_HIT
-        name = self.embed_spec.name
-        hit = self.caches.match({name: self._keys_of(seq, self.embed_spec)})
-        found = list(hit.blocks[name])
-        for blocks in embed_ranges(seq.request, self.embed_spec):
-            if any(found[b] is None for b in blocks):
-                found[blocks.start : blocks.stop] = [None] * len(blocks)
-        return Hit(hit.keys, {name: found})
+        found = {spec: self.caches.find(spec, ks) for spec, ks in keys.items()}
+        n_most, specs = len(seq.tokens) - 1, self.caches.specs  # the last one is always computed
+        limits = (s.safe(found.get(s.name, ()), n_most) for s in self._specs if s.used_by(seq.request))
+        n_tokens = min((n for n in limits if n is not None), default=0)
+        blocks = {name: specs[name].reusable(seq.request, f, n_tokens) for name, f in found.items()}
+        return Hit(keys, blocks, n_tokens)
 
     def needs_encode(self, seq: Sequence) -> bool:
         """Whether the embeddings of some picture of it are not in the cache now."""
-        return self.embed_spec is not None and not self.match(seq).complete(self.embed_spec.name)
+        return bool(seq.request.media) and bool(self._missing(seq, self.match(seq)))
 
-    def _keys_of(self, seq: Sequence, spec: CacheSpec) -> list[bytes]:
+    def _missing(self, seq: Sequence, hit: Hit) -> list[int]:
+        """Pictures to encode: not in the cache, and not the same as an earlier one of this request."""
+        seen, missing = set(), []
+        for spec in self._specs:
+            found = hit.blocks.get(spec.name, ())
+            for i, blocks in enumerate(spec.pictures(seq.request)):
+                key = seq.request.media[i].key
+                if key not in seen and any(found[b] is None for b in blocks):
+                    missing.append(i)
+                seen.add(key)
+        return missing
+
+    def _keys_of(self, seq: Sequence) -> dict[str, list[bytes]]:
         keys = self._keys.get(seq.id)
         if keys is None:
-            keys = self._keys[seq.id] = embed_keys(seq.request, spec)
+            found = ((s.name, s.keys(seq.request)) for s in self._specs if s.used_by(seq.request))
+            keys = {name: ks for name, ks in found if ks}
+            if keys:
+                self._keys[seq.id] = keys
         return keys
+
+    def brought(self, handoff: Handoff) -> set[bytes]:
+        """Names of the shared contents that come with it."""
+        specs = (self.caches.specs.get(name) for name in handoff.blocks)
+        return {name for spec in specs if spec is not None for name in spec.contents(handoff.request)}
+
+    # ---- reserving
 
     def reserve(self, seq: Sequence, hit: Hit, visit: Visit) -> bool:
         """Room for this whole visit: embeddings, prompt, what it has produced and, where it decodes, a headroom. All or
-        nothing."""
+        nothing. What `hit` has need not be computed again."""
         n_tokens = len(seq.tokens)
         if Stage.DECODE in visit:
             n_tokens += min(self._headroom, seq.request.max_tokens - seq.n_produced)
-        need = {
-            spec.name: len(hit.blocks[spec.name]) if spec is self.embed_spec else spec.blocks_for(n_tokens)
-            for spec in self.specs_of(seq.request, visit)
-        }
+        n_computed = max(seq.n_computed, hit.n_tokens)
+        specs = self.specs_of(seq.request, visit)
+        need = {spec.name: spec.need(seq.request, n_computed, n_tokens) for spec in specs}
         lease = self.caches.reserve(seq.id, need, hit)
         if lease is None:
             return False
         self._leases[seq.id] = lease
-        seq.blocks = lease.blocks
+        seq.blocks, seq.first_block = lease.blocks, lease.first
+        seq.n_computed = n_computed
         self._set_capacity(seq)
         seq.pending_media = self._missing(seq, hit) if Stage.PREFILL in visit or Stage.ENCODE in visit else []
         if Stage.ENCODE in visit:
-            self.n_embed_queries += len(seq.request.media)
-            self.n_embed_hits += len(seq.request.media) - len(seq.pending_media)
+            self.n_pictures_wanted += len(seq.request.media)
+            self.n_pictures_found += len(seq.request.media) - len(seq.pending_media)
         return True
 
-    def _missing(self, seq: Sequence, hit: Hit) -> list[int]:
-        """Pictures to encode: not in the cache, and not the same as an earlier one of this request."""
-        if self.embed_spec is None:
-            return []
-        found, seen, missing = hit.blocks.get(self.embed_spec.name, ()), set(), []
-        for i, blocks in enumerate(embed_ranges(seq.request, self.embed_spec)):
-            key = seq.request.media[i].key
-            if key not in seen and any(found[b] is None for b in blocks):
-                missing.append(i)
-            seen.add(key)
-        return missing
+    def grow(self, seq: Sequence) -> bool:
+        """One more block of every cache that cannot take its last token, or False and nothing changed."""
+        lease = self._leases[seq.id]
+        short = [s for s in self._held(seq) if self._capacity(seq, s) < len(seq.tokens)]
+        if any(self.caches.pools[s.name].n_available < 1 for s in short):
+            return False
+        for spec in short:
+            self.caches.grow(lease, spec.name, 1)
+        self._set_capacity(seq)
+        return True
+
+    def can_grow(self, seqs: Iterable[Sequence], n_tokens: int) -> bool:
+        """Whether all of them have room for so many tokens more."""
+        wanted: Counter[str] = Counter()
+        for seq in seqs:
+            for spec in self._held(seq):
+                held = seq.blocks[spec.name]
+                need = spec.need(seq.request, seq.n_computed + n_tokens, len(seq.tokens) + n_tokens)
+                wanted[spec.name] += max(0, len(need) - len(held))
+        return all(n <= self.caches.pools[name].n_available for name, n in wanted.items())
+
+    def _held(self, seq: Sequence) -> list[CacheSpec]:
+        return [spec for spec in self._specs if spec.name in seq.blocks]
+
+    def _set_capacity(self, seq: Sequence) -> None:
+        capacity = min((self._capacity(seq, spec) for spec in self._held(seq)), default=math.inf)
+        seq.capacity = len(seq.tokens) if capacity == math.inf else int(capacity)
+
+    @staticmethod
+    def _capacity(seq: Sequence, spec: CacheSpec) -> float:
+        return spec.capacity(seq.first_block[spec.name] + len(seq.blocks[spec.name]))
+
+    # ---- progress
+
+    def computed(self, seq: Sequence, n_computed: int) -> None:
+        """So many of its tokens are computed now: publish the blocks that became complete, give back those that are
+        read no more."""
+        before, seq.n_computed = seq.n_computed, n_computed
+        if not self._following:
+            return
+        lease = self._leases[seq.id]
+        for spec in self._following:
+            if spec.name not in seq.blocks:
+                continue
+            keys, done = self._keys_of(seq).get(spec.name, ()), spec.written(before, n_computed)
+            self.caches.commit(lease, spec.name, done.start, keys[done.start : done.stop])
+            stale = spec.stale(n_computed)
+            if stale > lease.first[spec.name]:
+                self.caches.slide(lease, spec.name, stale)
+        self._set_capacity(seq)
+
+    def encoded(self, seq: Sequence, index: int) -> None:
+        """The embeddings of picture `index` are written: others may find them."""
+        for spec in self._held(seq):
+            pictures = spec.pictures(seq.request)
+            if pictures:
+                blocks = pictures[index]
+                keys = self._keys_of(seq)[spec.name][blocks.start : blocks.stop]
+                self.caches.commit(self._leases[seq.id], spec.name, blocks.start, keys)
+
+    def leave_stage(self, seq: Sequence) -> None:
+        """Its step is done: what no later step reads is given back, and stays findable until evicted."""
+        left = seq.plan[seq.cursor + 1 :]
+        for spec in self._held(seq):
+            if spec.stages.isdisjoint(left):
+                self.caches.release(self._leases[seq.id], spec.name)
+
+    # ---- between instances
+
+    def offered(self, seq: Sequence) -> dict[str, tuple[int, ...]]:
+        """The blocks that its next instance has to copy."""
+        blocks: dict[str, tuple[int, ...]] = {}
+        for spec in self._held(seq):
+            first, moved = seq.first_block[spec.name], spec.moved(seq.request, seq.n_computed)
+            blocks[spec.name] = tuple(seq.blocks[spec.name][moved.start - first : moved.stop - first])
+        return blocks
 
     def pulls(self, seq: Sequence, handoff: Handoff, hit: Hit) -> Pulls:
-        """What has to be copied into the blocks just reserved: not what the cache already has, nothing twice."""
+        """The blocks to copy into those just reserved: not what the cache already has, nothing twice."""
         pulls: Pulls = {}
-        for spec in self.caches.specs.values():
+        for spec in self._held(seq):
             source = handoff.blocks.get(spec.name)
-            if source is None or spec.name not in seq.blocks:
+            if source is None:
                 continue
-            if spec is self.embed_spec:
-                found = hit.blocks[spec.name]
-            else:
-                source, found = source[: spec.blocks_for(seq.n_computed)], ()
-            targets = seq.blocks[spec.name]
-            pairs = {targets[i]: b for i, b in enumerate(source) if i >= len(found) or found[i] is None}
+            targets, found, first = seq.blocks[spec.name], hit.blocks.get(spec.name, ()), seq.first_block[spec.name]
+            numbers = spec.moved(seq.request, handoff.n_computed)
+            pairs = {
+                targets[i - first]: block
+                for i, block in zip(numbers, source, strict=True)
+                if i >= first and (i >= len(found) or found[i] is None)
+            }
             if pairs:
                 pulls[spec.name] = (list(pairs.values()), list(pairs))
         return pulls
 
-    def publish_all(self, seq: Sequence) -> None:
-        """All its embeddings have been pulled: others may find them."""
-        if self.embed_spec is not None and self.embed_spec.name in seq.blocks:
-            for index in range(len(seq.request.media)):
-                self.publish(seq, index)
+    def landed(self, seq: Sequence) -> None:
+        """All that it brought has been pulled: others may find it."""
+        for spec in self._held(seq):
+            if keys := self._keys_of(seq).get(spec.name):
+                numbers = spec.moved(seq.request, seq.n_computed)
+                self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys[numbers.start : numbers.stop])
         seq.pending_media = []
-
-    def forget(self, request_id: str) -> None:
-        """It asked for room, got none and asks no more."""
-        if request_id not in self._leases:
-            self._keys.pop(request_id, None)
-
-    def holds(self, request_id: str) -> bool:
-        """Whether it has blocks here, perhaps only until a batch in flight has landed."""
-        return request_id in self._leases
 
     def detach(self, seq: Sequence, owner: str) -> Lease | None:
         """Its blocks belong to `owner` from now on, who releases them; None if it holds none."""
@@ -158,39 +218,16 @@ class SequenceRoom:
             self.caches.rename(lease, owner)
         return lease
 
-    def grow(self, seq: Sequence) -> bool:
-        """Room for one more block of every token cache, or False and nothing changed."""
-        lease = self._leases[seq.id]
-        if any(self.caches.pools[s.name].n_available < 1 for s in self.token_specs):
-            return False
-        for spec in self.token_specs:
-            self.caches.grow(lease, spec.name, 1)
-        self._set_capacity(seq)
-        return True
+    # ---- giving back
 
-    def can_grow(self, seqs: Iterable[Sequence], n_tokens: int) -> bool:
-        """Whether all of them have room for so many tokens more."""
-        for spec in self.token_specs:
-            wanted = sum(max(0, spec.blocks_for(len(s.tokens) + n_tokens) - len(s.blocks[spec.name])) for s in seqs)
-            if wanted > self.caches.pools[spec.name].n_available:
-                return False
-        return True
+    def forget(self, request_id: str) -> None:
+        """It asked for room, got none and asks no more."""
+        if request_id not in self._leases:
+            self._keys.pop(request_id, None)
 
-    def _set_capacity(self, seq: Sequence) -> None:
-        held = (len(seq.blocks[s.name]) * s.block_tokens for s in self.token_specs if s.name in seq.blocks)
-        seq.capacity = min(held, default=len(seq.tokens))
-
-    def publish(self, seq: Sequence, index: int) -> None:
-        """The embeddings of picture `index` are written: others may find them."""
-        assert self.embed_spec is not None
-        blocks = embed_ranges(seq.request, self.embed_spec)[index]
-        keys = self._keys_of(seq, self.embed_spec)[blocks.start : blocks.stop]
-        self.caches.commit(self._leases[seq.id], self.embed_spec.name, blocks.start, keys)
-
-    def release_embeddings(self, seq: Sequence) -> None:
-        """After prefill nothing reads them any more; they stay findable until evicted."""
-        if self.embed_spec is not None and seq.request.media:
-            self.caches.release(self._leases[seq.id], self.embed_spec.name)
+    def holds(self, request_id: str) -> bool:
+        """Whether it has blocks here, perhaps only until a batch in flight has landed."""
+        return request_id in self._leases
 
     def release(self, seq: Sequence) -> None:
         """Give everything back. Safe if it holds nothing."""

@@ -17,7 +17,7 @@ from hydrainfer.core import InvalidRequest, Unauthorized
 from hydrainfer.processor import parse_messages
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
-from hydrainfer.server.errors import install_error_handlers
+from hydrainfer.server.errors import Farewell, install_error_handlers
 from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
@@ -52,6 +52,7 @@ def create_app(
 
     app = FastAPI(title="HydraInfer", version=settings.version, lifespan=lifespan)
     install_error_handlers(app)
+    app.add_middleware(Farewell)
     answers = Answers(intake, settings.model_names, wall_clock)
     app.include_router(_open_routes(settings, intake, metrics))
     guarded = [Depends(_require_key(settings.api_keys))] if settings.api_keys else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 
@@ -11,8 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hydrainfer.core import HydraError, InternalError, InvalidRequest
+from hydrainfer.core import HydraError, InternalError, InvalidRequest, Overloaded, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ def error_body(error: HydraError) -> bytes:
 
 
 def error_response(error: HydraError) -> Response:
-    """With `Retry-After` (whole seconds, at least 1) where retrying makes sense."""
+    """The response to an error, with `Retry-After` (whole seconds, at least 1) where retrying makes sense."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -35,16 +37,45 @@ def error_response(error: HydraError) -> Response:
     return Response(error_body(error), error.status, headers, "application/json")
 
 
+class Farewell:
+    """Wraps an application: a request that is cancelled before it is answered gets a 503. Only a server that ends
+    cancels one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answered = False
+
+        async def note(message: Message) -> None:
+            nonlocal answered
+            answered = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            if not answered:
+                ending = Unavailable("the server is shutting down", retry_after_s=5.0)
+                await error_response(ending)(scope, receive, send)
+
+
 def as_hydra_error(error: Exception) -> HydraError:
-    """A typed error as it is; anything else is logged and becomes a 500 that tells nothing of the inside."""
+    """A typed error as it is, want of memory as one that passes; anything else is logged and becomes a 500 that tells
+    nothing of the inside."""
     if isinstance(error, HydraError):
         return error
+    if isinstance(error, MemoryError):
+        logger.error("no memory for a request")
+        return Overloaded("the server has no memory for this request now; retry later", retry_after_s=1.0)
     logger.error("request failed", exc_info=error)
     return InternalError(_INTERNAL)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Routes raise; these answer."""
+    """Install the handlers that answer what routes raise."""
 
     async def on_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
         return error_response(as_hydra_error(error))
@@ -69,6 +100,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(InvalidRequest("the request's path or query is malformed"))
 
     app.add_exception_handler(HydraError, on_error)
+    app.add_exception_handler(MemoryError, on_error)
     app.add_exception_handler(Exception, on_error)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(ClientDisconnect, on_hang_up)

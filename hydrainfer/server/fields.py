@@ -45,7 +45,7 @@ class StreamOptions(BaseModel):
 
 
 class CommonFields(BaseModel):
-    """What chat and text completions share. Ranges are checked by `SamplingParams`; unknown fields are ignored."""
+    """The fields of both chat and text completions. `SamplingParams` checks ranges; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     model: str | None = None

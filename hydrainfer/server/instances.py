@@ -1,4 +1,4 @@
-"""What `/health` and `/v1/instances` say of the instances."""
+"""The bodies of `/health` and `/v1/instances`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def trouble(instances: Sequence[InstanceInfo], stall_s: float) -> dict[str, str]
     roles = {Role.parse(i.role) for i in instances} or {Role.parse("EPD")}
     for stage in Stage:
         if any(role.runs(stage) for role in roles) and not any(Role.parse(i.role).runs(stage) for i in there):
+            why = [i.trouble for i in instances if i.trouble and Role.parse(i.role).runs(stage)]
             message = f"no instance runs {stage.value} now"
-            return {"status": "unavailable", "stage": stage.value, "message": message}
+            return {"status": "unavailable", "stage": stage.value, "message": ": ".join([message, *why[:1]])}
     stalled = [(i.stats.stalled_s, i.name, i.stats) for i in there if i.stats is not None]
     seconds, name, stats = max(stalled, key=lambda s: s[0], default=(0.0, "", None))
     if stats is None or seconds <= stall_s:
@@ -39,6 +40,7 @@ def instance_card(info: InstanceInfo) -> dict[str, Any]:
         "pid": info.pid,
         "heard_s": round(info.heard_s, 3),
         "load": _load(info.stats) if there and info.stats is not None else None,
+        "trouble": info.trouble or None,
     }
 
 
@@ -63,7 +65,7 @@ def _load(s: InstanceStats) -> dict[str, Any]:
 
 
 def _stalled_stage(s: InstanceStats) -> str:
-    """Where the work is that makes no progress; the earliest that has some."""
+    """The stage of the work that makes no progress: the earliest that has any."""
     counts = {
         "encode": s.n_encoding,
         "prefill": s.n_prefilling,

@@ -43,14 +43,15 @@ class Intake:
         *,
         id: str | None = None,
         options: Mapping[str, Any] | None = None,
+        prompt: str | Sequence[int] | None = None,
     ) -> TokenStream:
-        """Fetch, prepare and start. `options`: `mm_processor_kwargs`. Raises as `Processor.chat`, `Fetcher.get` and
-        `Sessions.admit`."""
+        """Fetch, prepare and start. `options`, `prompt`: as of `Processor.chat`. Raises as that,
+        `Fetcher.get` and `Sessions.admit`."""
         id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(), Ticket()
         try:
             return await self._start(
                 sampling.n,
-                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket),
+                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket, prompt),
                 messages,
             )
         except BaseException:
@@ -90,7 +91,8 @@ class Intake:
             place.leave()
 
     def close(self) -> None:
-        """End the workers and the threads; what is being prepared is finished or fails."""
+        """End the downloads, the workers and the threads; what is being prepared is finished or fails."""
+        self._fetcher.close()
         self.processor.close()
         self._threads.shutdown(cancel_futures=True)
 

@@ -18,7 +18,7 @@ from hydrainfer.server.timings import breakdown
 
 
 class Reply(ABC):
-    """What all bodies of one answer share. `model`: the name as the client wrote it."""
+    """The fields that all bodies of one answer share. `model`: the name as the client wrote it."""
 
     kind: str
 

@@ -1,4 +1,4 @@
-"""From engine outputs to text per choice: one table of live requests, fed from the engine's thread.
+"""Turns engine outputs into text per choice: one table of live requests, fed from the engine's thread.
 
     start ──submit──> engine ──sink, one call_soon_threadsafe per step──> dispatch ──> TokenStream ──> consumer
                          ^                                                   │ stop string, error
@@ -86,8 +86,8 @@ class Sessions:
         return Place(self, n)
 
     def start(self, prepared: Prepared, place: Place | None = None) -> TokenStream:
-        """Run it. The stream takes over `place` and the pictures, whatever happens. Raises what `submit` and `admit`
-        raise."""
+        """Run a request. The stream takes over `place` and the pictures, whatever happens. Raises what `submit` and
+        `admit` raise."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
@@ -132,7 +132,7 @@ class Sessions:
             stream.fail(Unavailable("the server is shutting down", retry_after_s=5.0))
 
     def settle_all(self) -> None:
-        """After the engine has been closed: end what it never ended."""
+        """End what the engine, which has been closed, never ended."""
         self._dispatch()
         for request_id in list(self._streams):
             self._settle(request_id)
@@ -160,7 +160,7 @@ class Sessions:
                     self._settle(output.request_id)
 
     def _settle(self, request_id: str) -> None:
-        """The engine is done with one choice."""
+        """Note that the engine is done with one choice."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.settle(request_id, self._timings(request_id))

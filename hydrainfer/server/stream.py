@@ -14,7 +14,7 @@ from hydrainfer.processor import Prepared, TextStream, Vocabulary
 
 
 class Delta(msgspec.Struct):
-    """What is new of one choice since the consumer last looked. `stop_reason`: the stop string or stop token id that
+    """The new part of one choice since the consumer last looked. `stop_reason`: the stop string or stop token id that
     ended it (None for end of sequence), as vLLM."""
 
     choice: int
@@ -64,7 +64,7 @@ class TokenStream:
     # ---- the engine's side, on the event loop
 
     def push(self, output: Output) -> None:
-        """New tokens of one choice, or its end."""
+        """Take new tokens of one choice, or its end."""
         last = output.finish_reason is not None
         if last:
             self._ending.add(output.request_id)
@@ -97,7 +97,7 @@ class TokenStream:
         self._news.set()
 
     def settle(self, request_id: str, timeline: Timeline | None = None) -> None:
-        """The engine is done with this choice; after the last one nothing is held any more."""
+        """Note that the engine is done with this choice; after the last one nothing is held any more."""
         self.timelines[self._index[request_id]] = timeline
         self._running.discard(request_id)
         if request_id in self._open:  # it ended without a word
@@ -121,7 +121,7 @@ class TokenStream:
     # ---- the consumer's side
 
     def close(self) -> None:
-        """Want nothing more: cancel what the engine still runs."""
+        """Cancel what the engine still runs; the consumer wants nothing more."""
         self._open.clear()
         self._end_early(self._running)
         self._news.set()

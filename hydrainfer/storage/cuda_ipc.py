@@ -1,4 +1,5 @@
-"""Between processes with GPUs on one host: the importer maps the exporter's device memory and copies, one-sidedly.
+"""Copies between processes with GPUs on one host: the importer maps the exporter's device memory and copies,
+one-sidedly.
 
 Through the driver's own calls: torch's sharing of storages counts references for one reader per export. The exporter's
 death may take the importer's CUDA context with it; then both are lost.
@@ -134,7 +135,7 @@ def _open(owner: str, device: torch.device, handle: bytes) -> int:
 
 
 class _DeviceBytes:
-    """What `torch.as_tensor` takes for memory on a device that it did not allocate."""
+    """Memory on a device that torch did not allocate, in the form that `torch.as_tensor` takes."""
 
     def __init__(self, pointer: int, shape: tuple[int, int]) -> None:
         self.__cuda_array_interface__ = {"data": (pointer, False), "shape": shape, "typestr": "|u1", "version": 3}

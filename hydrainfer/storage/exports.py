@@ -1,4 +1,4 @@
-"""What an instance offers of its caches, and how it reaches what others offer."""
+"""The offers of an instance's caches to its peers, and its routes to theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What instances say to each other about blocks: frames of a fixed schema."""
+"""The messages of instances about blocks: frames of a fixed schema."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from hydrainfer.storage.transport import TransportError
 
 MAX_FRAME = 1 << 20
-MAX_PIECES = 16_384  # of one request
+MAX_PIECES = 16_384  # pieces of one request
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

@@ -1,16 +1,15 @@
-"""Which process of which host this is, and which way leads from a peer to here."""
+"""The place of this process, and the ways that lead from a peer to it."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import socket
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from hydrainfer.core import ConfigError, ExportHandle
+from hydrainfer.machine import host_identity
 
 TRANSPORTS = ("auto", "local", "shared-memory", "gloo", "nccl", "cuda-ipc", "tcp")
 OVER_SERVER = ("tcp", "gloo", "nccl")  # those that need a block server
@@ -25,12 +24,10 @@ class Place(NamedTuple):
 
 def here() -> Place:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        namespace = os.readlink("/proc/self/ns/pid")
         started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:  # no Linux: nothing is shared between processes
-        boot, namespace, started = socket.gethostname(), str(os.getpid()), ""
-    return Place(hashlib.blake2b((boot + namespace).encode(), digest_size=8).hexdigest(), f"{os.getpid()}:{started}")
+    except OSError:  # no Linux
+        started = ""
+    return Place(host_identity(), f"{os.getpid()}:{started}")
 
 
 def device_name(device: torch.device) -> str:

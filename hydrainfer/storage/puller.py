@@ -59,7 +59,7 @@ class StorePuller:
         self._closed = False
 
     def pull(self, sources: dict[str, ExportHandle], pulls: dict[str, tuple[list[int], list[int]]]) -> Copy:
-        """All `sources` have one owner; what a peer offers otherwise fails."""
+        """Start a copy from one peer. If `sources` have several owners, which a peer could offer, it fails."""
         owner, *others = {sources[spec].owner for spec in pulls}
         copy = Copy()
         if self._closed or others or owner in self._gone:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
+from hydrainfer.core import SeldomLog
 from hydrainfer.storage.frames import Granted, Hello, Join, Read, Refused
 from hydrainfer.storage.staging import outgoing
 from hydrainfer.storage.store import BlockStore
@@ -22,8 +23,8 @@ _STRANGERS = 32  # connections that may be shaking hands; one more ends the olde
 
 
 class BlockServer:
-    """One thread accepts, one per connection serves. `address` is HOST:PORT, the port a free one. Strangers are cut off
-    and hold up nobody."""
+    """One thread accepts, one per connection serves. `address` is HOST:PORT, the port a free one. Strangers are cut
+    off, hold up nobody and fill no log."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class BlockServer:
     ) -> None:
         self._owner, self._stores, self._secret = owner, stores, secret
         self._backends, self._timeout_s = backends or {}, timeout_s
+        self._not_accepted, self._refused = SeldomLog(_log), SeldomLog(_log, logging.INFO)
         self._lock = threading.Lock()
         self._threads: dict[Connection, threading.Thread] = {}
         self._strangers: list[Connection] = []
@@ -73,13 +75,13 @@ class BlockServer:
             except OSError as e:
                 if self._closed:
                     return
-                _log.warning("cannot accept a peer: %s", e)  # out of descriptors, perhaps: it may pass
+                self._not_accepted("cannot accept a peer: %s", e)  # out of descriptors, perhaps: it may pass
                 time.sleep(0.1)
                 continue
             try:
                 self._welcome(Connection(sock))
             except (OSError, RuntimeError) as e:  # it has left, or no thread can be had
-                _log.warning("cannot serve a peer: %s", e)
+                self._not_accepted("cannot serve a peer: %s", e)
                 sock.close()
 
     def _welcome(self, connection: Connection) -> None:
@@ -98,12 +100,15 @@ class BlockServer:
     def _serve(self, connection: Connection) -> None:
         torch.get_num_threads()  # see StorePuller
         torch.set_num_threads(1)
+        known = False
         try:
             with torch.inference_mode():
                 self._meet(connection)
+                known = True
                 self._answer(connection)
         except (OSError, TransportError) as e:
-            _log.info("a connection to the blocks of %s ended: %s", self._owner, e)
+            tell = _log.info if known else self._refused
+            tell("a connection to the blocks of %s ended: %s", self._owner, e)
         except Exception:
             _log.exception("serving blocks of %s failed", self._owner)
         finally:

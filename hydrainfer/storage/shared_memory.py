@@ -1,5 +1,5 @@
-"""Between processes of one host: the importer maps the exporter's memory, read-only, and copies. Its CUDA twin is
-`cuda_ipc`."""
+"""Copies between processes of one host: the importer maps the exporter's memory, read-only, and copies. Its CUDA twin
+is `cuda_ipc`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _map(owner: str, address: str, n_bytes: int) -> mmap.mmap:
 
 
 def _check(fd: int, owner: str, inode: int, name: str, n_bytes: int) -> None:
-    """It is what was offered, and cannot shrink: else reading could kill us."""
+    """Raise `Unreachable` unless the memory is what was offered and cannot shrink, else reading it could kill us."""
     found, facts = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
     if not found.startswith(f"/memfd:{name}") or facts.st_ino != inode:
         raise Unreachable(f"{owner} is gone: its memory's place is taken by {found}")

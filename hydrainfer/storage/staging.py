@@ -25,7 +25,7 @@ def outgoing(store: BlockStore, pieces: Sequence[tuple[int, int]]) -> Iterator[l
 
 
 def incoming(store: BlockStore, pieces: Sequence[tuple[int, int]]) -> Iterator[list[memoryview]]:
-    """Where these blocks' bytes go, in order; fill each list before asking for the next."""
+    """The places of these blocks' bytes, in order; fill each list before asking for the next."""
     if store.data.device.type == "cpu":
         yield [_view(store.bytes[first : first + n]) for first, n in pieces]
         return
@@ -49,4 +49,4 @@ def _pinned(store: BlockStore) -> Tensor:
 
 
 def _view(blocks: Tensor) -> memoryview:
-    return memoryview(blocks.numpy().reshape(-1))
+    return blocks.numpy().reshape(-1).data

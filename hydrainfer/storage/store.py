@@ -9,12 +9,13 @@ import mmap
 import os
 import secrets
 import weakref
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hydrainfer.cache import CacheKind, CacheSpec
+from hydrainfer.cache import CacheSpec
 
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python knows it from 3.13 on
 
@@ -25,8 +26,10 @@ class BlockStore:
     Memory reads as zero and, on a CPU, is touched only as blocks are first written: a masked row that nobody wrote
     must not hold a NaN.
 
-    `layers` (FULL): per layer a strided view of all blocks, [n_blocks, 2, block_tokens, kv_heads, head_dim].
-    `rows` (EMBED): [n_blocks * block_tokens, width]; row `block * block_tokens + offset` is one token's embedding.
+    `layers`, of blocks whose first dimension is layers: per layer a strided view of all blocks, for keys and values
+    [n_blocks, 2, block_tokens, kv_heads, head_dim].
+    `rows`, of blocks whose first dimension is tokens: [n_blocks * block_tokens, ...]; row `block * block_tokens +
+    offset` is one token's state, for embeddings [width].
     `bytes`: [n_blocks, block_bytes] of uint8, what transports copy.
     `memory`: the file behind it if `shared` (CPU only), which other processes of this host may map.
     """
@@ -47,8 +50,14 @@ class BlockStore:
         else:
             self.data = _zeros(shape, dtype, device)
         self.bytes = self.data.view(n_blocks, math.prod(spec.block_shape)).view(torch.uint8)
-        self.layers: list[Tensor] = list(self.data.unbind(1)) if spec.kind is CacheKind.FULL else []
-        self.rows: Tensor | None = self.data.flatten(0, 1) if spec.kind is CacheKind.EMBED else None
+
+    @cached_property
+    def layers(self) -> list[Tensor]:
+        return list(self.data.unbind(1))
+
+    @cached_property
+    def rows(self) -> Tensor:
+        return self.data.flatten(0, 1)
 
     @property
     def n_bytes(self) -> int:
@@ -70,14 +79,14 @@ class MemoryFile(NamedTuple):
     n_bytes: int
 
     def close(self) -> None:
-        """Nobody can open it any more; who has mapped it keeps it. Safe to repeat."""
+        """Close it: nobody can open it any more; who has mapped it keeps it. Safe to repeat."""
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{self.fd}").startswith(f"/memfd:{self.name}"):
                 os.close(self.fd)
 
 
 def _memory_file(prefix: str, n_bytes: int) -> tuple[MemoryFile, mmap.mmap]:
-    """Peers may neither write it nor see it shrink, which would kill who reads it."""
+    """New nameless memory, mapped. Peers may neither write it nor see it shrink, which would kill a reader."""
     n_bytes = max(n_bytes, 1)  # nothing cannot be mapped
     name = f"{prefix}:{secrets.token_hex(8)}"
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

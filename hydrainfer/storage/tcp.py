@@ -1,4 +1,4 @@
-"""Between any two hosts: blocks over a few sockets per peer, straight from the source's memory into the target's."""
+"""Copies between any two hosts, over a few sockets per peer, straight from the source's memory into the target's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TcpTransport:
 
 
 class _Lines:
-    """Those to one peer, with a thread for each but the first."""
+    """The connections to one peer, with a thread for each but the first."""
 
     def __init__(self, owner: str, address: tuple[str, int], secret: bytes, n: int) -> None:
         self._lines = [Line(owner, address, secret) for _ in range(n)]

@@ -1,4 +1,4 @@
-"""What a transport is, what all of them check, and the simplest: within one process."""
+"""The protocol of transports, the checks they share, and the simplest one: within one process."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Transport(Protocol):
         raises `TransportError` if they are not, at the latest when the transport's timeout is over."""
 
     def forget(self, owner: str) -> None:
-        """That peer is gone: drop what is kept of it. A copy from it fails soon. Any thread; does not wait."""
+        """Drop what is kept of a peer that is gone. A copy from it fails soon. Any thread; does not wait."""
 
     def close(self) -> None:
-        """As `forget`, for all. No copy may be asked for any more."""
+        """Forget all peers. No copy may be asked for any more."""
 
 
 class Piece(NamedTuple):
@@ -98,7 +98,7 @@ class LocalExports:
 
 
 class LocalTransport:
-    """From store to store within the process: one copy per piece."""
+    """Copies from store to store within the process: one copy per piece."""
 
     def __init__(self, exports: LocalExports) -> None:
         self._exports = exports
@@ -120,10 +120,10 @@ class LocalTransport:
 
 
 class Session(Protocol):
-    """What a transport keeps of one peer."""
+    """The state that a transport keeps of one peer."""
 
     def abort(self) -> None:
-        """Whoever uses it fails soon. Any thread, any time; does not wait."""
+        """Make whoever uses it fail soon. Any thread, any time; does not wait."""
 
     def close(self) -> None:
         """Free everything. Called once, when nobody uses it."""

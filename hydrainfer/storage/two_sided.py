@@ -27,7 +27,7 @@ from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.transport import TIMEOUT_S, Peers, Piece, TransportError, find, pieces_of
 from hydrainfer.storage.wire import Connection, Line, address_of
 
-_SEND_BYTES = 16 << 20  # of one send
+_SEND_BYTES = 16 << 20  # the most of one send
 _STALL_S = 2.0  # one send takes no longer, even over a slow network
 _SOURCE, _TARGET = 0, 1
 
@@ -40,7 +40,7 @@ class ControlStore(dist.Store):
         self._connection = connection
         self._kept: dict[str, bytes] = {}
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override] # torch's stub says str, torch gives bytes
         self._kept[key] = bytes(value)
         self._connection.send(Put(key, bytes(value)))
 
@@ -76,7 +76,7 @@ class Backend(NamedTuple):
 
 
 class Group:
-    """One of two ranks."""
+    """One rank of a process group of two."""
 
     def __init__(self, backend: Backend, rank: int, connection: Connection, timeout_s: float) -> None:
         self._backend, self._rank, self._timeout_s = backend, rank, timeout_s
@@ -101,7 +101,7 @@ class Group:
         self._works.clear()
 
     def drop(self) -> None:
-        """After this nothing reads or writes blocks."""
+        """Abort the group. After this nothing reads or writes blocks."""
         with suppress(Exception):  # a broken group may say so again
             self._group.abort()
         self._works.clear()  # first: each holds its buffers
@@ -109,7 +109,7 @@ class Group:
 
 
 def _do(call: Callable[[], None]) -> None:
-    """Torch's errors as ours, without the frames they come from: those would keep the group and its buffers."""
+    """Raise torch's errors as ours, without the frames they come from: those would keep the group and its buffers."""
     problem = None
     try:
         call()
@@ -145,7 +145,7 @@ def serve_group(connection: Connection, backend: Backend, stores: Mapping[str, B
 
 
 class TwoSidedTransport:
-    """Over groups of `backend`."""
+    """Copies over groups of `backend`."""
 
     def __init__(self, backend: Backend, secret: bytes, timeout_s: float = TIMEOUT_S) -> None:
         self._backend, self._secret, self._timeout_s = backend, secret, timeout_s
@@ -212,7 +212,7 @@ def _expect(found: Message, wanted: Message) -> None:
 
 
 def _make_gloo(store: dist.Store, rank: int, host: str, stall_s: float) -> Any:
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # not in torch's stub
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._threads = 1
     options._timeout = timedelta(seconds=stall_s)

@@ -26,7 +26,7 @@ from hydrainfer.storage.transport import TransportError
 MAGIC = b"hydra/1\n"
 HANDSHAKE_S = 2.0
 _NONCE, _MAC = 32, 32
-_BUFFERS = 256  # of one system call
+_BUFFERS = 256  # buffers of one system call
 _SOCKET_BYTES = 4 << 20
 
 
@@ -47,7 +47,7 @@ class Connection:
         return self._sock.getsockname()[0]
 
     def limit(self, seconds: float | None) -> None:
-        """What follows must be over within `seconds`; None: never mind."""
+        """Limit all operations from now on to `seconds` together; None: no limit."""
         self._end_s = None if seconds is None else time.monotonic() + seconds
 
     def connect(self, address: tuple[str, int]) -> None:
@@ -58,13 +58,13 @@ class Connection:
         self.drain([memoryview(encode(message))])
 
     def receive(self) -> Message:
-        """Raises `TransportError` for what is no message, and for `Refused`."""
+        """The next message. Raises `TransportError` for what is none, and for `Refused`."""
         return decode(self.exactly(length(self.exactly(4))))
 
-    def exactly(self, n: int) -> bytearray:
+    def exactly(self, n: int) -> bytes:
         found = bytearray(n)
         self.fill([memoryview(found)])
-        return found
+        return bytes(found)
 
     def fill(self, views: Iterable[memoryview]) -> None:
         """Receive into `views`, until all are full."""
@@ -87,7 +87,7 @@ class Connection:
         self.drain([memoryview(data)])
 
     def abort(self) -> None:
-        """Whoever waits on it fails now. Any thread, even after `close`."""
+        """Fail whoever waits on it, now. Any thread, even after `close`."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -122,7 +122,7 @@ def admit(connection: Connection, secret: bytes) -> None:
 
 
 def enter(connection: Connection, secret: bytes, owner: str) -> None:
-    """The target's half, and who is wanted."""
+    """The target's half of the handshake, and a `Hello` to the owner it wants."""
     greeting = connection.exactly(len(MAGIC) + _NONCE)
     if not greeting.startswith(MAGIC):
         raise TransportError("no block server of this version")
@@ -160,7 +160,7 @@ class Line:
         self._aborted = False
 
     def open(self, timeout_s: float) -> Connection:
-        """It is over within `timeout_s` of now, from here on."""
+        """The connection, on which all must be over within `timeout_s` of now."""
         connection = self._connection
         if connection is not None:
             connection.limit(timeout_s)

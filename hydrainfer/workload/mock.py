@@ -16,14 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydrainfer.workload.spread import Spread
+from hydrainfer.workload.sources import Spread
 
 
 @dataclass(frozen=True)
 class Script:
-    """What one answer does. `service_s`: holds one of the server's slots so long before `ttft_s` begins. `*_after`
+    """The course of one answer. `service_s`: holds one of the server's slots so long before `ttft_s` begins. `*_after`
     count token chunks. `itl_s`: the gap after each chunk, or one for each, or drawn. `timings`: what
-    `usage.hydrainfer` says. `refuses`: a body with one of these fields gets a 400."""
+    `usage.hydrainfer` says. `refuses`: a body with one of these fields gets a 400, as does one that asks for more than
+    `most_tokens`."""
 
     service_s: float = 0.0
     ttft_s: float = 0.0
@@ -40,6 +41,7 @@ class Script:
     status: int = 200
     error_body: bytes = b'{"error":{"message":"too many requests","type":"rate_limit_error"}}'
     refuses: tuple[str, ...] = ()
+    most_tokens: int | None = None
     cut_after: int | None = None
     garbage_after: int | None = None
     error_after: int | None = None
@@ -55,7 +57,7 @@ class Script:
 
 @dataclass
 class Served:
-    """What the server itself saw and did, by its own clock."""
+    """The server's own record of a request, by its own clock."""
 
     body: dict[str, Any]
     received_s: float
@@ -97,7 +99,7 @@ class MockServer:
         await self._server.wait_closed()
 
     def die(self) -> None:
-        """As a process that is killed: nobody listens any more, and every connection breaks."""
+        """Die like a killed process: nobody listens any more, and every connection breaks."""
         self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
@@ -134,9 +136,12 @@ class MockServer:
 
     async def _answer(self, writer: asyncio.StreamWriter, served: Served, script: Script) -> bool:
         """False: the connection is over."""
-        refused = next((name for name in script.refuses if name in served.body), None)
+        refused = next((f"unknown field {name}" for name in script.refuses if name in served.body), None)
+        asked = served.body.get("max_completion_tokens") or served.body.get("max_tokens") or script.most_tokens or 16
+        if script.most_tokens is not None and asked > script.most_tokens:
+            refused = f"the maximum context length leaves room for {script.most_tokens} tokens, not {asked}"
         if refused is not None or script.status != 200:
-            message = json.dumps({"error": {"message": f"unknown field {refused}"}}).encode()
+            message = json.dumps({"error": {"message": refused}}).encode()
             self._whole(writer, *((400, message) if refused else (script.status, script.error_body)))
             await writer.drain()
             return True
@@ -147,7 +152,6 @@ class MockServer:
             async with self._slots:
                 await asyncio.sleep(script.service_s)
         await asyncio.sleep(script.ttft_s)
-        asked = served.body.get("max_completion_tokens") or served.body.get("max_tokens") or 16
         n = asked if script.n_tokens is None or served.body.get("ignore_eos") else min(asked, script.n_tokens)
         sent = 0
         for i in range(-(-n // script.tokens_per_chunk)):
@@ -232,7 +236,7 @@ def main() -> None:
 
 
 def seconds_of(s: Spread) -> Spread:
-    """Of one in milliseconds."""
+    """The same distribution in seconds, given in milliseconds."""
     b = s.b if s.kind == "lognormal" else s.b / 1e3
     return Spread(s.kind, s.a / 1e3, b, s.least / 1e3, s.most / 1e3)
 

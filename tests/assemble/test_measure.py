@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from hydrainfer.assemble.measure import Grid, _note, busy_cores, measure_model
+from hydrainfer.assemble.measure import Grid, _note, measure_model
 from hydrainfer.config import ServeConfig, Slo, read_cost_model
 from hydrainfer.core import ConfigError, Role
-from hydrainfer.planner.budgets import Mix, budgets_for
-from hydrainfer.planner.costfile import read_cost_file, write_cost_file
+from hydrainfer.machine import busy_cores
+from hydrainfer.planner.costs import Mix, budgets_for, read_cost_file, write_cost_file
 from tests.checkpoints import make_llava
 
 pytestmark = pytest.mark.cpu
@@ -85,9 +85,9 @@ def test_no_time_is_no_measurement(checkpoint):
 @pytest.mark.multi
 def test_copies_between_processes():
     from hydrainfer.assemble.copies import measure_copies
-    from hydrainfer.cache import CacheSpec
+    from hydrainfer.cache import FullSpec
 
-    spec = CacheSpec.full(layers=2, kv_heads=2, head_dim=32, dtype="float32")
+    spec = FullSpec.of(layers=2, kv_heads=2, head_dim=32, dtype="float32")
     copies = measure_copies([spec], ["shared-memory"], "cpu", 2.0)
     assert [c.n_bytes for c in copies] == sorted(c.n_bytes for c in copies) and all(c.p50_s > 0 for c in copies)
 

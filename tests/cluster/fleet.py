@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hydrainfer.cache import CacheSet, CacheSpec
-from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, PixelClient, Pulse, Roster, host_identity
+from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec
+from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, PixelClient, Pulse, Roster
 from hydrainfer.config import read_layout
 from hydrainfer.core import CostModel, Role, Stage, owner_of
 from hydrainfer.engine import Engine, Moves, Timing
+from hydrainfer.machine import host_identity
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, Routes, StorePuller
@@ -23,8 +24,8 @@ from tests.cluster.faults import Faults, inject
 from tests.cluster.processes import Processes, alive, memories
 from tests.scheduler.fakes import make_request
 
-KV = CacheSpec.full(layers=1, kv_heads=1, head_dim=4, dtype="float32", block_tokens=4)
-EMBED = CacheSpec.embed(width=4, dtype="float32", block_tokens=4)
+KV = FullSpec.of(layers=1, kv_heads=1, head_dim=4, dtype="float32", block_tokens=4)
+EMBED = EmbedSpec.of(width=4, dtype="float32", block_tokens=4)
 COST = CostModel(encode_image_s=0.02, step_base_s=0.004, prefill_token_s=1e-5, decode_token_s=1e-5)
 SPOKEN = range(3, 500)
 TIMING = Timing(lease_s=1.0, renew_s=0.3, resend_s=0.2)

@@ -5,7 +5,7 @@ import sys
 import time
 
 from hydrainfer.cache import CacheSet
-from hydrainfer.core import ExportHandle, Role, Stage, StepResult, TokenWork
+from hydrainfer.core import CheckpointError, ExportHandle, Role, Stage, StepResult, TokenWork
 from hydrainfer.engine import Engine, Moves
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.engine.test_engine import TimedRunner
@@ -46,12 +46,17 @@ class NothingToPull:
         pass
 
 
-def light(plan, step_s=0.005, fails_in=""):
-    """`fails_in`: the instance that cannot start."""
+def light(plan, step_s=0.005, fails_in="", checkpoint=None):
+    """`fails_in`: the instance that cannot start. `checkpoint`: a file without which none can; while there is nothing
+    in it they may later."""
 
     def build(node):
         if plan.name == fails_in:
             raise RuntimeError("no such weights")
+        if checkpoint is not None and not checkpoint.exists():
+            raise CheckpointError(f"{checkpoint} is missing")
+        if checkpoint is not None and not checkpoint.read_text():
+            raise RuntimeError("no weights yet")
         role = Role.parse(plan.roles[plan.name])
         sizes = {}
         if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):

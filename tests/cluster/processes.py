@@ -21,8 +21,9 @@ class Processes:
     ran, by name."""
 
     def __init__(self, build):
+        self.lost = None
         self.pids = {}
-        self.restarts = True
+        self.revives = self.restarts = True
         self._build = build
         self._plans = {}
         self._processes = {}
@@ -40,6 +41,9 @@ class Processes:
 
     def kill(self, name, incarnation):
         self._processes[name].kill()
+
+    def restart(self, name):
+        """It was, at once."""
 
     def close(self, timeout_s):
         self._closing.set()

@@ -1,11 +1,13 @@
 """A server in its own process: starts a layout with Ray, says which processes it has, waits for a signal."""
 
 import json
+import os
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
+from hydrainfer.cluster import RunFolder
 from tests.cluster.light import light
 from tests.cluster.rig import Rig
 
@@ -14,7 +16,8 @@ def main(folder, address=None):
     start = time.monotonic()
     from hydrainfer.cluster.ray import RayLauncher
 
-    launcher = RayLauncher(partial(light), address)
+    run = RunFolder(for_ray=True)
+    launcher = RayLauncher(partial(light), address, run)
     try:
         with Rig("1E1P1D", launcher, folder) as rig:
             tokens, expected = rig.answer("a", pictures=[1])
@@ -22,6 +25,8 @@ def main(folder, address=None):
                 "pids": {i.name: i.pid for i in rig.hub.instances()},
                 "right": tokens == expected,
                 "session": str(launcher.session),
+                "folder": str(run.path),
+                "token": {k: v for k, v in os.environ.items() if k.startswith("RAY_AUTH")},
                 "listens": reachable_from_outside(i.pid for i in rig.hub.instances()),
                 "start_s": time.monotonic() - start,
             }
@@ -29,6 +34,8 @@ def main(folder, address=None):
             time.sleep(300)
     except KeyboardInterrupt:
         print(json.dumps({"close_s": rig.close_s}), flush=True)
+    finally:
+        run.remove()
 
 
 def reachable_from_outside(pids):

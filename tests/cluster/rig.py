@@ -3,8 +3,9 @@
 import threading
 import time
 
-from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, Pulse, Roster, host_identity
+from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, Pulse, Roster
 from hydrainfer.config import read_layout
+from hydrainfer.machine import host_identity
 from tests.scheduler.fakes import expected_tokens, make_request
 
 
@@ -51,13 +52,13 @@ class Rig:
     def tokens(self, request, timeout_s=30.0):
         """All of its answer, once it has ended."""
 
-        def mine():
-            return [o for o in self.outputs if o.request_id == request.id]
-
         with self.heard:
-            assert self.heard.wait_for(lambda: any(o.finish_reason for o in mine()), timeout_s), mine()
-            assert mine()[-1].error is None, mine()[-1]
-            return [t for o in mine() for t in o.token_ids]
+            assert self.heard.wait_for(lambda: any(o.finish_reason for o in self.said(request)), timeout_s), request
+            assert self.said(request)[-1].error is None, self.said(request)[-1]
+            return [t for o in self.said(request) for t in o.token_ids]
+
+    def said(self, request):
+        return [o for o in self.outputs if o.request_id == request.id]
 
     def answer(self, name, **kw):
         """What came, and what should have."""

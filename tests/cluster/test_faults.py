@@ -128,6 +128,23 @@ def test_a_death_after_the_clients_have_gone(fleet):
     fleet.wait_whole()
 
 
+@pytest.mark.parametrize("stage", Stage)
+def test_when_all_of_a_stage_die_who_comes_while_they_are_away_waits_too(stage, fleet):
+    fleet.wait_whole()
+    dying = [info for name, info in fleet.infos().items() if name[0] == stage.name[0]]
+    requests = ask_some(fleet, f"dark {stage}")
+    for info in dying:
+        kill(info)
+    fleet.wait(lambda: fleet.front.roster.dark() == [stage])
+    while fleet.front.roster.dark() == [stage] and len(requests) < 40:
+        requests += ask_some(fleet, f"newcomers {stage}/{len(requests)}", n=2)
+        time.sleep(0.01)
+    for r in requests:
+        assert fleet.answer(r) == ("length", undisturbed(r), None)
+    fleet.wait_whole()
+    print(f"{len(requests) - 6} newcomers")
+
+
 def test_a_stage_that_does_not_come_back_is_a_503(tmp_path):
     """Of every request alike: those that decoded there, those that were on their way, those that come later."""
     fleet = Fleet("1E1P1D", tmp_path, Pulse(beat_s=0.1, patience_s=1.0))

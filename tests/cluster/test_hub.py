@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from hydrainfer.cache import CacheSet
-from hydrainfer.cluster import InProcess, Pulse
+from hydrainfer.cluster import Hub, InProcess, Pulse
 from hydrainfer.cluster.messages import Close, Hello, Moved, Orders, Peer, Report, encode
 from hydrainfer.core import ConfigError, ExportHandle, InternalError, Output, Role, Stage, Unavailable, owner_of
 from hydrainfer.engine import Engine, Moves, Timing
@@ -171,10 +171,12 @@ def test_when_the_only_engine_of_a_stage_breaks_requests_end_with_what_was_wrong
         r.wait(lambda: all(ended(r, q) for q in requests), 10)
         for q in requests[:4]:
             error = ended(r, q).error
-            assert (error.status, "decode" in error.message) == (503, True), error
+            assert (error.status, error.code, "decode" in error.message) == (503, "stage_lost", True), error
             assert tokens(r, q) == expected_tokens(q)[: len(tokens(r, q))]
         assert tokens(r, requests[4]) == expected_tokens(requests[4])
         assert r.front.roster.dark() == [Stage.DECODE]
+        died = "D0 has died, and nothing starts it again"
+        assert r.hub.lost() == f"no instance can decode any more: {died}" and r.info("D0").trouble == died
         r.wait(lambda: not any(leased for _, leased, _ in r.hub.stats().cache_blocks.values()), 5)
         world.caches["P0"].check(idle=True)
 
@@ -256,11 +258,49 @@ def test_what_cannot_be_placed_leaves_no_thread(tmp_path):
         pass
 
 
-def test_submit_without_an_instance_of_the_first_stage_is_refused(tmp_path):
+def test_submit_without_an_instance_of_the_first_stage_that_could_come_back_is_refused(tmp_path):
     world = World(breaking=["P0"])
     with nothing_left(), rig("1E1P1D", tmp_path, world, pulse=Pulse(beat_s=0.05, patience_s=0.2)) as r:
         first = r.submit("first")
         r.wait(lambda: ended(r, first), 5)
         assert ended(r, first).error.status == 503
-        with pytest.raises(Unavailable, match="no instance can prefill now"):
+        with pytest.raises(Unavailable, match="no instance can prefill any more"):
             r.hub.submit(make_request("second"))
+
+
+def test_one_that_said_why_it_cannot_start_is_not_reported_dead_as_well(tmp_path, monkeypatch, caplog):
+    close = Hub.close
+
+    def close_late(hub):
+        time.sleep(0.3)  # the hub hears that its thread has ended
+        close(hub)
+
+    monkeypatch.setattr(Hub, "close", close_late)
+    world = World(refusing={"P0": ConfigError("too little memory")})
+    with nothing_left(), pytest.raises(ConfigError, match="too little"), rig("1E1P1D", tmp_path, world):
+        pass
+    assert caplog.messages == []
+
+
+def test_a_launcher_that_is_lost_ends_every_request_and_says_why_once(tmp_path, caplog):
+    world = World()
+    with nothing_left(), rig("1EPD", tmp_path, world, pulse=Pulse(beat_s=0.05)) as r:
+        live = r.submit("live", max_tokens=10**6)
+        assert r.hub.lost() is None
+        r.launcher.lost = "what starts instances has died"
+        r.wait(lambda: ended(r, live), 5)
+        assert (ended(r, live).error.status, ended(r, live).error.type) == (503, "service_unavailable")
+        with pytest.raises(Unavailable):
+            r.hub.submit(make_request("late"))
+        assert r.hub.lost() == "what starts instances has died"
+        r.wait(lambda: not any(t.name.startswith("instance") for t in threading.enumerate()), 5)
+    assert caplog.messages == ["the server ends: what starts instances has died"]
+
+
+def test_a_launcher_that_is_lost_at_the_start_ends_it(tmp_path):
+    class Lost(InProcess):
+        def start(self, plans, on_gone):
+            self.lost = "what starts instances has died"
+
+    with nothing_left(), pytest.raises(InternalError, match="what starts instances has died"):
+        Rig("1E1P1D", Lost(World()), tmp_path, pulse=Pulse(beat_s=0.05))

@@ -119,7 +119,7 @@ def test_only_who_has_the_clusters_key_is_heard(meshes, caplog):
             pixels.recv(zmq.NOBLOCK)
         for each in strangers:
             each.close(linger=0)
-    assert "not a key of this cluster" in caplog.text
+    assert 1 <= caplog.text.count("not a key of this cluster") <= 5
     assert ours.secret not in caplog.text
 
 

@@ -22,22 +22,28 @@ pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[2]
 
 
+TOKEN = {"RAY_AUTH_TOKEN": "one-for-some-other-cluster"}
+
+
 class Driver:
-    """`ray_driver` in a process, a session and a process group of its own."""
+    """`ray_driver` in a process, a session and a process group of its own, for a user whose home is read-only."""
 
     def __init__(self, folder, *address):
+        self._facts = None
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.cluster.ray_driver", str(folder), *address],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            env={**os.environ, "HOME": "/proc", **TOKEN},  # where not even root may write
         )
 
     def started(self):
-        facts = json.loads(self.process.stdout.readline())
-        assert facts["right"] and len(alive(facts["pids"].values())) == 3
-        return facts
+        if self._facts is None:
+            self._facts = json.loads(self.process.stdout.readline())
+            assert self._facts["right"] and len(alive(self._facts["pids"].values())) == 3
+        return self._facts
 
     def end(self):
         """As Ctrl-C does, so that it can tidy up."""
@@ -143,6 +149,28 @@ def test_a_killed_instance_is_noticed_at_once_and_comes_back_as_another(cluster,
     assert noticed_s < 1
 
 
+def test_a_stage_whose_start_fails_is_tried_again_and_given_up_when_its_checkpoint_is_gone(cluster, tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.write_text("weights")
+    with Rig("1P1D", RayLauncher(partial(light, checkpoint=checkpoint)), tmp_path) as rig:
+        checkpoint.write_text("")
+        os.kill(rig.info("P0").pid, signal.SIGKILL)
+        waited_s = rig.wait(lambda: rig.info("P0").state == "dead", 5)
+        newcomers = [rig.submit(f"new{i}") for i in range(4)]
+        waited_s += rig.wait(lambda: "no weights yet" in rig.info("P0").trouble, 15)
+        checkpoint.write_text("weights")
+        assert [rig.tokens(r) for r in newcomers] == [rig.expected(r) for r in newcomers]
+        assert (rig.info("P0").trouble, rig.hub.lost()) == ("", None)
+        checkpoint.unlink()
+        os.kill(rig.info("P0").pid, signal.SIGKILL)
+        rig.wait(lambda: rig.info("P0").state == "dead", 5)
+        late = rig.submit("late")
+        rig.wait(lambda: rig.hub.lost() is not None, 15)
+        assert rig.hub.lost().endswith(f"P0 could not be started again: {checkpoint} is missing")
+        rig.wait(lambda: any(o.error and o.error.code == "stage_lost" for o in rig.said(late)), 2)
+    print(f"it failed {waited_s:.1f} s after its death")
+
+
 def test_an_instance_of_another_host_is_watched_and_killed_through_ray(cluster, tmp_path):
     launcher = RayLauncher(partial(light))
     with Rig("2EPD", launcher, tmp_path, host="elsewhere") as rig:
@@ -201,11 +229,31 @@ def test_what_the_cluster_lacks_is_said_before_anything_starts(cluster, tmp_path
     assert time.monotonic() - start < 3
 
 
-def test_no_cluster_at_the_address_is_one_line():
-    code = "from tests.cluster.ray_driver import main; main('.', '127.0.0.1:9')"
+def test_no_cluster_at_the_address_is_one_line(tmp_path):
+    code = f"from tests.cluster.ray_driver import main; main({str(tmp_path)!r}, '127.0.0.1:9')"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     last = result.stderr.strip().splitlines()[-1]
     assert "cannot join the Ray cluster at 127.0.0.1:9: [Errno 111] Connection refused" in last, result.stderr[-2000:]
+
+
+def test_a_ray_that_cannot_start_is_one_line_and_leaves_nothing():
+    code = """if 1:
+        import os
+        from hydrainfer.cluster import RunFolder
+        from hydrainfer.cluster.ray import RayLauncher
+        folder = RunFolder(for_ray=True)
+        folder.ray.touch()  # where its session should be
+        launcher = RayLauncher(None, folder=folder)
+        try:
+            launcher.start([], None)
+        except Exception as e:
+            launcher.close(5)
+            folder.remove()
+            print(folder.path.exists(), type(e).__name__, e)
+        """
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.stdout.startswith("False ConfigError Ray cannot be started: "), result.stdout + result.stderr[-2000:]
+    assert result.stdout.count("\n") == 1 and "Traceback" not in result.stderr
 
 
 def test_nothing_imports_ray_before_there_is_something_to_launch():
@@ -236,15 +284,32 @@ def test_a_killed_server_leaves_no_instance_on_a_cluster_it_joined(cluster, driv
     assert actors_alive() == []
 
 
-@pytest.mark.slow
-def test_a_killed_server_leaves_no_process_of_its_own_ray(driver):
+def test_a_killed_server_leaves_nothing_of_its_own_ray(driver):
     d = driver()
-    session = d.started()["session"]
-    pids = [p for p in in_session(d.process.pid) if p != d.process.pid and not agent(p)]
-    assert len(pids) >= 5  # three instances, gcs_server, raylet
+    folder = Path(d.started()["folder"])
+    pids = [p for p in in_session(d.process.pid) if p != d.process.pid]
+    assert len(pids) >= 7  # three instances, gcs_server, raylet, its two agents
     d.process.kill()
-    print(f"gone after {wait_gone(pids, 10):.1f} s")
-    shutil.rmtree(session, ignore_errors=True)
+    gone_s = wait_gone(pids, 10)
+    end = time.monotonic() + 5
+    while folder.exists():
+        assert time.monotonic() < end, sorted(folder.rglob("*"))
+        time.sleep(0.02)
+    print(f"gone after {gone_s:.1f} s")
+
+
+def test_a_ray_of_our_own_is_for_this_user_alone(own_ray):
+    facts = own_ray.started()
+    folder = Path(facts["folder"])
+    assert folder.stat().st_mode & 0o777 == 0o700 and Path(facts["session"]).is_relative_to(folder)
+    assert facts["listens"] == [], "on loopback only"
+    assert facts["token"] == TOKEN, "that of somebody else is left as it was"
+    token, *others = [f for f in folder.iterdir() if f.name == "token"]
+    assert others == [] and token.stat().st_mode & 0o777 == 0o600
+    for pid in set(in_session(own_ray.process.pid)) - {own_ray.process.pid}:
+        there = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert f"RAY_AUTH_TOKEN_PATH={token}".encode() in there and b"RAY_AUTH_MODE=token" in there
+        assert not any(entry.startswith(b"RAY_AUTH_TOKEN=") for entry in there)
 
 
 def test_ctrl_c_closes_a_ray_of_our_own_without_a_trace(own_ray):
@@ -257,8 +322,7 @@ def test_ctrl_c_closes_a_ray_of_our_own_without_a_trace(own_ray):
     close_s = json.loads(d.process.stdout.read())["close_s"]
     assert close_s < 8
     assert alive(pids) == []
-    assert not Path(facts["session"]).exists()
-    assert facts["listens"] == []
+    assert not Path(facts["folder"]).exists()
     print(f"started in {facts['start_s']:.1f} s, closed in {close_s:.1f} s")
 
 
@@ -273,8 +337,3 @@ def in_session(leader):
         if int(fields[3]) == leader:
             found.append(int(stat.parent.name))
     return found
-
-
-def agent(pid):
-    """Ray's two agents notice the death of their raylet, but stay another minute to report it to nobody."""
-    return b"Agent" in Path(f"/proc/{pid}/cmdline").read_bytes()

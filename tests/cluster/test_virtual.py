@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.core import Stage, Unavailable
+from hydrainfer.core import CheckpointError, ConfigError, ErrorInfo, Stage, Unavailable
 from hydrainfer.metrics import INTERVALS, Timelines
+from tests.cache.other_kinds import SLOT, WINDOW
 from tests.cluster.virtual import PULSE, Cluster
 from tests.scheduler.fakes import expected_tokens, make_request
 
@@ -33,9 +34,10 @@ def mixed(n=8):
     ]
 
 
+@pytest.mark.parametrize("more", [{}, {WINDOW: 12, SLOT: 8}], ids=["", "more-kinds"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_tokens_and_moves_only_what_it_must(layout):
-    cluster = Cluster(layout, kv_blocks=64, embed_blocks=32)
+def test_every_layout_gives_the_tokens_and_moves_only_what_it_must(layout, more):
+    cluster = Cluster(layout, kv_blocks=64, embed_blocks=32, more=more)
     requests = mixed()
     for r in requests:
         cluster.submit(r)
@@ -44,6 +46,12 @@ def test_every_layout_gives_the_tokens_and_moves_only_what_it_must(layout):
         assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
     cluster.check_whole()
     pulled = {s: sum(p.n_blocks[s] for p in cluster.pullers.values()) for s in ("embed", "kv")}
+    if layout in ("1E1P1D", "1ED1P") and more:
+        moved = [r for r in requests if r.max_tokens > 1]
+        pulls = {spec: sum(p.n_blocks[spec.name] for p in cluster.pullers.values()) for spec in more}
+        assert pulls[SLOT] == len(moved)
+        assert pulls[WINDOW] == sum(len(WINDOW.moved(r, r.n_prompt)) for r in moved)
+        assert max(len(WINDOW.moved(r, r.n_prompt)) for r in moved) < max(-(-r.n_prompt // 4) for r in moved)
     if layout in ("1E1P1D", "1ED1P"):
         assert pulled["embed"] == 2 * 2, "two pictures of two blocks: each crosses once"
         assert pulled["kv"] == sum(-(-r.n_prompt // 4) for r in requests if r.max_tokens > 1)
@@ -130,21 +138,59 @@ def test_a_dead_stage_is_a_503_and_nothing_hangs():
     assert cluster.front.roster.dark() == [Stage.DECODE]
     cluster.crash("P1")
     cluster.run()
-    with pytest.raises(Unavailable, match="prefill"):
-        cluster.submit(make_request("b"))
+    cluster.submit(make_request("b"))
+    cluster.run()
+    assert cluster.end("b").error.status == 503 and "prefill" in cluster.end("b").error.message
     cluster.check_whole()
 
 
-def test_a_stage_that_comes_back_in_time_serves_who_waited():
+@pytest.mark.parametrize("who", ["E0", "P1", "D2"])
+def test_a_stage_that_comes_back_in_time_serves_who_waited(who):
+    """Those who were there when it died, those who come while it is away, and those who come when it is back."""
     cluster = Cluster("1E1P1D", 64, 32)
-    requests = [make_request(f"r{i}", pictures=[i], max_tokens=6) for i in range(4)]
+    requests = [make_request(f"r{i}", pictures=[i] * (i % 2), max_tokens=6, arrival_s=2.0 * i) for i in range(24)]
     for r in requests:
-        cluster.submit(r)
-    cluster.at(7.0, lambda: cluster.crash("D2", restart_s=20.0), awaited=True)
+        cluster.at(r.arrival_s, lambda r=r: cluster.submit(r), awaited=True)
+    cluster.at(7.0, lambda: cluster.crash(who, restart_s=20.0), awaited=True)
     cluster.run()
     for r in requests:
         assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
-    assert cluster.front.n_recovered > 0 and len(cluster.devices["D2"].batches) > 0
+    assert cluster.front.n_recovered > 0 and len(cluster.devices[who].batches) > 0
+    cluster.check_whole()
+
+
+def test_a_stage_that_comes_back_at_the_third_attempt_serves_who_waited():
+    cluster = Cluster("1E1P1D", 64, 32)
+    requests = [make_request(f"r{i}", pictures=[i] * (i % 2), max_tokens=6, arrival_s=2.0 * i) for i in range(12)]
+    for r in requests:
+        cluster.at(r.arrival_s, lambda r=r: cluster.submit(r), awaited=True)
+    failures = [ErrorInfo.of(ConfigError("no memory for caches"))] * 2
+    cluster.at(7.0, lambda: cluster.crash("P1", restart_s=4.0, failures=failures), awaited=True)
+    cluster.run()
+    for r in requests:
+        assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
+    assert cluster.front.lost is None and cluster.front.restarts.trouble("P1") == ""
+    cluster.check_whole()
+
+
+def test_a_stage_that_is_lost_ends_who_needs_it_at_once_and_lets_the_others_finish():
+    cluster = Cluster("1E1P1D", 64, 32)
+    requests = [make_request(f"r{i}", pictures=[i], max_tokens=30, arrival_s=8.0 * i) for i in range(4)]
+    for r in requests:
+        cluster.at(r.arrival_s, lambda r=r: cluster.submit(r), awaited=True)
+    failures = [ErrorInfo.of(CheckpointError("/models/x: config.json is missing"))]
+    cluster.at(25.0, lambda: cluster.crash("P1", restart_s=4.0, failures=failures), awaited=True)
+    cluster.run(until=25.0 + 4.0 + 2 * PULSE.beat_s)
+    assert cluster.front.lost.stage is Stage.PREFILL
+    cluster.run()
+    ends = [cluster.end(r.id) for r in requests]
+    assert {e.finish_reason for e in ends} == {"length", "error"}
+    for r, end in zip(requests, ends):
+        tokens = cluster.tokens(r.id)
+        assert tokens == expected_tokens(r)[: len(tokens)]
+        assert end.finish_reason == "length" or (end.error.code, tokens) == ("stage_lost", [])
+    with pytest.raises(Unavailable, match="none can be started again"):
+        cluster.submit(make_request("later"))
     cluster.check_whole()
 
 
@@ -178,11 +224,12 @@ traffic = st.lists(
     headroom=st.integers(0, 4),
     balancing=st.sampled_from(["least_load", "round_robin", "random"]),
     chaos=st.booleans(),
+    more=st.sampled_from([{}, {WINDOW: 4, SLOT: 6}]),
     crashes=crashes,
     seed=st.integers(0, 2**16),
 )
-def test_random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed):
-    random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed)
+def test_random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, more, crashes, seed):
+    random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, more)
 
 
 @pytest.mark.slow
@@ -198,17 +245,10 @@ def test_ten_thousand_schedules_of_a_whole_cluster(specs, layout, crashes, seed)
     random_traffic(specs, layout, 16, 6, 2, "least_load", True, crashes, seed)
 
 
-def random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed):
+def random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, more=None):
     """Every request ends once: with its tokens, or for a reason that was given it; nothing told twice."""
-    cluster = Cluster(layout, kv_blocks, embed_blocks, seed, chaos, headroom, balancing)
-    names, requests, refused = list(cluster.roles), [], set()
-
-    def submit(r):
-        try:
-            cluster.submit(r)
-        except Unavailable:
-            refused.add(r.id)
-
+    cluster = Cluster(layout, kv_blocks, embed_blocks, seed, chaos, headroom, balancing, more=more)
+    names, requests = list(cluster.roles), []
     for at_s, who, notice_s, restart_s in crashes:
         name = names[who % len(names)]
         cluster.at(at_s, lambda c=(name, notice_s, restart_s): cluster.crash(*c), awaited=True)
@@ -216,15 +256,12 @@ def random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, 
         deadline = arrives + deadline_after if deadline_after is not None else float("inf")
         r = make_request(f"r{i}", n_text, pictures, max_tokens, arrival_s=arrives, deadline_s=deadline)
         requests.append((r, cancel_after, deadline_after))
-        cluster.at(arrives, lambda r=r: submit(r), awaited=True)
+        cluster.at(arrives, lambda r=r: cluster.submit(r), awaited=True)
         if cancel_after is not None:
             cluster.at(arrives + cancel_after, lambda r=r: cluster.cancel(r.id), awaited=True)
     cluster.run()
     assert cluster.quiet, (cluster.front._live, {n: e.stats(cluster.now) for n, e in cluster.engines.items()})
     for r, cancel_after, deadline_after in requests:
-        if r.id in refused:
-            assert crashes
-            continue
         end, tokens, wanted = cluster.end(r.id), cluster.tokens(r.id), expected_tokens(r)
         if end.finish_reason == "length":
             assert tokens == wanted

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 
 from hydrainfer.cache import CacheSet
-from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster, host_identity
+from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster
 from hydrainfer.cluster.messages import Hello, Orders, decode_to_hub, encode
-from hydrainfer.core import ExportHandle, Lane, Layout, Stage, StepResult
+from hydrainfer.core import ExportHandle, Lane, Layout, StepResult
 from hydrainfer.engine import Engine, Moves, Timing
+from hydrainfer.machine import host_identity
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.engine.test_engine import TimedRunner
 from tests.scheduler.fakes import EMBED, KV, FakeDevice
@@ -35,8 +37,8 @@ class FakePuller:
 
     def __init__(self, name, incarnation, cluster):
         self.cluster, self.me = cluster, f"{name}/{incarnation}"
-        self.exports = {spec: ExportHandle(self.me) for spec in ("kv", "embed")}
-        self.n_blocks = {"kv": 0, "embed": 0}
+        self.exports = {spec: ExportHandle(self.me) for spec in cluster.caches[name].specs}
+        self.n_blocks = Counter()
 
     def pull(self, sources, pulls):
         rng, now = self.cluster.rng, self.cluster.now
@@ -50,10 +52,7 @@ class FakePuller:
                 theirs = self.cluster.memory[sources[spec].owner]
                 self.n_blocks[spec] += len(ids)
                 for a, b in zip(source_ids, ids, strict=True):
-                    if spec == "embed":
-                        mine.embed[b] = theirs.embed.get(a)
-                    else:
-                        mine.kv.update({(b, i): theirs.kv.get((a, i)) for i in range(KV.block_tokens)})
+                    mine.copy(spec, theirs, a, b)
 
         self.cluster.at(end, copy)
         return FakeCopy(end, True)
@@ -106,15 +105,26 @@ class Wire:
 
 
 class Cluster:
-    """`chaos`: messages between instances are lost, doubled and reordered, copies fail."""
+    """`chaos`: messages between instances are lost, doubled and reordered, copies fail. `more`: blocks of caches beside
+    KV and embeddings."""
 
     def __init__(
-        self, layout, kv_blocks, embed_blocks, seed=0, chaos=False, headroom=0, balancing="least_load", tokens=16
+        self,
+        layout,
+        kv_blocks,
+        embed_blocks,
+        seed=0,
+        chaos=False,
+        headroom=0,
+        balancing="least_load",
+        tokens=16,
+        more=None,
     ):
+        self.sizes = {EMBED: embed_blocks, KV: kv_blocks, **(more or {})}
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
-        self.kv_blocks, self.embed_blocks, self.headroom, self.tokens_budget = kv_blocks, embed_blocks, headroom, tokens
+        self.headroom, self.tokens_budget = headroom, tokens
         self.events, self.n_events, self.n_awaited = [], 0, 0
-        self.outputs, self.lifecycle, self.forgotten = [], [], []
+        self.outputs, self.lifecycle, self.forgotten, self.failures = [], [], [], {}
         self.roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
         roster = Roster(self.roles, balancing, random.Random(seed))
         self.front = Front(roster, self.outputs.extend, lambda e: self.lifecycle.append((self.now, e)), PULSE)
@@ -133,11 +143,7 @@ class Cluster:
         """A new incarnation."""
         role, incarnation = self.roles[name], self.incarnations[name] + 1
         self.incarnations[name] = incarnation
-        sizes = {}
-        if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):
-            sizes[EMBED] = self.embed_blocks
-        if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
-            sizes[KV] = self.kv_blocks
+        sizes = {spec: n for spec, n in self.sizes.items() if any(role.runs(stage) for stage in spec.stages)}
         self.caches[name] = CacheSet(sizes)
         self.devices[name] = self.memory[f"{name}/{incarnation}"] = CheckedDevice(role, self)
         self.pullers[name] = FakePuller(name, incarnation, self)
@@ -208,8 +214,9 @@ class Cluster:
 
     # ---- deaths
 
-    def crash(self, name, notice_s=1.0, restart_s=None):
-        """Its process is gone, with some of what it had said last; the hub learns of it `notice_s` later."""
+    def crash(self, name, notice_s=1.0, restart_s=None, failures=()):
+        """Its process is gone, with some of what it had said last; the hub learns of it `notice_s` later. `failures`:
+        how its next starts end; one more succeeds, if it is tried."""
         if name not in self.wires:
             return
         address, incarnation = self.wires[name].address, self.incarnations[name]
@@ -226,7 +233,15 @@ class Cluster:
 
         self.at(self.now + notice_s, notice, awaited=True)
         if restart_s is not None:
-            self.at(self.now + restart_s, lambda: self.start(name), awaited=True)
+            self.failures[name] = list(failures)
+            self.at(self.now + restart_s, lambda: self.restart(name), awaited=True)
+
+    def restart(self, name):
+        if not self.failures[name]:
+            self.start(name)
+            return
+        self.incarnations[name] += 1
+        self.front.failed(name, self.incarnations[name], self.failures[name].pop(0), self.now)
 
     # ---- time
 
@@ -262,6 +277,8 @@ class Cluster:
             if tick_at <= self.now:
                 tick_at = self.front.tick(self.now)
                 self.pump()
+                for name in self.front.restarts.due(self.now):
+                    self.at(self.now + 2.0, lambda name=name: self.restart(name), awaited=True)
             names = [n for n in self.wires if self.wakes[self.wires[n].address] <= self.now]
             self.rng.shuffle(names)
             for name in names:

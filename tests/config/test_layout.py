@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from hydrainfer.config import ServeConfig, Share, choose_launcher, read_layout, settle
+from hydrainfer.config import ServeConfig, Share, choose_launcher, read_layout, read_yaml, settle
 from hydrainfer.core import ConfigError, Layout
 
 pytestmark = pytest.mark.unit
-LAYOUTS = Path(__file__).parents[2] / "configs" / "layouts"
+ROOT = Path(__file__).parents[2]
+LAYOUTS = ROOT / "configs" / "layouts"
 
 
 def write(folder, text):
@@ -93,3 +94,16 @@ def test_ray_launches_several_or_what_has_to_be_placed(tmp_path):
         chosen(two, launcher="inproc", ray_address="head:6379")
     with pytest.raises(ConfigError, match=r"EPD0.s share of a node needs --launcher ray"):
         chosen(placed, launcher="inproc")
+
+
+def test_a_shipped_file_is_found_from_anywhere_and_ones_own_goes_before(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = [path.relative_to(ROOT) for path in sorted((ROOT / "configs").rglob("*.yaml"))]
+    assert len(shipped) > 20 and all(read_yaml(path) == read_yaml(ROOT / path) for path in shipped)
+    assert len(read_layout("configs/layouts/1e1p1d.yaml")) == 3
+    own = tmp_path / "configs/layouts/1e1p1d.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("instances: [{role: EPD}]")
+    assert len(read_layout("configs/layouts/1e1p1d.yaml")) == 1
+    with pytest.raises(ConfigError, match=r"cannot read configs/layouts/none.yaml"):
+        read_layout("configs/layouts/none.yaml")

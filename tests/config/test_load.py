@@ -35,6 +35,65 @@ def test_a_wrong_option_names_source_key_and_rule(flags, message):
         load(flags)
 
 
+def service(name, host="10.0.0.1", protocol="tcp", port_name="_HTTP"):
+    """What a kubelet puts into every container of the namespace for a service of that name."""
+    at, link = f"[{host}]" if ":" in host else host, f"{name}_PORT_8000_{protocol.upper()}"
+    url = f"{protocol}://{at}:8000"
+    return {
+        f"{name}_SERVICE_HOST": host,
+        f"{name}_SERVICE_PORT": "8000",
+        f"{name}_SERVICE_PORT{port_name}": "8000",
+        f"{name}_PORT": url,
+        link: url,
+        f"{link}_PROTO": protocol,
+        f"{link}_PORT": "8000",
+        f"{link}_ADDR": host,
+    }
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        service("HYDRAINFER"),
+        service("HYDRAINFER", host="fd00::1", port_name="_GRPC_WEB_2"),
+        service("HYDRAINFER_HTTP_API", protocol="udp"),
+        service("HYDRAINFER_2", protocol="sctp"),
+    ],
+)
+def test_the_variables_of_a_kubernetes_service_are_not_options(variables):
+    alone = load({}, None, {})
+    assert load({}, None, variables) == alone
+    for name, text in variables.items():
+        assert load({}, None, {name: text}) == alone, name
+    beside = load({}, None, {**variables, "HYDRAINFER_TOKEN_BUDGET": "9", "HYDRAINFER_PORT": "9000"})
+    assert (beside.config.token_budget, beside.config.port) == (9, 9000)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("HYDRAINFER_PROT", "1", "unknown option 'prot' .HYDRAINFER_PROT.; did you mean port"),
+        ("HYDRAINFER_PORT", "high", "port .HYDRAINFER_PORT."),
+        ("HYDRAINFER_PORT", "http://10.0.0.1:8000", "port .HYDRAINFER_PORT."),
+        ("HYDRAINFER_PROT", "tcp://10.0.0.1:8000", "unknown option"),
+        ("HYDRAINFER_API_PORT", "8000", "unknown option"),
+        ("HYDRAINFER_PORT_HTTP", "tcp://10.0.0.1:8000", "unknown option"),
+        ("HYDRAINFER_PORT_8000_TCP", "8000", "unknown option"),
+        ("HYDRAINFER_PORT_8000_TCP_HOST", "10.0.0.1", "unknown option"),
+        ("HYDRAINFER_SERVICE_NAME", "x", "unknown option"),
+        ("HYDRAINFER_SERVICE_HOST", "example.org", "unknown option"),
+        ("HYDRAINFER_SERVICE_PORT", "high", "unknown option"),
+    ],
+)
+def test_nothing_else_in_the_environment_is_passed_over(name, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load({}, None, {name: text})
+
+
+def test_no_option_is_mistaken_for_a_service():
+    assert [o.name for o in options() if "service" in o.name or "port_" in o.name or o.name.endswith("_port")] == []
+
+
 def test_the_built_in_model_serves_those_who_name_none():
     config, provenance = load({}, None, {})
     assert config.model == str(builtin.MODEL)

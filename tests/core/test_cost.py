@@ -38,7 +38,7 @@ def test_chunks_and_decodes():
     decoding, prefilling = sequence(Stage.DECODE), sequence()
     work = [TokenWork(decoding, 9, 1, True), TokenWork(prefilling, 0, 5, False), TokenWork(prefilling, 5, 3, True)]
     want = 2.0 + (0.5 + 10 * 0.001) + 8 * 0.1 + (5 * 5 + 3 * 8) * 0.01
-    assert COST.step_s(StepBatch(1, Lane.LANGUAGE, work, 9)) == pytest.approx(want)
+    assert COST.step_s(StepBatch(1, Lane.LANGUAGE, work, 9, n_decodes=1)) == pytest.approx(want)
 
 
 def test_a_chunk_of_one_token_is_no_decode():
@@ -108,7 +108,7 @@ def test_lanes_slow_each_other_more_where_one_prefills():
         prefill_overlap_slowdown=1e9,
     )  # fmt: skip
     picture = StepBatch(1, Lane.VISION, [EncodeWork(sequence(Stage.ENCODE, pictures=[1], picture_tokens=6), 0)], 1)
-    decode = StepBatch(2, Lane.LANGUAGE, [TokenWork(sequence(Stage.DECODE), 9, 1, True)], 1)
+    decode = StepBatch(2, Lane.LANGUAGE, [TokenWork(sequence(Stage.DECODE), 9, 1, True)], 1, n_decodes=1)
     prefill = StepBatch(2, Lane.LANGUAGE, [TokenWork(sequence(), 0, 4, True)], 4)
     for language, alone_s, wait_s in ((decode, 2.0, 0.1), (prefill, 2.0, 0.2)):
         device = DeviceTime(cost)

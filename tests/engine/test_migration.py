@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from hydrainfer.core import Admit, Handoff, Landed, Reject, Release, Renew, decode_parcel, encode_parcel
+from hydrainfer.cluster.messages import decode_to_instance, encode
+from hydrainfer.core import Admit, Handoff, Landed, Reject, Release, Renew
 from hydrainfer.core.handoff import ExportHandle, Parcel
 from hydrainfer.engine.migration import Drop, Free, Land, Moved, Retry, Send, Source, State, Target, Timing
 from tests.scheduler.fakes import make_request
@@ -94,7 +95,7 @@ class World(RuleBasedStateMachine):
         node = self.nodes[to]
         if not (node.alive and self.nodes[at].alive):
             return  # membership: who is known to be dead is not listened to
-        (message,) = decode_parcel(encode_parcel(Parcel(at, 0, (message,)))).messages
+        (message,) = decode_to_instance(encode(Parcel(at, 0, (message,)))).messages
         side = node.source if isinstance(message, Admit | Reject | Landed | Release | Renew) else node.target
         self.do(to, side.handle(at, message, self.now))
 
@@ -235,17 +236,17 @@ def test_messages_survive_the_codec():
         Renew((key, ("b", 0))),
     )
     parcel = Parcel("P0", 7, messages)
-    assert decode_parcel(encode_parcel(parcel)) == parcel
+    assert decode_to_instance(encode(parcel)) == parcel
     with pytest.raises(Exception, match=r"Expected|malformed|truncated"):
-        decode_parcel(b"\x93garbage")
+        decode_to_instance(b"\x93garbage")
 
 
 def test_a_handoff_is_a_sequence_again():
     handoff = make_handoff("a", 2)
     seq = handoff.sequence(now=5.0)
     assert (seq.cursor, seq.attempt, seq.n_computed, seq.n_produced, seq.order) == (2, 2, 12, 2, (1.5, 3))
-    seq.blocks = {"kv": [3, 1, 2]}
-    assert Handoff.of(seq, "A", 4, handoff.exports) == msgspec.structs.replace(handoff, hops=1)
+    blocks = {"kv": (3, 1, 2)}
+    assert Handoff.of(seq, blocks, "A", 4, handoff.exports) == msgspec.structs.replace(handoff, hops=1)
 
 
 def test_a_quarantined_hold_is_freed_only_by_the_peers_word():

@@ -1,4 +1,4 @@
-"""When two implementations of a model count as equal (DESIGN 6), so stated that it cannot flake.
+"""When two implementations of a model count as equal, so stated that it cannot flake.
 
 In float32, teacher-forced logits differ by less than `LOGIT_TOLERANCE`; greedy ids are equal up to the first position
 at which the reference's two best logits are closer than `TIE_GAP`. Positions from there on are skipped and counted.

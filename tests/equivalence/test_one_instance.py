@@ -117,13 +117,13 @@ def test_offline(case, engine, tally):
             compare(outputs[i * len(CHATS) :], wanted, engine, tally)
         stats = instance.engine.stats()
         assert (stats.n_preemptions > 0) == (engine == "few blocks")
-        encoded = stats.embed_queries - stats.embed_hits
+        encoded = stats.pictures_wanted - stats.pictures_found
         again = llm.chat(list(CHATS.values()), greedy, use_tqdm=False)  # embeddings are cached now
         compare(again, wanted, engine + ", cached", tally)
         if engine != "few blocks":
             assert encoded == len(PHOTOS), "each photograph is encoded once"
             stats = instance.engine.stats()
-            assert stats.embed_queries - stats.embed_hits == encoded
+            assert stats.pictures_wanted - stats.pictures_found == encoded
         for i in range(2):  # and each alone
             name = list(CHATS)[i]
             compare(llm.chat(CHATS[name], greedy, use_tqdm=False), {name: wanted[name]}, engine + ", alone", tally)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hydrainfer import LLM
-from hydrainfer.assemble.folder import PREFIX
+from hydrainfer.cluster import RunFolder
+from hydrainfer.cluster.folder import PREFIX
 from hydrainfer.cluster.ray import RayLauncher
 from tests.equivalence.mixed import CHUNKED, LAYOUTS, ask, check_moves, settled_stats
 
@@ -23,14 +24,16 @@ OTHERS = [(layout, t) for layout in LAYOUTS for t in BETWEEN_PROCESSES if (layou
 @pytest.fixture(scope="module", autouse=True)
 def ray_runtime():
     """One for all tests; launchers use it as it is."""
-    launcher = RayLauncher(None)
+    folder = RunFolder(for_ray=True)
+    launcher = RayLauncher(None, folder=folder)
     launcher._keeper.submit(launcher._connect, []).result()
-    yield
+    yield folder.path
     launcher.close(10)
+    folder.remove()
 
 
-def run_folders():
-    return list(Path("/tmp").glob(f"{PREFIX}{os.getpid()}-*"))
+def run_folders(rays):
+    return [f for f in rays.parent.glob(f"{PREFIX}{os.getpid()}-*") if f != rays]
 
 
 def wait_returned(llm, seconds=10.0):
@@ -47,7 +50,7 @@ def wait_returned(llm, seconds=10.0):
 @pytest.mark.parametrize(
     ("layout", "transport"), [*ROTATED, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
 )
-def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
+def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport, ray_runtime):
     start = time.monotonic()
     over_tcp = {"cluster_host": "127.0.0.1"} if transport == "auto" else {}
     with LLM(tiny, layout=layout, launcher="ray", transport=transport, **over_tcp, **CHUNKED) as llm:
@@ -63,4 +66,4 @@ def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
         f"{layout} {transport}: start {started_s:.1f} s, batch {asked_s:.1f} s, close {time.monotonic() - start:.1f} s"
     )
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    assert not run_folders()
+    assert not run_folders(ray_runtime)

@@ -8,7 +8,7 @@ import torch
 from hydrainfer.models import Model, Picture
 from hydrainfer.ops import AttentionBatch
 from hydrainfer.processor import load_description
-from hydrainfer.processor.media import MediaLimits, from_image
+from hydrainfer.processor.pictures import MediaLimits, from_image
 from hydrainfer.storage import BlockStore
 
 _BLOCK = 4

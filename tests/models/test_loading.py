@@ -159,7 +159,18 @@ def test_a_broken_config(broken, text):
         ),
         ({"text_config": {"hidden_size": 128}}, ["has shape", "config.json wants"]),
         ({"text_config": {"num_hidden_layers": 3}}, ["missing", "layers.2"]),
-        ({"text_config": {"num_hidden_layers": "two"}}, ["config.json is not valid"]),
+        ({"text_config": {"num_hidden_layers": -1}}, ["config.json: text_config.num_hidden_layers is -1"]),
+        ({"text_config": {"hidden_size": 2**40}}, ["config.json: text_config.hidden_size is 1099511627776"]),
+        ({"text_config": {"hidden_size": 2**20, "intermediate_size": 2**22}}, ["has shape", "config.json wants"]),
+        (
+            {"text_config": {"num_attention_heads": 2**20, "head_dim": None}},
+            ["config.json is not valid", "attention heads"],
+        ),
+        ({"vision_config": {"num_attention_heads": 3}}, ["config.json is not valid", "heads (3)"]),
+        ({"vision_config": {"patch_size": 0}}, ["config.json: vision_config.patch_size is 0"]),
+        ({"vision_config": {"image_size": None}}, ["config.json: vision_config.image_size is null"]),
+        ({"architectures": 5}, ["config.json: architectures is 5"]),
+        ({"text_config": {"num_hidden_layers": "two"}}, ["config.json: text_config.num_hidden_layers is", "two"]),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, dict) else "",
 )
@@ -188,6 +199,8 @@ def test_truncated_weights(broken, keep):
         b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}',
         b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}',
         b'{"a": 1}',
+        b'{"a": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 8]}}',
+        b"[" * 100_000,
         b"[]",
     ],
 )
@@ -195,6 +208,50 @@ def test_garbage_weights(broken, header):
     data = len(header).to_bytes(8, "little") + header + bytes(8)
     (broken / "model.safetensors").write_bytes(data)
     assert "model.safetensors" in complaint(broken)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/passwd",
+        "../../../etc/passwd",
+        "../other/model.safetensors",
+        "a/../../model.safetensors",
+        "/model.safetensors",
+        *("config.json", "", ".safetensors/", "a\0.safetensors", "x" * 5000 + ".safetensors", 5, None, [], {}),
+    ],
+)
+def test_an_index_names_files_of_its_directory_only(sharded, tmp_path, name, monkeypatch):
+    path = shutil.copytree(sharded, tmp_path / "copy")
+    index = path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    tensor = next(iter(content["weight_map"]))
+    content["weight_map"][tensor] = name
+    index.write_text(json.dumps(content))
+    monkeypatch.setattr("hydrainfer.models.load.read_header", lambda file: pytest.fail(f"{file} was opened"))
+    message = complaint(path)
+    assert index.name in message and f"weight_map.{tensor} is" in message
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}, "x", 3])
+def test_an_index_without_files(sharded, tmp_path, weight_map):
+    path = shutil.copytree(sharded, tmp_path / "copy")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert "index.json: weight_map must be" in complaint(path)
+
+
+@pytest.mark.parametrize("layout", ["shards", "one file"])
+def test_files_may_be_links_that_lead_elsewhere(published, sharded, tmp_path, layout):
+    """As in the Hugging Face cache: snapshots hold links to blobs."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "1"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for i, file in enumerate((sharded if layout == "shards" else published).iterdir()):
+        shutil.copy(file, blobs / str(i))
+        (snapshot / file.name).symlink_to(f"../../blobs/{i}")
+    one, other = (weights(load_model(p, Role.parse("EPD"))) for p in (published, snapshot))
+    assert all(torch.equal(one[n], other[n]) for n in one)
+    assert vision_fingerprint(snapshot) == vision_fingerprint(published)
 
 
 def test_no_weights_and_foreign_weights(broken):

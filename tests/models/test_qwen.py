@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from hydrainfer.cache import embed_keys
 from hydrainfer.core import (
     CheckpointError,
     MediaSpan,
@@ -25,7 +24,7 @@ from hydrainfer.models import Picture, load_model, read_config, vision_fingerpri
 from hydrainfer.models import qwen_tower as towers
 from hydrainfer.ops import AttentionBatch
 from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
-from hydrainfer.processor.adapter import VideoShape
+from hydrainfer.processor.pictures import VideoShape
 from hydrainfer.runtime.packing import pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions, prompt_positions
 from hydrainfer.runtime.tables import BlockTables
@@ -116,7 +115,7 @@ def logits(rig, request, store):
     """Of every position of the prompt, one forward."""
     n, spec, kv = request.n_prompt, rig.embeds.spec, rig.kv.spec
     seq = Sequence(request, (0.0, 0), 0.0)
-    need = {spec.name: len(embed_keys(request, spec)), kv.name: kv.blocks_for(n)}
+    need = {s.name: s.need(request, 0, n) for s in (spec, kv)}
     lease = rig.caches.reserve(seq.id, need)
     seq.blocks = lease.blocks
     rig.pixels.update({m.pixels: store.get(m.pixels) for m in request.media})

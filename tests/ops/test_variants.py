@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 from hydrainfer.ops import OPERATORS, AttentionBatch, Segments, select_ops, variants
-from hydrainfer.ops.build import load_kernels
+from hydrainfer.ops.build import build_resampler, load_kernels
 
 pytestmark = pytest.mark.cpu
 
@@ -173,3 +177,18 @@ def test_a_failing_build_falls_back(monkeypatch, tmp_path):
     ops = select_ops("cpu", torch.float32, 64)
     assert dict(ops.describe())["linear"] == "torch-cpu"
     assert len(ops.notes) == 1 and "did not build" in ops.notes[0] and "\n" not in ops.notes[0]
+
+
+def test_kernels_are_built_with_a_read_only_home(monkeypatch, tmp_path):
+    if not compiled():
+        pytest.skip("no compiler here")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/proc")  # where not even root may make a folder
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    library = Path(build_resampler())
+    assert library.is_relative_to(tmp_path) and library.exists()
+    compiling = Mock()  # ten seconds otherwise
+    monkeypatch.setattr("tvm_ffi.cpp.load", compiling)
+    kernels, notes = load_kernels(torch.device("cpu"))
+    assert kernels is not None and notes == ()
+    assert Path(compiling.call_args.kwargs["build_directory"]) == library.parent

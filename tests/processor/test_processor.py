@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hydrainfer.core import InvalidRequest, MediaError, Overloaded, RequestTooLarge, SamplingParams, Stage
-from hydrainfer.processor import MediaLimits, PixelStore, Processor, Timing, parse_messages
+from hydrainfer.processor import MediaLimits, PixelStore, Processor, Timing, parse_messages, parse_prompts
 
 pytestmark = pytest.mark.cpu
 
@@ -230,6 +230,110 @@ def test_bad_prompts(processor, prompt, says):
         processor.complete("r", prompt, SamplingParams())
 
 
+def released(processor, prepared):
+    for ref in prepared.pixels:
+        processor.pixels.release(ref)
+    return [(r.prompt_ids, r.media) for r in prepared.requests]
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_a_prompt_with_placeholders_is_the_chat_it_was_rendered_from(processor, model, store, as_ids):
+    messages = [user({"type": "image", "image": image(1)}, text("and"), {"type": "image", "image": image(2)})]
+    typed = parse_messages(messages, local=True)
+    prompt = model.template.render(typed)
+    of_chat = released(processor, processor.chat("r", typed, SamplingParams()))
+    given = {"prompt_token_ids": model.tokenizer.encode(prompt, add_special_tokens=False).ids} if as_ids else {}
+    pictures = [image(1), np.asarray(image(2))]
+    (one,) = parse_prompts({"prompt": prompt, **given, "multi_modal_data": {"image": pictures}})
+    prepared = processor.chat("r", (one.message,), SamplingParams(), prompt=one.prompt)
+    assert prepared.continues and released(processor, prepared) == of_chat
+    store.check(idle=True)
+
+
+@pytest.mark.parametrize("pictures", [[], [image(1)], [image(i) for i in range(3)]])
+def test_there_is_a_placeholder_for_every_picture(processor, store, pictures):
+    (one,) = parse_prompts({"prompt": "<image> or <image>?", "multi_modal_data": {"image": pictures}, **OPTIONS})
+    with pytest.raises(InvalidRequest, match=f"holds <image> 2 times for {len(pictures)} pictures"):
+        processor.chat("r", (one.message,), SamplingParams(), prompt=one.prompt)
+    store.check(idle=True)
+
+
+def test_every_form_of_prompts():
+    ids, picture = [1, 2, 3], image(1)
+    assert [p.prompt for p in parse_prompts("a")] == ["a"]
+    assert [p.prompt for p in parse_prompts(ids)] == [p.prompt for p in parse_prompts([ids])] == [(1, 2, 3)]
+    assert [p.prompt for p in parse_prompts(iter(["a", "b"]))] == ["a", "b"] and parse_prompts([]) == []
+    mixed = ["a", ids, (4, 5), {"prompt": "b"}, {"prompt_token_ids": ids, "prompt": "of no use", "cache_salt": None}]
+    assert [p.prompt for p in parse_prompts(mixed)] == ["a", (1, 2, 3), (4, 5), "b", (1, 2, 3)]
+    assert all(p.message is None and p.options is None for p in parse_prompts(mixed))
+    assert parse_prompts({"prompt": "a", "multi_modal_data": {"image": []}})[0].message is None
+    for pictures, n in ((picture, 1), ([picture], 1), ((picture, b"x", "p.png"), 3), (np.asarray(picture), 1)):
+        (one,) = parse_prompts([{"prompt": "a", "multi_modal_data": {"image": pictures, "video": None}, **OPTIONS}])
+        assert len(one.message.images) == n and one.options == OPTIONS["mm_processor_kwargs"]
+
+
+def test_every_form_of_videos():
+    frames = [image(i) for i in range(4)]
+    array = np.stack([np.asarray(f) for f in frames])
+    file = {"fps": 30.0, "duration": 8.0}
+    for video, n, fps in (
+        (array, 1, 2.0),
+        (frames, 1, 2.0),
+        ([array, b"a file"], 2, 2.0),
+        ((array, array), 2, 2.0),
+        ((array, {"fps": 3.0}), 1, 3.0),
+        ([(frames, file), (array, file)], 2, 0.5),
+    ):
+        (one,) = parse_prompts({"prompt": "a", "multi_modal_data": {"video": video}})
+        assert len(one.message.media) == n and {part.fps for part in one.message.media} == {fps}
+        assert np.array_equal(one.message.media[0].source, array)
+
+
+OPTIONS = {"mm_processor_kwargs": {"max_pixels": 9999}}
+ANY = {"a": 1}
+
+
+@pytest.mark.parametrize("wrong", [None, 5, 1.5, True, b"text", object(), Image, image(1)])
+def test_what_is_no_prompt_is_refused_with_its_place(wrong):
+    with pytest.raises(InvalidRequest, match=r"prompts must be a text, .*, not \w+"):
+        parse_prompts(wrong)
+    with pytest.raises(InvalidRequest, match=r"prompts.1 must be a text, .*, not \w+"):
+        parse_prompts(["a", wrong])
+    for key in ("prompt", "prompt_token_ids"):
+        with pytest.raises(InvalidRequest, match=r"prompts.1(.prompt_token_ids must be| needs)"):
+            parse_prompts(["a", {key: wrong}])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({}, "prompts.1 needs prompt"),
+        (ANY, "'a' is not supported; a prompt's keys are prompt, prompt_token_ids, multi_modal_data"),
+        ({"role": "user", "content": "a"}, "'role' is not supported"),
+        ({"prompt": "a", "prompt_embeds": [0.5]}, "'prompt_embeds' is not supported"),
+        ({"encoder_prompt": "a", "decoder_prompt": "b"}, "'encoder_prompt' is not supported"),
+        ({"prompt": ["a"]}, "needs prompt, a text"),
+        ({"prompt_token_ids": "12"}, "prompt_token_ids must be a list of token ids"),
+        ({"prompt_token_ids": [1, "2"]}, "must be a list of token ids"),
+        ({"prompt": "a", "multi_modal_data": image(1)}, "multi_modal_data must be a dict, not Image"),
+        ({"prompt": "a", "multi_modal_data": {"audio": b"x"}}, "multi_modal_data: 'audio' is not supported"),
+        ({"prompt": "a", "multi_modal_data": {"image": 5}}, "multi_modal_data.image must be a PIL image"),
+        ({"prompt": "a", "multi_modal_data": {"image": np.zeros((3, 8, 8))}}, "uint8 array .height, width, 3"),
+        (
+            {"prompt": "a", "multi_modal_data": {"video": [5]}},
+            "multi_modal_data.video must be bytes, a path or an array",
+        ),
+        ({"prompt": "a", "multi_modal_data": {"video": [image(1), image(1, (9, 9))]}}, "must have one size"),
+        ({"prompt": "a", "multi_modal_data": {"video": (b"x", {"fps": "two"})}}, "fps must be a number"),
+        ([1, "a"], "prompts.1 must be a list of token ids"),
+        ([["a"]], "prompts.1 must be a list of token ids"),
+    ],
+)
+def test_a_wrong_prompt_says_what_is_wrong(wrong, says):
+    with pytest.raises(InvalidRequest, match=says):
+        parse_prompts(["a", wrong])
+
+
 def test_ids_in_sampling_must_exist(processor):
     for fields in ({"stop_token_ids": (9999,)}, {"logit_bias": ((2048, 1.0),)}):
         with pytest.raises(InvalidRequest, match="0 to 2047"):
@@ -246,8 +350,11 @@ def test_round_trip_and_bos(processor):
 
 def test_local_pictures_are_for_python_callers_only(processor, store, tmp_path):
     image(1).save(tmp_path / "p.png")
-    for source in (image(1), tmp_path / "p.png", str(tmp_path / "p.png"), (tmp_path / "p.png").read_bytes()):
-        messages = [user({"type": "image", "image": source})]
+    file = tmp_path / "p.png"
+    sources = [(name, image(1)) for name in ("image", "image_pil")]
+    sources += [("image", source) for source in (np.asarray(image(1)), file, str(file), file.read_bytes())]
+    for name, source in sources:
+        messages = [user({"type": name, name: source})]
         prepared = processor.chat("r", parse_messages(messages, local=True), SamplingParams())
         for ref in prepared.pixels:
             store.release(ref)

@@ -1,9 +1,7 @@
 """Plans as a search would leave them."""
 
 from hydrainfer.config import Slo
-from hydrainfer.planner.layouts import layouts, method_of
-from hydrainfer.planner.plan import Cell, Live, Plan, Ratio, Row
-from hydrainfer.planner.study import Attempt
+from hydrainfer.planner.search import Attempt, Cell, LayoutPlan, Live, Ratio, Row, layouts, method_of
 
 SLO = Slo(ttft_s=0.25, tpot_s=0.04)
 LIMIT = "TTFT in prefill: prompts wait for prefill"
@@ -61,7 +59,7 @@ def plan(*rows, **more):
         "command": "hydrainfer profile llava-next-7b --devices 8",
         "version": "0.1.0",
     }
-    return Plan(layouts=rows, **given | more)
+    return LayoutPlan(layouts=rows, **given | more)
 
 
 def whole():

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from hydrainfer.planner.plan import Row
+from hydrainfer.planner.search import Row
 from hydrainfer.profiling.tables import answer, conclusions, interval, others, ranked
 from tests.profiling.plans import EPD, LIMIT, SPLIT, below, failed, plan, row, whole
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from hydrainfer.planner.layouts import layouts
+from hydrainfer.planner.search import layouts
 from hydrainfer.profiling.figures import by_ratio, gain_of, latency_axis, shown_rows
 from hydrainfer.profiling.page import plan_page, plan_png, workload_lines
 from tests.profiling.plans import EPD, SPLIT, below, plan, row, whole

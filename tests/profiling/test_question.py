@@ -9,9 +9,10 @@ import pytest
 from hydrainfer.builtin import MODEL
 from hydrainfer.config import read_layout
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.plan import Plan
+from hydrainfer.planner.search import LayoutPlan
 from hydrainfer.profiling.answer import answer, winners_file
-from hydrainfer.profiling.question import Question, prepare
+from hydrainfer.profiling.options import Question
+from hydrainfer.profiling.question import prepare
 
 pytestmark = pytest.mark.cpu
 FAST = Path("configs/costs/fast.yaml")
@@ -57,7 +58,7 @@ def test_json_holds_what_is_promised(plan):
     rows = msgspec.json.decode(msgspec.json.encode(plan))["layouts"]
     promised = {"layout", "goodput", "goodput_low", "goodput_high", "ttft_p90", "tpot_p90", "limited_by"}
     assert promised <= rows[0].keys()
-    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=LayoutPlan) == plan
 
 
 def test_the_same_question_has_the_same_answer(plan):
@@ -172,7 +173,7 @@ def test_emulated_devices_share_the_memory_of_this_machine():
 
 
 def test_without_a_description_this_machine_is_measured(monkeypatch):
-    from hydrainfer.planner.costfile import read_cost_file
+    from hydrainfer.planner.costs import read_cost_file
 
     wanted = []
 

@@ -86,8 +86,7 @@ class Rig:
             **fields,
         )
         seq = Sequence(request, (0.0, 0), 0.0)
-        embed, kv = self.embeds.spec, self.kv.spec
-        need = {"embed": len(media) * embed.blocks_for(n), "kv": kv.blocks_for(len(ids) + n_new)}
+        need = {s.name: s.need(request, 0, len(ids) + n_new) for s in (self.embeds.spec, self.kv.spec)}
         lease = self.caches.reserve(name, need)
         assert lease is not None, "the rig's pools are too small"
         seq.blocks = lease.blocks

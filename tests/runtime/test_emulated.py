@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from msgspec import structs
 
-from hydrainfer.cache import CacheSet, CacheSpec
+from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec
 from hydrainfer.core import (
     CostModel,
     EncodeWork,
@@ -28,8 +28,8 @@ from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport
 from tests.scheduler.fakes import make_request
 
 pytestmark = pytest.mark.cpu
-KV = CacheSpec.full(layers=2, kv_heads=1, head_dim=4, dtype="bfloat16", block_tokens=4)
-EMBED = CacheSpec.embed(width=8, dtype="float32", block_tokens=4)
+KV = FullSpec.of(layers=2, kv_heads=1, head_dim=4, dtype="bfloat16", block_tokens=4)
+EMBED = EmbedSpec.of(width=8, dtype="float32", block_tokens=4)
 COST = CostModel(encode_image_s=3.0, step_base_s=1.0, prefill_token_s=0.0, decode_token_s=0.0)
 SPOKEN = range(10, 200)
 
@@ -236,7 +236,7 @@ def moved(source, target, request_id, spoil=None):
     local = LocalExports()
     handles = Exports("a:0", source.stores, "local", local=local).handles
     seq = source.scheduler.get(request_id)
-    pulls = target.scheduler.expect(Handoff.of(seq, "a", 0, handles), 0.0)
+    pulls = target.scheduler.expect(Handoff.of(seq, source.scheduler.room.offered(seq), "a", 0, handles), 0.0)
     for spec, (theirs, ours) in pulls.items():
         LocalTransport(local).copy(handles[spec], theirs, target.stores[spec], ours)
         if spoil is not None:

@@ -12,7 +12,7 @@ from hydrainfer.cache import CacheSet
 from hydrainfer.core import EncodeWork, Lane, MediaSpan, Request, Role, SamplingParams, Sequence, StepBatch
 from hydrainfer.models import load_model
 from hydrainfer.processor import load_description
-from hydrainfer.processor.media import Picture
+from hydrainfer.processor.pictures import Picture
 from hydrainfer.runtime import VisionRunner
 from hydrainfer.storage import BlockStore
 from tests.checkpoints import make_picture
@@ -48,7 +48,7 @@ class Encoder:
             id=name, prompt_ids=(0,) * start, sampling=SamplingParams(), max_tokens=1, seed=0, media=tuple(media)
         )
         seq = Sequence(request, (0.0, 0), 0.0)
-        lease = self.caches.reserve(name, {"embed": sum(self.store.spec.blocks_for(m.n_tokens) for m in media)})
+        lease = self.caches.reserve(name, {"embed": range(sum(self.store.spec.blocks_for(m.n_tokens) for m in media))})
         assert lease is not None
         seq.blocks = lease.blocks
         return seq

@@ -1,14 +1,15 @@
 """A device without tensors: it keeps what each cache slot holds and fails if a batch reads what was not written."""
 
-from hydrainfer.cache import CacheSet, CacheSpec, embed_ranges
+from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec
 from hydrainfer.core import MediaSpan, Request, SamplingParams, StepBatch, StepResult, TokenWork
+from tests.cache.other_kinds import SLOT, WINDOW
 
-KV = CacheSpec.full(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=4)
-EMBED = CacheSpec.embed(width=1, dtype="float32", block_tokens=4)
+KV = FullSpec.of(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=4)
+EMBED = EmbedSpec.of(width=1, dtype="float32", block_tokens=4)
 
 
-def make_caches(kv_blocks=64, embed_blocks=32):
-    return CacheSet({KV: kv_blocks, EMBED: embed_blocks})
+def make_caches(kv_blocks=64, embed_blocks=32, more=None):
+    return CacheSet({KV: kv_blocks, EMBED: embed_blocks, **(more or {})})
 
 
 def make_request(name, n_text=5, pictures=(), max_tokens=8, picture_tokens=6, **kw):
@@ -39,11 +40,11 @@ def _next_token(tokens):
 
 
 class FakeDevice:
-    """Executes batches at once. `kv[(block, offset)] = (position, token)`, `embed[block] = (key, part)`."""
+    """Executes batches at once. `kv[(block, offset)] = (position, token)`, `embed[block] = (key, part)`; where there
+    are such caches, `window` is like `kv`, and `slot[block]` has the tokens computed so far."""
 
     def __init__(self):
-        self.kv = {}
-        self.embed = {}
+        self.kv, self.embed, self.window, self.slot = {}, {}, {}, {}
         self.n_encoded = {}
         self.batches = []
 
@@ -57,17 +58,34 @@ class FakeDevice:
                 self._encode(item)
         return result
 
+    def copy(self, spec, theirs, source, target):
+        """Block `source` of another device's cache `spec` becomes block `target` of this one's."""
+        if spec in ("kv", "window"):
+            held = getattr(theirs, spec)
+            getattr(self, spec).update({(target, i): held.get((source, i)) for i in range(4)})
+        else:
+            getattr(self, spec)[target] = getattr(theirs, spec).get(source)
+
+    def _window(self, seq, start, end):
+        blocks, first = seq.blocks[WINDOW.name], seq.first_block[WINDOW.name]
+        assert len(blocks) <= WINDOW.most, "more blocks than a window needs"
+        for p in range(start, end):
+            self.window[(blocks[p // 4 - first], p % 4)] = (p, seq.tokens[p])
+        seen = range(max(0, start - WINDOW.window + 1), end)
+        read = [self.window[(blocks[p // 4 - first], p % 4)] for p in seen]
+        assert read == [(p, seq.tokens[p]) for p in seen], "a window onto foreign keys"
+
     def _encode(self, item):
         span = item.seq.request.media[item.index]
         self.n_encoded[span.key] = self.n_encoded.get(span.key, 0) + 1
-        for part, i in enumerate(embed_ranges(item.seq.request, EMBED)[item.index]):
+        for part, i in enumerate(EMBED.pictures(item.seq.request)[item.index]):
             self.embed[item.seq.blocks["embed"][i]] = (span.key, part)
 
     def _tokens(self, item, result):
         seq, blocks = item.seq, item.seq.blocks["kv"]
         assert item.start == seq.n_computed
         end = item.start + item.count
-        for span, picture in zip(seq.request.media, embed_ranges(seq.request, EMBED)):
+        for span, picture in zip(seq.request.media, EMBED.pictures(seq.request)):
             if max(item.start, span.start) < min(end, span.start + span.n_tokens):
                 held = [self.embed[seq.blocks["embed"][i]] for i in picture]
                 assert held == [(span.key, part) for part in range(len(picture))], "prefill read a foreign embedding"
@@ -75,6 +93,12 @@ class FakeDevice:
             self.kv[(blocks[p // 4], p % 4)] = (p, seq.tokens[p])
         read = [self.kv[(blocks[p // 4], p % 4)] for p in range(end)]
         assert read == [(p, t) for p, t in enumerate(seq.tokens[:end])], "attention read foreign keys"
+        if WINDOW.name in seq.blocks:
+            self._window(seq, item.start, end)
+        if SLOT.name in seq.blocks:
+            (slot,) = seq.blocks[SLOT.name]
+            assert not item.start or self.slot[slot] == seq.tokens[: item.start], "a slot that sums up something else"
+            self.slot[slot] = seq.tokens[:end]
         if item.sample:
             assert end == len(seq.tokens)
             result.tokens.append(_next_token(seq.tokens))

@@ -194,6 +194,18 @@ def test_ten_megabytes_are_stopped_while_reading(server):
     assert error(response, 413)["code"] == "request_too_large"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_memory_for_a_body_is_told_as_passing(server, monkeypatch, stream):
+    def no_memory(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as m:
+        m.setattr(server.intake.processor, "chat", no_memory)
+        response = server.chat(stream=stream)
+        assert error(response, 429)["code"] == "overloaded" and response.headers["retry-after"] == "1"
+    assert server.chat(stream=stream).status_code == 200
+
+
 def test_completions_prompts(server):
     for prompt in ("", [], [[]], [1, "a"], None, {"a": 1}, "an <image>", [10**6]):
         error(server.post("/v1/completions", model="tiny", prompt=prompt), 400)

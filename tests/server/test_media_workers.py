@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from hydrainfer.processor import MediaLimits, MediaWorkers
-from hydrainfer.processor import preprocess as room
+from hydrainfer.processor.workers import preprocess as room
 from tests.cluster.processes import alive
-from tests.processor import jobs
+from tests.processor.workers import jobs
 from tests.server.conftest import image_part, picture, wait_until
 from tests.server.test_bad_input import error
 

@@ -99,6 +99,13 @@ def test_stop_token_ids_and_penalties_reach_the_engine(client, server):
     assert sampling.max_tokens == 9 and sampling.logit_bias == ((7, -100.0),) and sampling.min_tokens == 1
 
 
+@pytest.mark.parametrize(("given", "used"), [({}, 0.0), ({"temperature": None}, 0.0), ({"temperature": 0.7}, 0.7)])
+def test_the_checkpoint_says_how_to_sample_if_the_request_does_not(client, server, given, used):
+    client.chat.completions.create(model="tiny", messages=ask(), **given)
+    client.completions.create(model="tiny", prompt="once", max_tokens=1, **given)
+    assert [r.sampling.temperature for r in server.engine.submitted] == [used] * 2  # do_sample is false there
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs(client, server, stream):
     made = client.chat.completions.create(

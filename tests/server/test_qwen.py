@@ -6,7 +6,7 @@ import pytest
 
 from hydrainfer.processor import load_description
 from tests.checkpoints_qwen import make_qwen
-from tests.processor.test_qwen import movie, video_url
+from tests.processor.pictures.test_qwen import movie, video_url
 from tests.server.conftest import ServerUnderTest, image_part, picture
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]

@@ -22,8 +22,8 @@ def test_health_names_the_stage_that_makes_no_progress(start):
 def info(name, state="alive", stalled_s=0.0, **counts):
     at_rest = {"n_encoding": 0, "n_prefilling": 0, "n_decoding": 0, "n_migrating": 0, "n_arriving": 0, "n_landed": 0}
     stats = InstanceStats(
-        name[:-1], 1, 2, cache_blocks={"kv": (10, 5, 3)}, embed_hits=0, embed_queries=0, n_preemptions=4, n_steps=9,
-        stalled_s=stalled_s, blocks_pulled={"kv": 7}, **(at_rest | counts),
+        name[:-1], 1, 2, cache_blocks={"kv": (10, 5, 3)}, pictures_found=0, pictures_wanted=0, n_preemptions=4,
+        n_steps=9, stalled_s=stalled_s, blocks_pulled={"kv": 7}, **(at_rest | counts),
     )  # fmt: skip
     return InstanceInfo(name, name[:-1], state, incarnation=3, pid=77, heard_s=0.12345, stats=stats)
 
@@ -37,6 +37,10 @@ def test_health_names_the_stage_that_nobody_runs(start, state):
     response = server.http.get("/health")
     assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
     assert response.json() == {"status": "unavailable", "stage": "decode", "message": "no instance runs decode now"}
+    why = "D0 could not be started again: config.json is missing"
+    server.engine.infos[1] = InstanceInfo("D0", "D", "dead", trouble=why)
+    assert server.http.get("/health").json()["message"] == f"no instance runs decode now: {why}"
+    assert server.http.get("/v1/instances").json()["data"][1]["trouble"] == why
     server.engine.infos = [info("P0"), info("D0")]  # a layout without an encoder, for text only
     assert server.http.get("/health").json() == {"status": "ok"}
 
@@ -87,6 +91,7 @@ def test_instances(start):
             "landed": 0,
             "blocks_pulled": {"kv": 7},
         },
+        "trouble": None,
     }
 
 

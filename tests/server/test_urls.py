@@ -1,8 +1,11 @@
 """Pictures that requests name by URL, from a website on this machine, through the server and offline."""
 
 import http.server
+import subprocess
+import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -49,6 +52,41 @@ class Website:
         self.over.set()
         self._server.shutdown()
         self._server.server_close()
+
+
+CRUMBS = """
+import contextlib, socketserver, sys
+
+head, piece = (s.encode().decode("unicode_escape").encode() for s in sys.argv[1:])
+
+class Crumbs(socketserver.BaseRequestHandler):
+    def handle(self):
+        with contextlib.suppress(OSError):
+            self.request.recv(4096)
+            self.request.sendall(head)
+            while True:
+                self.request.sendall(piece * 10_000)
+
+socketserver.ThreadingTCPServer.daemon_threads = True
+socketserver.ThreadingTCPServer.request_queue_size = 100
+with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Crumbs) as server:
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+"""
+KINDS = {
+    "interim": ("", r"HTTP/1.1 102 Wait\r\n\r\n"),
+    "chunks": (r"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", r"1\r\na\r\n"),
+}
+
+
+@contextmanager
+def crumbs(kind):
+    """The URL of a server that never comes to an end, in a process of its own: it is quicker than we are."""
+    with subprocess.Popen([sys.executable, "-c", CRUMBS, *KINDS[kind]], stdout=subprocess.PIPE) as process:
+        try:
+            yield f"http://site.test:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -155,3 +193,33 @@ def test_no_thread_waits_for_a_network(start, site):
     assert time.monotonic() - start_s < 1.5
     for thread in waiting:
         thread.join(10)
+
+
+@pytest.mark.parametrize("kind", ["interim", "chunks"])
+def test_servers_that_send_crumbs_keep_nobody_waiting(start, kind):
+    """Downloads go on the whole time; everybody else is answered at once."""
+    server, over, answers = start(fetch=FetchLimits(hosts="any", image_s=3.0)), threading.Event(), []
+
+    def ask(url):
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            while not over.is_set():
+                content = [part(f"{url}/{i}") for i in range(3)]
+                body = {"messages": [{"role": "user", "content": content}]}
+                answers.append(http.post("/v1/chat/completions", json=body).status_code)
+
+    assert server.chat(max_tokens=4).status_code == 200
+    with crumbs(kind) as url:
+        asking = [threading.Thread(target=ask, args=(url,), daemon=True) for _ in range(8)]
+        for thread in asking:
+            thread.start()
+        took_s, end_s = [], time.monotonic() + 3.0
+        while time.monotonic() < end_s or len(took_s) < 5:
+            start_s = time.monotonic()
+            assert server.http.get("/health").status_code == 200
+            assert server.chat(max_tokens=4).status_code == 200
+            took_s.append(time.monotonic() - start_s)
+        over.set()
+        for thread in asking:
+            thread.join(30)
+    assert set(answers) <= {422, 504} and answers
+    assert sorted(took_s)[len(took_s) // 2] < 0.5, took_s  # the machine itself may keep one of them waiting

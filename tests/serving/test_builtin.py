@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 import pytest
 from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
 
 from hydrainfer import LLM, SamplingParams, builtin
+from hydrainfer.cli import app
+from hydrainfer.config import load
+from hydrainfer.core import ConfigError
+from hydrainfer.serving import serve_in_background
+from hydrainfer.workload.sources import read_recording
 from training.builtin import plain
 from training.builtin.samples import FOLDER
 
@@ -28,8 +38,8 @@ def user(picture, question):
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
-def answers(llm, chats):
-    return [out.outputs[0].text.strip() for out in llm.chat(chats, GREEDY, use_tqdm=False)]
+def answers(llm, chats, sampling=GREEDY):
+    return [out.outputs[0].text.strip() for out in llm.chat(chats, sampling, use_tqdm=False)]
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
@@ -39,10 +49,42 @@ def test_it_answers(layout):
     with LLM(layout=layout, threads=1) as llm:
         said = answers(llm, [user(str(FOLDER / name), q) for name, q, _ in SAMPLES])
         assert said == [a for _, _, a in SAMPLES]
+        asked = [(f"USER: <image>\n{q} ASSISTANT:", Image.open(FOLDER / name)) for name, q, _ in SAMPLES]
+        prompts = [{"prompt": text, "multi_modal_data": {"image": picture}} for text, picture in asked]  # as of vLLM
+        said = [out.outputs[0].text.strip() for out in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        assert said == [a for _, _, a in SAMPLES]
         said = answers(llm, [user(c.picture, c.question) for c in drawn])
         wrong = [(c.question, c.answer, x) for c, x in zip(drawn, said) if c.answer != x]
         assert len(wrong) <= len(drawn) // 10, wrong
         assert answers(llm, [user(None, "Hello")]) == ["Hello! Show me a picture of shapes or a digit."]
+        stars = [user(str(FOLDER / "stars.png"), "How many stars are there?")] * 20
+        assert answers(llm, stars, None) == ["Four."] * 20  # its generation_config.json says: do not sample
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0)
+        warm = answers(llm, stars[:1] * 8, SamplingParams(temperature=2.0, max_tokens=40))
+        assert len(set(warm)) > 1, warm
+
+
+def test_its_answers_are_traced_and_replayed(tmp_path):
+    """The README's line, of which 512 tokens of answer are more than the model's context; then the line it prints."""
+    out, long = tmp_path / "a [b] trace.jsonl", tmp_path / "long.yaml"
+    long.write_text("dataset: long\nn_pictures: 0\nwords: 2000\n")
+    run = CliRunner().invoke
+    with serve_in_background(load({"port": 0, "threads": 1}), Console(quiet=True)) as (url, _):
+        result = run(app, ["trace", "textcaps", "--url", url, "--requests", "8", "--out", str(out)])
+        assert result.exit_code == 0 and "failed" not in result.output, result.output
+        assert f"wrote {out}: 8 requests, answers of up to" in result.output
+        recording = read_recording(out)
+        assert len(recording.chats) == 8 and recording.n_failed == 0 and recording.n_cut_short < 8
+        command, *words = shlex.split(result.output.splitlines()[-1].removeprefix("next: "))
+        again = run(app, [*words, "--rate", "4", "--min-seconds", "0", "--json"])
+        assert command == "hydrainfer" and again.exit_code == 0, again.output
+        (bench,) = json.loads(again.stdout)["runs"]
+        assert bench["report"]["n_ok"] == 8 and bench["report"]["n_wrong_length"] == 0
+
+        refused = ["trace", str(long), "--url", url, "--requests", "3", "--out", str(tmp_path / "none.jsonl")]
+        with pytest.raises(ConfigError, match=r"none of 3 requests was answered.*maximum context length"):
+            run(app, refused, catch_exceptions=False)
+        assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_it_is_small_and_its_sample_is_a_picture():

@@ -1,5 +1,6 @@
 """What the planner chose is served: `--layout auto`, `--token-budget auto`, and the layout's file of `profile`."""
 
+import shlex
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ from hydrainfer.cli import app
 from hydrainfer.config import load, read_layout
 from hydrainfer.core import ConfigError
 from hydrainfer.demo import ask
-from hydrainfer.planner.costfile import read_cost_file
+from hydrainfer.planner.costs import read_cost_file
 from hydrainfer.profiling.auto import settle
 from hydrainfer.serving import serve_in_background
 
@@ -47,17 +48,38 @@ def test_layout_auto_plans_and_serves(cache):
     assert text
 
 
-def test_the_file_of_a_search_over_eight_starts(tmp_path):
-    out = tmp_path / "plan"
+def said_next(result):
+    """The last line of a command, as a shell reads it."""
+    assert result.exit_code == 0, result.output
+    return shlex.split(result.output.splitlines()[-1].removeprefix("next: "), comments=True)
+
+
+def test_the_file_of_a_search_over_eight_starts(tmp_path, monkeypatch):
+    out = tmp_path / "a [b] plan"
     args = [str(MODEL), "--devices", "8", "--cost-model", FAST, "--workload", EXPECTED["workload"]]
     args += ["--slo", EXPECTED["slo"], "--requests", "100", "--processes", "1", "--out", str(out)]
     result = CliRunner().invoke(app, ["profile", *args])
-    assert result.exit_code == 0, result.output
+    served = []
+    monkeypatch.setattr("hydrainfer.serving.serve_forever", lambda loaded, _: served.append(loaded))
+    command, *words = said_next(result)
+    assert command == "hydrainfer" and CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    assert (
+        served[0].config == load({"layout": str(out / "layout.yaml"), "device": "emulated", "cost_model": FAST}).config
+    )
     assert {p.name for p in out.iterdir()} >= {"plan.json", "report.html", "layout.yaml"}
     loaded = load({**EMULATED, "layout": str(out / "layout.yaml")})
     assert len(read_layout(loaded.config.layout)) == 8
     text, _ = answers(settle(loaded, quiet()))
     assert text
+
+
+def test_a_configuration_without_weights_is_not_what_to_serve_next(tmp_path):
+    args = ["llava-next-7b", "--devices", "1", "--hardware", "h800", "--requests", "60", "--processes", "1"]
+    args += ["--slo", "ttft=8,tpot=0.08", "--dtype", "bfloat16", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["profile", *args])
+    layout = str(tmp_path / "layout.yaml")
+    assert said_next(result) == ["hydrainfer", "serve", "CHECKPOINT", "--layout", layout, "--dtype", "bfloat16"]
+    assert result.output.rstrip().endswith("   # CHECKPOINT: the directory with llava-next-7b's weights")
 
 
 def test_budgets_auto_are_values_that_were_measured():

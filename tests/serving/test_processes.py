@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ import httpx
 import pytest
 
 from tests.checkpoints import make_llava
+from tests.cluster.processes import alive
+from tests.server.conftest import image_part, picture
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
 
@@ -29,17 +32,19 @@ def checkpoint(tmp_path_factory):
 class Served:
     """A server process; `url` once it is ready, `output` what it printed."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, under="exec"):
+        """`under`: how a shell begins it."""
         self.output = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "hydrainfer", "serve", *map(str, args)],
+            ["sh", "-c", f'{under} "$@"', "sh", sys.executable, "-m", "hydrainfer", "serve", *map(str, args)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
         )
         self._ready = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reading = threading.Thread(target=self._read, daemon=True)
+        self.reading.start()
 
     def _read(self):
         for line in self.process.stdout:
@@ -59,6 +64,9 @@ class Served:
 
 def body(**options):
     return {"messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 8, "temperature": 0, **options}
+
+
+ENDLESS = {"prompt": "Count", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
@@ -94,6 +102,18 @@ def test_a_killed_server_leaves_no_process_and_no_port(checkpoint):
         s.bind(("127.0.0.1", port))
 
 
+def test_it_serves_pictures_with_2_gib_of_addresses(checkpoint):
+    """`ulimit -v`: less than a worker would take by itself, and little more than torch takes in the server."""
+    server = Served(checkpoint, "--port", 0, under="ulimit -v 2097152; exec")
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for size in ((40, 30), (1800, 1800)):
+            asked = [{"role": "user", "content": [image_part(picture(size=size))]}]
+            answer = client.post("/v1/chat/completions", json=body(messages=asked))
+            assert answer.status_code == 200, answer.text
+    assert server.stop(signal.SIGTERM) == 0
+    assert "Error" not in server.output, server.output
+
+
 @pytest.mark.parametrize("launcher", ["inproc", "ray"])
 def test_a_layout_serves_until_a_signal_and_leaves_nothing(checkpoint, launcher):
     server = Served(checkpoint, "--port", 0, "--layout", "1E1PD", "--launcher", launcher)
@@ -108,6 +128,45 @@ def test_a_layout_serves_until_a_signal_and_leaves_nothing(checkpoint, launcher)
     assert "Traceback" not in server.output and "ERROR" not in server.output, server.output
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     assert not run_folders(server.process.pid)
+
+
+def of_run(server):
+    """What a server has started, and its folder. Its guardian has the folder as an argument, the others have it in
+    their environment."""
+    (folder,) = run_folders(server.process.pid)
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in (process / "environ").read_bytes() + (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found, folder
+
+
+def test_without_rays_control_process_the_server_says_so_and_ends_with_an_error(checkpoint):
+    server = Served(checkpoint, "--port", 0, "--layout", "1E1PD", "--launcher", "ray")
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        cards = client.get("/v1/instances").json()["data"]
+        pids, folder = of_run(server)
+        (gcs,) = [pid for pid in pids if "gcs_server" in Path(f"/proc/{pid}/comm").read_text()]
+        assert {c["pid"] for c in cards} < set(pids) and len(pids) >= 8  # two agents and the guardian, too
+        with client.stream("POST", "/v1/completions", json=ENDLESS) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(gcs, signal.SIGKILL)
+            os.kill(cards[1]["pid"], signal.SIGKILL)
+            killed_s = time.monotonic()
+            said = [line for line in lines if line]
+    assert any('"service_unavailable"' in line for line in said[-2:]), said[-2:]
+    assert server.process.wait(60) == 2
+    ended_s = time.monotonic() - killed_s
+    assert ended_s < 15, f"{ended_s:.1f} s"
+    server.reading.join()
+    (last,) = [line for line in server.output.splitlines() if line.startswith("error:")]
+    assert last.startswith("error: the server has ended: Ray's control process (gcs_server) has ended (killed")
+    assert "Traceback" not in server.output, server.output
+    while alive(pids) or folder.exists():
+        assert time.monotonic() < killed_s + 20, (alive(pids), folder)
+        time.sleep(0.02)
 
 
 def run_folders(pid):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,11 +17,12 @@ from rich.console import Console
 from hydrainfer import LLM, SamplingParams, serving
 from hydrainfer.cli import main
 from hydrainfer.config import load
-from hydrainfer.core import Unavailable
+from hydrainfer.core import InvalidRequest, Unavailable
 from tests.checkpoints import make_llava
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+NO_MEDIA = {"multi_modal_data": None, "mm_processor_kwargs": {}}
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,17 @@ def test_who_is_not_done_when_the_server_must_stop_is_told_so(checkpoint, monkey
     instance.caches.check(idle=True)
 
 
+def test_strangers_who_do_not_speak_http_fill_no_log(checkpoint, caplog):
+    loaded = load({"model": str(checkpoint), "port": 0})
+    with serving.serve_in_background(loaded, Console(quiet=True)) as (url, _):
+        for _ in range(100):
+            with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port), timeout=20) as stranger:
+                stranger.sendall(b"what is this?\r\n\r\n")
+                assert b"400" in stranger.recv(4096)
+        assert httpx.get(f"{url}/health").status_code == 200
+    assert 1 <= len(caplog.messages) <= 6
+
+
 def test_one_llm_in_several_threads_in_a_running_loop_and_closed(checkpoint):
     with LLM(str(checkpoint), max_running=4) as llm:
         lengths = []
@@ -69,6 +84,36 @@ def test_one_llm_in_several_threads_in_a_running_loop_and_closed(checkpoint):
         assert len(asyncio.run(notebook())[0].outputs[0].token_ids) == 4
     with pytest.raises(Unavailable):
         llm.generate("hi", SHORT, use_tqdm=False)
+
+
+def test_what_is_no_prompt_and_no_chat_is_refused_before_any_is_answered(checkpoint):
+    message, picture = {"role": "user", "content": "hi"}, {"multi_modal_data": {"image": b"no picture"}}
+    with LLM(str(checkpoint)) as llm:
+        ids = llm.generate("hi", SHORT, use_tqdm=False)[0].prompt_token_ids
+        for same in ({"prompt": "hi"}, list(ids), {"prompt_token_ids": list(ids)}, {"prompt": "hi", **NO_MEDIA}):
+            assert [out.prompt_token_ids for out in llm.generate(same, SHORT, use_tqdm=False)] == [ids]
+        for wrong in (None, 5, b"hi", {}, {"text": "hi"}, ["hi", None], ["hi", {"a": 1}], {"prompt": "hi", **picture}):
+            with pytest.raises(InvalidRequest):
+                llm.generate(wrong, SHORT, use_tqdm=False)
+        for wrong in (None, 5, b"hi", "hi", {}, message, [], [5], ["hi"], [None], [{"prompt": "hi"}], [[message], "hi"],
+                      [[message], message], [[message], [5]]):  # fmt: skip
+            with pytest.raises(InvalidRequest):
+                llm.chat(wrong, SHORT, use_tqdm=False)
+        for sampling in ({"temperature": 0}, 0.0, "greedy", [SHORT, None], [SHORT]):
+            with pytest.raises(InvalidRequest, match="sampling"):
+                llm.generate(["a", "b"], sampling, use_tqdm=False)
+        for options in (5, [5], {"a": 1}):
+            with pytest.raises(InvalidRequest, match="mm_processor_kwargs"):
+                llm.chat([message], SHORT, use_tqdm=False, mm_processor_kwargs=options)
+            with pytest.raises(InvalidRequest, match="mm_processor_kwargs"):
+                llm.generate({"prompt": "hi", "mm_processor_kwargs": options}, SHORT, use_tqdm=False)
+        llm._instance.intake.processor.pixels.check(idle=True)
+
+
+def test_only_one_place_says_what_to_run_next():
+    """It quotes paths for a shell; what it is given is a command that other tests run."""
+    files = Path(serving.__file__).parent.rglob("*.py")
+    assert [p.name for p in files if re.search(r"[\"\]]next: ", p.read_text())] == ["following.py"]
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from hydrainfer.cache import CacheSpec
+from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.storage import BlockStore, Exports, Routes, StorePuller, needs_shared
 
 SECRET = b"of this cluster"
 SPECS = {
-    "kv": CacheSpec.full(layers=3, kv_heads=2, head_dim=8, dtype="bfloat16", block_tokens=4),
-    "embed": CacheSpec.embed(width=4096, dtype="float32", block_tokens=64),  # blocks of 1 MiB
+    "kv": FullSpec.of(layers=3, kv_heads=2, head_dim=8, dtype="bfloat16", block_tokens=4),
+    "embed": EmbedSpec.of(width=4096, dtype="float32", block_tokens=64),  # blocks of 1 MiB
 }
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.storage.peers"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import socket
@@ -44,7 +45,8 @@ def ended(sock):
     return True
 
 
-def test_strangers_are_cut_off_and_hold_up_nobody(pair):
+def test_strangers_are_cut_off_hold_up_nobody_and_fill_no_log(pair, caplog):
+    caplog.set_level(logging.INFO, "hydrainfer")
     source, target, connect = pair
     rng = random.Random(0)
     for data in (b"", b"GET / HTTP/1.1\r\n\r\n" * 20, MAGIC * 9, *(rng.randbytes(64) for _ in range(20))):
@@ -62,6 +64,8 @@ def test_strangers_are_cut_off_and_hold_up_nobody(pair):
         sock.close()
     assert works(source, target) is True
     assert sum(t.name == "hydrainfer-blocks" for t in threading.enumerate()) <= 2
+    lines = [r for r in caplog.records if r.name == "hydrainfer.storage.server"]
+    assert 1 <= len(lines) <= 5, "of a hundred"
 
 
 def open_as(connect, secret=SECRET, owner="E0:1"):

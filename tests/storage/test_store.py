@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from hydrainfer.cache import CacheSpec
+from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.storage import BlockStore
 
 pytestmark = pytest.mark.cpu
@@ -17,25 +17,25 @@ pytestmark = pytest.mark.cpu
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_full_store_is_block_major(dtype):
-    spec = CacheSpec.full(layers=3, kv_heads=2, head_dim=8, dtype=dtype, block_tokens=4)
+    spec = FullSpec.of(layers=3, kv_heads=2, head_dim=8, dtype=dtype, block_tokens=4)
     store = BlockStore(spec, 5)
     assert store.data.shape == (5, 3, 2, 4, 2, 8) and store.data[2].is_contiguous()
     assert not store.data.any() and store.n_bytes == store.data.nbytes == 5 * spec.block_bytes
-    assert len(store.layers) == 3 and store.rows is None
+    assert len(store.layers) == 3
     store.layers[1][4, 0, 3] = 7
     assert int(store.data.sum()) == 7 * 16 and bool((store.data[4, 1, 0, 3] == 7).all())
     assert store.layers[0].stride() == store.layers[2].stride()
 
 
 def test_embed_store_rows():
-    store = BlockStore(CacheSpec.embed(width=6, dtype="float32", block_tokens=4), 3)
-    assert store.rows.shape == (12, 6) and store.layers == []
+    store = BlockStore(EmbedSpec.of(width=6, dtype="float32", block_tokens=4), 3)
+    assert store.rows.shape == (12, 6)
     store.rows[2 * 4 + 1] = torch.arange(6.0)
     assert torch.equal(store.data[2, 1], torch.arange(6.0))
 
 
 def test_a_shared_store_is_a_sealed_nameless_file_as_long_as_it_lives():
-    store = BlockStore(CacheSpec.embed(width=6, dtype="float32", block_tokens=4), 300, shared=True)
+    store = BlockStore(EmbedSpec.of(width=6, dtype="float32", block_tokens=4), 300, shared=True)
     store.rows[5] = 1.0
     store.touch()
     assert int(store.data.sum()) == 6, "touching keeps the bytes"
@@ -52,4 +52,4 @@ def test_a_shared_store_is_a_sealed_nameless_file_as_long_as_it_lives():
 
 def test_an_empty_store():
     for shared in (False, True):
-        assert BlockStore(CacheSpec.embed(width=6, dtype="float32"), 0, shared=shared).rows.shape == (0, 6)
+        assert BlockStore(EmbedSpec.of(width=6, dtype="float32"), 0, shared=shared).rows.shape == (0, 6)

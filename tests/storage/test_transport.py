@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from hydrainfer.cache import CacheSpec
+from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.core import ConfigError, ExportHandle
 from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
 from hydrainfer.storage.places import here, ways_here
@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.cpu, pytest.mark.timeout(60)]
 TRANSPORTS = ["local", "shared-memory", "gloo", "tcp"]
 SECRET = b"of this cluster"
 SPECS = {
-    "kv": CacheSpec.full(layers=3, kv_heads=2, head_dim=8, dtype="float32", block_tokens=4),
-    "kv16": CacheSpec.full(layers=2, kv_heads=1, head_dim=4, dtype="bfloat16", block_tokens=2),
-    "embed": CacheSpec.embed(width=6, dtype="float32", block_tokens=4),
+    "kv": FullSpec.of(layers=3, kv_heads=2, head_dim=8, dtype="float32", block_tokens=4),
+    "kv16": FullSpec.of(layers=2, kv_heads=1, head_dim=4, dtype="bfloat16", block_tokens=2),
+    "embed": EmbedSpec.of(width=6, dtype="float32", block_tokens=4),
 }
-LARGE = CacheSpec.embed(width=4096, dtype="float32", block_tokens=64)  # blocks of 1 MiB
+LARGE = EmbedSpec.of(width=4096, dtype="float32", block_tokens=64)  # blocks of 1 MiB
 
 
 def stores(n, transport, specs=SPECS, fill=True):

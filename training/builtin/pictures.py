@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from hydrainfer.processor.clip import ClipImages, ClipSettings
-from hydrainfer.processor.media import Picture
+from hydrainfer.processor import ClipImages, ClipSettings, Picture
 from training.builtin import draw, sources
 from training.builtin.scene import COLOURS, KINDS, Scene, Thing, sample_shapes
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from hydrainfer.core import ConfigError
 from hydrainfer.workload.output.page import page_of
-from hydrainfer.workload.report import Percentiles
-from hydrainfer.workload.result import BenchResult, Run
+from hydrainfer.workload.results import BenchResult, Percentiles, Run
 
 
 def write_files(result: BenchResult, folder: Path) -> list[Path]:

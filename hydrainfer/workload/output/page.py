@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from hydrainfer.metrics import Proportion
-from hydrainfer.workload.attribution import PARTS
 from hydrainfer.workload.output.html import document, table
 from hydrainfer.workload.output.svg import COLOURS, Axis, Bar, Point, Series, legend, lines, stacked
 from hydrainfer.workload.output.tables import conclusions, ms, percent, with_interval
-from hydrainfer.workload.result import BenchResult, Run, Server
-from hydrainfer.workload.session import by_rate
+from hydrainfer.workload.results import PARTS, BenchResult, Run, Server, by_rate
 
 MAX_CDF_RATES = 3
 FLOOR_S = 1e-4  # of a logarithmic axis: below it lies what came in one read

@@ -1,4 +1,4 @@
-"""How a load goes, while it goes: requests, rate, attainment so far."""
+"""The progress of a load while it runs: requests, rate, attainment so far."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from hydrainfer.config import Slo
-from hydrainfer.workload.judged import verdict_of
-from hydrainfer.workload.record import RequestRecord
-from hydrainfer.workload.result import Run
-from hydrainfer.workload.session import summary_line
+from hydrainfer.workload.client import RequestRecord
+from hydrainfer.workload.results import Run, verdict_of
 
 
 class Quiet:
@@ -74,3 +72,18 @@ class Shown:
         self._progress.update(self._task, visible=False)
         if run is not None:
             self._console.print(summary_line(run), markup=False, highlight=False, soft_wrap=True)
+
+
+def summary_line(run: Run) -> str:
+    """One run for people, as it ends."""
+    report = run.report
+    parts = [f"{run.server}  {run.arrivals}: {report.n_ok} of {report.n_requests} answered"]
+    if run.attainment is not None:
+        met = run.attainment.met
+        parts.append(f"attainment {met.share:.1%} ({met.low:.1%} to {met.high:.1%})")
+    for name, found in (("TTFT", report.ttft_s), ("TPOT", report.tpot_s)):
+        if found is not None:
+            parts.append(f"{name} p50 {found.p50 * 1e3:.4g} p90 {found.p90 * 1e3:.4g} ms")
+    if run.client_late and report.late_s is not None:
+        parts.append(f"THE CLIENT WAS LATE by {report.late_s.p99 * 1e3:.0f} ms (p99)")
+    return "; ".join(parts)

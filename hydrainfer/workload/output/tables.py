@@ -6,11 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from hydrainfer.workload.attribution import PARTS
-from hydrainfer.workload.noise import NOISY_CORES
-from hydrainfer.workload.report import Percentiles
-from hydrainfer.workload.result import BenchResult, Run
-from hydrainfer.workload.session import by_rate
+from hydrainfer.workload.results import NOISY_CORES, PARTS, BenchResult, Percentiles, Run, by_rate
 
 
 def ms(seconds: float | None) -> str:
@@ -30,7 +26,7 @@ def with_interval(found: Percentiles | None, name: str) -> str:
 
 
 def conclusions(result: BenchResult) -> list[str]:
-    """What was found, a sentence each, with what it may be doubted for."""
+    """The findings, a sentence each, with the reasons to doubt them."""
     said = [f"{s.name} could not be measured: {s.failed}" for s in result.servers if s.failed]
     for name, goodput in result.goodput.items():
         low = "0" if goodput.low is None else f"{goodput.low:.4g}"

@@ -1,17 +1,42 @@
-"""Where the requests of a workload come from: drawn from a seed, read from published datasets, or recorded before.
+"""Requests drawn from a seed, read from published datasets or recorded before, and the times of their arrival.
 
-Called by `hydrainfer bench` and `hydrainfer trace`. Reads local files only; never fetches anything.
+Called by `client`, `measuring` and the planner. Reads local files only; never fetches anything.
 """
 
+from hydrainfer.workload.sources.arrivals import Arrivals, Closed, Constant, Gamma, Poisson, Replay, due_times_s, label
+from hydrainfer.workload.sources.chat import BodyOptions, ChatRequest, distinct_chats, encoded
+from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
+from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, FilePicture, Picture, draw_picture
 from hydrainfer.workload.sources.recorded import Recording, read_recording, write_recording
-from hydrainfer.workload.sources.spec import SOURCES, Workload, read_workload
+from hydrainfer.workload.sources.spec import DEFAULT, SOURCES, Workload, read_workload
+from hydrainfer.workload.sources.spread import Spread
 from hydrainfer.workload.sources.traces import Arrival, read_arrivals
 
 __all__ = [
+    "DEFAULT",
     "SOURCES",
+    "TOKENS_PER_WORD",
     "Arrival",
+    "Arrivals",
+    "BodyOptions",
+    "ChatRequest",
+    "Closed",
+    "Constant",
+    "DrawnPicture",
+    "EncodedPicture",
+    "FilePicture",
+    "Gamma",
+    "Picture",
+    "Poisson",
     "Recording",
+    "Replay",
+    "Spread",
     "Workload",
+    "distinct_chats",
+    "draw_picture",
+    "due_times_s",
+    "encoded",
+    "label",
     "read_arrivals",
     "read_recording",
     "read_workload",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hydrainfer.workload.chat import ChatRequest
+from hydrainfer.workload.sources.chat import ChatRequest
 from hydrainfer.workload.sources.files import entries_of, field, read_json, read_json_lines, wrong
 
 TOKENS_PER_WORD = 4 / 3
-"""Of English in the tokenizers of Llama and Qwen, roughly: how long a recorded answer is taken to be until `hydrainfer
-trace` has asked the model itself."""
+"""Tokens per word of English in the tokenizers of Llama and Qwen, roughly: how long a recorded answer is taken to be
+until `hydrainfer trace` has asked the model itself."""
 
 
 def openai_requests(path: Path, max_tokens: int) -> Iterator[ChatRequest]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from hydrainfer.core import ConfigError
-from hydrainfer.workload.chat import ChatRequest
+from hydrainfer.workload.sources.chat import ChatRequest
 from hydrainfer.workload.sources.files import read_bytes, wrong
 
 

@@ -11,14 +11,14 @@ import msgspec
 
 from hydrainfer.config import check_known, locate, read_yaml
 from hydrainfer.core import ConfigError
-from hydrainfer.workload.chat import ChatRequest
-from hydrainfer.workload.pictures import FilePicture
+from hydrainfer.workload.sources.chat import ChatRequest
 from hydrainfer.workload.sources.conversations import CONVERSATIONS
+from hydrainfer.workload.sources.pictures import FilePicture
 from hydrainfer.workload.sources.questions import READERS, Question
 from hydrainfer.workload.sources.recorded import read_recording
+from hydrainfer.workload.sources.spread import Spread
 from hydrainfer.workload.sources.synthetic import Size, Texts, chats_of_arrivals, synthetic_chats
 from hydrainfer.workload.sources.traces import TRACES, read_arrivals
-from hydrainfer.workload.spread import Spread
 
 SOURCES = ("synthetic", *READERS, *CONVERSATIONS, *TRACES, "recording")
 DEFAULT = "default"
@@ -56,7 +56,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def source(self) -> str:
-        """Where its requests come from; one of `SOURCES`."""
+        """The origin of its requests; one of `SOURCES`."""
         return self.reader if self.path is not None else "synthetic"
 
     def chats(self, n: int, seed: int, like: str | None = None) -> list[ChatRequest]:

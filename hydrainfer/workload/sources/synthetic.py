@@ -6,11 +6,11 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 
-from hydrainfer.workload.chat import ChatRequest
-from hydrainfer.workload.pictures import DrawnPicture
+from hydrainfer.workload.sources.chat import ChatRequest
 from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
+from hydrainfer.workload.sources.pictures import DrawnPicture
+from hydrainfer.workload.sources.spread import Spread
 from hydrainfer.workload.sources.traces import Arrival
-from hydrainfer.workload.spread import Spread
 
 WORDS = """
 apple arrow ball bank bear bird boat book bottle bowl bread bridge brush bus cake camera car card cat chair

@@ -58,7 +58,7 @@ TRACES: dict[str, Callable[[Path], Iterator[Arrival]]] = {"azure": azure, "burst
 
 
 def read_arrivals(path: Path, kind: str | None = None) -> list[Arrival]:
-    """In order of time, the first at 0. `kind` None: told by the columns. Raises `ConfigError`."""
+    """The arrivals in order of time, the first at 0. `kind` None: told by the columns. Raises `ConfigError`."""
     reader = TRACES[kind or _kind_of(path)]
     rows = sorted(reader(path))
     if not rows:

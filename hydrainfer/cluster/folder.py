@@ -1,0 +1,127 @@
+"""The folder of a run: its sockets, Ray's session and token; and how it goes away even if the server was killed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from hydrainfer.cluster import guardian
+from hydrainfer.cluster.guardian import end_processes, end_run
+from hydrainfer.core import ConfigError
+
+PREFIX = "hydrainfer-"
+OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing of ours is in it
+_LOCK = "lock"
+_LONGEST_BASE = 50  # bytes: an ipc address ends at 107
+_LONGEST_BASE_RAY = 13  # its sockets are in r/session_<time>_<pid>/sockets
+_ROOM_BYTES = 1 << 20
+_ROOM_RAY_BYTES = 16 << 20  # half a megabyte at start; logs grow
+_GOODBYE_S = 15.0
+_KEPT = {"SPT_NOENV": "1"}  # `setproctitle`, which Ray uses, overwrites what others see of the environment otherwise
+
+
+class RunFolder:
+    """A folder that only this user may look into. A lock says that the run lives, in whatever container it does; what
+    is left of runs that do not is ended and removed by the next one. `for_ray`: Ray's session will be inside. Raises
+    `ConfigError` if the temporary directory cannot be used."""
+
+    def __init__(self, for_ray: bool = False) -> None:
+        base = _base(_LONGEST_BASE_RAY if for_ray else _LONGEST_BASE)
+        n_bytes = _ray_bytes() if for_ray else _ROOM_BYTES
+        for old in Path(base).glob(f"{PREFIX}*-*"):
+            _end_if_dead(old)
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._lock = -1
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
+        except OSError as e:
+            raise _unusable(base, n_bytes, e) from None
+        self.ray = self.path / "r"  # Ray lets everybody in there, but nobody gets so far
+        try:
+            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            _check_room(self.path, n_bytes)
+        except OSError as e:
+            self.remove()
+            raise _unusable(base, n_bytes, e) from None
+
+    def new_token(self) -> Path:
+        """A file with a secret of this run."""
+        path = self.path / "token"
+        with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        return path
+
+    def guard(self) -> dict[str, str]:
+        """Start the guardian. A process that has the returned environment ends with this one. Safe to repeat."""
+        if self._guardian is None:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-I", "-S", guardian.__file__, str(self.path), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,  # Ctrl-C in a terminal goes to its whole group
+            )
+        return {guardian.MARK: str(self.path), **_KEPT}
+
+    def end_processes(self) -> None:
+        """Kill the guarded processes."""
+        end_processes(str(self.path))
+
+    def remove(self) -> None:
+        """End the guarded processes that are left and remove everything."""
+        if self._guardian is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._guardian.communicate(b".", _GOODBYE_S)
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+
+
+def _base(longest: int) -> str:
+    """The temporary directory, or /tmp if its path is too long for sockets. One that the user has chosen and that is
+    full is not silently replaced, as `tempfile` does."""
+    asked = os.environ.get("TMPDIR", "")
+    base = os.path.abspath(asked) if os.path.isdir(asked) else tempfile.gettempdir()
+    return base if len(os.fsencode(base)) <= longest else "/tmp"
+
+
+def _ray_bytes() -> int:
+    """Ray's objects are in this folder if they do not fit into the machine's shared memory."""
+    try:
+        shared = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        shared = 0
+    return _ROOM_RAY_BYTES + (0 if shared >= OBJECT_STORE_BYTES else OBJECT_STORE_BYTES)
+
+
+def _check_room(folder: Path, n_bytes: int) -> None:
+    """Check for room by taking it for a moment: neither a quota nor a reserve can be read anywhere."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, n_bytes)
+
+
+def _unusable(base: str, n_bytes: int, error: OSError) -> ConfigError:
+    why = f"cannot be used ({error.strerror})"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        why = f"is full (less than {n_bytes >> 20} MiB are free)"
+    return ConfigError(f"the temporary directory {base} {why}: make room there, or set TMPDIR to another one")
+
+
+def _end_if_dead(old: Path) -> None:
+    with suppress(OSError):  # another user's, or going away right now
+        lock = os.open(old / _LOCK, os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            end_run(str(old))
+        finally:
+            os.close(lock)

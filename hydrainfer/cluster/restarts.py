@@ -1,0 +1,100 @@
+"""Restarts of dead instances: when one that could not start is tried again, and when a stage is lost for good.
+
+    gone ─> starting ─> back: nothing is remembered
+             ^    │ it could not start
+             └────┴─ pause, doubled each time (the launcher is asked to try again)
+
+It has no hope if its checkpoint is damaged or not there, if it could not start several times in a row, if it has been
+away for too long, or if nothing starts it again. It is still tried while others run its stages; a stage is lost when
+nobody runs it and none of its instances has hope. Pure: no launcher, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hydrainfer.core import CheckpointError, ErrorInfo, Role, Stage
+
+_ATTEMPTS = 6  # failures in a row that leave no hope
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_NEVER = float("inf")
+
+
+class Lost(NamedTuple):
+    """A stage that nobody runs and nobody will run again. `why`: in one line, for whoever operates the server."""
+
+    stage: Stage
+    why: str
+
+
+@dataclass(slots=True)
+class _Away:
+    since: float
+    for_good: bool = False
+    n_failures: int = 0
+    error: ErrorInfo | None = None  # of the latest attempt
+    retry_at: float = _NEVER
+
+
+class Restarts:
+    """`roles`: of every instance of the layout. `timeout_s`: an instance that is away for longer has no hope."""
+
+    def __init__(self, roles: Mapping[str, Role], timeout_s: float = _NEVER) -> None:
+        self._roles = roles
+        self._timeout_s = timeout_s
+        self._away: dict[str, _Away] = {}
+
+    def gone(self, name: str, now: float, for_good: bool = False) -> None:
+        """It has died; `for_good` if nothing starts it again."""
+        self._away.setdefault(name, _Away(now)).for_good = for_good
+
+    def failed(self, name: str, error: ErrorInfo, now: float) -> None:
+        """An attempt to start it again has failed with `error`."""
+        away = self._away.setdefault(name, _Away(now))
+        away.retry_at = now + min(_FIRST_PAUSE_S * 2**away.n_failures, _LONGEST_PAUSE_S)
+        away.n_failures += 1
+        away.error = error
+
+    def back(self, name: str) -> None:
+        self._away.pop(name, None)
+
+    def due(self, now: float) -> list[str]:
+        """The instances to try again now; each is returned once per attempt."""
+        names = [name for name, away in self._away.items() if now >= away.retry_at]
+        for name in names:
+            self._away[name].retry_at = _NEVER
+        return names
+
+    def trouble(self, name: str) -> str:
+        """Why it is not back yet, or "" if that is not known."""
+        away = self._away.get(name)
+        if away is not None and away.for_good:
+            return f"{name} has died, and nothing starts it again"
+        if away is None or away.error is None:
+            return ""
+        return f"{name} could not be started again: {away.error.message}"
+
+    def lost(self, dark: Sequence[Stage], now: float) -> Lost | None:
+        """The first stage of `dark`, which no instance runs now, that has no hope; None if all have."""
+        for stage in dark:
+            names = [name for name, role in self._roles.items() if role.runs(stage)]
+            reasons = [self._hopeless(name, now) for name in names]
+            if all(reasons):
+                return Lost(stage, f"no instance can {stage.value} any more: {'; '.join(reasons)}")
+        return None
+
+    def _hopeless(self, name: str, now: float) -> str:
+        """Why it will not come back, or "" if it may."""
+        away = self._away.get(name)
+        if away is None:
+            return ""
+        if away.for_good or (away.error is not None and away.error.type == CheckpointError.type):
+            return self.trouble(name)
+        if away.n_failures >= _ATTEMPTS:
+            return f"{self.trouble(name)} ({away.n_failures} attempts)"
+        if now > away.since + self._timeout_s:
+            return self.trouble(name) or f"{name} has died and is not back after {self._timeout_s:.0f} s"
+        return ""

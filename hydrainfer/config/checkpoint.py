@@ -1,0 +1,166 @@
+"""The JSON files of a checkpoint directory. Their numbers are checked as they are read, before anything is computed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydrainfer.core import CheckpointError
+
+Rule = Callable[[Any], str | None]
+"""Returns what a value must be, in words, if it is not; None if it is. `None` as a value is JSON's null."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object of a checkpoint directory. Raises `CheckpointError`, one line that names the file and, for a
+    value out of range, the field."""
+    if not path.exists():
+        raise CheckpointError(f"{path.parent}: {path.name} is missing")
+    try:
+        content = json.loads(path.read_text("utf-8")) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged: it does not hold a JSON object")
+    _check(content, path, "", _RULES.get(path.name, {}))
+    return content
+
+
+def find_json(path: Path) -> dict[str, Any] | None:
+    """The object that `read_json` reads; None if there is no such file."""
+    return read_json(path) if path.exists() else None
+
+
+def preprocessing(path: Path, kind: str = "image") -> dict[str, Any] | None:
+    """How a checkpoint directory says that its pictures (or, of the kind "video", videos) are prepared, without what is
+    null: a file of its own, or a part of processor_config.json. None if there is neither. Raises `CheckpointError`."""
+    found = find_json(path / ("preprocessor_config.json" if kind == "image" else f"{kind}_preprocessor_config.json"))
+    if found is None:
+        found = (find_json(path / "processor_config.json") or {}).get(f"{kind}_processor")
+    return None if found is None else {name: value for name, value in found.items() if value is not None}
+
+
+def _check(content: Mapping[str, Any], path: Path, section: str, rules: Mapping[str, Rule]) -> None:
+    for name, value in content.items():
+        if name in _SECTIONS and isinstance(value, dict):
+            _check(value, path, f"{section}{name}.", rules)
+        elif name in rules and (wanted := rules[name](value)) is not None:
+            shown = json.dumps(value)
+            shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+            raise CheckpointError(f"{path}: {section}{name} is {shown}; it must be {wanted}")
+
+
+def _whole(least: int, most: int) -> Rule:
+    words = f"a whole number from {least} to {most}"
+    return lambda value: None if type(value) is int and least <= value <= most else words
+
+
+def _number(least: float, most: float) -> Rule:
+    def rule(value: Any) -> str | None:
+        fits = type(value) in (int, float) and math.isfinite(value) and least <= value <= most
+        return None if fits else f"a number from {least:g} to {most:g}"
+
+    return rule
+
+
+def _maybe(rule: Rule) -> Rule:
+    """`null` stands for a field that is left out."""
+    return lambda value: None if value is None or rule(value) is None else f"{rule(value)}, or null"
+
+
+def _called(words: str, rule: Rule) -> Rule:
+    return lambda value: None if rule(value) is None else words
+
+
+def _list(rule: Rule, n: int | None = None) -> Rule:
+    """`rule` is that of each, which must not be null; `n`: how many there are."""
+
+    def check(value: Any) -> str | None:
+        if isinstance(value, list) and n in (None, len(value)) and all(rule(v) is None for v in value):
+            return None
+        return f"a list{'' if n is None else f' of {n}'}, each {rule(None)}"
+
+    return check
+
+
+def _or_list(rule: Rule, least: int = 0) -> Rule:
+    """The rule of one value, or of a list of at least `least`."""
+
+    def check(value: Any) -> str | None:
+        if isinstance(value, list) and len(value) >= least and _list(rule)(value) is None:
+            return None
+        return rule(value) and f"{rule(value)}, or a list of such"
+
+    return check
+
+
+def _instance(kind: type, words: str) -> Rule:
+    return lambda value: None if isinstance(value, kind) else words
+
+
+_OBJECT = _maybe(_instance(dict, "an object"))
+_SIZE, _LAYERS = _whole(1, 2**24), _whole(1, 1024)
+_POSITIONS = _whole(1, 2**31 - 1)
+_SIDE = _whole(1, 2**16)
+_COUNT = _maybe(_whole(1, 2**32))
+_TOKEN = _whole(0, 2**24)
+_POSITIVE = _number(1e-9, 1e12)
+_PARTS = ("text_config", "vision_config", "rope_scaling", "rope_parameters")
+_PROCESSORS = ("image_processor", "video_processor")
+_SECTIONS = (*_PARTS, *_PROCESSORS, "size", "crop_size")
+_POINTS = {"image_grid_pinpoints": _maybe(_called("a list of pairs of sides in pixels", _list(_list(_SIDE, 2))))}
+_MODEL: dict[str, Rule] = {
+    **dict.fromkeys(_PARTS, _OBJECT),
+    **dict.fromkeys(("model_type", "dtype", "torch_dtype"), _maybe(_instance(str, "a string"))),
+    "architectures": _maybe(_list(_instance(str, "a string"))),
+    **dict.fromkeys(("num_hidden_layers", "depth"), _LAYERS),
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_heads"), _SIZE),
+    **dict.fromkeys(("embed_dim", "out_hidden_size", "num_position_embeddings"), _SIZE),
+    **dict.fromkeys(("head_dim", "num_key_value_heads"), _maybe(_SIZE)),
+    **dict.fromkeys(("num_channels", "in_channels", "in_chans", "image_size", "patch_size", "window_size"), _SIDE),
+    **dict.fromkeys(("temporal_patch_size", "spatial_merge_size"), _SIDE),
+    "mlp_ratio": _POSITIVE,
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps"), _number(0, 1)),
+    **dict.fromkeys(("fullatt_block_indexes", "deepstack_visual_indexes"), _list(_whole(0, 1023))),
+    "vision_feature_layer": _or_list(_whole(-1025, 1024), least=1),
+    "max_position_embeddings": _POSITIONS,
+    "sliding_window": _maybe(_whole(-1, 2**31 - 1)),
+    "max_window_layers": _maybe(_whole(0, 2**24)),
+    **dict.fromkeys(("rope_theta", "factor", "low_freq_factor", "high_freq_factor"), _maybe(_POSITIVE)),
+    "partial_rotary_factor": _maybe(_number(0, 1)),
+    "original_max_position_embeddings": _maybe(_POSITIONS),
+    "mrope_section": _maybe(_list(_whole(0, 2**16), 3)),
+    "tokens_per_second": _maybe(_POSITIVE),
+    **dict.fromkeys((f"{kind}_token_id" for kind in ("image", "video", "vision_start", "vision_end")), _maybe(_TOKEN)),
+    "image_token_index": _maybe(_TOKEN),
+    "eos_token_id": _maybe(_or_list(_TOKEN)),
+    **_POINTS,
+}
+_PREPROCESSING: dict[str, Rule] = {
+    **dict.fromkeys(_PROCESSORS, _OBJECT),
+    **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size", "size", "crop_size"), _maybe(_SIDE)),
+    **dict.fromkeys(("height", "width"), _maybe(_SIDE)),
+    **dict.fromkeys(("shortest_edge", "longest_edge", "min_pixels", "max_pixels"), _COUNT),
+    **dict.fromkeys(("num_frames", "min_frames", "max_frames", "max_video_tokens"), _COUNT),
+    "fps": _maybe(_POSITIVE),
+    "resample": _maybe(_whole(0, 5)),
+    "rescale_factor": _maybe(_POSITIVE),
+    "image_mean": _maybe(_list(_number(-1e6, 1e6), 3)),
+    "image_std": _maybe(_list(_POSITIVE, 3)),
+    **_POINTS,
+}
+_GENERATION: dict[str, Rule] = {  # what of these numbers may be asked for is for core.SamplingParams to say
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _maybe(_number(-1e6, 1e6))),
+    "top_k": _maybe(_whole(-(2**31), 2**31 - 1)),
+    "eos_token_id": _maybe(_or_list(_TOKEN)),
+}
+_RULES: dict[str, dict[str, Rule]] = {
+    "config.json": _MODEL,
+    "generation_config.json": _GENERATION,
+    "preprocessor_config.json": _PREPROCESSING,
+    "processor_config.json": _PREPROCESSING,
+    "video_preprocessor_config.json": _PREPROCESSING,
+}

@@ -1,0 +1,65 @@
+"""Command-line flags from the fields of a struct: name, type and default are the field's, the rest is in its `Meta`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+import typer
+from msgspec import Meta
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def flag(panel: str, text: str, *, ge: int | None = None, **more: Any) -> Meta:
+    """A field's entry in `--help`: `text`, among the others of `panel`. `more`: further arguments of `typer.Option`;
+    `param_decls` in place of the name that follows from the field's."""
+    return Meta(title=panel, description=text, ge=ge, extra=more)
+
+
+def with_flags(schema: type[msgspec.Struct], positional: str, *, as_text: bool = False) -> Callable[[Command], Command]:
+    """Gives `command(own…, **flags)` a flag for each field of `schema`; the field `positional` is its argument.
+    `as_text`: values arrive as they were typed, None for what was not, so that a loader may check and merge them."""
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        given = [_parameter(f, f.name == positional, as_text) for f in msgspec.structs.fields(schema)]
+        extra = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.kind is not p.VAR_KEYWORD]
+        command.__signature__ = inspect.Signature([*given, *extra])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(field: msgspec.structs.FieldInfo, is_argument: bool, as_text: bool) -> inspect.Parameter:
+    meta, kind, default = field.type.__metadata__[0], field.type.__origin__, field.default
+    said: dict[str, Any] = {"help": meta.description} | (meta.extra or {})
+    names: Sequence[str] = said.pop("param_decls", ())
+    if is_argument:
+        said |= {"show_default": False} if as_text else {}
+    elif as_text:
+        said |= {"rich_help_panel": meta.title, "show_default": _shown(field), "metavar": _metavar(kind)}
+    else:
+        said |= {"rich_help_panel": meta.title, "min": meta.ge}
+    info = typer.Argument(**said) if is_argument else typer.Option(*names, **said)
+    if as_text:
+        kind, default = str | None, None
+    elif default is msgspec.NODEFAULT:
+        default = inspect.Parameter.empty
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return next((name.upper() for name in ("float", "int") if name in str(kind)), "TEXT")
+
+
+def _shown(field: msgspec.structs.FieldInfo) -> str:
+    if field.default is None:
+        return "none" if field.name == "api_key" else "auto"
+    return str(field.default)

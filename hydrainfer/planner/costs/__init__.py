@@ -1,0 +1,39 @@
+"""How long batches take, how many blocks a device holds, and the budgets that follow: described or measured.
+
+Called by `search` and `inputs`, and by `assemble`, which measures. Never runs a batch, simulated or real.
+"""
+
+from hydrainfer.planner.costs.budgets import SEQUENCES, Mix, budgets_for, mix_of
+from hydrainfer.planner.costs.costfile import (
+    BatchTime,
+    Copies,
+    CostFile,
+    Work,
+    link_of,
+    read_cost_file,
+    write_cost_file,
+)
+from hydrainfer.planner.costs.fitting import fit_cost
+from hydrainfer.planner.costs.hardware import Hardware, read_hardware
+from hydrainfer.planner.costs.shape import ModelShape, VisionShape, blocks_of, cost_of
+
+__all__ = [
+    "SEQUENCES",
+    "BatchTime",
+    "Copies",
+    "CostFile",
+    "Hardware",
+    "Mix",
+    "ModelShape",
+    "VisionShape",
+    "Work",
+    "blocks_of",
+    "budgets_for",
+    "cost_of",
+    "fit_cost",
+    "link_of",
+    "mix_of",
+    "read_cost_file",
+    "read_hardware",
+    "write_cost_file",
+]

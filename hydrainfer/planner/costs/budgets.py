@@ -1,0 +1,217 @@
+"""The budgets of Algorithm 1 (the size of a batch), found from the SLOs for every role (paper, section 4.2).
+
+An instance that decodes must give every sequence a token within the TPOT SLO, whatever else runs. It gets the largest
+chunk and the largest vision batch that leave time for its decodes, with contexts of the 90th percentile. Where both
+want the same time, it gets the pair that finishes a request soonest. An instance that does not decode owes nobody a
+token each step. There a batch may take a quarter of the TTFT SLO: a picture and a prompt each wait for half a batch on
+average before their own, and half of the time is left for queues and moves. It is no larger than what brings throughput
+near its limit, since in larger batches the first request only waits for the last.
+
+The same search works on a cost model and on measured times, of which it returns only values that were measured.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from hydrainfer.config import Slo
+from hydrainfer.core import CostModel, Role, Stage
+from hydrainfer.core.cost import beside_s
+from hydrainfer.planner.costs.costfile import BatchTime, CostFile
+from hydrainfer.planner.simulation import TraceRequest
+from hydrainfer.scheduler import Budgets
+
+CHUNKS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+PICTURES = (1, 2, 3, 4, 6, 8, 12, 16)
+SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+MARGIN = 0.9  # of the TPOT SLO: the rest is for messages and for batches that take longer than modelled
+TTFT_SHARE = 0.25
+SATURATED = 0.95  # of the largest throughput
+
+
+class Mix(msgspec.Struct, frozen=True, kw_only=True):
+    """The usual load of one instance: `decodes` sequences of `context` tokens each, prompts of `prompt` tokens,
+    pictures of `picture` embedding tokens (0 without)."""
+
+    decodes: int = 16
+    context: int = 1024
+    prompt: int = 1024
+    picture: int = 576
+
+
+def mix_of(trace: Sequence[TraceRequest], decodes: int = 16, quantile: float = 0.9) -> Mix:
+    """The mix of a trace: the `quantile` of each length. `decodes`: how many sequences an instance holds at a time."""
+
+    def high(numbers: list[int]) -> int:
+        return sorted(numbers)[min(len(numbers) - 1, int(quantile * len(numbers)))] if numbers else 0
+
+    return Mix(
+        decodes=decodes,
+        context=high([t.n_prompt + t.n_output for t in trace]),
+        prompt=high([t.n_prompt for t in trace]),
+        picture=high([n for t in trace for n in t.pictures]),
+    )
+
+
+class Times(Protocol):
+    """Durations of batches. `chunks`, `pictures`, `sequences`: the sizes that may be asked for, ascending."""
+
+    @property
+    def chunks(self) -> Sequence[int]: ...
+
+    @property
+    def pictures(self) -> Sequence[int]: ...
+
+    @property
+    def sequences(self) -> Sequence[int]: ...
+
+    def language_s(self, chunk: int, decodes: int, pictures: int) -> float:
+        """Seconds for a chunk and decodes, launched beside a vision batch of so many pictures (0: alone)."""
+
+    def encode_s(self, pictures: int) -> float:
+        """Seconds for a vision batch alone."""
+
+
+class ModelTimes:
+    """Times by a cost model. A chunk is the last one of its prompt, which reads the most; a language batch is launched
+    at the same time as the vision batch beside it, which slows it the longest."""
+
+    chunks, pictures, sequences = CHUNKS, PICTURES, SEQUENCES
+
+    def __init__(self, cost: CostModel, mix: Mix) -> None:
+        self._cost, self._mix = cost, mix
+
+    def language_s(self, chunk: int, decodes: int, pictures: int) -> float:
+        mix, cost = self._mix, self._cost
+        start = max(0, mix.prompt - chunk)
+        n_read, contexts = start if chunk else 0, decodes * (mix.context + 1)
+        alone_s = cost.language_s(chunk, chunk * (start + chunk), decodes, contexts, n_read)
+        slowdown = (chunk and cost.prefill_overlap_slowdown) or cost.overlap_slowdown
+        return beside_s(alone_s, self.encode_s(pictures), slowdown) if pictures else alone_s
+
+    def encode_s(self, pictures: int) -> float:
+        return self._cost.encode_s([self._mix.picture] * pictures)
+
+
+class MeasuredTimes:
+    """Measured times, 90th percentiles. Where contexts, pictures or numbers of sequences differ from the mix, the next
+    larger ones that were measured stand for it (or the largest). As measurements are not always in order, a batch takes
+    as long as the slowest that is no larger."""
+
+    def __init__(self, points: Sequence[BatchTime], mix: Mix, decoding: bool = True) -> None:
+        """`decoding`: chunks are those that were measured with decodes, else those without."""
+        language = [p for p in points if not p.work.is_vision]
+        tokens = _at_least({p.work.tokens for p in points if p.work.is_vision}, mix.picture)
+        context = _at_least({p.work.context for p in language if p.work.decodes}, mix.context)
+        self._decodes = 0
+        if decoding:
+            mixed = (p.work for p in language if p.work.chunk)
+            self._decodes = _at_least({w.decodes for w in mixed if w.decodes}, mix.decodes)
+        self._encode = {p.work.pictures: p.p90_s for p in points if p.work.tokens == tokens and p.beside is None}
+        self._language: dict[tuple[int, int, int], float] = {}  # by chunk, decodes, pictures beside
+        for p in language:
+            if (p.work.decodes and p.work.context != context) or (p.beside is not None and p.beside.tokens != tokens):
+                continue
+            key = p.work.chunk, p.work.decodes, p.beside.pictures if p.beside is not None else 0
+            self._language[key] = max(p.p90_s, self._language.get(key, 0.0))  # of all starts
+        self.pictures = sorted(self._encode)
+        self.sequences = sorted(n for chunk, n, beside in self._language if not chunk and not beside)
+        self.chunks = sorted(c for c, n, beside in self._language if c and n == self._decodes and not beside)
+
+    def language_s(self, chunk: int, decodes: int, pictures: int) -> float:
+        """The time measured; if this pair was not, the vision batch and the language batch one after the other."""
+        key = chunk, self._decodes if chunk else decodes, pictures
+        if pictures and key not in self._language:
+            return self.language_s(chunk, decodes, 0) + self.encode_s(pictures)
+        times = (
+            seconds
+            for (c, n, beside), seconds in self._language.items()
+            if beside == pictures and c <= chunk and n <= key[1] and bool(c) == bool(chunk)
+        )
+        return max(times, default=0.0)
+
+    def encode_s(self, pictures: int) -> float:
+        return max((seconds for n, seconds in self._encode.items() if n <= pictures), default=0.0)
+
+
+def budgets_for(
+    cost: CostModel | CostFile, role: Role, slo: Slo, mix: Mix, *, overlap: str = "free", base: Budgets | None = None
+) -> Budgets:
+    """The budgets of an instance of this role. `overlap`: "off" where lanes take turns, and every step waits for a
+    vision batch. `base`: the budgets where the SLOs say nothing (`running`, and those of a lane that the role lacks).
+    Where even the smallest batch takes too long, it is returned, since no budget helps then."""
+    base = base or Budgets()
+    times: Times
+    if isinstance(cost, CostFile):
+        times = MeasuredTimes(cost.points, mix, role.runs(Stage.DECODE))
+    else:
+        times = ModelTimes(cost, mix)
+    if role.runs(Stage.DECODE):
+        return _decoding(times, role, slo, mix, overlap, base)
+    return _not_decoding(times, role, slo, mix, base)
+
+
+def _decoding(times: Times, role: Role, slo: Slo, mix: Mix, overlap: str, base: Budgets) -> Budgets:
+    limit_s = math.inf if slo.tpot_s is None else MARGIN * slo.tpot_s
+
+    def step_s(chunk: int, decodes: int, pictures: int) -> float:
+        if overlap == "free" or not pictures:
+            return times.language_s(chunk, decodes, pictures)
+        return times.language_s(chunk, decodes, 0) + times.encode_s(pictures)
+
+    def chunk_beside(n_pictures: int) -> int:
+        return largest(times.chunks, lambda n: step_s(n, mix.decodes, n_pictures) <= limit_s)
+
+    def request_s(n_pictures: int) -> float:
+        """Seconds per request, encoded in batches of so many and prefilled in the chunks that these leave room for."""
+        chunk = chunk_beside(n_pictures)
+        n_chunks = math.ceil(mix.prompt / chunk)
+        return times.encode_s(n_pictures) / n_pictures + n_chunks * times.language_s(chunk, mix.decodes, 0)
+
+    tokens, images, running = base.tokens, base.images, base.running
+    encodes = role.runs(Stage.ENCODE) and bool(mix.picture and times.pictures)
+    prefills = role.runs(Stage.PREFILL) and bool(times.chunks)
+    if encodes:
+        most = largest(times.pictures, lambda n: step_s(0, mix.decodes, n) <= limit_s)
+        images = min(most, _saturating(times.pictures, times.encode_s))
+        if prefills:
+            images = min((n for n in times.pictures if n <= images), key=request_s)
+    if prefills:
+        tokens = chunk_beside(images if encodes else 0) + mix.decodes
+    if slo.tpot_s is not None and times.sequences:
+        running = min(running, largest(times.sequences, lambda n: step_s(0, n, 0) <= limit_s))
+    return Budgets(tokens=tokens, images=images, running=running)
+
+
+def _not_decoding(times: Times, role: Role, slo: Slo, mix: Mix, base: Budgets) -> Budgets:
+    limit_s = math.inf if slo.ttft_s is None else TTFT_SHARE * slo.ttft_s
+    tokens, images = base.tokens, base.images
+    if role.runs(Stage.ENCODE) and mix.picture and times.pictures:
+        images = largest(times.pictures, lambda n: times.encode_s(n) <= limit_s)
+        images = min(images, _saturating(times.pictures, times.encode_s))
+    if role.runs(Stage.PREFILL) and times.chunks:
+        enough = max(_saturating(times.chunks, lambda n: times.language_s(n, 0, 0)), mix.prompt)
+        wanted = times.chunks[min(bisect_left(times.chunks, enough), len(times.chunks) - 1)]
+        tokens = min(wanted, largest(times.chunks, lambda n: times.language_s(n, 0, 0) <= limit_s))
+    return Budgets(tokens=tokens, images=images, running=base.running)
+
+
+def largest(candidates: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """The last of the ascending candidates that fits, by binary search; the first if none does."""
+    return candidates[max(0, bisect_left(candidates, True, key=lambda n: not fits(n)) - 1)]
+
+
+def _saturating(candidates: Sequence[int], seconds: Callable[[int], float]) -> int:
+    """The smallest candidate with nearly the largest throughput."""
+    rates = [n / max(seconds(n), 1e-12) for n in candidates]
+    return next(n for n, rate in zip(candidates, rates) if rate >= SATURATED * max(rates))
+
+
+def _at_least(numbers: set[int], wanted: int) -> int:
+    ordered = sorted(numbers)
+    return next((n for n in ordered if n >= wanted), ordered[-1] if ordered else wanted)

@@ -1,0 +1,108 @@
+"""A measurement as a file: what ran how long, the cost model fitted to it, and on what it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import yaml
+
+from hydrainfer.config import read_yaml
+from hydrainfer.core import ConfigError, CostModel
+from hydrainfer.planner.simulation import Link
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One batch. Vision: `pictures` of `tokens` embedding tokens each. Language: a chunk of `chunk` tokens behind
+    `start` others, and `decodes` sequences that have `context` tokens each."""
+
+    pictures: int = 0
+    tokens: int = 0
+    chunk: int = 0
+    start: int = 0
+    decodes: int = 0
+    context: int = 0
+
+    @property
+    def is_vision(self) -> bool:
+        return self.pictures > 0
+
+
+class BatchTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Times of a batch, alone or `beside` batches of the other lane, of `n` runs: least, median, 90th percentile."""
+
+    work: Work
+    beside: Work | None = None
+    n: int
+    min_s: float
+    p50_s: float
+    p90_s: float
+
+
+class Copies(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of copies of one size between two processes."""
+
+    transport: str
+    n_bytes: int
+    n: int
+    p50_s: float
+    p90_s: float
+
+
+class CostFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The measurement of one model on one device. `cost`: fitted to `points`; `errors`: by stage, relative errors on
+    points held out of the fit. `note`: caveats. Its `cost` is what `--cost-model FILE` reads."""
+
+    kind: Literal["measured"]
+    model: str
+    device: str
+    dtype: str
+    threads: int
+    date: str
+    hardware: dict[str, str | int | float]
+    versions: dict[str, str]
+    note: str = ""
+    cost: CostModel
+    errors: dict[str, dict[str, float]]
+    points: tuple[BatchTime, ...]
+    copies: tuple[Copies, ...] = ()
+
+    def link(self, transport: str | None = None) -> Link:
+        """The link by copies over `transport`, or over the fastest. Raises `ConfigError` if that was not measured."""
+        found: dict[str, list[Copies]] = {}
+        for c in self.copies:
+            found.setdefault(c.transport, []).append(c)
+        if not found or (transport is not None and transport not in found):
+            raise ConfigError(f"no copies by {transport or 'any transport'} were measured for {self.model}")
+        name = transport or min(found, key=lambda t: max(found[t], key=lambda c: c.n_bytes).p50_s)
+        return link_of(found[name])
+
+
+def link_of(copies: Sequence[Copies]) -> Link:
+    """The link whose latency and bandwidth fit the smallest and the largest of one transport's copies."""
+    small, large = (f(copies, key=lambda c: c.n_bytes) for f in (min, max))
+    if large.n_bytes == small.n_bytes or large.p50_s <= small.p50_s:
+        return Link(bytes_per_s=large.n_bytes / large.p50_s, latency_s=0.0)
+    rate = (large.n_bytes - small.n_bytes) / (large.p50_s - small.p50_s)
+    return Link(bytes_per_s=rate, latency_s=max(0.0, small.p50_s - small.n_bytes / rate))
+
+
+def read_cost_file(path: Path) -> CostFile:
+    """The measurement in a file. Raises `ConfigError`."""
+    try:
+        return msgspec.convert(read_yaml(path), CostFile)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{path}: not a measurement of `hydrainfer profile` ({e})", param="cost_model") from None
+
+
+def write_cost_file(path: Path, file: CostFile, comment: str = "") -> None:
+    """Write the measurement as YAML. Raises `ConfigError` if that fails."""
+    text = yaml.safe_dump(msgspec.to_builtins(file), sort_keys=False, default_flow_style=None, width=120)
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(head + text, "utf-8")
+    except OSError as e:
+        raise ConfigError(f"cannot write {path}: {e.strerror}", param="out") from None

@@ -1,0 +1,221 @@
+"""A model as numbers, and its cost model (a roofline) and cache sizes on a device that is only described.
+
+Arithmetic and traffic are those of the paper's Table 2, with three differences that are known better here than there:
+matrices have their own sizes (Table 2 takes all for H x H and the MLP for 4 H), attention keeps no score matrix in
+memory, and the keys and values of a context are read once a step (4BSM in the table is a slip for 4BSH).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hydrainfer.cache import DTYPE_BYTES, CacheSpec, Wishes, size_caches, specs_of
+from hydrainfer.core import ConfigError, CostModel, Role, Stage
+from hydrainfer.planner.costs.hardware import GIB, Hardware
+
+TAKE_TURNS = 1000.0
+"""A slowdown that lets nothing run beside what is there."""
+
+_PICTURE_TOKENS = 1024
+_USUAL_DECODES, _USUAL_CONTEXT, _USUAL_PICTURES = 64, 1024, 4  # for the interference of the lanes
+_ACTIVATIONS = 16  # values moved per row, layer and column of a vision tower: 8 + 4 + 4 of Table 2
+
+
+class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
+    """A vision tower and its projector, of the layers that run. `row_weights`: multiplied with every patch;
+    `token_weights`: with every embedding token; `rows_per_token` patches come to one token. `window_rows`: patches that
+    attend to each other, 0 for all of a picture; `full_layers`: those in which all of a picture do in spite of windows.
+    `picture_tokens`: of the largest picture."""
+
+    layers: int
+    hidden: int
+    row_weights: int
+    token_weights: int
+    rows_per_token: float
+    picture_tokens: int
+    window_rows: int = 0
+    full_layers: int = 0
+
+    @property
+    def weights(self) -> int:
+        return self.row_weights + self.token_weights
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder and, unless it cannot see, its vision tower. `heads` are query heads, `head_dim` is of keys and values,
+    too; the MLP is gated. `context`: longest sequence. `deepstack`: levels of picture features beside the embedding."""
+
+    name: str
+    dtype: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int
+    tied: bool = False
+    deepstack: int = 0
+    vision: VisionShape | None = None
+
+    @property
+    def item_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def key_weights(self) -> int:
+        """Weights of one layer's keys and values."""
+        return 2 * self.kv_heads * self.head_dim * self.hidden
+
+    @property
+    def layer_weights(self) -> int:
+        queries = 2 * self.heads * self.head_dim * self.hidden  # and what brings them back
+        return self.key_weights + queries + 3 * self.hidden * self.intermediate
+
+    @property
+    def head_weights(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def step_weights(self) -> int:
+        """Weights that every language batch reads: all layers and the head, but only some rows of the token table."""
+        return self.layers * self.layer_weights + self.head_weights
+
+    @property
+    def kv_token_bytes(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.item_bytes
+
+    @property
+    def embed_width(self) -> int:
+        return self.hidden * (1 + self.deepstack)
+
+    def weight_bytes(self, role: Role) -> int:
+        """Bytes of the weights that an instance of this role loads, without norms and biases (less than 1 %)."""
+        n = 0
+        if self.vision is not None and role.runs(Stage.ENCODE):
+            n += self.vision.weights
+        if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
+            n += self.step_weights + (0 if self.tied else self.head_weights)
+        return n * self.item_bytes
+
+
+def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
+    """The roofline of every stage, with the shares of the peaks and the overheads that `hardware` assumes.
+
+    A prefilled token passes all layers but, of the last, only keys and values; the one sampled row of a prompt is not
+    counted. Half of a prompt's pairs are masked, and kernels skip them (chunks after the first have fewer masked pairs
+    than that: up to half of attention's arithmetic is missing there, 1 to 3 % of a 7B model's chunk).
+    """
+    bytes_per_s, flops_per_s = hardware.traffic_bytes_per_s, hardware.language_flops_per_s
+    prefill_weights = shape.layers * shape.key_weights + (shape.layers - 1) * (shape.layer_weights - shape.key_weights)
+    pair_flops = 4 * shape.heads * shape.head_dim
+    cost = CostModel(
+        encode_base_s=hardware.encode_base_s if shape.vision else 0.0,
+        encode_image_s=0.0,
+        step_base_s=hardware.step_base_s,
+        prefill_token_s=2 * prefill_weights / flops_per_s,
+        prefill_attention_s=pair_flops / 2 * (shape.layers - 1) / flops_per_s,
+        decode_token_s=2 * shape.step_weights / flops_per_s,
+        decode_context_s=pair_flops * shape.layers / flops_per_s,
+        weights_s=shape.step_weights * shape.item_bytes / bytes_per_s,
+        context_s=shape.kv_token_bytes / bytes_per_s,
+    )
+    v = shape.vision
+    if v is None:
+        return cost if hardware.hides_traffic else _added_up(cost)
+    vision_flops_per_s = hardware.vision_flops_per_s
+    attention = 4 * v.hidden  # of a pair of rows in one layer
+    full_layers = v.full_layers if v.window_rows else v.layers
+    windowed = attention * (v.layers - full_layers) * v.window_rows * v.rows_per_token
+    cost = msgspec.structs.replace(
+        cost,
+        encode_token_s=(2 * (v.row_weights * v.rows_per_token + v.token_weights) + windowed) / vision_flops_per_s,
+        encode_attention_s=attention * full_layers * v.rows_per_token**2 / vision_flops_per_s,
+        encode_weights_s=v.weights * shape.item_bytes / bytes_per_s,
+    )
+    slowdown = slowdown_of(together(shape, hardware, cost))
+    return msgspec.structs.replace(
+        cost if hardware.hides_traffic else _added_up(cost),
+        overlap_slowdown=slowdown,
+        prefill_overlap_slowdown=TAKE_TURNS,  # both want all of the arithmetic
+    )
+
+
+def _added_up(cost: CostModel) -> CostModel:
+    """The cost without overlap of arithmetic and traffic: weights are read before a batch's arithmetic, contexts before
+    each decode's. (A chunk reads the context before it within attention, which is bound by arithmetic.)"""
+    return msgspec.structs.replace(
+        cost,
+        encode_base_s=cost.encode_base_s + cost.encode_weights_s,
+        encode_weights_s=0.0,
+        step_base_s=cost.step_base_s + cost.weights_s,
+        decode_context_s=cost.decode_context_s + cost.context_s,
+        weights_s=0.0,
+        context_s=0.0,
+    )
+
+
+def together(shape: ModelShape, hardware: Hardware, cost: CostModel) -> float:
+    """The speed of encode and decode side by side, as the sum of their speeds alone: 1 is taking turns, 2 no
+    interference.
+
+    Encode is bound by arithmetic and uses a share m of the bandwidth, decode by memory and a share c of the arithmetic
+    (64 sequences of 1024 tokens, 4 pictures of usual size). Slowed alike, to 1/x of their speeds, both resources last
+    if x = max(1 + c, 1 + m). Of the gain 2/x - 1 that this leaves, the share `lane_efficiency` is assumed.
+    """
+    v = shape.vision
+    assert v is not None
+    n_tokens = min(v.picture_tokens, _PICTURE_TOKENS)
+    encode_s = cost.encode_s([n_tokens] * _USUAL_PICTURES) - cost.encode_base_s
+    rows = _USUAL_PICTURES * n_tokens * v.rows_per_token
+    moved = (v.weights + _ACTIVATIONS * rows * v.hidden * v.layers) * shape.item_bytes
+    memory = min(1.0, moved / hardware.traffic_bytes_per_s / encode_s)
+    n_contexts = _USUAL_DECODES * _USUAL_CONTEXT
+    traffic_s = cost.weights_s + cost.context_s * n_contexts
+    arithmetic_s = cost.decode_token_s * _USUAL_DECODES + cost.decode_context_s * n_contexts
+    arithmetic = min(1.0, arithmetic_s / traffic_s)
+    gain = 2.0 / (1.0 + max(memory, arithmetic)) - 1.0
+    return 1.0 + gain * hardware.lane_efficiency
+
+
+def slowdown_of(speed: float) -> float:
+    """The slowdown of the batch that comes second, with which two lanes have `speed` times the speed of either."""
+    return min(TAKE_TURNS, max(1.0, 1.0 / (speed - 1.0))) if speed > 1.0 else TAKE_TURNS
+
+
+def blocks_of(
+    shape: ModelShape,
+    hardware: Hardware,
+    role: Role,
+    *,
+    kv_block_tokens: int = 16,
+    embed_block_tokens: int = 64,
+    max_images: int = 0,
+) -> dict[CacheSpec, int]:
+    """Blocks per cache of an instance that has a device to itself, by the rules of `hydrainfer serve`: the image cache
+    holds 64 pictures (or `max_images`), the KV cache gets the rest. Raises `ConfigError` saying by how much it does not
+    fit."""
+    weights = shape.weight_bytes(role)
+    left = hardware.memory_bytes * hardware.memory_share - hardware.workspace_bytes - weights
+    specs = specs_of(
+        role,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        embed_width=None if shape.vision is None else shape.embed_width,
+        dtype=shape.dtype,
+        kv_block_tokens=kv_block_tokens,
+        embed_block_tokens=embed_block_tokens,
+    )
+    wishes = Wishes(0 if shape.vision is None else shape.vision.picture_tokens, max_images)
+    sizes = size_caches(specs, wishes, left)
+    left -= sum(s.block_bytes * n for s, n in sizes.items() if not s.takes_the_rest)
+    least = sum(s.block_bytes * s.least(wishes) for s in specs if s.takes_the_rest)
+    if left < least:
+        raise ConfigError(
+            f"{shape.name} as {role} does not fit {hardware.name}: {weights / GIB:.1f} GiB of weights, "
+            f"{hardware.workspace_bytes / GIB:.1f} GiB to work in and the caches want {(least - left) / GIB:.1f} GiB "
+            f"more than {hardware.memory_share:.0%} of {hardware.memory_bytes / GIB:.1f} GiB"
+        )
+    return sizes

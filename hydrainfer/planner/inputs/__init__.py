@@ -1,0 +1,15 @@
+"""Models and workloads as numbers: the shape of a checkpoint, how it counts tokens, and traces to simulate.
+
+Called by `profiling` and the benchmarks. Reads configurations and files only; never loads weights.
+"""
+
+from hydrainfer.planner.inputs.models import locate_model, prompts_of, shape_of
+from hydrainfer.planner.inputs.workloads import summary, trace_of
+
+__all__ = [
+    "locate_model",
+    "prompts_of",
+    "shape_of",
+    "summary",
+    "trace_of",
+]

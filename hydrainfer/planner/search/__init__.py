@@ -1,0 +1,47 @@
+"""The search for the best layout: what to try, one attempt at a rate, goodput, other objectives, and the plan.
+
+Called by `profiling` and the benchmarks. Never reads a checkpoint, and never measures: both are told as numbers.
+"""
+
+from hydrainfer.planner.search.bound import Bounds
+from hydrainfer.planner.search.deployment import DeviceKind, candidates_of, layout_file, study_of
+from hydrainfer.planner.search.goodput import Finding, OnProgress, bracket, narrow, search
+from hydrainfer.planner.search.grid import grid_of
+from hydrainfer.planner.search.layouts import layouts, method_of
+from hydrainfer.planner.search.objectives import Objective, check_possible, least_devices, ranked_at
+from hydrainfer.planner.search.plan import TOLERANCE, Cell, LayoutPlan, Live, Ratio, Row, rows_of
+from hydrainfer.planner.search.ratios import rate_for_ratios, ratios_of
+from hydrainfer.planner.search.study import Attempt, Study, attempt, mean_interval_s
+
+__all__ = [
+    "TOLERANCE",
+    "Attempt",
+    "Bounds",
+    "Cell",
+    "DeviceKind",
+    "Finding",
+    "LayoutPlan",
+    "Live",
+    "Objective",
+    "OnProgress",
+    "Ratio",
+    "Row",
+    "Study",
+    "attempt",
+    "bracket",
+    "candidates_of",
+    "check_possible",
+    "grid_of",
+    "layout_file",
+    "layouts",
+    "least_devices",
+    "mean_interval_s",
+    "method_of",
+    "narrow",
+    "ranked_at",
+    "rate_for_ratios",
+    "ratios_of",
+    "rows_of",
+    "search",
+    "study_of",
+]

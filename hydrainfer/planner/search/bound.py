@@ -1,0 +1,95 @@
+"""The highest rate each layout could carry: it tells the search what to try first and what to leave out. Above that
+rate a queue grows for as long as requests come, and in the end nobody is served in time. A short trace may not show it,
+so no rate above counts as carried, whatever its simulation says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from hydrainfer.cache import tokens_in
+from hydrainfer.core import CostModel, Layout, Role, Stage
+from hydrainfer.planner.search.study import Study
+from hydrainfer.planner.simulation import TraceRequest
+
+_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+
+
+class StageWork(NamedTuple):
+    """The least seconds that requests take of a device, by stage, each batched as well as can be; `language_s`: prefill
+    and decode, where steps of both can be one batch."""
+
+    encode_s: float
+    prefill_s: float
+    decode_s: float
+    language_s: float
+
+
+class Bound(NamedTuple):
+    """`rate`: requests per second that no schedule can exceed for long, with every stage spread evenly over all
+    instances that run it; `stages`: whose work does not allow for more."""
+
+    rate: float
+    stages: tuple[Stage, ...]
+
+
+class Bounds:
+    """The bounds of the layouts of one study."""
+
+    def __init__(self, study: Study) -> None:
+        self._cost = next(iter(study.stations.values())).cost
+        n_batch = _largest_batch(study)
+        each = [work_of(t, self._cost, n_batch) for t in _without_repeats(study.trace)]
+        self.mean = StageWork(*(sum(column) / len(each) for column in zip(*each)))
+
+    def of(self, layout: Layout) -> Bound:
+        cost, work = self._cost, self.mean
+        prefill, decode, encode = Stage.PREFILL, Stage.DECODE, Stage.ENCODE
+        # two lanes of a device are no faster together than this
+        beside_decode = 1.0 + 1.0 / cost.overlap_slowdown
+        beside_prefill = 1.0 + 1.0 / (cost.prefill_overlap_slowdown or cost.overlap_slowdown)
+        needs = (
+            ((encode,), work.encode_s),
+            ((prefill,), work.prefill_s),
+            ((decode,), work.decode_s),
+            ((prefill, decode), work.language_s),
+            ((encode, prefill), (work.encode_s + work.prefill_s) / beside_prefill),
+            ((encode, prefill, decode), (work.encode_s + work.language_s) / max(beside_decode, beside_prefill)),
+        )
+        found = Bound(math.inf, ())
+        for stages, seconds in needs:
+            n_devices = sum(any(role.runs(s) for s in stages) for role in layout.instances)
+            if seconds > 0.0 and n_devices / seconds < found.rate:
+                found = Bound(n_devices / seconds, stages)
+        return found
+
+
+def work_of(t: TraceRequest, cost: CostModel, n_batch: int) -> StageWork:
+    """The work of one request, decoding as one of `n_batch`. Batches share their bases; prefill's are left out."""
+    encode_s = sum(min(cost.encode_s([p] * n) / n for n in _BATCHES) for p in t.pictures)
+    prefill_s = cost.prefill_token_s * t.n_prompt + cost.prefill_attention_s * t.n_prompt**2 / 2
+    n_steps = t.n_output - 1  # prefill makes the first token
+    n_contexts = n_steps * t.n_prompt + n_steps * (n_steps + 1) // 2
+    arithmetic_s = cost.decode_token_s * n_steps + cost.decode_context_s * n_contexts
+    traffic_s = cost.weights_s * n_steps / n_batch + cost.context_s * n_contexts
+    decode_s = max(arithmetic_s, traffic_s) + cost.step_base_s * n_steps / n_batch
+    return StageWork(encode_s, prefill_s, decode_s, max(prefill_s + arithmetic_s, decode_s))
+
+
+def _largest_batch(study: Study) -> int:
+    """The most sequences that decode at once."""
+    usual = sum(t.n_prompt for t in study.trace) / len(study.trace)
+    decoders = [s for role, s in study.stations.items() if Role.parse(role).runs(Stage.DECODE)]
+    return max([1, *(int(min(s.budgets.running, tokens_in(s.blocks) / usual)) for s in decoders)])
+
+
+def _without_repeats(trace: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
+    """The trace without pictures that were seen before, as these need not be encoded."""
+    seen: set[str] = set()
+    for t in trace:
+        again = t.content in seen
+        seen |= {t.content} - {""}
+        yield msgspec.structs.replace(t, pictures=(), n_text=t.n_prompt) if again else t

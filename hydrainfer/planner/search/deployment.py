@@ -1,0 +1,133 @@
+"""The study of a model, a device, a workload and an SLO, for the search; and the file of a layout, for serving."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import yaml
+
+from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes
+from hydrainfer.config import Slo
+from hydrainfer.core import ConfigError, CostModel, Layout, Role, Stage
+from hydrainfer.core.stage import ROLE_NAMES
+from hydrainfer.engine import Overlap
+from hydrainfer.planner.costs import SEQUENCES, CostFile, Hardware, ModelShape, blocks_of, budgets_for, cost_of, mix_of
+from hydrainfer.planner.search.bound import work_of
+from hydrainfer.planner.search.layouts import layouts
+from hydrainfer.planner.search.study import Station, Study
+from hydrainfer.planner.simulation import TraceRequest
+from hydrainfer.scheduler import Budgets
+
+DeviceKind = Literal["gpu", "cpu", "emulated"]
+
+
+def study_of(
+    shape: ModelShape,
+    device: Hardware,
+    trace: Sequence[TraceRequest],
+    slo: Slo,
+    *,
+    cost: CostModel | CostFile | None = None,
+    kind: DeviceKind = "gpu",
+    target: float = 0.9,
+) -> Study:
+    """A study in which every instance has a `device`. Batch times follow from its peaks or, if given, from `cost`.
+    Budgets are those of the paper's section 4.2, for as many decodes as requests within the SLO bring about. Roles that
+    do not fit the device are left out. Raises `ConfigError` if none that prefills or none that decodes fits, and for an
+    empty trace."""
+    if not trace:
+        raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
+    cost = cost or cost_of(shape, device)
+    model = cost.cost if isinstance(cost, CostFile) else cost
+    overlap: Overlap = "off" if kind == "cpu" else "free"
+    base = Budgets() if kind == "gpu" else Budgets(running=64)
+    stations, too_large = {}, {}
+    for name in ROLE_NAMES:
+        role = Role.parse(name)
+        try:
+            blocks = blocks_of(shape, device, role)
+            _check_room(shape, device, role, blocks, max(t.n_prompt + t.n_output for t in trace))
+        except ConfigError as e:
+            too_large[name] = e
+            continue
+        mix = mix_of(trace, _decodes_at_once(role, trace, slo, model, base.running))
+        budgets = budgets_for(cost, role, slo, mix, overlap=overlap, base=base)
+        stations[name] = Station(cost=model, blocks=blocks if kind == "gpu" else _on_cpu(blocks, base), budgets=budgets)
+    for stage in (Stage.PREFILL, Stage.DECODE):
+        if not any(Role.parse(name).runs(stage) for name in stations):
+            raise min(too_large.items(), key=lambda item: len(item[0]) + (not Role.parse(item[0]).runs(stage)))[1]
+    link = cost.link() if isinstance(cost, CostFile) and cost.copies else device.link
+    return Study(stations=stations, trace=tuple(trace), slo=slo, target=target, link=link, overlap=overlap)
+
+
+def _check_room(shape: ModelShape, device: Hardware, role: Role, blocks: Mapping[CacheSpec, int], longest: int) -> None:
+    for spec, n in blocks.items():
+        if n < len(spec.span(0, longest)):
+            raise ConfigError(
+                f"{shape.name} as {role} leaves room for {n * spec.block_tokens} tokens of KV cache on {device.name}, "
+                f"but the longest request of the workload has {longest}"
+            )
+
+
+def candidates_of(study: Study, n_devices: int) -> list[Layout]:
+    """All layouts whose roles fit the device; without pictures in the trace, those without an encoder of its own.
+    Raises `ConfigError`."""
+    sees = any(t.pictures for t in study.trace)
+    found = [
+        layout
+        for layout in layouts(n_devices)
+        if all(str(role) in study.stations and (sees or str(role) not in ("E", "ED")) for role in layout.instances)
+    ]
+    if not found:
+        raise ConfigError(f"no layout of {n_devices} such devices can hold the model", param="devices")
+    return found
+
+
+def _decodes_at_once(role: Role, trace: Sequence[TraceRequest], slo: Slo, cost: CostModel, most: int) -> int:
+    """Little's law: requests that this role's own work lets through per second, times how long they may decode."""
+    if not role.runs(Stage.DECODE) or slo.tpot_s is None:
+        return 16 if role.runs(Stage.DECODE) else 1
+    works = [work_of(t, cost, most) for t in trace]
+    shared = role.runs(Stage.PREFILL)
+    seconds = sum(
+        (w.encode_s if role.runs(Stage.ENCODE) else 0.0) + (w.language_s if shared else w.decode_s) for w in works
+    )
+    outputs = sum(t.n_output for t in trace)
+    decodes = math.ceil(outputs * slo.tpot_s / seconds) if seconds > 0.0 else most
+    return max(1, min(decodes, most, SEQUENCES[-1]))
+
+
+def _on_cpu(blocks: Mapping[CacheSpec, int], budgets: Budgets) -> dict[CacheSpec, int]:
+    wishes = Wishes(n_tokens=budgets.running * TOKENS_PER_RUNNING)
+
+    def size(spec: CacheSpec, n: int) -> int:
+        wanted = spec.wanted(wishes) if spec.takes_the_rest else None
+        return n if wanted is None else min(n, wanted)
+
+    return {spec: size(spec, n) for spec, n in blocks.items()}
+
+
+def layout_file(
+    layout: Layout,
+    study: Study,
+    comment: str = "",
+    threads: int | None = None,
+    only: Sequence[str] = ("token_budget", "image_budget", "max_running"),
+) -> str:
+    """YAML for `hydrainfer serve --layout`: the instances, with the budgets that the study gave them (`only` these) and
+    `threads`."""
+    groups = []
+    for name, n in Counter(map(str, layout.instances)).items():
+        role, budgets = Role.parse(name), study.stations[name].budgets
+        own = {"max_running": budgets.running}
+        if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
+            own["token_budget"] = budgets.tokens
+        if role.runs(Stage.ENCODE):
+            own["image_budget"] = budgets.images
+        group: dict[str, str | int] = {"role": name, "count": n, **{k: v for k, v in own.items() if k in only}}
+        groups.append(group | ({} if threads is None else {"threads": threads}))
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    return head + yaml.safe_dump({"instances": groups}, sort_keys=False, default_flow_style=None, width=120)

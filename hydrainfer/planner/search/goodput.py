@@ -1,0 +1,245 @@
+"""The layout with the best goodput: pruned by an upper bound, screened on a short trace, then measured.
+
+    layouts ─bound below the best─> pruned
+            ─screened─> does not carry the best's goodput: an upper limit is all that is known of it
+            ─finals─> goodput with its interval, on the whole trace
+
+A short trace flatters, as queues have no time to grow: a layout that fails on it fails on the whole. Layouts are tried
+in waves, best bound first. A wave knows the best goodput of the waves before it only, so that the outcome does not
+depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from hydrainfer.core import Layout
+from hydrainfer.metrics import Proportion
+from hydrainfer.planner.search.bound import Bounds
+from hydrainfer.planner.search.layouts import method_of
+from hydrainfer.planner.search.study import Attempt, Study, attempt
+
+_WAVE = 4
+_SCREEN = 300  # requests
+_NEAR = 0.95  # of the best: worth a closer look
+_FINALS = 8
+_AT_ONCE = 2  # finals after a wave
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of the search for one layout. `goodput` requests per second, within [`goodput_low`, `goodput_high`];
+    None where only the upper limit `goodput_high` is known. `stage`: of the search that it reached ("pruned",
+    "screened", "final"). `attempts`: the rates tried, in order of rate."""
+
+    layout: str
+    stage: str
+    bound: float
+    goodput: float | None = None
+    goodput_low: float | None = None
+    goodput_high: float | None = None
+    attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def best_attempt(self) -> Attempt | None:
+        """The attempt at the goodput."""
+        return next((a for a in self.attempts if self.goodput is not None and a.rate == self.goodput), None)
+
+    @property
+    def failed_attempt(self) -> Attempt | None:
+        """The attempt at the lowest rate that was not carried."""
+        return next((a for a in self.attempts if self.goodput is None or a.rate > self.goodput), None)
+
+
+OnProgress = Callable[[str, int, int], None]
+"""Hears what is going on, how much of it is done, and of how much."""
+
+
+def search(
+    study: Study,
+    candidates: Sequence[Layout],
+    *,
+    n_processes: int | None = None,
+    exhaustive: bool = False,
+    on_progress: OnProgress = lambda *_: None,
+) -> list[Finding]:
+    """The findings of all candidates, best first. `exhaustive`: nothing is pruned or screened."""
+    of_study = Bounds(study)
+    bounds = {layout: of_study.of(layout).rate for layout in candidates}
+    order = sorted(candidates, key=lambda layout: -bounds[layout])
+    with workers(n_processes) as run:
+        if exhaustive:
+            jobs = [(study, layout, bounds[layout], bounds[layout]) for layout in order]
+            found = _told(run(_final, jobs), len(order), on_progress)
+        else:
+            found = _Search(study, order, bounds, run, on_progress).found()
+    return sorted(found, key=lambda f: (-(f.goodput or 0.0), -(f.goodput_high or 0.0)))
+
+
+def _told(results: Iterator[Finding], n: int, on_progress: OnProgress) -> list[Finding]:
+    found = []
+    for result in results:
+        found.append(result)
+        on_progress("measure", len(found), n)
+    return found
+
+
+class _Search:
+    """Waves of screening, with finals between them."""
+
+    def __init__(
+        self, study: Study, order: Sequence[Layout], bounds: dict[Layout, float], run: RunJobs, on_progress: OnProgress
+    ) -> None:
+        self._study, self._short = study, study.shortened(_SCREEN)
+        self._order, self._bounds, self._run, self._on_progress = order, bounds, run, on_progress
+        self._screened: dict[Layout, Finding] = {}
+        self._finals: dict[Layout, Finding] = {}
+
+    def found(self) -> list[Finding]:
+        n = len(self._order)
+        for begin in range(0, n, _WAVE):
+            best = self._best
+            wave = self._order[begin : begin + _WAVE]
+            open_ = [layout for layout in wave if self._bounds[layout] >= best]
+            for layout in wave:
+                if layout not in open_:
+                    high = self._bounds[layout]
+                    self._screened[layout] = Finding(layout=str(layout), stage="pruned", bound=high, goodput_high=high)
+            jobs = [(self._short, layout, self._bounds[layout], best * _NEAR) for layout in open_]
+            self._screened |= dict(zip(open_, self._run(_rough, jobs)))
+            self._measure(self._promising()[:_AT_ONCE])
+            self._on_progress("screen", min(begin + _WAVE, n), n)
+        while len(self._finals) < _FINALS and (promising := self._promising()):
+            self._measure(promising[:_AT_ONCE])
+            self._on_progress("measure", len(self._finals), len(self._finals) + len(promising))
+        whole = [k for k in self._order if k not in self._finals and method_of(k) == "EPD"]
+        self._measure(whole)  # what all others are compared with
+        return [*(self._screened | self._finals).values()]
+
+    @property
+    def _best(self) -> float:
+        return max((f.goodput or 0.0 for f in self._finals.values()), default=0.0)
+
+    def _promising(self) -> list[Layout]:
+        """Layouts not measured yet, on the short trace better than the best on the whole; most promising first."""
+        rough = {k: f.goodput or 0.0 for k, f in self._screened.items() if k not in self._finals}
+        return sorted((k for k, rate in rough.items() if rate > self._best * _NEAR), key=lambda k: -rough[k])
+
+    def _measure(self, layouts: Sequence[Layout]) -> None:
+        jobs = [(self._study, k, self._bounds[k], self._screened[k].goodput or self._bounds[k] / 2) for k in layouts]
+        self._finals |= dict(zip(layouts, self._run(_final, jobs)))
+
+
+def _rough(study: Study, layout: Layout, bound: float, at_least: float) -> Finding:
+    """The layout's goodput on a short trace within 10 %; only an upper limit if it does not carry `at_least`."""
+    tried: list[Attempt] = []
+
+    def carries(rate: float) -> bool:
+        tried.append(attempt(study, layout, rate))
+        return tried[-1].carried(study.target)
+
+    if at_least and not carries(at_least):
+        found = Finding(layout=str(layout), stage="screened", bound=bound)
+        return msgspec.structs.replace(found, goodput_high=at_least, attempts=tuple(tried))
+    low, high = bracket(carries, at_least, bound, bound)
+    low, high = narrow(carries, low, high, 0.1)
+    attempts = tuple(sorted(tried, key=lambda a: a.rate))
+    return Finding(
+        layout=str(layout),
+        stage="screened",
+        bound=bound,
+        goodput=low,
+        goodput_low=low,
+        goodput_high=high,
+        attempts=attempts,
+    )
+
+
+def _final(study: Study, layout: Layout, bound: float, near: float) -> Finding:
+    """The layout's goodput on the whole trace within 3 %, with its confidence interval."""
+    tried: list[Attempt] = []
+
+    def carries(rate: float) -> bool:
+        tried.append(attempt(study, layout, rate))
+        return tried[-1].carried(study.target)
+
+    low, high = bracket(carries, 0.0, near, bound, 1.15)
+    low, high = narrow(carries, low, high, 0.03)
+    rate = low  # now for the interval
+    while low and not any(_surely(a, study.target) for a in tried) and rate > low / 3:
+        rate /= 1.1
+        carries(rate)
+    rate = high
+    while low and not any(_surely_not(a, study.target) for a in tried) and rate * 1.1 < min(bound, low * 3):
+        rate *= 1.1
+        carries(rate)
+    attempts = tuple(sorted(tried, key=lambda a: a.rate))
+    surely = [a.rate for a in attempts if _surely(a, study.target)]
+    surely_not = [a.rate for a in attempts if _surely_not(a, study.target)]
+    return Finding(
+        layout=str(layout),
+        stage="final",
+        bound=bound,
+        goodput=low,
+        goodput_low=max((r for r in surely if r <= low), default=0.0),
+        goodput_high=min((r for r in surely_not if r > low), default=bound),
+        attempts=attempts,
+    )
+
+
+def _surely(a: Attempt, target: float) -> bool:
+    return Proportion.of(a.n_met, a.n, a.n_effective).low >= target
+
+
+def _surely_not(a: Attempt, target: float) -> bool:
+    return Proportion.of(a.n_met, a.n, a.n_effective).high < target
+
+
+def bracket(
+    carries: Callable[[float], bool], low: float, near: float, most: float, factor: float = 1.5
+) -> tuple[float, float]:
+    """A rate that is carried and one that is not, beginning at `near`; (0, x) if not even a thousandth of it is
+    carried. `low` is carried, `most` is not."""
+    rate, high = near, float("inf")
+    while rate < most:
+        if not carries(rate):
+            high = rate
+            break
+        low, rate = rate, rate * factor
+    else:
+        high = most
+    while low == 0.0 and high > near / 1000:
+        rate = high / factor
+        if carries(rate):
+            low = rate
+        else:
+            high, factor = rate, factor * 1.3
+    return low, high
+
+
+def narrow(carries: Callable[[float], bool], low: float, high: float, tolerance: float) -> tuple[float, float]:
+    """Halve the gap on a log scale until it is within `tolerance`."""
+    while low > 0.0 and high / low > 1.0 + tolerance:
+        rate = (low * high) ** 0.5
+        low, high = (rate, high) if carries(rate) else (low, rate)
+    return low, high
+
+
+RunJobs = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
+
+
+@contextmanager
+def workers(n_processes: int | None) -> Iterator[RunJobs]:
+    """A function that runs jobs in order, in processes (default: one per core); a single one is this process."""
+    n = n_processes or len(os.sched_getaffinity(0))
+    if n == 1:
+        yield lambda call, jobs: (call(*job) for job in jobs)
+        return
+    with ProcessPoolExecutor(n, mp_context=multiprocessing.get_context("forkserver")) as pool:
+        yield lambda call, jobs: pool.map(call, *zip(*jobs)) if jobs else iter(())

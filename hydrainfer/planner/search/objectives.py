@@ -1,0 +1,147 @@
+"""Other questions than the best goodput: fewest devices for a rate, least latency at one, and whether an SLO can be met
+at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from hydrainfer.config import Slo
+from hydrainfer.core import ConfigError, Layout
+from hydrainfer.metrics import INTERVALS
+from hydrainfer.planner.search.bound import Bounds
+from hydrainfer.planner.search.goodput import Finding, OnProgress, workers
+from hydrainfer.planner.search.layouts import method_of
+from hydrainfer.planner.search.reason import slow_rate, timelines_at
+from hydrainfer.planner.search.study import Attempt, Study, attempt
+
+Objective = Literal["goodput", "devices", "ttft", "tpot"]
+_ALONE = 60  # requests, one after another
+
+
+def ranked_at(
+    study: Study,
+    candidates: Sequence[Layout],
+    rate: float,
+    by: Literal["ttft", "tpot"],
+    *,
+    n_processes: int | None = None,
+    on_progress: OnProgress = lambda *_: None,
+) -> list[Finding]:
+    """Layouts that carry `rate` within the SLO, least p90 of `by` first; then the others, pruned by their bound or seen
+    to fail."""
+    bounds, found = Bounds(study), []
+    most = {layout: bounds.of(layout).rate for layout in candidates}
+    able = [layout for layout in candidates if most[layout] > rate]
+    with workers(n_processes) as run:
+        for layout, a in zip(able, run(attempt, [(study, layout, rate) for layout in able])):
+            found.append(_at(layout, most[layout], study, a))
+            on_progress("simulate", len(found), len(able))
+    found += [
+        Finding(layout=str(layout), stage="pruned", bound=most[layout], goodput_high=most[layout])
+        for layout in candidates
+        if most[layout] <= rate
+    ]
+
+    def key(f: Finding) -> tuple[bool, float]:
+        best = f.best_attempt
+        seconds = (best.ttft_p90 if by == "ttft" else best.tpot_p90) if best is not None else None
+        return (f.goodput is None, seconds if seconds is not None else -f.bound)
+
+    return sorted(found, key=key)
+
+
+def least_devices(
+    studies: Sequence[tuple[Study, Sequence[Layout]]],
+    rate: float,
+    *,
+    n_processes: int | None = None,
+    on_progress: OnProgress = lambda *_: None,
+) -> tuple[int, list[Finding]]:
+    """The first number of devices (1, 2, …) with candidates that carry `rate`, and the findings for it, highest
+    attainment first; 0 and the findings for the last number if there is none."""
+    found: list[Finding] = []
+    for n, (study, candidates) in enumerate(studies, 1):
+        on_progress(f"{n} devices", n - 1, len(studies))
+        found = ranked_at(study, candidates, rate, "ttft", n_processes=n_processes)
+        if any(f.goodput is not None for f in found):
+            return n, sorted(found, key=lambda f: (f.goodput is None, -_attainment(f)))
+    return 0, found
+
+
+def _at(layout: Layout, bound: float, study: Study, a: Attempt) -> Finding:
+    carried = a.carried(study.target)
+    return Finding(
+        layout=str(layout),
+        stage="final",
+        bound=bound,
+        goodput=a.rate if carried else None,
+        goodput_low=a.rate if carried else 0.0,
+        goodput_high=bound if carried else a.rate,
+        attempts=(a,),
+    )
+
+
+def _attainment(f: Finding) -> float:
+    return f.best_attempt.n_met / f.best_attempt.n if f.best_attempt is not None else 0.0
+
+
+def check_possible(study: Study, candidates: Sequence[Layout]) -> None:
+    """Raises `ConfigError` if no method meets the SLO even without load: with the stage that takes too long, and what
+    can be attained."""
+    if not is_possible(study, candidates):
+        raise ConfigError(_why_not(study.shortened(_ALONE), candidates), param="slo")
+
+
+def is_possible(study: Study, candidates: Sequence[Layout]) -> bool:
+    """True if some method meets the SLO without load."""
+    first = study.shortened(_ALONE)
+    rate = slow_rate(first)
+    return any(attempt(first, layout, rate, hurry=False).carried(study.target) for layout in _one_each(candidates))
+
+
+def _one_each(candidates: Sequence[Layout]) -> list[Layout]:
+    """One layout of every method."""
+    return list({method_of(layout): layout for layout in candidates}.values())
+
+
+def _why_not(study: Study, candidates: Sequence[Layout]) -> str:
+    """The limits that no method meets, in words, with the least latencies of any method without load."""
+    slo = study.slo
+    least: dict[str, tuple[float, str, dict[str, float]]] = {}
+    for layout in _one_each(candidates):
+        timelines = timelines_at(study, layout, slow_rate(study))
+        ttft = _share([t.ttft_s for t in timelines if t.ttft_s is not None], study.target)
+        tpot = _share([_slowest(t.token_s, slo) for t in timelines], study.target)
+        e2e = _share([t.e2e_s for t in timelines if t.e2e_s is not None], study.target)
+        mean_s = {name: sum(t.intervals_s.get(name, 0.0) for t in timelines) / len(timelines) for name in INTERVALS}
+        for name, seconds in (("TTFT", ttft), ("TPOT", tpot), ("E2E", e2e)):
+            if name not in least or seconds < least[name][0]:
+                least[name] = (seconds, str(layout), mean_s)
+    limits = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2E": slo.e2e_s}
+    said = []
+    for name, limit_s in limits.items():
+        seconds, where, mean_s = least[name]
+        if limit_s is not None and seconds > limit_s:
+            part = {"TTFT": INTERVALS[:5], "TPOT": ("decode",), "E2E": INTERVALS}[name]
+            stage = max(part, key=lambda interval: mean_s[interval])
+            said.append(
+                f"{name} ≤ {limit_s * 1e3:.4g} ms is impossible: without any load {seconds * 1e3:.4g} ms is the best "
+                f"that {study.target:.0%} of the requests get ({where}), most of it in {stage.replace('_', ' ')}"
+            )
+    together = f"no layout meets {slo} for {study.target:.0%} of the requests even without load: each limit can be met"
+    return "; ".join(said) or f"{together}, but not all of them by the same layout"
+
+
+def _slowest(token_s: Sequence[float], slo: Slo) -> float:
+    """The smallest TPOT limit that `slo.token_share` of a request's token intervals meet."""
+    steps = [b - a for a, b in pairwise(token_s)]
+    return _share(steps, slo.token_share) if steps else 0.0
+
+
+def _share(numbers: Sequence[float], share: float) -> float:
+    """The smallest limit that this share of the numbers meets."""
+    ordered = sorted(numbers)
+    return ordered[max(1, math.ceil(share * len(ordered) - 1e-9)) - 1] if ordered else math.inf

@@ -1,0 +1,163 @@
+"""The answer of `hydrainfer profile`: every layout ranked, with what each carries and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hydrainfer.config import Slo
+from hydrainfer.core import Layout
+from hydrainfer.planner.search.bound import Bounds
+from hydrainfer.planner.search.goodput import Finding
+from hydrainfer.planner.search.layouts import method_of
+from hydrainfer.planner.search.reason import reason
+from hydrainfer.planner.search.study import Attempt, Study
+
+TOLERANCE = 0.03
+"""Of a goodput: how exact a search is."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One layout. `goodput`: requests per second within the SLO, between `goodput_low` and `goodput_high` (95 %); None
+    where the search stopped when it was sure that the layout is not the best: then it is below `goodput_high`. Seconds:
+    `ttft_p90`, `tpot_p90` at the goodput. `limited_by`: why it carries no more, in words; `stage`: where. `search`: the
+    stage of the search that it reached ("pruned", "screened", "final")."""
+
+    layout: str
+    method: str
+    goodput: float | None = None
+    goodput_low: float | None = None
+    goodput_high: float | None = None
+    ttft_p90: float | None = None
+    tpot_p90: float | None = None
+    attainment: float | None = None
+    stage: str = ""
+    limited_by: str = ""
+    search: str = "final"
+    bound: float = 0.0
+    attempts: tuple[Attempt, ...] = ()
+
+
+class Ratio(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to divide the devices between two roles (or EPD only), at `rate` requests per second; p90 in seconds,
+    None if no request got so far."""
+
+    method: str
+    layout: str
+    rate: float
+    ttft_p90: float | None
+    tpot_p90: float | None
+    attainment: float
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """The best layout under one pair of SLOs, in seconds; "" and 0 if nothing meets them."""
+
+    ttft_s: float
+    tpot_s: float
+    layout: str
+    method: str
+    goodput: float
+    goodput_epd: float  # of all instances EPD
+
+
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout run for real at `rate`, beside what the simulation predicts there; seconds."""
+
+    layout: str
+    rate: float
+    attainment: tuple[float, float]  # predicted, measured
+    ttft_p50: tuple[float, float]
+    ttft_p90: tuple[float, float]
+    tpot_p50: tuple[float, float]
+    tpot_p90: tuple[float, float]
+
+
+class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranking of all layouts and the question behind it. `objective`: "goodput", "devices" (`devices` are then the
+    least that carry `rate`), "ttft" or "tpot" (least p90 at `rate`). `layouts`: best first. `device`: its name, and
+    whether it was `measured` or described. `workload`: what the trace holds, as means. `budgets`: of each role. `grid`,
+    `live`: if asked for. `notes`: caveats. `ratios`: of the methods with two roles, all at one rate."""
+
+    model: str
+    devices: int
+    device: str
+    measured: bool
+    workload: dict[str, str | float]
+    slo: Slo
+    target: float
+    objective: str
+    rate: float | None
+    requests: int
+    seed: int
+    budgets: dict[str, dict[str, int]]
+    layouts: tuple[Row, ...]
+    ratios: tuple[Ratio, ...] = ()
+    grid: tuple[Cell, ...] = ()
+    live: tuple[Live, ...] = ()
+    notes: tuple[str, ...] = ()
+    took_s: float = 0.0
+    command: str = ""
+    version: str = ""
+    date: str = ""
+
+    @property
+    def best(self) -> Row | None:
+        """The first row; None if nothing meets the SLO."""
+        first = self.layouts[0] if self.layouts else None
+        return first if first is not None and first.goodput else None
+
+    @property
+    def choice(self) -> Row | None:
+        """The row to deploy: the best or, where splitting gains nothing for certain, EPD only."""
+        best, epd = self.best, next((row for row in self.layouts if row.method == "EPD" and row.goodput), None)
+        if best is None or epd is None or epd is best:
+            return best
+        if self.objective == "devices":
+            return epd  # it carries the rate as well
+        if self.objective == "goodput":
+            assert best.goodput and epd.goodput
+            more = best.goodput > epd.goodput * (1 + TOLERANCE)
+            if best.goodput_low:  # for certain
+                more = more and best.goodput_low > epd.goodput
+            return best if more else epd
+        quick, slow = ((r.ttft_p90 if self.objective == "ttft" else r.tpot_p90) for r in (best, epd))
+        return best if quick is not None and slow is not None and quick < slow * (1 - TOLERANCE) else epd
+
+
+def rows_of(study: Study, found: Sequence[Finding], n_explained: int = 8) -> list[Row]:
+    """The rows of the findings, in the same order. The first `n_explained` that were measured are explained by a
+    simulation, the others by their bounds."""
+    bounds = Bounds(study)
+    rows = []
+    for f in found:
+        layout, best = Layout.parse(f.layout), f.best_attempt
+        stage = words = ""
+        if f.stage == "final" and n_explained > 0:
+            n_explained -= 1
+            failed = f.failed_attempt
+            why = reason(study, layout, failed.rate if failed is not None else f.bound)
+            stage, words = (why.stage, str(why)) if why is not None else ("", "")
+        if not words:
+            stages = bounds.of(layout).stages
+            stage = stages[0].value if stages else ""
+            words = f"{' and '.join(s.value for s in stages)}: no more than {f.bound:.3g} requests/s can last"
+        rows.append(
+            Row(
+                layout=f.layout,
+                method=method_of(layout),
+                goodput=f.goodput if f.stage == "final" else None,
+                goodput_low=f.goodput_low if f.stage == "final" else None,
+                goodput_high=f.goodput_high,
+                ttft_p90=best.ttft_p90 if best is not None else None,
+                tpot_p90=best.tpot_p90 if best is not None else None,
+                attainment=best.n_met / best.n if best is not None else None,
+                stage=stage,
+                limited_by=words,
+                search=f.stage,
+                bound=f.bound,
+                attempts=f.attempts,
+            )
+        )
+    return rows

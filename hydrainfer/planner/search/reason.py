@@ -1,0 +1,94 @@
+"""The reason why a layout carries no more: the interval in which requests that missed their SLO lost their time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from statistics import fmean
+
+import msgspec
+
+from hydrainfer.core import Layout, Stage
+from hydrainfer.metrics import INTERVALS, Timeline, Timelines, judge
+from hydrainfer.planner.search.study import Study, attempt
+
+_BEFORE_FIRST = INTERVALS[:5]
+_AFTER = INTERVALS[5:]
+_UNLOADED = 24  # requests that tell what an interval takes without load
+_WORDS = {
+    "encode_queue": "pictures wait for an encoder",
+    "encode": "encode batches are long",
+    "ep_migration": "embeddings wait for room or a link on their way to prefill",
+    "prefill_queue": "prompts wait for prefill",
+    "prefill": "prefill is slowed by what runs beside it",
+    "pd_migration": "prefilled requests wait for room or a link on their way to decode",
+    "decode_queue": "requests wait to decode",
+    "decode": "decode steps are long: many sequences, or encode and prefill beside them",
+}
+_STAGE = {
+    "encode_queue": Stage.ENCODE, "encode": Stage.ENCODE, "ep_migration": Stage.PREFILL, "prefill_queue": Stage.PREFILL,
+    "prefill": Stage.PREFILL, "pd_migration": Stage.DECODE, "decode_queue": Stage.DECODE, "decode": Stage.DECODE,
+}  # fmt: skip
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """The most common cause of misses at `rate`: the `limit` missed ("TTFT", "TPOT" or "E2E") and the `interval` at
+    `stage` that lost the time. `missed`: share of the requests; `mean_s`: of each interval, over all requests."""
+
+    rate: float
+    stage: str
+    limit: str
+    interval: str
+    missed: float
+    mean_s: dict[str, float]
+
+    def __str__(self) -> str:
+        return f"{self.limit} in {self.stage}: {_WORDS[self.interval]}"
+
+
+def reason(study: Study, layout: Layout, rate: float) -> Reason | None:
+    """The most common cause of misses at `rate`; None if no request missed."""
+    usual = _means([_per_token(t) for t in timelines_at(study.shortened(_UNLOADED), layout, slow_rate(study))])
+    blame: Counter[tuple[str, str]] = Counter()
+    timelines = timelines_at(study, layout, rate)
+    for t in timelines:
+        ttft_s, e2e_s = t.ttft_s, t.e2e_s or 0.0
+        verdict = judge(study.slo, ttft_s, [b - a for a, b in pairwise(t.token_s)], e2e_s)
+        excess = {name: s - usual.get(name, 0.0) for name, s in _per_token(t).items()}
+        if not verdict.ttft or ttft_s is None:
+            blame["TTFT", max(_BEFORE_FIRST, key=lambda name: excess.get(name, 0.0))] += 1
+        if not verdict.tpot and ttft_s is not None:
+            blame["TPOT", max(_AFTER, key=lambda name: excess.get(name, 0.0))] += 1
+        if not verdict.e2e and ttft_s is not None:
+            blame["E2E", max(INTERVALS, key=lambda name: excess.get(name, 0.0))] += 1
+    if not blame:
+        return None
+    (limit, interval), n = blame.most_common(1)[0]
+    mean_s = _means([t.intervals_s for t in timelines])
+    missed = n / len(timelines)
+    return Reason(rate=rate, stage=_STAGE[interval], limit=limit, interval=interval, missed=missed, mean_s=mean_s)
+
+
+def slow_rate(study: Study) -> float:
+    """A rate at which requests hardly meet: one in the time that the longest answers would take step by step."""
+    cost = next(iter(study.stations.values())).cost
+    first = study.trace[:_UNLOADED]
+    longest = max(t.n_output for t in first) * cost.language_s(0, 0, 1, max(t.n_prompt + t.n_output for t in first))
+    return 1.0 / max(longest * 2, 1e-3)
+
+
+def timelines_at(study: Study, layout: Layout, rate: float) -> list[Timeline]:
+    """The timeline of every request."""
+    found: dict[str, Timeline] = {}
+    attempt(study, layout, rate, hurry=False, timelines=Timelines(found.__setitem__))
+    return list(found.values())
+
+
+def _per_token(t: Timeline) -> dict[str, float]:
+    """The intervals of a request, with decode as seconds per token after the first."""
+    n = max(len(t.token_s) - 1, 1)
+    return {name: s / n if name == "decode" else s for name, s in t.intervals_s.items()}
+
+
+def _means(each: list[dict[str, float]]) -> dict[str, float]:
+    return {name: fmean(one.get(name, 0.0) for one in each) for name in INTERVALS} if each else {}

@@ -1,0 +1,18 @@
+"""A deployment on a virtual clock: the engines and schedulers of production around modelled devices and links.
+
+Called by `search` and the benchmarks. Never loads a model, and never knows where costs or traces come from.
+"""
+
+from hydrainfer.planner.simulation.links import Link
+from hydrainfer.planner.simulation.simulator import InstanceModel, ServedRequest, Simulator
+from hydrainfer.planner.simulation.trace import TraceRequest, as_requests, at_rate
+
+__all__ = [
+    "InstanceModel",
+    "Link",
+    "ServedRequest",
+    "Simulator",
+    "TraceRequest",
+    "as_requests",
+    "at_rate",
+]

@@ -1,0 +1,134 @@
+"""Fast forward over decode steps that change nothing but counts.
+
+While an instance only decodes, and none of its sequences ends, every step repeats the one before with one token more.
+The ends of such steps are computed ahead. Their effect is written down when a message arrives or when the first other
+step is due. The outcome is the same as with a turn for each step, and tests compare the two.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+
+from hydrainfer.core import DeviceTime, Lane, Load, Request, Sequence, Stage, StepBatch, StepResult
+from hydrainfer.engine import Engine
+from hydrainfer.scheduler import skip
+
+TOKEN = 7  # what every modelled device answers
+_FEWEST, _MOST = 2, 64  # steps that are worth a leap; more are computed in vain when a message comes
+
+
+class ModelledTicket:
+    """A batch that is done at a known time."""
+
+    __slots__ = ("at_s", "result")
+
+    def __init__(self, at_s: float, result: StepResult) -> None:
+        self.at_s, self.result = at_s, result
+
+    def poll(self, now: float) -> StepResult | None:
+        return self.result if now >= self.at_s else None
+
+    def ready_at(self) -> float | None:
+        return self.at_s
+
+
+class Leap:
+    """The batch in flight and those that repeat it. `ends`: when each is done, the last of which needs a turn."""
+
+    def __init__(
+        self, engine: Engine, device: DeviceTime, batch: StepBatch, launched_s: float, ends: list[float]
+    ) -> None:
+        self._engine, self._device, self._batch, self._launched_s = engine, device, batch, launched_s
+        self.ends = ends
+        self.ends_at = ends[-1]
+        self._loads: list[Load] = []  # after each step that was asked for
+        self._n_reported = 0
+
+    @staticmethod
+    def begin(engine: Engine, device: DeviceTime) -> Leap | None:
+        """A leap over the steps that repeat the one in flight; None if they are too few."""
+        found = engine.repeating()
+        if found is None:
+            return None
+        ticket, launched_s, until_s = found
+        assert isinstance(ticket, ModelledTicket)
+        batch = ticket.result.batch
+        if batch.lane is not Lane.LANGUAGE or len(batch.work) != len(engine.scheduler.decoding):
+            return None
+        n, seqs = _MOST, []
+        for seq, *_ in batch.work:
+            left = seq.request.max_tokens - seq.n_produced - 1  # that do not end it
+            if left < _FEWEST or seq.plan[seq.cursor] is not Stage.DECODE:
+                return None
+            seqs.append(seq)
+            if left < n:
+                n = left
+        if not engine.scheduler.room.can_grow(seqs, n):
+            return None
+        ends = _ends(device, batch, ticket.at_s, n, until_s)
+        return Leap(engine, device, batch, launched_s, ends) if len(ends) > _FEWEST else None
+
+    def reported(self, until_s: float) -> Load | None:
+        """The load after the last step done by `until_s`, if it was not reported yet."""
+        n = bisect_right(self.ends, until_s, hi=len(self.ends) - 1)
+        if n <= self._n_reported:
+            return None
+        self._n_reported = n
+        return self._load_after(n)
+
+    def load_at(self, now: float) -> Load:
+        n = bisect_right(self.ends, now, hi=len(self.ends) - 1)
+        return self._load_after(n)
+
+    def unreported(self, now: float, message_s: float) -> Iterator[tuple[Load, float]]:
+        """Loads after the steps done before `now`, each with its time, that `reported` has not returned. Left out are
+        those whose messages, `message_s` each, are overtaken by the next one's before `now`."""
+        n = self._n_before(now)
+        for k in range(self._n_reported, n):
+            if k == n - 1 or self.ends[k + 1] + message_s > now:
+                yield self._load_after(k + 1), self.ends[k]
+
+    def land(
+        self,
+        now: float,
+        decoded: Callable[[Sequence, list[float]], list[int]],
+        answer: Callable[[Request, int], int],
+    ) -> None:
+        """Write down the steps that are done before `now`; the next one is in flight. `decoded(seq, times)` records the
+        tokens of a sequence and returns them; `answer(request, n)` is the token that follows the first `n`."""
+        n = self._n_before(now)
+        if n == 0:
+            return
+        done = self.ends[:n]
+        times = [self._launched_s, *done]
+        engine = self._engine
+        batch = skip(engine.scheduler, self._batch, [decoded(work.seq, done) for work in self._batch.work])
+        result = StepResult(batch, tokens=[answer(work.seq.request, work.seq.n_computed + 1) for work in batch.work])
+        engine.skip(ModelledTicket(self.ends[n], result), self._batch, times)
+        self._device.busy_until[Lane.LANGUAGE] = self.ends[n]
+
+    def _n_before(self, now: float) -> int:
+        return bisect_left(self.ends, now, hi=len(self.ends) - 1)
+
+    def _load_after(self, n: int) -> Load:
+        if n == 0:
+            return self._engine.load()
+        if not self._loads:
+            starts = [self._launched_s, *self.ends]
+            self._loads = self._engine.loads_after(self._batch, [b - a for a, b in zip(starts, self.ends)])
+        return self._loads[n - 1]
+
+
+def _ends(device: DeviceTime, batch: StepBatch, first_s: float, n: int, until_s: float) -> list[float]:
+    """Times at which the batch in flight is done, and up to `n` after it that end before `until_s`."""
+    n_seqs = len(batch.work)
+    contexts = sum(work.start + 1 for work in batch.work)
+    ends, end_s = [first_s], first_s
+    for _ in range(n):
+        contexts += n_seqs
+        end_s += device.cost.language_s(0, 0, n_seqs, contexts)
+        if end_s >= until_s:
+            break
+        ends.append(end_s)
+    return ends

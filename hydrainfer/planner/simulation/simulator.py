@@ -1,0 +1,326 @@
+"""A deployment on a virtual clock: the engines, schedulers, block books, migration machines and rosters that serve in
+production, around devices and links that take the time their models say.
+
+    arrival ─hub roster─> Submit ─> instance: hear, step, report, post ─> parcels ─> instance …
+
+A message between them takes `Link.message_s`. Loads reach the rosters as in production: the hub's with each report,
+the instances' with each parcel and each beat.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from hydrainfer import core
+from hydrainfer.cache import CacheSet, CacheSpec
+from hydrainfer.cluster.messages import Peer
+from hydrainfer.cluster.node import Pulse
+from hydrainfer.cluster.roster import Balancing, Roster
+from hydrainfer.core import (
+    CostModel,
+    DeviceTime,
+    EventKind,
+    ExportHandle,
+    Lane,
+    LifecycleEvent,
+    Load,
+    Output,
+    Parcel,
+    Request,
+    Role,
+    StepBatch,
+    StepResult,
+    owner_of,
+)
+from hydrainfer.engine import Engine, EventSink, Moves, Overlap
+from hydrainfer.planner.simulation.leap import TOKEN, Leap, ModelledTicket
+from hydrainfer.planner.simulation.links import Link, LinkEnds, ModelledCopy
+from hydrainfer.scheduler import Budgets, Policy, Pulls, Scheduler
+
+_INCARNATION = 1
+_BEAT_S = Pulse().beat_s
+
+
+class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance of a deployment: `blocks` per cache, as many as its memory holds."""
+
+    name: str
+    role: Role
+    cost: CostModel
+    blocks: Mapping[CacheSpec, int]
+    budgets: Budgets = Budgets()
+    policy: Policy = Policy()
+    overlap: Overlap = "free"
+
+
+@dataclass(slots=True)
+class ServedRequest:
+    """One request and its tokens: what they are and when they were made, in seconds of the virtual clock."""
+
+    request: Request
+    token_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+
+    @property
+    def arrival_s(self) -> float:
+        assert self.request.arrival_s is not None
+        return self.request.arrival_s
+
+
+class Simulator:
+    """One run of a deployment. `record` gets the lifecycle events; `watch`, if given, is asked at every beat whether to
+    stop. With `leaps`, decode steps that change nothing but counts are computed at once (`leap.py`).
+    `answer(request, n)`: the token that follows its first `n`."""
+
+    def __init__(
+        self,
+        instances: Sequence[InstanceModel],
+        link: Link | None = None,
+        *,
+        balancing: Balancing = "least_load",
+        record: EventSink | None = None,
+        watch: Callable[[float], bool] | None = None,
+        leaps: bool = True,
+        answer: Callable[[Request, int], int] = lambda *_: TOKEN,
+    ) -> None:
+        self.answer = answer
+        self.link = link or Link()
+        self.now = 0.0
+        self.served: dict[str, ServedRequest] = {}
+        self.n_done = 0
+        self.n_turns = 0
+        self.leaps = leaps
+        self._watch = watch
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._n_events = 0
+        self._due: list[tuple[float, int, ModelledNode]] = []
+        roles = {i.name: i.role for i in instances}
+        peers = [Peer(name, str(role), _INCARNATION, name) for name, role in roles.items()]
+        self._roster = Roster(roles, balancing)
+        self._roster.update(peers)
+        self.copies = LinkEnds(self.link)
+        self.nodes: dict[str, ModelledNode] = {}
+        for n, instance in enumerate(instances):
+            roster = Roster(roles, balancing)
+            roster.update(peers)
+            self.nodes[instance.name] = ModelledNode(self, n, instance, roster, record)
+        self._said: dict[str, deque[tuple[float, Load]]] = {name: deque() for name in self.nodes}
+        self._beat_at = 0.0
+
+    def run(self, requests: Iterable[Request]) -> list[ServedRequest]:
+        """Serve all requests in order of arrival, or until `watch` says to stop; returns the unfinished ones, too."""
+        arrivals = sorted(requests, key=lambda r: r.arrival_s or 0.0)
+        self.served.update((r.id, ServedRequest(r)) for r in arrivals)
+        for request in arrivals:
+            self.at(request.arrival_s or 0.0, partial(self._arrive, request))
+        for node in self.nodes.values():
+            self._wake(node, 0.0)
+        events, due = self._events, self._due
+        while self.n_done < len(self.served):
+            now = min(events[0][0], due[0][0]) if events else due[0][0]
+            self.now = now = min(now, self._beat_at)
+            while events and events[0][0] <= now:
+                heapq.heappop(events)[2]()
+            if self._beat_at <= now:
+                if self._watch is not None and self._watch(now):
+                    break
+                self._beat(now)
+            if due[0][0] <= now:
+                for node in self._pop_due(now):
+                    self._wake(node, node.turn(now))
+        return list(self.served.values())
+
+    def at(self, time_s: float, call: Callable[[], None]) -> None:
+        self._n_events += 1
+        heapq.heappush(self._events, (time_s, self._n_events, call))
+
+    # ---- what nodes ask
+
+    def hear(self, outputs: list[Output]) -> None:
+        now, served = self.now, self.served
+        for output in outputs:
+            mine = served[output.request_id]
+            mine.token_s += [now] * len(output.token_ids)
+            mine.tokens += output.token_ids
+            if output.finish_reason is not None:
+                mine.finish = output.finish_reason
+                self.n_done += 1
+
+    def report(self, name: str, load: Load, at_s: float) -> None:
+        """Keep a load that `name` sent at `at_s`, which may be past, until somebody asks for loads."""
+        self._said[name].append((at_s + self.link.message_s, load))
+
+    def post(self, peer: str, parcel: Parcel) -> None:
+        self.at(self.now + self.link.message_s, partial(self._deliver, self.nodes[peer], parcel))
+
+    # ---- inside
+
+    def _pop_due(self, now: float) -> list[ModelledNode]:
+        due: list[ModelledNode] = []
+        while self._due and self._due[0][0] <= now:
+            at_s, _, node = heapq.heappop(self._due)
+            if node.wake_at == at_s and node not in due:
+                due.append(node)
+        if len(due) > 1:
+            due.sort(key=lambda node: node.number)
+        return due
+
+    def _wake(self, node: ModelledNode, at_s: float) -> None:
+        node.wake_at = at_s
+        heapq.heappush(self._due, (at_s, node.number, node))
+
+    def _hear_reports(self) -> None:
+        """Take in the loads that have arrived, those of nodes in a leap included."""
+        until_s, loads = self.now - self.link.message_s, self._roster.loads
+        for name, node in self.nodes.items():
+            said = self._said[name]
+            while said and said[0][0] <= self.now:
+                loads[name] = said.popleft()[1]
+            if node.leap is not None and (load := node.leap.reported(until_s)) is not None:
+                loads[name] = load
+
+    def _arrive(self, request: Request) -> None:
+        self._hear_reports()
+        name = self._roster.choose(request, request.plan()[0], ())
+        assert name is not None, "the layout lacks a stage"
+        node = self.nodes[name]
+        self.at(self.now + self.link.message_s, partial(self._deliver, node, request))
+
+    def _deliver(self, node: ModelledNode, what: Parcel | Request) -> None:
+        node.inbox.append(what)
+        if node.wake_at > self.now:
+            self._wake(node, self.now)
+
+    def _beat(self, now: float) -> None:
+        self._beat_at = now + _BEAT_S
+        self._hear_reports()
+        loads = dict(self._roster.loads)
+
+        def deliver() -> None:
+            for node in self.nodes.values():
+                node.roster.loads.update({n: load for n, load in loads.items() if n != node.name})
+
+        self.at(now + self.link.message_s, deliver)
+
+
+class ModelledNode:
+    """One instance: the turns of `cluster.Node` without its sockets. Satisfies the engine's `PeerLink` and `Puller`."""
+
+    def __init__(
+        self,
+        sim: Simulator,
+        number: int,
+        i: InstanceModel,
+        roster: Roster,
+        record: EventSink | None,
+    ) -> None:
+        self._record = record
+        self.name, self.number, self.roster, self._sim = i.name, number, roster, sim
+        self.caches = CacheSet(dict(i.blocks))
+        self.exports = {spec.name: ExportHandle(owner_of(i.name, _INCARNATION)) for spec in i.blocks}
+        self._block_bytes = {spec.name: spec.block_bytes for spec in i.blocks}
+        self._spoke = False
+        self._parcels: list[tuple[str, Parcel]] = []
+        self.inbox: list[Parcel | Request] = []
+        self.leap: Leap | None = None
+        self.wake_at = self._report_at = 0.0
+        scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy)
+        self.device = DeviceTime(i.cost)
+        runners = {lane: _Runner(self.device, sim) for lane in i.role.lanes}
+        moves = Moves(i.name, _INCARNATION, scheduler, roster, self, self)
+        self.engine = Engine(scheduler, runners, self._sink, record, i.overlap, moves, self._moved)
+
+    def turn(self, now: float) -> float:
+        """Hear, step, report, post, in the order of `cluster.Node.turn`. Returns when the next turn is due."""
+        sim, engine = self._sim, self.engine
+        if self.leap is not None:
+            if not self.inbox and now < self.leap.ends_at:  # only a beat
+                self._report_at = now + _BEAT_S
+                sim.report(self.name, self.leap.load_at(now), now)
+                return min(self.leap.ends_at, self._report_at)
+            self._land(self.leap, now)
+            self.leap = None
+        sim.n_turns += 1
+        inbox, self.inbox = self.inbox, []
+        for what in inbox:
+            if isinstance(what, Parcel):
+                self.roster.loads[what.sender] = what.load
+                engine.deliver(what)
+            else:
+                engine.submit(what, now)
+        wake_at = engine.step(now)
+        if self._spoke or now >= self._report_at:
+            sim.report(self.name, engine.load(), now)
+            self._spoke = False
+            if now >= self._report_at:
+                self._report_at = now + _BEAT_S
+        if self._parcels:
+            for peer, parcel in self._parcels:
+                sim.post(peer, parcel)
+            self._parcels.clear()
+        if wake_at is None:
+            return self._report_at
+        if sim.leaps and (leap := Leap.begin(engine, self.device)) is not None:
+            self.leap, wake_at = leap, leap.ends_at
+        return min(wake_at, self._report_at)
+
+    def _land(self, leap: Leap, now: float) -> None:
+        for load, at_s in leap.unreported(now, self._sim.link.message_s):
+            self._sim.report(self.name, load, at_s)
+        leap.land(now, self._decoded, self._sim.answer)
+
+    def _decoded(self, seq: core.Sequence, at_s: list[float]) -> list[int]:
+        """Record a token of `seq` at each of these times. Returns the tokens."""
+        served, first = self._sim.served[seq.id], seq.n_computed + 1
+        tokens = [self._sim.answer(seq.request, first + i) for i in range(len(at_s))]
+        served.token_s += at_s
+        served.tokens += tokens
+        if self._record is not None:
+            for t in at_s:
+                self._record(LifecycleEvent(seq.id, EventKind.TOKEN, t))
+        return tokens
+
+    def _sink(self, outputs: list[Output]) -> None:
+        self._spoke = True
+        self._sim.hear(outputs)
+
+    def _moved(self, *_: object) -> None:
+        self._spoke = True
+
+    def send(self, peer: str, parcel: Parcel) -> None:
+        self._parcels.append((peer, parcel))
+
+    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> ModelledCopy:
+        n_bytes = sum(len(ids) * self._block_bytes[spec] for spec, (_, ids) in pulls.items())
+        source = next(iter(sources.values())).owner.partition(":")[0]
+        return ModelledCopy(self._sim.copies.begin(source, self.name, n_bytes, self._sim.now))
+
+    def forget(self, owner: str) -> None:
+        """Nothing to do: no modelled instance dies."""
+
+    def close(self) -> None:
+        """Nothing to do: nothing runs outside the virtual clock."""
+
+
+class _Runner:
+    """One lane of a modelled device."""
+
+    def __init__(self, device: DeviceTime, sim: Simulator) -> None:
+        self._device, self._sim = device, sim
+
+    def launch(self, batch: StepBatch) -> ModelledTicket:
+        result = StepResult(batch)
+        if batch.lane is Lane.LANGUAGE:
+            answer = self._sim.answer
+            result.tokens = [answer(seq.request, start + n) for seq, start, n, sample in batch.work if sample]
+        return ModelledTicket(self._device.occupy(batch, self._sim.now), result)
+
+    def close(self) -> None:
+        """Nothing to do: nothing runs outside the virtual clock."""

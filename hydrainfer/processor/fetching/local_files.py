@@ -1,0 +1,72 @@
+"""`file:` URLs: regular files under directories that the operator has named, whatever links lie on the way."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge
+
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
+def locate_file(url: str, roots: Sequence[Path], param: str) -> Path:
+    """The real path of a `file:` URL. Raises `InvalidRequest` if it is not under one of `roots`, whether or not it
+    exists."""
+    if not roots:
+        raise InvalidRequest(
+            "file: URLs are not read by this server; send the file itself as a data: URL",
+            param=param,
+            code="forbidden_url",
+        )
+    try:
+        parts = urlsplit(url)
+        path = unquote(parts.path, errors="strict")
+        if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
+            raise ValueError
+        real = Path(os.path.realpath(path))
+    except (ValueError, OSError):
+        raise InvalidRequest(
+            "a file: URL must look like file:///directory/name", param=param, code="invalid_url"
+        ) from None
+    if not _is_under(real, roots):
+        raise _outside(param)
+    return real
+
+
+def read_file(path: Path, roots: Sequence[Path], max_bytes: int, noun: str, param: str) -> bytes:
+    """The bytes of a file found by `locate_file`, which is checked again once it is open. Raises `InvalidRequest`,
+    `MediaError` or `RequestTooLarge`."""
+    try:
+        with open(os.open(path, _OPEN), "rb") as file:
+            if not _is_under(_path_of(file.fileno(), path), roots):
+                raise _outside(param)
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise MediaError(f"the {noun}'s file: URL names no regular file", param=param)
+            data = file.read(max_bytes + 1)
+    except OSError:
+        raise MediaError(
+            f"the {noun}'s file cannot be read: it does not exist or is not allowed", param=param
+        ) from None
+    if len(data) > max_bytes:
+        raise RequestTooLarge(f"the {noun} is larger than the limit of {max_bytes} bytes", param=param)
+    return data
+
+
+def _path_of(fd: int, path: Path) -> Path:
+    """The real path of an open file; a directory on the way may have become a link since."""
+    link = f"/proc/self/fd/{fd}"
+    return Path(os.readlink(link)) if os.path.lexists(link) else path
+
+
+def _is_under(path: Path, roots: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(os.path.realpath(root)) for root in roots)
+
+
+def _outside(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        "the file: URL is not under a directory that this server may read", param=param, code="forbidden_url"
+    )

@@ -1,0 +1,158 @@
+"""Parsing of chat messages: from what clients write to a checked and typed form."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from hydrainfer.core import InvalidRequest
+from hydrainfer.processor.messages.video_part import VideoPart
+from hydrainfer.processor.pictures import MediaLimits, Picture, Target, decode_image, from_image, read_image_url
+
+ROLES = ("system", "developer", "user", "assistant")
+_UNSUPPORTED_PARTS = ("input_audio", "audio_url", "file", "image_embeds", "refusal", "image", "image_pil", "video")
+
+
+class TextPart(msgspec.Struct, frozen=True):
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True):
+    """A picture of a message. `source`: a URL, the file's bytes or, from Python callers only, an opened picture or a
+    path. Only `data:` URLs are loaded; `Fetcher.fetched` has replaced the others by their bytes. `param`: where the
+    request has it."""
+
+    source: str | bytes | Path | Image.Image
+    param: str
+
+    def read(self, limits: MediaLimits) -> ImagePart:
+        """The same part with the file's bytes, or the opened picture, as its source. Raises `InvalidRequest` or
+        `RequestTooLarge`."""
+        source = self.source
+        if isinstance(source, str):
+            source = read_image_url(source, limits, self.param)
+        elif isinstance(source, Path):
+            try:
+                source = source.read_bytes()
+            except OSError as e:
+                raise InvalidRequest(f"cannot read the picture: {e}", param=self.param) from None
+        return ImagePart(source, self.param)
+
+    def load(self, limits: MediaLimits, wanted: Callable[[int, int], Target] | None = None) -> Picture:
+        """The decoded picture, as `decode_image` returns it. Raises `MediaError`, `InvalidRequest` or
+        `RequestTooLarge`."""
+        source = self.read(limits).source
+        if isinstance(source, Image.Image):
+            return from_image(source, limits, self.param)
+        assert isinstance(source, bytes)
+        return decode_image(source, limits, self.param, wanted)
+
+
+Part = TextPart | ImagePart | VideoPart
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message of a chat. `role` is one a chat template knows (`developer` has become `system`)."""
+
+    role: str
+    parts: tuple[Part, ...]
+
+    @property
+    def images(self) -> tuple[ImagePart, ...]:
+        return tuple(p for p in self.parts if isinstance(p, ImagePart))
+
+    @property
+    def media(self) -> tuple[ImagePart | VideoPart, ...]:
+        """The pictures and videos, in order."""
+        return tuple(p for p in self.parts if not isinstance(p, TextPart))
+
+
+def parse_messages(messages: object, *, local: bool = False) -> tuple[ChatMessage, ...]:
+    """Parse OpenAI's `messages`. `local=True`, for Python callers, also takes `{"type": "image", "image": ...}` (or
+    `image_pil`) with an opened picture, bytes, a path or an array, and `{"type": "video", "video": ...}` with bytes, a
+    path or frames (and their "fps"). Raises `InvalidRequest` naming the place."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidRequest("messages must be a list of messages", param="messages")
+    if not messages:
+        raise InvalidRequest("messages must not be empty: send at least one user message", param="messages")
+    return tuple(_parse_message(m, f"messages.{i}", local) for i, m in enumerate(messages))
+
+
+def _parse_message(message: object, where: str, local: bool) -> ChatMessage:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where} must be an object with role and content", param=where)
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise InvalidRequest("tool calls are not supported by this server", param=f"{where}.tool_calls")
+    role = "system" if role == "developer" else role
+    where = f"{where}.content"
+    if isinstance(content, str):
+        return ChatMessage(role, (TextPart(content),))
+    if content is None or not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise InvalidRequest(f"{where} must be a string or a list of parts", param=where)
+    if not content:
+        raise InvalidRequest(f"{where} must not be empty", param=where)
+    parts = tuple(_parse_part(p, f"{where}.{i}", local) for i, p in enumerate(content))
+    if role != "user" and any(not isinstance(p, TextPart) for p in parts):
+        raise InvalidRequest(f"{where}: only user messages may hold pictures or videos", param=where)
+    return ChatMessage(role, parts)
+
+
+def _parse_part(part: object, where: str, local: bool) -> Part:
+    if not isinstance(part, Mapping):
+        raise InvalidRequest(f"{where} must be an object with a type", param=where)
+    kind = part.get("type")
+    if kind == "text":
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{where}.text must be a string", param=f"{where}.text")
+        return TextPart(part["text"])
+    if kind in ("image_url", "video_url"):
+        url = part.get(kind)
+        url = url.get("url") if isinstance(url, Mapping) else url
+        if not isinstance(url, str):
+            raise InvalidRequest(f"{where}.{kind}.url must be a string", param=f"{where}.{kind}.url")
+        return (ImagePart if kind == "image_url" else VideoPart)(url, f"{where}.{kind}")
+    if kind == "image" and local:
+        return ImagePart(local_image(part.get("image"), where), where)
+    if kind == "image_pil" and local:  # vLLM's name
+        return ImagePart(local_image(part.get("image_pil"), where), where)
+    if kind == "video" and local:
+        return local_video(part, where)
+    known = f"parts of type {kind!r} are" if kind in _UNSUPPORTED_PARTS else "a part of this type is"
+    raise InvalidRequest(f"{where}: {known} not supported; send text, image_url or video_url", param=f"{where}.type")
+
+
+def local_image(source: object, where: str) -> bytes | Path | Image.Image:
+    """A picture given by a Python caller. Raises `InvalidRequest`."""
+    if isinstance(source, bytes | Path | Image.Image):
+        return source
+    if isinstance(source, str):
+        return Path(source)
+    if isinstance(source, io.IOBase):
+        return source.read()
+    if isinstance(source, np.ndarray) and source.dtype == np.uint8 and source.ndim == 3 and source.shape[2] == 3:
+        return Image.fromarray(source)
+    raise InvalidRequest(
+        f"{where}.image must be a PIL image, bytes, a path or a uint8 array [height, width, 3]", param=where
+    )
+
+
+def local_video(part: Mapping, where: str) -> VideoPart:
+    """A video given by a Python caller: `part` has `video`, and `fps` of its frames. Raises `InvalidRequest`."""
+    source, fps = part.get("video"), part.get("fps", 2.0)
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= 1000:
+        raise InvalidRequest(f"{where}.fps must be a number over 0 and at most 1000", param=f"{where}.fps")
+    if isinstance(source, str):
+        source = Path(source)
+    if isinstance(source, io.IOBase):
+        source = source.read()
+    if not isinstance(source, bytes | Path | np.ndarray):
+        raise InvalidRequest(f"{where}.video must be bytes, a path or an array of frames", param=where)
+    return VideoPart(source, where, float(fps))

@@ -1,0 +1,60 @@
+"""Bytes of pictures to the pixels that a model takes: decoding, resizing, and one adapter per model family, which for
+the Qwen families also prepares the frames of videos. `PixelStore` holds the results.
+
+Called by `messages`, `text` and `workers`. Never fetches a URL, never starts a process.
+"""
+
+from hydrainfer.processor.pictures.adapter import (
+    ImageAdapter,
+    MediaItem,
+    VideoAdapter,
+    VideoShape,
+    content_key,
+    frames_key,
+)
+from hydrainfer.processor.pictures.anyres import PINPOINTS, llava_next_images
+from hydrainfer.processor.pictures.clip import ClipImages, ClipSettings, llava_images
+from hydrainfer.processor.pictures.media import (
+    MediaLimits,
+    Picture,
+    Target,
+    decode_image,
+    from_image,
+    header_pixels,
+    read_data_url,
+    read_image_url,
+    silence_pillow,
+)
+from hydrainfer.processor.pictures.pixels import Pixels, PixelStore
+from hydrainfer.processor.pictures.qwen import QwenImages, qwen_images
+from hydrainfer.processor.pictures.qwen_video import qwen_videos
+from hydrainfer.processor.pictures.resample import agrees
+
+__all__ = [
+    "PINPOINTS",
+    "ClipImages",
+    "ClipSettings",
+    "ImageAdapter",
+    "MediaItem",
+    "MediaLimits",
+    "Picture",
+    "PixelStore",
+    "Pixels",
+    "QwenImages",
+    "Target",
+    "VideoAdapter",
+    "VideoShape",
+    "agrees",
+    "content_key",
+    "decode_image",
+    "frames_key",
+    "from_image",
+    "header_pixels",
+    "llava_images",
+    "llava_next_images",
+    "qwen_images",
+    "qwen_videos",
+    "read_data_url",
+    "read_image_url",
+    "silence_pillow",
+]

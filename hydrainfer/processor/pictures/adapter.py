@@ -1,0 +1,105 @@
+"""The protocols of the adapters, one small adapter per model family, that turn pictures and frames into pixels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from hydrainfer.core import InvalidRequest
+from hydrainfer.processor.pictures.media import Picture
+from hydrainfer.processor.pictures.pixels import Pixels
+
+
+class MediaItem(NamedTuple):
+    """The part of a picture or video that is encoded at once: `core.MediaSpan` without its place. `before`, `after`:
+    texts around its placeholders."""
+
+    n_tokens: int
+    grid: tuple[int, int, int] | None = None
+    times: tuple[int, ...] = ()
+    joined: bool = False
+    before: str = ""
+    after: str = ""
+
+
+class ImageAdapter(Protocol):
+    """The preprocessing of pictures for one model: stateless, thread-safe, picklable. `parameters`: the resolved
+    preprocessing, as part of a picture's key. `fit` needs the size only, so that a prompt's length can be known before
+    any resizing."""
+
+    parameters: bytes
+
+    def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
+        """The adapter with a request's `mm_processor_kwargs`. Raises `InvalidRequest` naming what it does not know."""
+
+    def fit(self, width: int, height: int) -> MediaItem:
+        """The tokens and grid of a picture of this size, in pixels."""
+
+    def pixels(self, picture: Picture) -> Pixels:
+        """The uint8 array that the runtime uploads; rescaling and normalising happen on the device."""
+
+
+class VideoShape(NamedTuple):
+    """Number, rate and size of a video's frames. `sampled`: the frames are already those that the model shall see,
+    `fps` of them a second."""
+
+    n_frames: int
+    fps: float
+    width: int
+    height: int
+    sampled: bool = False
+
+
+class VideoAdapter(Protocol):
+    """The preprocessing of videos for one model: stateless, thread-safe, picklable. `parameters` is as in
+    `ImageAdapter`. A video's prompt is known before any frame has been decoded."""
+
+    parameters: bytes
+
+    def configured(self, options: Mapping[str, Any]) -> VideoAdapter:
+        """The adapter with a request's `mm_processor_kwargs`. Raises `InvalidRequest` naming what it does not know."""
+
+    def sample(self, video: VideoShape, max_frames: int) -> list[int]:
+        """The frames that the model sees, ascending; at least one."""
+
+    def items(self, video: VideoShape, indices: Sequence[int]) -> list[MediaItem]:
+        """The items of these frames, in order."""
+
+    def pixels(self, video: VideoShape, frames: np.ndarray, resampler: str = "") -> list[Pixels]:
+        """One uint8 array per item, from frames uint8 [n, height, width, 3]. `resampler` is that of `MediaLimits`."""
+
+
+def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageAdapter:
+    """The `configured` of a family that has no options. Raises `InvalidRequest`."""
+    if options:
+        raise InvalidRequest(
+            f"mm_processor_kwargs: this model takes none, not {', '.join(map(repr, options))}",
+            param="mm_processor_kwargs",
+        )
+    return adapter
+
+
+def content_key(picture: Picture, pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
+    """The name of a picture's embedding, 32 bytes: a digest of what the adapter made of it, which is all that the tower
+    sees, of its size and mode before, resolved preprocessing, vision-weights fingerprint and dtype."""
+    size = "x".join(map(str, picture.size))
+    head = f"{picture.mode}|{picture.image.mode}|{size}|{pixels.shape}|{dtype}|".encode()
+    return _digest((head, parameters, weights), pixels)
+
+
+def frames_key(pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
+    """The name of the embedding of a video's frames as they are encoded, made like `content_key`."""
+    head = f"frames|{'x'.join(map(str, pixels.shape))}|{dtype}|".encode()
+    return _digest((head, parameters, weights), pixels)
+
+
+def _digest(heads: Sequence[bytes], pixels: Pixels) -> bytes:
+    digest = hashlib.sha256()
+    for part in heads:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    digest.update(np.ascontiguousarray(pixels).data)
+    return digest.digest()

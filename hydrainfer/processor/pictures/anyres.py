@@ -1,0 +1,114 @@
+"""Pictures for LLaVA-NeXT: the whole picture and its tiles, on PIL, as `LlavaNextImageProcessorPil` makes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from hydrainfer.core import CheckpointError
+from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem, without_options
+from hydrainfer.processor.pictures.clip import ClipSettings, check_tower
+from hydrainfer.processor.pictures.media import Picture
+from hydrainfer.processor.pictures.pixels import Pixels
+
+PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+
+
+class AnyresSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """preprocessor_config.json, resolved. `tile`: side of the tower's square; `pinpoints`: (height, width) that a
+    picture may be brought to, multiples of `tile`; `patch`: side of a patch. All in pixels. `clip`: how squares are
+    resized and, on the device, scaled."""
+
+    tile: int
+    patch: int
+    pinpoints: tuple[tuple[int, int], ...]
+    clip: ClipSettings
+
+
+class _Canvas(NamedTuple):
+    """The canvas a picture is put on, and the picture's size there, both (height, width) in pixels."""
+
+    canvas: tuple[int, int]
+    size: tuple[int, int]
+
+
+class AnyresImages:
+    """An `ImageAdapter`. A picture's grid is (rows of tiles; rows, columns of patches that are no padding)."""
+
+    def __init__(self, settings: AnyresSettings) -> None:
+        self.settings = settings
+        self.parameters = b"anyres|" + msgspec.json.encode(settings)
+        self._side = settings.tile // settings.patch  # patches
+
+    def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
+        return without_options(options, self)
+
+    def fit(self, width: int, height: int) -> MediaItem:
+        """One token per patch of the whole picture; then, row by row, one per patch of the tiles and a newline."""
+        s = self.settings
+        canvas = self._place(width, height).canvas
+        rows, columns = (n // s.tile * self._side for n in canvas)
+        if width / height > columns / rows:
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        return MediaItem(self._side**2 + rows * (columns + 1), (canvas[0] // s.tile, rows, columns))
+
+    def pixels(self, picture: Picture) -> Pixels:
+        """uint8 [1 + tiles, tile, tile, 3]: the whole picture, squeezed into a square, then the tiles row by row."""
+        s, image = self.settings, picture.image
+        (high, wide), (height, width) = self._place(image.width, image.height)
+        canvas = np.zeros((high, wide, 3), dtype=np.uint8)
+        top, left = (high - height) // 2, (wide - width) // 2
+        canvas[top : top + height, left : left + width] = picture.resized(width, height, s.clip.resample)
+        squares = np.empty((1 + high // s.tile * (wide // s.tile), s.tile, s.tile, 3), dtype=np.uint8)
+        squares[0] = picture.resized(s.tile, s.tile, s.clip.resample)
+        tiles = canvas.reshape(high // s.tile, s.tile, wide // s.tile, s.tile, 3)
+        squares[1:] = tiles.swapaxes(1, 2).reshape(-1, s.tile, s.tile, 3)
+        return squares
+
+    def _place(self, width: int, height: int) -> _Canvas:
+        """The pinpoint that keeps most of the picture and, of those, wastes least."""
+        best, most = self.settings.pinpoints[0], (-1, 0)
+        for high, wide in self.settings.pinpoints:
+            scale = min(wide / width, high / height)
+            kept = min(int(width * scale) * int(height * scale), width * height)
+            if (kept, kept - high * wide) > most:
+                best, most = (high, wide), (kept, kept - high * wide)
+        high, wide = best
+        across, down = wide / width, high / height
+        if across < down:
+            return _Canvas(best, (min(math.ceil(height * across), high), wide))
+        return _Canvas(best, (high, min(math.ceil(width * down), wide)))
+
+
+def llava_next_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> AnyresImages:
+    """The adapter of a LLaVA-NeXT checkpoint: `config` is config.json with defaults filled in. Raises `CheckpointError`
+    if the squares and tiles that preprocessing makes are not those that the vision tower takes."""
+    vision = config["vision_config"]
+    check_tower(vision)
+    side, patch = vision["image_size"], vision["patch_size"]
+    try:
+        clip = ClipSettings.read({**preprocessor, "do_resize": True, "do_center_crop": True, "do_pad": False})
+        points = preprocessor.get("image_grid_pinpoints") or PINPOINTS
+        settings = AnyresSettings(
+            tile=side, patch=patch, pinpoints=msgspec.convert(points, tuple[tuple[int, int], ...]), clip=clip
+        )
+    except (ValueError, TypeError, KeyError) as e:
+        raise CheckpointError(f"preprocessor_config.json cannot be used: {type(e).__name__}: {e}") from None
+    if clip.resize not in (side, (side, side)) or clip.crop != (side, side):
+        raise CheckpointError(
+            f"preprocessor_config.json has size {clip.resize} and crop_size {clip.crop}, "
+            f"but the vision tower takes ({side}, {side})"
+        )
+    expected = tuple(tuple(p) for p in config.get("image_grid_pinpoints") or PINPOINTS)
+    if settings.pinpoints != expected:
+        raise CheckpointError(
+            f"image_grid_pinpoints of preprocessor_config.json are {[*settings.pinpoints]}, those of config.json "
+            f"{[*expected]}; they must be the same"
+        )
+    return AnyresImages(settings)

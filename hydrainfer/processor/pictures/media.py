@@ -1,0 +1,258 @@
+"""Bytes of a picture from outside to an upright RGB picture, or a `MediaError` that says what to send instead."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge
+from hydrainfer.processor.pictures.resample import Box, resized
+
+Size = tuple[int, int]
+SUPPORTED = "JPEG, PNG, WebP and GIF"
+_PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)  # importing registers their formats
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_FOREIGN = (
+    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"II*\x00", "TIFF"),
+    (b"MM\x00*", "TIFF"),
+    (b"BM", "BMP"),
+    (b"%PDF", "PDF"),
+    (b"<svg", "SVG"),
+    (b"<?xml", "SVG or other XML"),
+)
+
+
+class MediaLimits(msgspec.Struct, frozen=True):
+    """The limits on the pictures of one request, and how they are decoded. `max_pixels` is checked against the header,
+    before decoding; `max_aspect` bounds the memory that resizing the short edge takes. `fast_jpeg`: decode a JPEG at
+    1/2, 1/4 or 1/8 of its size where that is still at least the size wanted; the result is not the reference's.
+    `resampler`: the `library` of `resample.resized`. `dali`: DALI decodes and resizes what it can; not the reference's
+    pixels either."""
+
+    max_images: int = 16
+    max_videos: int = 2
+    max_image_bytes: int = 32 << 20
+    max_pixels: int = 89_478_485
+    max_aspect: float = 200.0
+    fast_jpeg: bool = False
+    resampler: str = ""
+    dali: bool = False
+
+
+class Target(NamedTuple):
+    """The size a picture will be resized to, and Pillow's filter for it."""
+
+    width: int
+    height: int
+    resample: int
+
+
+class Picture(NamedTuple):
+    """A decoded picture. `image` is RGB and upright; `mode` is the mode it was stored in. `resampler` is that of
+    `MediaLimits`. `full`: its width and height, if the decoder has made it smaller."""
+
+    image: Image.Image
+    mode: str
+    resampler: str = ""
+    full: Size | None = None
+
+    @property
+    def size(self) -> Size:
+        """Width and height as the client sent it."""
+        return self.full or self.image.size
+
+    def resized(self, width: int, height: int, resample: int, box: Box | None = None) -> np.ndarray:
+        """uint8 [height, width, 3], or the `box` of that."""
+        return resized(self.image, width, height, resample, box, self.resampler)
+
+
+def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
+    """The bytes of a picture's `data:` URL. Raises as `read_data_url`."""
+    return read_data_url(url, "picture", "image/jpeg", limits.max_image_bytes, param)
+
+
+def read_data_url(url: str, noun: str, example: str, max_bytes: int, param: str) -> bytes:
+    """The bytes of a `data:` URL; `example`: a content type. Raises `InvalidRequest` for anything else,
+    `RequestTooLarge`."""
+    scheme = url[:16].partition(":")[0].lower()
+    if scheme != "data":
+        raise InvalidRequest(
+            f"this URL is not fetched here; send the {noun} itself as a data: URL (data:{example};base64,...)",
+            param=param,
+            code="unsupported_url",
+        )
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise InvalidRequest(f"a data: URL must look like data:{example};base64,...", param=param, code="invalid_url")
+    _check_bytes(len(body) * 3 // 4 - 2, max_bytes, param, noun)
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(
+            "the data: URL does not hold valid base64 (standard alphabet, padded, no spaces or line breaks)",
+            param=param,
+            code="invalid_base64",
+        ) from None
+
+
+def decode_image(
+    data: bytes, limits: MediaLimits, param: str = "messages", wanted: Callable[[int, int], Target] | None = None
+) -> Picture:
+    """Check, decode, turn upright and convert to RGB; of an animation, the first frame. `wanted` maps width and height
+    to the size after resizing; used if `limits.fast_jpeg` or `limits.dali`.
+
+    Transparency is composited onto white and 16-bit grey keeps its high byte, as `transformers` and PIL's own 16-bit
+    RGB do. Raises `MediaError` (never with a decoder's own words) or `RequestTooLarge`.
+    """
+    _check_bytes(len(data), limits.max_image_bytes, param)
+    kind = _sniff(data)
+    if kind is None:
+        raise MediaError(f"the picture is {_describe(data)}; supported formats are {SUPPORTED}", param=param)
+    try:
+        with Image.open(io.BytesIO(data), formats=[kind]) as image:
+            _check_size(image.size, limits, param)
+            full = image.size
+            if limits.dali and wanted is not None:
+                made = _by_dali(data, image, wanted(*full))
+                if made is not None:
+                    return Picture(made, image.mode, limits.resampler, full)
+            if limits.fast_jpeg and wanted is not None:
+                image.draft(None, wanted(*full)[:2])  # acts on a JPEG only, and before it is decoded
+            image.load()
+            mode, upright = image.mode, _upright(image)
+            full = full if upright.size == image.size else full[::-1]
+            return Picture(to_rgb(upright), mode, limits.resampler, full)
+    except MediaError:
+        raise
+    except MemoryError:
+        raise MediaError("decoding the picture takes more memory than this server allows", param=param) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise _too_many_pixels(limits, param) from None
+    except Exception:
+        raise MediaError(
+            f"the picture cannot be decoded: it starts like a {kind} file but is damaged or cut off", param=param
+        ) from None
+
+
+def silence_pillow() -> None:
+    """Keep Pillow's warnings off this process's console: a client is told what is wrong with a picture, and nobody else
+    can mend it."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+def _by_dali(data: bytes, image: Image.Image, target: Target) -> Image.Image | None:
+    """The resized picture, made by DALI from a file of which only the header has been read. None leaves it to Pillow,
+    which has words for what is wrong and knows every kind of JPEG."""
+    plain = image.format == "JPEG" and image.mode == "RGB" and image.info.get("adobe_transform", 1) == 1
+    if not plain or _turn(image) is not None or target[:2] == image.size:
+        return None
+    from hydrainfer.processor.pictures.dali import decoder
+
+    made = decoder().resized(data, *target)
+    return None if made is None else Image.fromarray(made)
+
+
+def header_pixels(data: bytes) -> int:
+    """Width times height in the file's header, without decoding; 0 for what `decode_image` will not decode."""
+    kind = _sniff(data)
+    try:
+        with Image.open(io.BytesIO(data), formats=[kind] if kind else []) as image:
+            return image.width * image.height
+    except Exception:  # decode_image has the words for it
+        return 0
+
+
+def from_image(image: Image.Image, limits: MediaLimits, param: str = "messages") -> Picture:
+    """A picture that a Python caller has already opened. Raises `MediaError`."""
+    _check_size(image.size, limits, param)
+    return Picture(to_rgb(_upright(image)), image.mode, limits.resampler)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The picture in RGB, without transparency."""
+    if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
+        deep = np.asarray(image)  # its type holds 0xFFFF
+        image = Image.fromarray((np.clip(deep, 0, 0xFFFF) >> 8).astype(np.uint8))
+    elif "A" in image.getbands() or image.info.get("transparency") is not None:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """The transposition that turns a picture upright; None if there is none."""
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG)
+    except Exception:  # damaged EXIF says nothing about the picture
+        return None
+    return _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    turn = _turn(image)
+    if turn is None:
+        return image
+    info, image = image.info, image.transpose(turn)
+    image.info = info
+    return image
+
+
+def _sniff(data: bytes) -> str | None:
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if data[:6] in (b"GIF87a", b"GIF89a"):
+        return "GIF"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    return None
+
+
+def _describe(data: bytes) -> str:
+    if not data:
+        return "empty"
+    if data[4:8] == b"ftyp":
+        return "HEIC, AVIF or a video"
+    head = data[:64].lstrip()
+    return next((f"{name}" for magic, name in _FOREIGN if head.startswith(magic)), "not a picture file")
+
+
+def _check_bytes(n: int, limit: int, param: str, noun: str = "picture") -> None:
+    if n > limit:
+        raise RequestTooLarge(f"a {noun} of {n} bytes is over the limit of {limit}; send a smaller one", param=param)
+
+
+def _check_size(size: tuple[int, int], limits: MediaLimits, param: str) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise MediaError("the picture has no pixels", param=param)
+    if width * height > limits.max_pixels:
+        raise _too_many_pixels(limits, param)
+    if max(width, height) > limits.max_aspect * min(width, height):
+        raise MediaError(
+            f"the picture is {width} x {height}: its sides may differ at most {limits.max_aspect:g} times", param=param
+        )
+
+
+def _too_many_pixels(limits: MediaLimits, param: str) -> MediaError:
+    return MediaError(f"the picture has more than {limits.max_pixels} pixels; send a smaller one", param=param)

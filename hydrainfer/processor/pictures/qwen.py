@@ -1,0 +1,203 @@
+"""Pictures for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: every size its own grid, on PIL, as `Qwen2VLImageProcessorPil`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from PIL import Image
+
+from hydrainfer.core import CheckpointError, InvalidRequest, MediaError
+from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem
+from hydrainfer.processor.pictures.media import Picture, Target
+from hydrainfer.processor.pictures.pixels import Pixels
+
+MAX_ASPECT = 200
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+KNOWN = ("min_pixels", "max_pixels", "size", "fps", "num_frames", "max_frames")
+
+
+class PixelBounds(msgspec.Struct, frozen=True):
+    """The least and most pixels after resizing a picture, a frame or a whole video."""
+
+    least: int
+    most: int
+
+
+class QwenOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A request's `mm_processor_kwargs`, checked. `size` is what transformers calls shortest and longest edge; both are
+    numbers of pixels."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    size: PixelBounds | None = None
+    fps: float | None = None
+    num_frames: int | None = None
+    max_frames: int | None = None
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> QwenOptions:
+        """Check a request's options. Raises `InvalidRequest` naming what is wrong, and what is known."""
+        unknown = [name for name in given if name not in KNOWN]
+        if unknown:
+            raise _wrong(f"{unknown[0]!r} is not known; this model takes {', '.join(KNOWN)}")
+        values = {name: value for name, value in given.items() if value is not None}
+        for name in ("min_pixels", "max_pixels", "num_frames", "max_frames"):
+            if name in values and not _is_count(values[name]):
+                raise _wrong(f"{name} must be a whole number, at least 1")
+        fps = values.get("fps")
+        if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= 1000):
+            raise _wrong("fps must be a number over 0 and at most 1000")
+        if "fps" in values and "num_frames" in values:
+            raise _wrong("fps and num_frames exclude each other")
+        if "size" in values:
+            if "min_pixels" in values or "max_pixels" in values:
+                raise _wrong("size and min_pixels or max_pixels exclude each other")
+            values["size"] = _read_size(values["size"])
+        return cls(**values)
+
+    def bounds(self, default: PixelBounds, limit: int, factor: int) -> PixelBounds:
+        """`default` changed by these options. Raises `InvalidRequest` unless the bounds are in order, at least a token
+        and at most `limit`, the checkpoint's own."""
+        least = self.size.least if self.size else self.min_pixels or default.least
+        most = self.size.most if self.size else self.max_pixels or max(default.most, least)
+        least = least if self.size or self.min_pixels else min(least, most)
+        if not least <= most:
+            raise _wrong(f"the least pixels ({least}) are more than the most ({most})")
+        if not factor**2 <= most <= limit:
+            raise _wrong(f"the most pixels of a picture must be between {factor**2} and {limit}, not {most}")
+        return PixelBounds(least, most)
+
+
+class QwenSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """preprocessor_config.json, resolved. `patch` in pixels; `merge` squared patches and `temporal` frames are one
+    token. `scale`, `mean`, `std` are applied on the device; here they are part of a picture's key."""
+
+    patch: int = 14
+    merge: int = 2
+    temporal: int = 2
+    bounds: PixelBounds = PixelBounds(56 * 56, 28 * 28 * 1280)
+    resample: int = Image.Resampling.BICUBIC
+    resize: bool = True
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = _CLIP_MEAN
+    std: tuple[float, ...] = _CLIP_STD
+
+    @property
+    def factor(self) -> int:
+        """The side of a token's square, in pixels."""
+        return self.patch * self.merge
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], default: PixelBounds, patch: int = 14) -> QwenSettings:
+        """Read preprocessor_config.json or video_preprocessor_config.json, old and new spellings. Raises `ValueError`,
+        `TypeError` or `KeyError`."""
+        size = config.get("size") or {}
+        least = config.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels") or default.least
+        most = config.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or default.most
+        rescale, normalise = config.get("do_rescale", True), config.get("do_normalize", True)
+        return msgspec.convert(
+            {
+                "patch": config.get("patch_size", patch),
+                "merge": config.get("merge_size", 2),
+                "temporal": config.get("temporal_patch_size", 2),
+                "bounds": PixelBounds(least, most),
+                "resample": int(config.get("resample", Image.Resampling.BICUBIC)),
+                "resize": config.get("do_resize", True),
+                "scale": config.get("rescale_factor", 1 / 255) if rescale else 1.0,
+                "mean": config.get("image_mean") or _CLIP_MEAN if normalise else (0.0,) * 3,
+                "std": config.get("image_std") or _CLIP_STD if normalise else (1.0,) * 3,
+            },
+            cls,
+        )
+
+
+class QwenImages:
+    """An `ImageAdapter` that keeps a picture's shape: both sides become multiples of a token's square."""
+
+    def __init__(self, settings: QwenSettings, limit: int | None = None) -> None:
+        """`limit` is the most pixels that a request may ask for."""
+        self.settings = settings
+        self._limit = limit or settings.bounds.most
+        self.parameters = b"qwen|" + msgspec.json.encode(settings)
+
+    def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
+        if not options:
+            return self
+        bounds = QwenOptions.read(options).bounds(self.settings.bounds, self._limit, self.settings.factor)
+        return QwenImages(msgspec.structs.replace(self.settings, bounds=bounds), self._limit)
+
+    def fit(self, width: int, height: int) -> MediaItem:
+        h, w = self._target(width, height)
+        return MediaItem(h * w, (1, h, w))
+
+    def pixels(self, picture: Picture) -> Pixels:
+        """uint8 [1, height, width, 3]."""
+        return picture.resized(*self.resized(*picture.size))[None]
+
+    def resized(self, width: int, height: int) -> Target:
+        h, w = self._target(width, height)
+        return Target(w * self.settings.factor, h * self.settings.factor, self.settings.resample)
+
+    def _target(self, width: int, height: int) -> tuple[int, int]:
+        """(rows, columns) in tokens."""
+        s = self.settings
+        if not s.resize:
+            if width % s.factor or height % s.factor:
+                raise MediaError(f"this model takes pictures whose sides are multiples of {s.factor} pixels")
+            return height // s.factor, width // s.factor
+        return smart_resize(height, width, s.factor, s.bounds)
+
+
+def qwen_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> QwenImages:
+    """The adapter of a checkpoint of the three families. Raises `CheckpointError` if its vision tower cuts pictures
+    differently from its preprocessor."""
+    vision = config["vision_config"]
+    try:
+        settings = QwenSettings.read(preprocessor, PixelBounds(56 * 56, 28 * 28 * 1280))
+    except (ValueError, TypeError, KeyError) as e:
+        raise CheckpointError(f"preprocessor_config.json cannot be used: {type(e).__name__}: {e}") from None
+    made = settings.patch, settings.merge, settings.temporal
+    wanted = vision["patch_size"], vision["spatial_merge_size"], vision["temporal_patch_size"]
+    if made != wanted:
+        raise CheckpointError(
+            f"preprocessor_config.json has patch, merge and temporal patch sizes {made}, the vision tower {wanted}"
+        )
+    return QwenImages(settings)
+
+
+def smart_resize(height: int, width: int, factor: int, bounds: PixelBounds) -> tuple[int, int]:
+    """(rows, columns) in squares of `factor` pixels: the nearest to the picture's size within the bounds, keeping its
+    shape as nearly as possible. Raises `MediaError` for a picture too narrow."""
+    check_aspect(width, height)
+    rows, columns = round(height / factor), round(width / factor)
+    if rows * columns * factor**2 > bounds.most:
+        shrink = math.sqrt(height * width / bounds.most)
+        return max(1, math.floor(height / shrink / factor)), max(1, math.floor(width / shrink / factor))
+    if rows * columns * factor**2 < bounds.least:
+        grow = math.sqrt(bounds.least / (height * width))
+        return math.ceil(height * grow / factor), math.ceil(width * grow / factor)
+    return rows, columns
+
+
+def check_aspect(width: int, height: int) -> None:
+    if max(height, width) / min(height, width) > MAX_ASPECT:
+        raise MediaError(f"the picture is {width} x {height}: its sides may differ at most {MAX_ASPECT} times")
+
+
+def _read_size(size: object) -> PixelBounds:
+    edges = ("shortest_edge", "longest_edge")
+    if not isinstance(size, Mapping) or set(size) != set(edges) or not all(_is_count(size[e]) for e in edges):
+        raise _wrong("size must be an object of shortest_edge and longest_edge, both numbers of pixels")
+    return PixelBounds(size["shortest_edge"], size["longest_edge"])
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _wrong(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"mm_processor_kwargs: {problem}", param="mm_processor_kwargs")

@@ -1,0 +1,213 @@
+"""Videos for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: which frames, how large, and where in time, as their processors do it.
+
+    frames of a file -> sampled -> resized -> pairs (temporal patches), each a grid of tokens of its own
+
+Qwen2-VL counts the pairs, Qwen2.5-VL places them at their time, and both join them; before each pair Qwen3-VL's prompt
+says its time in words. Frames sampled by the caller are taken as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from hydrainfer.core import CheckpointError
+from hydrainfer.processor.pictures.adapter import MediaItem, VideoAdapter, VideoShape
+from hydrainfer.processor.pictures.pixels import Pixels
+from hydrainfer.processor.pictures.qwen import PixelBounds, QwenOptions, QwenSettings, check_aspect, smart_resize
+from hydrainfer.processor.pictures.resample import resized
+
+_FPS = 24.0  # assumed for a file that gives no rate
+_JOINED_TOKENS = 1024  # most tokens of the pairs that are encoded at once, unless it is a single pair
+_DEFAULTS = {
+    "counted": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
+    "timed": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
+    "told": PixelBounds(128 * 32 * 32, 768 * 32 * 32),
+}
+_TIMES = {"qwen2_vl": "counted", "qwen2_5_vl": "timed", "qwen3_vl": "told"}
+
+
+class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """video_preprocessor_config.json, resolved. `times`: how a pair's time enters the prompt (see above).
+    `frames.bounds` are of a frame, or, with times told, of all frames together. `shared`: every frame has an even share
+    of `max_tokens` at most."""
+
+    frames: QwenSettings
+    times: Literal["counted", "timed", "told"]
+    fps: float = 2.0
+    num_frames: int | None = None
+    min_frames: int = 4
+    max_frames: int = 768
+    shared: bool = False
+    max_tokens: int = 128_000
+    tokens_per_second: float = 1.0
+    start: str = "<|vision_start|>"
+    end: str = "<|vision_end|>"
+
+
+class QwenVideos:
+    """A `VideoAdapter` of the three families."""
+
+    def __init__(self, settings: QwenVideoSettings, limit: int | None = None) -> None:
+        """`limit` is the most pixels that a request may ask for."""
+        self.settings = settings
+        self._limit = limit or settings.frames.bounds.most
+        content = msgspec.structs.replace(settings.frames, bounds=PixelBounds(0, 0))  # the size is the pixels' own
+        self.parameters = b"qwen video|" + msgspec.json.encode(content)
+
+    def configured(self, options: Mapping[str, Any]) -> VideoAdapter:
+        if not options:
+            return self
+        given, s = QwenOptions.read(options), self.settings
+        if s.times == "told":  # its bounds are of a whole video, those of min_pixels and max_pixels of a picture
+            given = msgspec.structs.replace(given, min_pixels=None, max_pixels=None)
+        frames, changed = s.frames, {}
+        if given.size or given.min_pixels or given.max_pixels:
+            frames = msgspec.structs.replace(frames, bounds=given.bounds(frames.bounds, self._limit, frames.factor))
+        if given.fps:
+            changed = {"fps": float(given.fps), "num_frames": None}
+        if given.num_frames:
+            changed = {"num_frames": given.num_frames}
+        settings = msgspec.structs.replace(s, frames=frames, max_frames=given.max_frames or s.max_frames, **changed)
+        return QwenVideos(settings, self._limit)
+
+    def sample(self, video: VideoShape, max_frames: int) -> list[int]:
+        s, total, rate = self.settings, video.n_frames, video.fps or _FPS
+        most = min(s.max_frames, max_frames)
+        pair = s.frames.temporal
+        if s.times == "told":
+            n = s.num_frames or max(int(total / rate * s.fps), s.min_frames)
+            return np.linspace(0, total - 1, max(1, min(n, most, total))).round().astype(int).tolist()
+        if s.num_frames:
+            wanted = float(min(round(s.num_frames / pair) * pair, most, total))
+        else:
+            wanted = min(max(total / rate * s.fps, s.min_frames), math.floor(min(most, total) / pair) * pair, total)
+        n = math.floor(wanted / pair) * pair
+        if n < 1:
+            return [0]
+        step = total / n
+        return (
+            np.minimum((np.arange(math.ceil(total / step)) * step).astype(np.float32), total - 1).astype(int).tolist()
+        )
+
+    def items(self, video: VideoShape, indices: Sequence[int]) -> list[MediaItem]:
+        s, pair = self.settings, self.settings.frames.temporal
+        h, w = self._target(video, len(indices))
+        n_pairs = -(-len(indices) // pair)
+        if s.times == "told":
+            times = self._seconds(video, indices)
+            return [MediaItem(h * w, (1, h, w), before=f"<{t:.1f} seconds>{s.start}", after=s.end) for t in times]
+        at = self._positions(video, len(indices), n_pairs)
+        group = self._group(h * w)
+        return [
+            MediaItem(len(at[i : i + group]) * h * w, (len(at[i : i + group]), h, w), tuple(at[i : i + group]), i > 0)
+            for i in range(0, n_pairs, group)
+        ]
+
+    def pixels(self, video: VideoShape, frames: np.ndarray, resampler: str = "") -> list[Pixels]:
+        s, pair = self.settings.frames, self.settings.frames.temporal
+        h, w = self._target(video, len(frames))
+        size = (w * s.factor, h * s.factor)
+        n_pairs = -(-len(frames) // pair)
+        group = 1 if self.settings.times == "told" else self._group(h * w)
+        found = []
+        for i in range(0, n_pairs, group):
+            n = min(group, n_pairs - i) * pair
+            some = frames[i * pair : i * pair + n]
+            out = np.empty((n, size[1], size[0], 3), np.uint8)  # [frames, height, width, rgb]
+            for j, frame in enumerate(some):
+                out[j] = resized(Image.fromarray(frame), *size, s.resample, library=resampler)
+            out[len(some) :] = out[len(some) - 1]  # an odd last frame is its own pair
+            found.append(out)
+        return found
+
+    def _group(self, n_tokens: int) -> int:
+        return max(1, _JOINED_TOKENS // n_tokens)
+
+    def _seconds(self, video: VideoShape, indices: Sequence[int]) -> list[float]:
+        """The time of the middle of each pair, in seconds."""
+        pair = self.settings.frames.temporal
+        at = [i / (video.fps or _FPS) for i in indices]
+        at += [at[-1]] * (-len(at) % pair)
+        return [(at[i] + at[i + pair - 1]) / 2 for i in range(0, len(at), pair)]
+
+    def _positions(self, video: VideoShape, n_frames: int, n_pairs: int) -> list[int]:
+        """The position in time of each pair. transformers computes it in float32 and truncates; so does this."""
+        s = self.settings
+        if s.times == "counted":
+            return list(range(n_pairs))
+        rate = video.fps or _FPS
+        sampled = rate if video.sampled else n_frames / video.n_frames * rate
+        interval = np.float32(s.tokens_per_second) * np.float32(s.frames.temporal / sampled)
+        return (np.arange(n_pairs).astype(np.float32) * interval).astype(int).tolist()
+
+    def _target(self, video: VideoShape, n_frames: int) -> tuple[int, int]:
+        """(rows, columns) of a frame in tokens."""
+        s, bounds, factor = self.settings, self.settings.frames.bounds, self.settings.frames.factor
+        pair = s.frames.temporal
+        if s.times != "told":
+            if s.shared:
+                total = int(s.max_tokens * factor * factor * 0.9)
+                most = max(min(bounds.most, total * pair // n_frames), int(bounds.least * 1.05))
+                bounds = PixelBounds(bounds.least, most)
+            return smart_resize(video.height, video.width, factor, bounds)
+        n = max(n_frames, pair)
+        if s.shared:
+            each = max(min(s.max_tokens * factor * factor, bounds.most // n), int(bounds.least * 1.05))
+            bounds = PixelBounds(bounds.least, each * n)
+        return _resize_in_time(n, video.height, video.width, pair, factor, bounds)
+
+
+def qwen_videos(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any], pictures: QwenSettings, start: str, end: str
+) -> QwenVideos:
+    """The adapter of a checkpoint of the three families. `pictures`: the settings that the vision tower normalises by.
+    Raises `CheckpointError`."""
+    times = _TIMES[config["model_type"]]
+    try:
+        frames = QwenSettings.read(preprocessor, _DEFAULTS[times], pictures.patch)
+        settings = msgspec.convert(
+            {
+                "frames": msgspec.to_builtins(frames),
+                "times": times,
+                "fps": float(preprocessor.get("fps") or 2.0),
+                "num_frames": preprocessor.get("num_frames"),
+                "min_frames": preprocessor.get("min_frames", 4),
+                "max_frames": preprocessor.get("max_frames", 768),
+                "shared": bool(preprocessor.get("cap_pixels_per_frame")),
+                "max_tokens": preprocessor.get("max_video_tokens", 768 if times == "told" else 128_000),
+                "tokens_per_second": config["vision_config"].get("tokens_per_second", 1.0),
+                "start": start,
+                "end": end,
+            },
+            QwenVideoSettings,
+        )
+    except (ValueError, TypeError, KeyError) as e:
+        raise CheckpointError(f"video_preprocessor_config.json cannot be used: {type(e).__name__}: {e}") from None
+    same = [(s.patch, s.merge, s.temporal, s.scale, s.mean, s.std) for s in (frames, pictures)]
+    if same[0] != same[1]:
+        raise CheckpointError("video_preprocessor_config.json cuts or normalises frames otherwise than pictures are")
+    return QwenVideos(settings)
+
+
+def _resize_in_time(
+    n_frames: int, height: int, width: int, pair: int, factor: int, bounds: PixelBounds
+) -> tuple[int, int]:
+    """`smart_resize` with bounds for all frames together; frames smaller than a token are first made larger."""
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    check_aspect(width, height)
+    rows, columns, depth = round(height / factor), round(width / factor), round(n_frames / pair) * pair
+    if depth * rows * columns * factor**2 > bounds.most:
+        shrink = math.sqrt(n_frames * height * width / bounds.most)
+        return max(1, math.floor(height / shrink / factor)), max(1, math.floor(width / shrink / factor))
+    if depth * rows * columns * factor**2 < bounds.least:
+        grow = math.sqrt(bounds.least / (n_frames * height * width))
+        return math.ceil(height * grow / factor), math.ceil(width * grow / factor)
+    return rows, columns

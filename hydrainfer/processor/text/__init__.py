@@ -1,0 +1,32 @@
+"""Text to token ids and back: what a checkpoint says about tokenizer, chat template and pictures (`ModelDescription`),
+prompts with their placeholders, detokenising and stop strings.
+
+Called by `Processor`, by `server` for streams, by `assemble` and `planner` for the description. Never decodes pictures.
+"""
+
+from hydrainfer.processor.text.checkpoint import ModelDescription, load_description
+from hydrainfer.processor.text.detokenize import TextStream
+from hydrainfer.processor.text.prompt import (
+    check_ids,
+    check_length,
+    check_text,
+    encode,
+    expand,
+    in_order,
+    resolve_max_tokens,
+)
+from hydrainfer.processor.text.vocabulary import Vocabulary
+
+__all__ = [
+    "ModelDescription",
+    "TextStream",
+    "Vocabulary",
+    "check_ids",
+    "check_length",
+    "check_text",
+    "encode",
+    "expand",
+    "in_order",
+    "load_description",
+    "resolve_max_tokens",
+]

@@ -1,0 +1,242 @@
+"""The description of a checkpoint: all that the processor needs besides its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrainfer.config import find_json, preprocessing, read_json
+from hydrainfer.core import CheckpointError, InvalidRequest, SamplingParams
+from hydrainfer.processor.pictures import (
+    ImageAdapter,
+    QwenImages,
+    VideoAdapter,
+    llava_images,
+    llava_next_images,
+    qwen_images,
+    qwen_videos,
+)
+from hydrainfer.processor.text.template import ChatTemplate
+from hydrainfer.processor.text.vocabulary import Vocabulary, read_vocabulary
+
+CACHED_WORDS = 500
+"""The number of words whose ids a tokenizer keeps, for each thread that calls it: the first it meets, none of 256 bytes
+or more. A word takes up to 8.5 KB, so that is 4.3 MB a thread at most; the library's own 10,000 are 85 MB."""
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class VideoInput:
+    """The way videos enter the prompt, with the fields of `ImageInput`."""
+
+    adapter: VideoAdapter
+    placeholder: str
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    """The way pictures enter the prompt: `placeholder` is the text and `token_id` the id that stands for one embedding.
+    `around`: further special texts of media. `video`: None for a model that takes none."""
+
+    adapter: ImageAdapter
+    placeholder: str
+    token_id: int
+    around: tuple[str, ...] = ()
+    video: VideoInput | None = None
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """The texts that no user's text may hold."""
+        return (self.placeholder, *self.around, *((self.video.placeholder,) if self.video else ()))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return (self.token_id, *((self.video.token_id,) if self.video else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """A checkpoint as the processor sees it. `tokenizer` is a `tokenizers.Tokenizer`; `images` is None for text-only
+    models; `n_context` counts prompt and answer; `sampling_defaults` are what generation_config.json says of the fields
+    of `SamplingParams`."""
+
+    path: Path
+    tokenizer: Any
+    vocabulary: Vocabulary
+    template: ChatTemplate | None
+    images: ImageInput | None
+    bos: str | None
+    eos_ids: tuple[int, ...]
+    n_context: int
+    sampling_defaults: Mapping[str, float]
+
+
+def _adapters() -> dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageAdapter]]:
+    """Model type of config.json → maker of its adapter. A new family is one line here and one module."""
+    qwen = dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), qwen_images)
+    return {"llava": llava_images, "llava_next": llava_next_images, **qwen}
+
+
+def load_description(
+    path: Path,
+    *,
+    max_context: int | None = None,
+    chat_template: str | None = None,
+    hf: Any = None,
+) -> ModelDescription:
+    """Read a checkpoint directory. `max_context` lowers the context length; `chat_template` replaces the checkpoint's;
+    `hf`: config.json as transformers' own object, if it has been read already.
+
+    Raises `CheckpointError`, one line that says what is missing or unsupported.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such checkpoint directory")
+    hf = _hf_config(path) if hf is None else hf
+    config = hf.to_dict()
+    text = config.get("text_config") or config
+    generation = find_json(path / "generation_config.json") or {}
+    written = _written_template(path)
+    tokenizer = _load_tokenizer(path, hf)
+    backend = tokenizer.backend_tokenizer
+    try:
+        vocabulary = read_vocabulary(backend, text["vocab_size"])
+    except ValueError as e:
+        raise CheckpointError(f"{path / 'tokenizer.json'}: cannot stream text of this tokenizer ({e})") from None
+    images = _image_input(path, config, tokenizer)
+    source = next((s for s in (chat_template, written, _default(tokenizer.chat_template)) if s is not None), None)
+    placeholders = (
+        images.placeholder if images else None,
+        images.video.placeholder if images and images.video else None,
+    )
+    template = ChatTemplate(tokenizer, source, *placeholders) if source else None
+    limit = text.get("max_position_embeddings")
+    n_context = min((n for n in (limit, max_context) if n), default=0)
+    if not n_context:
+        raise CheckpointError(f"{path / 'config.json'}: max_position_embeddings is missing; give a context length")
+    if max_context and limit and max_context > limit:
+        raise CheckpointError(f"a context length of {max_context} was asked for, but the model has {limit} positions")
+    return ModelDescription(
+        path=path,
+        tokenizer=backend,
+        vocabulary=vocabulary,
+        template=template,
+        images=images,
+        bos=tokenizer.bos_token,
+        eos_ids=_eos_ids(generation, text, tokenizer),
+        n_context=n_context,
+        sampling_defaults=_sampling_defaults(generation, path),
+    )
+
+
+def _hf_config(path: Path) -> Any:
+    from transformers import AutoConfig
+
+    raw = read_json(path / "config.json")
+    kind, supported = raw.get("model_type"), ", ".join(_adapters())
+    if "vision_config" in raw and kind not in _adapters():
+        raise CheckpointError(f"{path}: model type {kind!r} is not supported; supported: {supported}")
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as e:
+        raise CheckpointError(
+            f"{path / 'config.json'} cannot be used: {_one_line(e)}; supported: {supported}"
+        ) from None
+
+
+def _load_tokenizer(path: Path, hf: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    if not (path / "tokenizer.json").is_file():
+        raise CheckpointError(f"{path / 'tokenizer.json'} is missing; only fast tokenizers are supported")
+    options = {"config": hf, "local_files_only": True, "trust_remote_code": False, "use_fast": True}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+        _bound_cache(tokenizer.backend_tokenizer)
+        return tokenizer
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # a panic of the library is no Exception
+        raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {_one_line(e)}") from None
+
+
+def _bound_cache(tokenizer: Any) -> None:
+    """Keep at most `CACHED_WORDS` in a tokenizer that has a cache. Emptying it now and then would not do:
+    `_clear_cache` hides what is there and frees nothing."""
+    if hasattr(tokenizer.model, "_resize_cache"):
+        tokenizer.model._resize_cache(CACHED_WORDS)
+
+
+def _image_input(path: Path, config: Mapping[str, Any], tokenizer: Any) -> ImageInput | None:
+    make = _adapters().get(config["model_type"])
+    if make is None:
+        return None
+    preprocessor = preprocessing(path)
+    if preprocessor is None:
+        raise CheckpointError(f"{path / 'preprocessor_config.json'} is missing")
+    token_id: Any = config.get("image_token_id")
+    if token_id is None:
+        token_id = config.get("image_token_index")
+    placeholder = _special(path, tokenizer, token_id, "image")
+    adapter = make(config, preprocessor)
+    if not isinstance(adapter, QwenImages):
+        return ImageInput(adapter, placeholder, token_id)
+    around = tuple(
+        _special(path, tokenizer, config.get(f"vision_{end}_token_id"), f"vision {end}") for end in ("start", "end")
+    )
+    video_id: Any = config.get("video_token_id")
+    clips = preprocessing(path, "video")
+    videos = qwen_videos(config, preprocessor if clips is None else clips, adapter.settings, *around)
+    video = VideoInput(videos, _special(path, tokenizer, video_id, "video"), video_id)
+    return ImageInput(adapter, placeholder, token_id, around, video)
+
+
+def _special(path: Path, tokenizer: Any, token_id: Any, noun: str) -> str:
+    """The text of a special token. Raises `CheckpointError`."""
+    text = tokenizer.convert_ids_to_tokens(token_id) if token_id is not None else None
+    if text is None or tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids != [token_id]:
+        raise CheckpointError(f"{path}: the {noun} token id {token_id} of config.json is no token of the tokenizer")
+    return text
+
+
+def _written_template(path: Path) -> str | None:
+    """The template in chat_template.jinja or, without it, in chat_template.json (`default`, if there are several)."""
+    file = path / "chat_template.jinja"
+    try:
+        if file.is_file():
+            return file.read_text("utf-8")
+    except (OSError, ValueError) as e:
+        raise CheckpointError(f"{file} cannot be read: {_one_line(e)}") from None
+    return _default((find_json(path / "chat_template.json") or {}).get("chat_template") or None)
+
+
+def _default(template: Any) -> Any:
+    return template.get("default") if isinstance(template, dict) else template
+
+
+def _eos_ids(generation: Mapping[str, Any], text: Mapping[str, Any], tokenizer: Any) -> tuple[int, ...]:
+    ids: list[int] = []
+    for value in (generation.get("eos_token_id", text.get("eos_token_id")), tokenizer.eos_token_id):
+        ids += value if isinstance(value, list) else [value] if value is not None else []
+    return tuple(dict.fromkeys(ids))
+
+
+def _sampling_defaults(generation: Mapping[str, Any], path: Path) -> dict[str, float]:
+    """The checkpoint's own sampling parameters. If it says not to sample they are greedy, whatever temperature stands
+    beside that, as in transformers."""
+    found = {k: generation[k] for k in _SAMPLING_DEFAULTS if generation.get(k) is not None}
+    try:
+        SamplingParams(**found)
+    except InvalidRequest as e:
+        raise CheckpointError(f"{path / 'generation_config.json'}: {e.message}") from None
+    return found | ({"temperature": 0.0} if generation.get("do_sample") is False else {})
+
+
+def _one_line(e: BaseException) -> str:
+    lines = str(e).strip().splitlines()
+    return (lines[0] if lines else type(e).__name__)[:200]

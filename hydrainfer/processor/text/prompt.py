@@ -1,0 +1,142 @@
+"""The token ids of a prompt, checked, with every picture's placeholder repeated once per embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from hydrainfer.core import InvalidRequest
+from hydrainfer.processor.pictures import MediaItem
+from hydrainfer.processor.text.checkpoint import ModelDescription
+
+T = TypeVar("T")
+
+
+class Expanded(NamedTuple):
+    """A prompt with all its placeholders. `starts[i]`: where those of item i begin, counted over all pictures."""
+
+    ids: tuple[int, ...]
+    starts: tuple[int, ...]
+
+
+def check_length(text: str, model: ModelDescription, param: str) -> None:
+    """Refuse a text that cannot fit the context before spending time on tokenising it: no token is longer than the
+    vocabulary's longest. Raises `InvalidRequest`."""
+    limit = model.n_context * model.vocabulary.n_longest
+    if len(text) > limit:
+        raise InvalidRequest(
+            f"This model's maximum context length is {model.n_context} tokens, which hold at most {limit} characters; "
+            f"the text has {len(text)}. Please shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def check_text(text: str, model: ModelDescription, param: str) -> None:
+    """Refuse the model's placeholders and other texts of media in a user's text. Raises `InvalidRequest`."""
+    for special in model.images.reserved if model.images is not None else ():
+        if special in text:
+            raise _placeholder_in_text(special, param)
+
+
+def encode(text: str, model: ModelDescription, *, add_special: bool | None = None) -> list[int]:
+    """The token ids. `add_special=None`: add the tokenizer's special tokens unless the text already begins with BOS."""
+    if add_special is None:
+        add_special = not (model.bos and text.startswith(model.bos))
+    return model.tokenizer.encode(text, add_special_tokens=add_special).ids
+
+
+def expand(
+    ids: Sequence[int],
+    media: Sequence[Sequence[MediaItem]],
+    model: ModelDescription,
+    placeholders: Sequence[int] | None = None,
+) -> Expanded:
+    """Repeat each placeholder for the items of its picture or video; `placeholders[i]` is the id that stands for
+    `media[i]`, by default that of a picture. Raises `InvalidRequest` unless the placeholders are those of `media`."""
+    if model.images is None:
+        return Expanded(tuple(ids), ())
+    wanted = placeholders if placeholders is not None else [model.images.token_id] * len(media)
+    known = model.images.token_ids
+    found = [i for i in ids if i in known]
+    if len(found) > len(media):
+        raise _placeholder_in_text(model.images.placeholder, "messages")
+    if len(found) < len(media):
+        raise InvalidRequest(
+            f"the model's chat template shows {len(found)} of the {len(media)} pictures and videos; put them into user "
+            "messages",
+            param="messages",
+        )
+    if list(wanted) != found:
+        raise InvalidRequest(
+            "the model's chat template changes the order of pictures and videos; send one kind only", param="messages"
+        )
+    out: list[int] = []
+    starts: list[int] = []
+    waiting = iter(media)
+    for i in ids:
+        if i not in known:
+            out.append(i)
+            continue
+        for item in next(waiting):
+            out += encode(item.before, model, add_special=False) if item.before else ()
+            starts.append(len(out))
+            out += [i] * item.n_tokens
+            out += encode(item.after, model, add_special=False) if item.after else ()
+    return Expanded(tuple(out), tuple(starts))
+
+
+def in_order(ids: Sequence[int], parts: Sequence[T], token_id: Callable[[T], int], model: ModelDescription) -> list[T]:
+    """The pictures and videos in the prompt's order: each placeholder takes the next part of its kind; `token_id` gives
+    the placeholder of a part. Raises `InvalidRequest` unless there is one for each."""
+    known = model.images.token_ids if model.images is not None else ()
+    waiting = {i: [part for part in parts if token_id(part) == i] for i in known}
+    found = [i for i in ids if i in known]
+    for i, of_kind in waiting.items():
+        if found.count(i) != len(of_kind):
+            raise InvalidRequest(
+                f"the prompt holds {model.tokenizer.id_to_token(i)} {found.count(i)} times for {len(of_kind)} pictures "
+                "or videos; write it once for each, where it belongs",
+                param="prompt",
+            )
+    return [waiting[i].pop(0) for i in found]
+
+
+def check_ids(ids: Sequence[int], model: ModelDescription, *, with_media: bool = False) -> None:
+    """Check token ids that a client sent; `with_media`: placeholders may be among them. Raises `InvalidRequest`."""
+    n = model.vocabulary.n_tokens
+    bad = next((i for i in ids if not 0 <= i < n), None)
+    if bad is not None:
+        raise InvalidRequest(f"prompt holds token id {bad}, but the vocabulary has ids 0 to {n - 1}", param="prompt")
+    if with_media:
+        return
+    media = set(model.images.token_ids if model.images is not None else ()) & set(ids)
+    if media:
+        raise InvalidRequest(
+            f"prompt holds the image token id {min(media)}; send pictures through /v1/chat/completions", param="prompt"
+        )
+
+
+def resolve_max_tokens(n_prompt: int, asked: int | None, model: ModelDescription, param: str) -> int:
+    """The number of tokens that may be produced. Raises `InvalidRequest` with the numbers, as OpenAI's API does."""
+    limit = model.n_context
+    if n_prompt == 0:
+        raise InvalidRequest(f"{param} is empty: there is nothing to continue", param=param)
+    if n_prompt + (asked or 1) > limit:
+        detail = f"{n_prompt} in the {param}, {asked} in the completion" if asked else f"{n_prompt} in the {param}"
+        raise InvalidRequest(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{n_prompt + (asked or 1)} tokens ({detail}). Please reduce the length of the {param} or completion.",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return asked if asked is not None else limit - n_prompt
+
+
+def _placeholder_in_text(placeholder: str, param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the text holds {placeholder}, which stands for a picture in this model's prompts; "
+        "remove it, and send pictures as image_url parts",
+        param=param,
+        code="placeholder_in_text",
+    )

@@ -1,0 +1,14 @@
+"""Bytes of a video file to RGB frames, by index and within limits of size, duration and time; by PyAV or decord.
+
+Called by `messages`. Knows no model: which frames are read, and how they are resized, the caller decides.
+"""
+
+from hydrainfer.processor.video.file import VideoLimits
+from hydrainfer.processor.video.frames import Backend, Video, open_video
+
+__all__ = [
+    "Backend",
+    "Video",
+    "VideoLimits",
+    "open_video",
+]

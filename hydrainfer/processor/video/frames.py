@@ -1,0 +1,190 @@
+"""Videos from outside to RGB frames: what a file holds, and exactly the frames asked for, with bounds."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from hydrainfer.core import ConfigError, MediaError
+from hydrainfer.processor.video.file import (
+    FrameTable,
+    Stopwatch,
+    VideoLimits,
+    check_bytes,
+    check_whole,
+    damaged,
+    frames_of,
+    header_duration_s,
+    opened,
+    read_table,
+    sniff,
+    too_long,
+)
+
+Backend = Literal["auto", "pyav", "decord"]
+
+
+class VideoFacts(NamedTuple):
+    """The facts of a video. `fps`: frames over duration, which is the average if the rate varies. `width`, `height`:
+    upright, in pixels."""
+
+    n_frames: int
+    fps: float
+    width: int
+    height: int
+    duration_s: float
+
+
+class Source(NamedTuple):
+    """A checked file. `kind`, `codec`: FFmpeg's names of container and decoder. `turns`: quarter turns
+    counter-clockwise that make a stored frame upright."""
+
+    data: bytes
+    kind: str
+    codec: str
+    table: FrameTable
+    facts: VideoFacts
+    turns: int
+    max_pixels: int
+    param: str
+
+
+class Decoder(Protocol):
+    """A backend that decodes frames."""
+
+    def read(self, source: Source, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
+        """Write frame `indices[i]` into `out[i]` ([n, height, width, 3] uint8), `indices` ascending. Called from
+        several threads at once; the frames do not depend on which others are asked for. Raises `MediaError` or
+        `DeadlineExceeded`."""
+
+
+class Video:
+    """A file that has been checked; holds its bytes and a table of its frames, never frames."""
+
+    def __init__(self, source: Source, limits: VideoLimits, decoder: Decoder) -> None:
+        self._source = source
+        self._limits = limits
+        self._decoder = decoder
+        self.facts = source.facts
+
+    def read(self, indices: Sequence[int], *, n_decoders: int = 1) -> np.ndarray:
+        """The frames as [n, height, width, 3] uint8, in the order asked for, upright. `n_decoders` threads decode a
+        part of the file each; the frames are the same whatever their number. Raises `MediaError` or
+        `DeadlineExceeded`."""
+        facts, limits, param = self.facts, self._limits, self._source.param
+        assert all(0 <= i < facts.n_frames for i in indices), "no such frame"
+        if len(indices) > limits.max_frames:
+            raise MediaError(
+                f"{len(indices)} frames of the video were asked for; at most {limits.max_frames} are allowed",
+                param=param,
+            )
+        wanted, where = np.unique(np.asarray(indices, np.int64), return_inverse=True)
+        n_pixels = max(len(indices), len(wanted)) * facts.width * facts.height
+        if n_pixels > limits.max_total_pixels:
+            raise MediaError(
+                f"the video's frames take {n_pixels} pixels together; at most {limits.max_total_pixels} are allowed: "
+                "send a smaller or shorter one",
+                param=param,
+            )
+        watch = Stopwatch(limits.decode_s)
+        out = np.empty((len(wanted), facts.height, facts.width, 3), np.uint8)  # [frames, height, width, rgb]
+        parts = [p for p in np.array_split(np.arange(len(wanted)), max(1, n_decoders)) if len(p)]
+        if len(parts) < 2:
+            self._read_part(wanted, out, watch)
+        else:
+            with ThreadPoolExecutor(len(parts), "hydra-video") as threads:
+                work = [
+                    threads.submit(self._read_part, wanted[p[0] : p[-1] + 1], out[p[0] : p[-1] + 1], watch)
+                    for p in parts
+                ]
+                for one in work:
+                    one.result()
+        return out if np.array_equal(where, np.arange(len(wanted))) else out[where]
+
+    def _read_part(self, wanted: np.ndarray, out: np.ndarray, watch: Stopwatch) -> None:
+        if len(wanted):
+            self._decoder.read(self._source, wanted.tolist(), out, watch)
+
+
+def open_video(
+    data: bytes, limits: VideoLimits | None = None, *, backend: Backend = "auto", param: str = "messages"
+) -> Video:
+    """Check a file: format, completeness, size, duration, and that its first frame can be decoded. `backend="auto"` is
+    PyAV; decord is for one's own files only (see there).
+
+    Raises `MediaError`, never with a decoder's own words, `RequestTooLarge`, `DeadlineExceeded`, or `ConfigError` if
+    decord is asked for and not installed.
+    """
+    limits = limits or VideoLimits()
+    decoder = _decoder(backend)
+    check_bytes(data, limits, param)
+    kind = sniff(data, param)
+    check_whole(data, kind, param)
+    watch = Stopwatch(limits.decode_s)
+    with opened(data, kind, limits.max_frame_pixels, param) as (container, stream):
+        _check_header(container, stream, limits, param)
+        table = read_table(container, stream, limits, watch, param)
+    with opened(data, kind, limits.max_frame_pixels, param) as (container, stream):
+        first = next(frames_of(container, stream, watch, param), None)
+        if first is None:
+            raise damaged(param)
+        turns = round(first.rotation / 90) % 4
+        width, height = (first.height, first.width) if turns % 2 else (first.width, first.height)
+        _check_size(width, height, limits, param)
+    n = len(table.pts)
+    fps = n / table.duration_s if table.duration_s > 0 else float(stream.average_rate or 1)
+    facts = VideoFacts(n, fps, width, height, table.duration_s or n / fps)
+    codec = stream.codec_context.name
+    source = Source(data, kind, codec, table, facts, turns, limits.max_frame_pixels, param)
+    return Video(source, limits, decoder)
+
+
+def probe(data: bytes, limits: VideoLimits | None = None, *, param: str = "messages") -> VideoFacts:
+    """The facts of a file. Raises as `open_video`."""
+    return open_video(data, limits, param=param).facts
+
+
+def read_frames(
+    data: bytes,
+    indices: Sequence[int],
+    *,
+    limits: VideoLimits | None = None,
+    n_decoders: int = 1,
+    backend: Backend = "auto",
+    param: str = "messages",
+) -> np.ndarray:
+    """The frames of a file: `open_video`, then `Video.read`."""
+    return open_video(data, limits, backend=backend, param=param).read(indices, n_decoders=n_decoders)
+
+
+def _decoder(backend: Backend) -> Decoder:
+    if backend == "decord":
+        if importlib.util.find_spec("decord") is None:
+            raise ConfigError("decord is not installed; install hydrainfer[video]", param="video_backend")
+        from hydrainfer.processor.video.decord import DecordDecoder
+
+        return DecordDecoder()
+    from hydrainfer.processor.video.pyav import PyavDecoder
+
+    return PyavDecoder()
+
+
+def _check_header(container: object, stream: object, limits: VideoLimits, param: str) -> None:
+    if header_duration_s(container, stream) > limits.max_duration_s:
+        raise too_long(limits, param)
+    context = stream.codec_context  # type: ignore[attr-defined]
+    _check_size(context.width, context.height, limits, param)
+
+
+def _check_size(width: int, height: int, limits: VideoLimits, param: str) -> None:
+    if width < 1 or height < 1:
+        raise damaged(param)
+    if width * height > limits.max_frame_pixels:
+        raise MediaError(
+            f"the video is {width} x {height}; at most {limits.max_frame_pixels} pixels per frame are allowed",
+            param=param,
+        )

@@ -1,0 +1,100 @@
+"""Frames by PyAV: from the key frame before a wanted one, up to it, once per key frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from hydrainfer.processor.video.file import Stopwatch, damaged, frames_of, opened
+from hydrainfer.processor.video.frames import Source
+
+_SKIPPING = ("h264", "hevc", "mpeg4", "vp8", "vp9")  # decoders that can be told packet by packet what to leave out
+
+
+class PyavDecoder:
+    """A `Decoder`. Every wanted frame is decoded from its own key frame, whatever was decoded before, so that the same
+    frame comes out the same."""
+
+    def read(self, source: Source, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
+        if source.table.counted:
+            self._count(source, indices, out, watch)
+            return
+        table = source.table
+        key_of = np.searchsorted(table.key_pts, table.pts[indices], side="right") - 1
+        with opened(source.data, source.kind, source.max_pixels, source.param) as (container, stream):
+            at = 0
+            for key, group in groupby(key_of.tolist()):
+                n = len(list(group))
+                wanted = {int(table.pts[i]): at + j for j, i in enumerate(indices[at : at + n])}
+                if not self._from_key(container, stream, source, key, wanted, out, watch):
+                    raise damaged(source.param)
+                at += n
+
+    def _from_key(
+        self,
+        container: Any,
+        stream: Any,
+        source: Source,
+        key: int,
+        wanted: dict[int, int],
+        out: np.ndarray,
+        watch: Stopwatch,
+    ) -> bool:
+        """Decode from a key frame on. Returns whether every frame of `wanted` (pts → row of `out`) has come."""
+        last, context = max(wanted), stream.codec_context
+        left = dict(wanted)
+        for packet in _packets_from(container, stream, source, key, watch):
+            if source.codec in _SKIPPING:  # frames neither wanted nor a reference are not decoded
+                context.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in left else "NONREF"
+            for frame in packet.decode():
+                row = left.pop(frame.pts, None)
+                if row is not None:
+                    out[row] = upright(frame, source)
+                elif frame.pts is not None and frame.pts > last:
+                    return not left
+            if not left:
+                return True
+        return not left
+
+    def _count(self, source: Source, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
+        """Decode from the start: frame i is the i-th that comes out."""
+        rows = {index: row for row, index in enumerate(indices)}
+        n_left = len(rows)
+        with opened(source.data, source.kind, source.max_pixels, source.param) as (container, stream):
+            for i, frame in enumerate(frames_of(container, stream, watch, source.param)):
+                if i in rows:
+                    out[rows[i]] = upright(frame, source)
+                    n_left -= 1
+                    if not n_left:
+                        return
+        raise damaged(source.param)
+
+
+def upright(frame: Any, source: Source) -> np.ndarray:
+    """[height, width, 3] uint8, at the size of the first frame even where the file changes it."""
+    facts = source.facts
+    width, height = (facts.height, facts.width) if source.turns % 2 else (facts.width, facts.height)
+    array = frame.to_ndarray(format="rgb24", width=width, height=height)
+    return np.rot90(array, source.turns) if source.turns else array
+
+
+def _packets_from(container: Any, stream: Any, source: Source, key: int, watch: Stopwatch) -> Iterator[Any]:
+    """Packets from key frame `key` on, and a last empty one that flushes the decoder. Where the container's own index
+    leads behind the key frame, from the start."""
+    at_pts = int(source.table.key_pts[key])
+    for seek_to in (int(source.table.key_seek[key]), int(source.table.key_seek[0])):
+        container.seek(seek_to, stream=stream, backward=True)
+        found = False
+        for packet in container.demux(stream):
+            watch.check(source.param)
+            found = found or (packet.is_keyframe and packet.pts == at_pts)
+            if found:
+                yield packet
+            elif packet.is_keyframe and packet.pts is not None and packet.pts > at_pts:
+                break
+        if found:
+            return
+    raise damaged(source.param)

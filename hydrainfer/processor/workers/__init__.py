@@ -1,0 +1,19 @@
+"""A request's pictures and videos prepared: remembered from before, by worker processes, or in the asking thread.
+
+Called by `Processor`. A worker runs `worker.main`, shares no memory with the server and answers with arrays and words.
+Never reads text, never fetches.
+"""
+
+from hydrainfer.processor.workers.pool import MediaWorkers
+from hydrainfer.processor.workers.prepare import Encodable, Seal, prepare_image
+from hydrainfer.processor.workers.preprocess import Adapters, Preprocessor, Ticket
+
+__all__ = [
+    "Adapters",
+    "Encodable",
+    "MediaWorkers",
+    "Preprocessor",
+    "Seal",
+    "Ticket",
+    "prepare_image",
+]

@@ -1,0 +1,80 @@
+"""Preparing one picture or video, from bytes to what is encoded: the part that takes time. Knows no request."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from hydrainfer.core import InvalidRequest
+from hydrainfer.processor.messages import ImagePart, VideoPart, VideoReading
+from hydrainfer.processor.pictures import (
+    ImageAdapter,
+    MediaItem,
+    MediaLimits,
+    Pixels,
+    Target,
+    VideoAdapter,
+    VideoShape,
+    content_key,
+    frames_key,
+)
+
+
+class Seal(NamedTuple):
+    """The rest of what decides an embedding: fingerprint of the vision weights, dtype of the embeddings."""
+
+    weights: bytes
+    dtype: str
+
+
+class Encodable(NamedTuple):
+    """Pixels ready to be encoded. `key` names their embedding."""
+
+    item: MediaItem
+    key: bytes
+    pixels: Pixels
+
+
+def prepare_image(part: ImagePart, adapter: ImageAdapter, limits: MediaLimits, seal: Seal) -> tuple[Encodable, ...]:
+    """The pixels of a picture, as one `Encodable`. Raises `MediaError`, `InvalidRequest` or `RequestTooLarge`."""
+    wanted = adapter.resized if isinstance(adapter, Resizing) else None
+    picture = part.load(limits, wanted)
+    item = adapter.fit(*picture.size)
+    pixels = adapter.pixels(picture)
+    parameters = adapter.parameters + (b"|fast-jpeg" if limits.fast_jpeg else b"") + (b"|dali" if limits.dali else b"")
+    return (Encodable(item, content_key(picture, pixels, parameters, *seal), pixels),)
+
+
+@runtime_checkable
+class Resizing(Protocol):
+    """An adapter that resizes a picture once, and may be given a smaller one (`Picture.full`) that is no smaller than
+    this."""
+
+    def resized(self, width: int, height: int) -> Target:
+        """The size that a picture of this size is resized to."""
+
+
+def prepare_video(
+    part: VideoPart, adapter: VideoAdapter, reading: VideoReading, seal: Seal, max_frames: int
+) -> tuple[Encodable, ...]:
+    """The pixels of at most `max_frames` frames of a video. Raises `MediaError`, `InvalidRequest`, `RequestTooLarge` or
+    `DeadlineExceeded`."""
+    video = part.open(reading)
+    indices = chosen_frames(video.shape, adapter, max_frames)
+    items = adapter.items(video.shape, indices)
+    arrays = adapter.pixels(video.shape, video.read(indices), reading.resampler)
+    return tuple(
+        Encodable(item, frames_key(pixels, adapter.parameters, *seal), pixels)
+        for item, pixels in zip(items, arrays, strict=True)
+    )
+
+
+def chosen_frames(video: VideoShape, adapter: VideoAdapter, max_frames: int) -> list[int]:
+    """The adapter's sample, or all if the caller has sampled them. Raises `InvalidRequest` if these are too many."""
+    if not video.sampled:
+        return adapter.sample(video, max_frames)
+    if video.n_frames > max_frames:
+        raise InvalidRequest(
+            f"a video of {video.n_frames} frames, where {max_frames} are left of what a request may have",
+            param="messages",
+        )
+    return list(range(video.n_frames))

@@ -1,0 +1,224 @@
+"""A request's pictures and videos made ready to be encoded: found in memory, prepared by workers, or prepared here."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydrainfer.core import InvalidRequest, RequestTooLarge
+from hydrainfer.processor.messages import ImagePart, VideoPart, VideoReading
+from hydrainfer.processor.pictures import ImageAdapter, MediaItem, MediaLimits, PixelStore, VideoAdapter, silence_pillow
+from hydrainfer.processor.workers.pool import MediaWorkers
+from hydrainfer.processor.workers.prepare import Encodable, Seal, prepare_image, prepare_video
+
+_MAX_REMEMBERED = 4096
+
+
+class Held(NamedTuple):
+    """An item whose pixels are held in the store. `ref`: one share of them. `key` names its embedding."""
+
+    item: MediaItem
+    key: bytes
+    ref: str
+
+
+Part = ImagePart | VideoPart
+
+
+class Adapters(NamedTuple):
+    """A model's adapters with a request's options. `ids`: the placeholder of each kind of part."""
+
+    image: ImageAdapter | None
+    video: VideoAdapter | None
+    ids: Mapping[type, int]
+
+    def token_id(self, part: Part) -> int:
+        return self.ids[type(part)]
+
+
+class Ticket:
+    """The jobs of one request in the workers' queue. Any thread may cancel it."""
+
+    def __init__(self) -> None:
+        self._futures: list[Future[tuple[Encodable, ...]]] = []
+        self._cancelled = False
+        self._lock = threading.Lock()
+
+    def add(self, future: Future[tuple[Encodable, ...]]) -> None:
+        with self._lock:
+            self._futures.append(future)
+            cancelled = self._cancelled
+        if cancelled:
+            future.cancel()
+
+    def check(self) -> None:
+        """Raises `CancelledError` if the request is no longer wanted."""
+        if self._cancelled:
+            raise CancelledError
+
+    def cancel(self) -> None:
+        """Take out of the queue what has not begun; a thread that waits for it gets `CancelledError`."""
+        with self._lock:
+            self._cancelled = True
+            futures = list(self._futures)
+        for future in futures:
+            future.cancel()
+
+
+class Preprocessor:
+    """The preparation of a request's media. Thread-safe; blocks the thread that asks. The same bytes with the same
+    adapter, weights and dtype are decoded again only when their pixels have left the store. Without `workers` it
+    decodes in the asking thread, one picture at a time: one may take 700 MB. Pillow's warnings are silenced in this
+    process."""
+
+    def __init__(
+        self,
+        pixels: PixelStore,
+        limits: MediaLimits,
+        videos: VideoReading,
+        seal: Seal,
+        workers: MediaWorkers | None,
+    ) -> None:
+        self.limits = limits
+        self.videos = videos
+        self.workers = workers
+        self._pixels = pixels
+        self._seal = seal
+        self._remembered: OrderedDict[bytes, tuple[Held, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+        silence_pillow()
+
+    def prepare(
+        self, parts: Sequence[Part], adapters: Adapters, ticket: Ticket | None = None
+    ) -> list[tuple[Held, ...]]:
+        """The items of each part, in order; the caller holds every `ref`. A video waits for those before it: together
+        they have no more frames than one may. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge`,
+        `DeadlineExceeded`, `Overloaded`, `Unavailable` or `CancelledError`; then nothing is held."""
+        ticket = ticket or Ticket()
+        n_ahead = 1 if self.workers is None else 2 * self.workers.n
+        started: deque[Callable[[], tuple[Held, ...]]] = deque()
+        found: list[tuple[Held, ...]] = []
+        refs: list[str] = []  # every share taken from the store
+        n_frames = 0
+
+        def finish() -> None:
+            nonlocal n_frames
+            found.append(started.popleft()())
+            if isinstance(parts[len(found) - 1], VideoPart):
+                n_frames += sum(len(self._pixels.get(h.ref)) for h in found[-1])
+
+        try:
+            for part in parts:
+                while started and (isinstance(part, VideoPart) or len(started) >= n_ahead):
+                    finish()
+                ticket.check()
+                started.append(self._start(part, adapters, n_frames, ticket, refs))
+            while started:
+                finish()
+        except BaseException:
+            ticket.cancel()
+            for ref in refs:
+                self._pixels.release(ref)
+            raise
+        return found
+
+    def items(self, parts: Sequence[Part], adapters: Adapters) -> list[list[MediaItem]]:
+        """The items of each part, for the prompt; nothing is held."""
+        found = self.prepare(parts, adapters)
+        for held in found:
+            for h in held:
+                self._pixels.release(h.ref)
+        return [[h.item for h in held] for held in found]
+
+    def close(self) -> None:
+        """End the workers; a thread that waits for them gets `Unavailable`. Safe to repeat."""
+        if self.workers is not None:
+            self.workers.close()
+
+    def _start(
+        self, part: Part, adapters: Adapters, n_frames: int, ticket: Ticket, refs: list[str]
+    ) -> Callable[[], tuple[Held, ...]]:
+        """Begin with one part; the returned function waits for it. Every share taken is added to `refs`. `n_frames`
+        counts those of the videos before."""
+        if isinstance(part.source, Path):
+            part = part.read(self.limits if isinstance(part, ImagePart) else self.videos)  # type: ignore[arg-type]
+        source = part.source
+        prepare, args, parameters = self._job(part, adapters, n_frames)
+        if not isinstance(source, str | bytes):  # opened by a Python caller
+            return lambda: self._keep(prepare(part, *args), None, refs)
+        digest = self._digest(source, parameters)
+        held = self._recall(digest)
+        if held is not None:
+            refs += [h.ref for h in held]
+            return lambda: held
+        if self.workers is None:
+            return lambda: self._keep(prepare(part, *args), digest, refs)
+        future = self.workers.submit(prepare, part, *args)
+        ticket.add(future)
+        return lambda: self._keep(future.result(), digest, refs)
+
+    def _job(
+        self, part: Part, adapters: Adapters, n_frames: int
+    ) -> tuple[Callable[..., tuple[Encodable, ...]], tuple[Any, ...], bytes]:
+        """The function to call with the part, its further arguments, and a name for all that these decide."""
+        if isinstance(part, ImagePart):
+            assert adapters.image is not None
+            return prepare_image, (adapters.image, self.limits, self._seal), adapters.image.parameters
+        assert adapters.video is not None
+        left = self.videos.limits.max_frames - n_frames
+        if left <= 0:
+            most = self.videos.limits.max_frames
+            raise InvalidRequest(f"the request's videos have more than {most} frames together", param="messages")
+        name = b"video|%d|%a|" % (left, part.fps) + adapters.video.parameters
+        return prepare_video, (adapters.video, self.videos, self._seal, left), name
+
+    def _keep(self, made: tuple[Encodable, ...], digest: bytes | None, refs: list[str]) -> tuple[Held, ...]:
+        held = []
+        sizes = {ref: self._pixels.get(ref).nbytes for ref in refs}
+        for item, key, pixels in made:
+            sizes[key.hex()] = pixels.nbytes
+            if len(sizes) > 1 and sum(sizes.values()) > self._pixels.budget_bytes:  # waiting would not help
+                raise _too_large()
+            refs.append(self._pixels.put(key, pixels))
+            held.append(Held(item, key, refs[-1]))
+        if digest is not None:
+            with self._lock:
+                self._remembered[digest] = tuple(held)
+                if len(self._remembered) > _MAX_REMEMBERED:
+                    self._remembered.popitem(last=False)
+        return tuple(held)
+
+    def _recall(self, digest: bytes) -> tuple[Held, ...] | None:
+        """The earlier result for these bytes, with one more share of each array, if all are still there."""
+        with self._lock:
+            held = self._remembered.get(digest)
+            if held is None:
+                return None
+            self._remembered.move_to_end(digest)
+        taken = [h.ref for h in held if self._pixels.hold(h.ref)]
+        if len(taken) == len(held):
+            return held
+        for ref in taken:
+            self._pixels.release(ref)
+        with self._lock:
+            self._remembered.pop(digest, None)
+        return None
+
+    def _digest(self, source: str | bytes, parameters: bytes) -> bytes:
+        """A digest of everything that decides what a source becomes."""
+        digest = hashlib.sha256()
+        kind = type(source).__name__
+        data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
+        for part in (kind.encode(), parameters, self._seal.weights, self._seal.dtype.encode(), data):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+        return digest.digest()
+
+
+def _too_large() -> RequestTooLarge:
+    return RequestTooLarge("the request's pictures and videos are too large together; send fewer", param="messages")

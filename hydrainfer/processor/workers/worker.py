@@ -1,0 +1,158 @@
+"""The process that decodes what strangers send. Started by `workers.MediaWorkers`, speaks to nobody else.
+
+    hello ─> job: function, part, its bytes ─> how many pixels? ─> (the server grants them) ─> result or error ─┐
+                └─────────────────────────────────────────────────────────────────────────────────────────────┘
+
+Jobs come pickled, from the server; answers never are: a worker that has been taken over can only send numbers, arrays
+and words. It ends with the server, whatever the server dies of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hydrainfer.core import HydraError, InternalError, MediaError
+from hydrainfer.processor.messages import ImagePart
+from hydrainfer.processor.pictures import MediaItem, MediaLimits, header_pixels
+from hydrainfer.processor.workers.channel import Channel
+
+_PR_SET_PDEATHSIG = 1
+_MAX_JOB_BYTES = 1 << 24
+_log = logging.getLogger(__name__)
+
+
+class Job(NamedTuple):
+    """A call of `prepare(part, *args)`, where `part.source` is the `n_bytes` that follow, as text if `text`."""
+
+    prepare: Callable[..., Any]
+    part: Any
+    args: tuple[Any, ...]
+    limits: MediaLimits
+    n_bytes: int
+    text: bool
+
+
+class Wants(msgspec.Struct, tag=True, frozen=True):
+    """The worker is about to decode `n_pixels`."""
+
+    n_pixels: int
+
+
+class Made(msgspec.Struct, tag=True, frozen=True):
+    """The `Encodable`s of a job; their uint8 arrays follow, in order."""
+
+    made: tuple[tuple[MediaItem, bytes, tuple[int, ...]], ...]
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The error of a job. `kind`: name of a `HydraError`."""
+
+    kind: str
+    message: str
+    param: str | None
+    code: str | None
+
+
+def serve(channel: Channel) -> None:
+    """Do jobs until the server hangs up."""
+    with contextlib.suppress(EOFError):
+        channel.send(b"hello")
+        while True:
+            job: Job = pickle.loads(channel.receive(_MAX_JOB_BYTES))
+            data = bytearray(job.n_bytes)
+            channel.receive_into(data)
+            answer, arrays = _do(job, bytes(data), channel)
+            channel.send(msgspec.msgpack.encode(answer), *arrays)
+            del job, data, arrays
+
+
+def _do(job: Job, data: bytes, channel: Channel) -> tuple[Made | Failed, list[Any]]:
+    part = msgspec.structs.replace(job.part, source=data.decode("utf-8", "surrogatepass") if job.text else data)
+    try:
+        if isinstance(part, ImagePart):
+            part = part.read(job.limits)
+            assert isinstance(part.source, bytes)
+            n_pixels = header_pixels(part.source)
+        else:
+            n_pixels = job.limits.max_pixels
+        channel.send(msgspec.msgpack.encode(Wants(n_pixels)))
+        channel.receive(0)
+        made = job.prepare(part, *job.args)
+    except HydraError as e:
+        return Failed(type(e).__name__, e.message, e.param, e.code), []
+    except MemoryError:
+        gc.collect()
+        message = "decoding it takes more memory than this server allows; send a smaller or simpler one"
+        return Failed(MediaError.__name__, message, part.param, None), []
+    except EOFError:
+        raise
+    except Exception:
+        _log.exception("a media worker failed")
+        return Failed(InternalError.__name__, "a picture could not be prepared; see the server's log", None, None), []
+    return Made(tuple((e.item, e.key, e.pixels.shape) for e in made)), [e.pixels for e in made]
+
+
+def _end_with(parent: int) -> None:
+    """Die as soon as the thread that started us does, decoding or not."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent has ended already
+        os._exit(1)
+
+
+def _bound(memory_bytes: int) -> None:
+    """Limit this process to `memory_bytes` more than it has now, and to what it was allowed (`ulimit -v`); no core
+    dumps. When the machine runs out of memory, this process goes first."""
+    most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + memory_bytes
+    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed != resource.RLIM_INFINITY:
+        most = min(most, allowed)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _hush() -> None:
+    """Let only our own log reach the server's console: what libraries print, from Python or C, is about what strangers
+    have sent."""
+    handler = logging.StreamHandler(os.fdopen(os.dup(2), "w"))
+    log = logging.getLogger("hydrainfer")
+    log.addHandler(handler)
+    log.propagate = False
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+
+
+def main() -> None:
+    fd, parent, memory_bytes, dali = map(int, sys.argv[1:])
+    _end_with(parent)
+    _hush()
+    try:
+        if dali:  # loaded before memory is bounded, since it takes address space that is no memory
+            from hydrainfer.processor.pictures.dali import warm
+
+            warm()
+        _bound(memory_bytes)
+        serve(Channel(socket.socket(fileno=fd)))
+    except Exception:
+        _log.exception("a media worker ends")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The question that `hydrainfer profile` is asked; its flags are the fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from hydrainfer.config import MEASURE_MINUTES
+from hydrainfer.flags import flag
+
+_WHAT, _HOW, _HERE, _OUT = "What to plan for", "How it is searched", "This machine", "What comes out"
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """`hardware`: a description; `cost_model`: a measurement (configs/cost_models), or the assumed times of emulated
+    devices (configs/costs); neither: this machine is measured. `slo`: parts such as ttft=8,tpot=0.08, or a preset;
+    empty is the preset of this model and workload. `rate`: for the objectives that need one."""
+
+    model: Annotated[str, flag("", "A checkpoint, or a name of configs/models such as llava-next-7b.")]
+    devices: Annotated[int, flag(_WHAT, "How many there are.")]
+    hardware: Annotated[str | None, flag(_WHAT, "Described by configs/hardware, e.g. h800, or a file.")] = None
+    cost_model: Annotated[Path | None, flag(_WHAT, "Measured before, or of emulated devices.")] = None
+    workload: Annotated[str, flag(_WHAT, "A name or file of configs/workloads, or a recording.")] = "textcaps"
+    data: Annotated[str | None, flag(_WHAT, "A local copy of the dataset.")] = None
+    pictures: Annotated[str | None, flag(_WHAT, "The folder of its pictures.")] = None
+    slo: Annotated[
+        str, flag(_WHAT, "ttft=8,tpot=0.08 (s), or a preset of configs/slo; default: that of the model.")
+    ] = ""
+    target: Annotated[float, flag(_WHAT, "Share of the requests that have to meet it.")] = 0.9
+    objective: Annotated[
+        str, flag(_WHAT, "goodput; devices: fewest for --rate; ttft or tpot: least p90 at --rate.")
+    ] = "goodput"
+    rate: Annotated[float | None, flag(_WHAT, "Requests per second, for those.")] = None
+    dtype: Annotated[str | None, flag(_WHAT, "float32, bfloat16 or float16; default: as saved.")] = None
+    requests: Annotated[int, flag(_HOW, "Of the simulated trace.", ge=1)] = 1000
+    seed: Annotated[int, flag(_HOW, "Of the trace.", ge=0)] = 0
+
+
+class Profile(Question, frozen=True, kw_only=True):
+    """A question, and how it is answered and shown."""
+
+    processes: Annotated[int | None, flag(_HOW, "That simulate; default: one per core.", ge=1)] = None
+    exhaustive: Annotated[bool, flag(_HOW, "Measure every layout to the end; takes long.")] = False
+    grid: Annotated[bool, flag(_HOW, "Also the best method over tighter and looser SLOs.")] = False
+    validate: Annotated[int, flag(_HERE, "Run so many of the best for real.", ge=0)] = 0
+    measure_minutes: Annotated[float, flag(_HERE, "For measuring this machine.")] = MEASURE_MINUTES
+    save_cost_model: Annotated[Path | None, flag(_HERE, "Write the measurement here, .yaml.")] = None
+    top: Annotated[int, flag(_OUT, "Layouts to show.", ge=1)] = 12
+    out: Annotated[Path | None, flag(_OUT, "Folder for plan.json, report.html, report.png, layout.yaml.")] = None
+    json: Annotated[bool, flag(_OUT, "The plan as JSON on standard output.", param_decls=["--json"])] = False

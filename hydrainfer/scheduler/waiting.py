@@ -1,0 +1,57 @@
+"""The requests that wait for room at an instance."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from hydrainfer.core import Sequence, Stage
+
+
+class Waiting:
+    """A queue per stage that takes in requests, oldest first, and the work that all of them bring: `n_tokens` to
+    compute, `n_pictures` to encode."""
+
+    def __init__(self) -> None:
+        self.queues: Mapping[Stage, deque[Sequence]] = {Stage.ENCODE: deque(), Stage.PREFILL: deque()}
+        self.pictured, self.ready = self.queues.values()
+        self.n_tokens = self.n_pictures = 0
+
+    def __len__(self) -> int:
+        return len(self.pictured) + len(self.ready)
+
+    def __bool__(self) -> bool:
+        return bool(self.pictured or self.ready)
+
+    def add(self, seq: Sequence) -> None:
+        """Queue it by its age."""
+        queue = self.queues[seq.stage]
+        place = len(queue)
+        while place and queue[place - 1].order > seq.order:
+            place -= 1
+        queue.insert(place, seq)
+        self._count(seq, 1, seq.n_computed)
+
+    def remove(self, seq: Sequence, n_computed: int | None = None) -> None:
+        """Forget it. Safe if it does not wait. `n_computed`: of its tokens when it came, if that has changed."""
+        queue = self.queues.get(seq.stage)
+        if queue and seq in queue:
+            queue.remove(seq)
+            self._count(seq, -1, seq.n_computed if n_computed is None else n_computed)
+
+    def oldest(self) -> list[Sequence]:
+        """The heads of the queues, the oldest first."""
+        return sorted((q[0] for q in self.queues.values() if q), key=lambda s: s.order)
+
+    def _count(self, seq: Sequence, by: int, n_computed: int) -> None:
+        self.n_tokens += by * (len(seq.tokens) - n_computed)
+        if seq.stage is Stage.ENCODE:
+            self.n_pictures += by * len(seq.request.media)
+
+    def check(self) -> None:
+        """The queues are in order and the counts right. For tests."""
+        queued = [*self.pictured, *self.ready]
+        assert self.n_tokens == sum(len(s.tokens) - s.n_computed for s in queued)
+        assert self.n_pictures == sum(len(s.pending_media) for s in self.pictured)
+        for queue in self.queues.values():
+            assert sorted(queue, key=lambda s: s.order) == list(queue), "a queue is out of order"

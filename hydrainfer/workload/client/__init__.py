@@ -1,0 +1,27 @@
+"""Requests over HTTP as a client sends and sees them: one request, a load of them, what a server is and takes.
+
+Called by `measuring`, `deployments` and `benchmarks/`. Keeps what happened to each request and when; never judges it.
+"""
+
+from hydrainfer.workload.client.client import ChatClient, Target
+from hydrainfer.workload.client.failures import Failure, FailureKind, RequestFailed
+from hydrainfer.workload.client.probe import ServerFacts, probe
+from hydrainfer.workload.client.record import RequestRecord
+from hydrainfer.workload.client.run import LoadResult, Stop, run_load
+from hydrainfer.workload.client.sse import EventSplitter, parse_chunk
+
+__all__ = [
+    "ChatClient",
+    "EventSplitter",
+    "Failure",
+    "FailureKind",
+    "LoadResult",
+    "RequestFailed",
+    "RequestRecord",
+    "ServerFacts",
+    "Stop",
+    "Target",
+    "parse_chunk",
+    "probe",
+    "run_load",
+]

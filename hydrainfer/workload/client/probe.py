@@ -1,0 +1,117 @@
+"""Asks a URL for its model names, which of our fields it takes, and what runs there."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import msgspec
+import orjson
+
+from hydrainfer.core import ConfigError
+from hydrainfer.workload.client.client import ChatClient, Target
+from hydrainfer.workload.client.failures import Failure, FailureKind, RequestFailed
+from hydrainfer.workload.sources import BodyOptions, ChatRequest
+
+OPTIONAL = ("timings", "return_token_ids", "ignore_eos", "include_usage")
+"""Fields that some servers refuse, the least needed first."""
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """`version`: what `/version` says. `prefix_cache`: what the server says of its own, "not said" if nothing.
+    `instances`: roles of a HydraInfer deployment. `timings`: it says where the time went. `refused`: fields of
+    `OPTIONAL` that it does not take, so that they are left out; without `ignore_eos`, answers may end early."""
+
+    url: str
+    model: str
+    version: str = ""
+    prefix_cache: str = "not said"
+    instances: tuple[str, ...] = ()
+    timings: bool = False
+    refused: tuple[str, ...] = ()
+
+
+async def probe(
+    target: Target, *, clock: Callable[[], float] = time.perf_counter
+) -> tuple[Target, BodyOptions, ServerFacts]:
+    """The target with its model's name filled in, and how to ask it. One request of two tokens is made, more if fields
+    are refused. Raises `ConfigError` that says what is wrong with the server or the address."""
+    async with ChatClient(target, clock) as client:
+        try:
+            models = await client.models()
+        except RequestFailed as e:
+            raise _explained(target, e.failure) from None
+        if target.model and target.model not in models:
+            raise ConfigError(f"{target.base_url} has no model {target.model!r}; it has {', '.join(models)}")
+        if not models:
+            raise ConfigError(f"{target.base_url} serves no model")
+        target = msgspec.structs.replace(target, model=target.model or models[0])
+        options, refused, timings = await _accepted(client, target)
+        facts = ServerFacts(
+            url=target.base_url,
+            model=target.model,
+            version=_version(await client.page("/version")),
+            prefix_cache=_prefix_cache(await client.page("/metrics"), await client.page("/get_server_info")),
+            instances=_roles(await client.page("/v1/instances")),
+            timings=timings,
+            refused=refused,
+        )
+    return target, options, facts
+
+
+async def _accepted(client: ChatClient, target: Target) -> tuple[BodyOptions, tuple[str, ...], bool]:
+    refused: tuple[str, ...] = ()
+    while True:
+        options = BodyOptions(timings=True)
+        options = msgspec.structs.replace(options, **dict.fromkeys(refused, False))
+        body = options.body(ChatRequest(text="Say hello.", max_tokens=2), target.model)
+        record = await client.chat(body, index=0, n_asked=2, scheduled_s=0.0)
+        if record.failure is None:
+            if not record.chunk_s:
+                raise ConfigError(
+                    f"{target.base_url} answered without a single token; is {target.model!r} a chat model?"
+                )
+            told = bool(record.timings)
+            return msgspec.structs.replace(options, timings=told), refused, told
+        if record.failure.status not in (400, 422) or len(refused) == len(OPTIONAL):
+            raise _explained(target, record.failure)
+        # most name the field at fault; else leave out one more
+        named = next((f for f in OPTIONAL if f not in refused and f in record.failure.message), None)
+        refused += (named or next(f for f in OPTIONAL if f not in refused),)
+
+
+def _explained(target: Target, failure: Failure) -> ConfigError:
+    url, said = target.base_url, failure.message
+    if failure.kind is FailureKind.CONNECTION:
+        return ConfigError(f"no server at {url}: {said}; is it running, and is that its address?")
+    if failure.status in (401, 403):
+        return ConfigError(f"{url} wants a key ({said}); give --api-key")
+    if failure.kind is FailureKind.TIMEOUT:
+        return ConfigError(f"{url} takes connections but does not answer: {said}")
+    return ConfigError(f"{url} is not an OpenAI-style chat server, or not well: {said}")
+
+
+def _version(page: str) -> str:
+    try:
+        return str(orjson.loads(page)["version"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return ""
+
+
+def _roles(page: str) -> tuple[str, ...]:
+    try:
+        return tuple(str(one["role"]) for one in orjson.loads(page)["data"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return ()
+
+
+def _prefix_cache(metrics: str, server_info: str) -> str:
+    """vLLM says it in a metric's labels, SGLang on a page of its own, and ours reuses pictures' embeddings only."""
+    vllm = re.search(r'enable_prefix_caching="(\w+)"', metrics)
+    if vllm:
+        return "on" if vllm[1].lower() == "true" else "off"
+    sglang = re.search(r'"disable_radix_cache":\s*(true|false)', server_info)
+    if sglang:
+        return "off" if sglang[1] == "true" else "on"
+    return "none (embeddings of pictures are reused)" if "hydrainfer:" in metrics else "not said"

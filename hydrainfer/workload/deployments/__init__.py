@@ -1,0 +1,20 @@
+"""Servers that are started to be measured, each on its part of the machine, and what else the machine does meanwhile.
+
+Called by `measuring` and `benchmarks/`. Leaves no process behind; never sends a request but to see that one is healthy.
+"""
+
+from hydrainfer.workload.deployments.deploy import Deployment, Place, command_of, running
+from hydrainfer.workload.deployments.noise import Noise
+from hydrainfer.workload.deployments.processes import ServerFailed, ServerProcess, all_stats, free_port
+
+__all__ = [
+    "Deployment",
+    "Noise",
+    "Place",
+    "ServerFailed",
+    "ServerProcess",
+    "all_stats",
+    "command_of",
+    "free_port",
+    "running",
+]

@@ -1,0 +1,150 @@
+"""Server processes that are started to be measured: on their cores, until they are healthy, and gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydrainfer.workload.client import ChatClient, Target
+
+
+class ServerFailed(Exception):
+    """It did not start, or died; the message ends with the last lines of its log."""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+class ServerProcess:
+    """One server and the processes it starts, in a session of their own. Stop it in any case: use as a context.
+    `cores`: all of it runs on these and no others; empty: where this process may."""
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        port: int,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cores: Collection[int] = (),
+    ) -> None:
+        """Raises `ServerFailed` if there is no such command or no such core."""
+        self.name, self.command, self._log = name, command, log
+        self.url = f"http://127.0.0.1:{port}"
+        self.startup_s: float | None = None
+        self._started_s = time.perf_counter()
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        try:
+            with log.open("wb") as out, _on(cores):
+                self._process = subprocess.Popen(command, stdout=out, env=env, start_new_session=True, **pipes)
+        except OSError as e:
+            raise ServerFailed(f"{name} cannot be started: {e}") from None
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status once it has ended."""
+        return self._process.poll()
+
+    async def wait_healthy(self, limit_s: float) -> None:
+        """Wait until `/health` answers 200; then `startup_s` is set. Raises `ServerFailed`."""
+        async with ChatClient(Target(base_url=self.url), time.perf_counter) as client:
+            while not await client.healthy():
+                self.check_alive()
+                if time.perf_counter() - self._started_s > limit_s:
+                    raise ServerFailed(f"{self.name} is not healthy after {limit_s:.0f} s\n{self.log_tail()}")
+                await asyncio.sleep(0.1)
+            self.startup_s = time.perf_counter() - self._started_s
+
+    def check_alive(self) -> None:
+        if self._process.poll() is not None:
+            raise ServerFailed(f"{self.name} ended with status {self._process.returncode}\n{self.log_tail()}")
+
+    def log_tail(self, n_lines: int = 15) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-n_lines:])
+
+    def stop(self, limit_s: float = 30.0) -> list[int]:
+        """Ask (SIGINT), wait, and only then kill all that it started: returns who had to be. Nothing of it is left
+        running."""
+        family = self.family()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(limit_s)
+        patience_s = time.perf_counter() + 5.0
+        while (left := self._left_of(family)) and time.perf_counter() < patience_s and self._process.poll() is not None:
+            time.sleep(0.1)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._process.poll() is None:  # where there is no /proc to find the others in
+            self._process.kill()
+        self._process.wait()
+        return left
+
+    def family(self) -> dict[int, list[str]]:
+        """Its session and all descendants, whatever session they are in: pid → fields of /proc/pid/stat."""
+        stats = dict(all_stats())
+        found = {self.pid}
+        grown = 0
+        while len(found) > grown:
+            grown = len(found)
+            found |= {p for p, s in stats.items() if int(s[1]) in found or int(s[3]) == self.pid}
+        return {p: stats[p] for p in found if p in stats}
+
+    def _session(self) -> list[int]:
+        """Its processes, zombies excepted."""
+        return [pid for pid, stat in all_stats() if int(stat[3]) == self.pid and stat[0] != "Z"]
+
+    def _left_of(self, family: dict[int, list[str]]) -> list[int]:
+        """Who of them runs still; a pid that was given to another meanwhile has another start time."""
+        now = {pid: stat for pid, stat in all_stats() if stat[0] != "Z"}
+        known = (pid for pid, stat in family.items() if pid in now and now[pid][19] == stat[19])
+        return sorted({*known, *self._session()})
+
+
+@contextlib.contextmanager
+def _on(cores: Collection[int]) -> Iterator[None]:
+    """Processes started within inherit these cores: set here and set back, since a child could not be moved in time."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(cores))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def all_stats() -> list[tuple[int, list[str]]]:
+    """(pid, fields of /proc/pid/stat from the state on) of every process; none where there is no /proc."""
+    found = []
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if entry.isdigit():
+            try:
+                found.append((int(entry), Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()))
+            except OSError:
+                continue  # ended meanwhile
+    return found

@@ -1,0 +1,204 @@
+"""`hydrainfer bench compare`: deployments in turn on the same hardware, with the same traffic, again and again."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hydrainfer.config import Slo, check_known, read_yaml
+from hydrainfer.core import ConfigError
+from hydrainfer.machine import versions
+from hydrainfer.workload.client import Stop, Target
+from hydrainfer.workload.deployments import Deployment, Noise, Place, ServerFailed, ServerProcess, command_of, running
+from hydrainfer.workload.measuring.session import DEAD_AFTER, Effort, Session, Traffic, Watcher, hopeless
+from hydrainfer.workload.measuring.single import Load, command_line, seed_of, until_interrupted
+from hydrainfer.workload.results import PACKAGES, BenchResult, Goodput, Run, Search, Server, hardware, now
+from hydrainfer.workload.sources import Workload
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A comparison as a file of benchmarks/compare describes it. `layouts` become deployments of the
+    same name with `flags`; `servers` are others. Every round starts each deployment afresh, in another order, and runs
+    all `rates`; those above one at which attainment fell below `give_up_below` are left out for that deployment.
+    `workload`, `slo`, `like`, `data`, `pictures`: as the options of `bench`. `notes` go into the report."""
+
+    title: str = "Comparison"
+    layouts: tuple[str, ...] = ()
+    servers: tuple[Deployment, ...] = ()
+    flags: str = ""
+    place: Place = Place()
+    workload: str = "textcaps"
+    data: str | None = None
+    pictures: str | None = None
+    like: str | None = None
+    slo: str = ""
+    arrivals: str = "poisson"
+    rates: tuple[float, ...] = ()
+    rounds: int = 3
+    requests: int = 60
+    min_s: float | None = None
+    timeout_s: float = 600.0
+    give_up_below: float = 0.3
+    seed: int = 1
+    notes: tuple[str, ...] = ()
+
+    def deployments(self) -> tuple[Deployment, ...]:
+        """Raises `ConfigError` if there are none, or two of a name."""
+        ours = tuple(Deployment(name=Path(layout).stem, layout=layout, flags=self.flags) for layout in self.layouts)
+        every = ours + self.servers
+        names = [one.name for one in every]
+        if not every or len(set(names)) < len(names):
+            raise ConfigError("a comparison needs --layouts or --server, each with a name of its own", param="layouts")
+        return every
+
+
+def read_plan(path: Path | None, given: dict[str, Any]) -> Plan:
+    """`given` goes before the file. Raises `ConfigError`."""
+    content = read_yaml(path) if path else {}
+    for key in content:
+        check_known(key, [f.name for f in msgspec.structs.fields(Plan)], str(path))
+    place = {**content.get("place", {}), **given.pop("place", {})}
+    try:
+        return msgspec.convert({**content, **given, "place": place}, Plan)
+    except (msgspec.ValidationError, TypeError) as e:
+        raise ConfigError(f"{path or 'the plan'}: {str(e)[0].lower()}{str(e)[1:]}", param="config") from None
+
+
+class Comparison:
+    """Runs a plan. `say` gets a line at a time."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        workload: Workload,
+        slo: Slo,
+        effort: Effort,
+        watch: Watcher,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Raises `ConfigError` for a plan that cannot be."""
+        if not plan.rates:
+            raise ConfigError("a comparison needs the rates to run: --rates 1,2,4", param="rates")
+        self._plan, self._workload, self._slo, self._effort = plan, workload, slo, effort
+        self._deployments = plan.deployments()
+        self._load = Load(kind=plan.arrivals, rates=tuple(sorted(plan.rates)))
+        self._load.fixed()
+        self._cores = plan.place.core_set
+        self._traffic = Traffic(workload, plan.like)
+        self._watch, self._say, self._clock = watch, say, clock
+        self._servers: dict[str, Server] = {}
+        self._runs: list[Run] = []
+        self._too_much: dict[str, float] = {}
+        self._notes: list[str] = []
+
+    async def run(self) -> BenchResult:
+        """The result, also of a comparison that was interrupted. A deployment that fails is left out from then on."""
+        stop = Stop()
+        with tempfile.TemporaryDirectory() as logs, until_interrupted(stop):
+            for round_ in range(self._plan.rounds):
+                for one in _rotated(self._deployments, round_):
+                    if stop.came or self._failed(one):
+                        continue
+                    try:
+                        await self._one(one, round_, stop, Path(logs) / one.name.replace("/", "_"))
+                    except (ServerFailed, ConfigError) as e:
+                        self._fail(one, str(e))
+        return self._result(stop)
+
+    async def _one(self, one: Deployment, round_: int, stop: Stop, log: Path) -> None:
+        self._say(f"round {round_ + 1} of {self._plan.rounds}: {one.name}" + (" is started" if not one.url else ""))
+        mine = Stop(DEAD_AFTER, stop)
+        async with running(one, self._plan.place, log) as (url, process):
+            target = Target(base_url=url, model=one.model, timeout_s=self._effort.timeout_s)
+            session = Session(one.name, target, self._traffic, self._slo, self._effort, mine, self._watch, self._clock)
+            await session.open(self._plan.seed << 20)
+            if one.name not in self._servers:
+                self._servers[one.name] = self._described(one, session, process)
+                why_not = hopeless(session.unloaded, self._slo)
+                self._notes += [f"{one.name}: {why_not}"] if why_not else []
+            for rank, rate in enumerate(self._load.rates):
+                if not mine.came and rate <= self._too_much.get(one.name, rate):
+                    noise = Noise(process)
+                    run = await session.at(self._load.at(rate), seed_of(self._plan.seed, round_, rank), round_)
+                    self._runs.append(msgspec.structs.replace(run, others_cores=noise.others_cores()))
+                    if run.attainment and run.attainment.met.share < self._plan.give_up_below:
+                        self._too_much[one.name] = min(rate, self._too_much.get(one.name, rate))
+            if mine.came and not stop.came:
+                log_end = f"\n{process.log_tail()}" if process else ""
+                raise ServerFailed(f"{mine.reason}{log_end}")
+
+    def _described(self, one: Deployment, session: Session, process: ServerProcess | None) -> Server:
+        place, n = self._plan.place, one.n_instances
+        threads = one.threads if not one.layout else f"{place.threads}" if n is not None else "see the layout's file"
+        return Server(
+            name=one.name,
+            facts=session.facts,
+            layout=one.layout,
+            n_instances=n or max(1, len(session.facts.instances)),
+            command=one.start or " ".join(command_of(one, place, 0)).replace("--port 0 ", "") if process else "",
+            cores=",".join(str(c) for c in sorted(self._cores)) if process else "",
+            threads_per_instance=threads,
+            startup_s=process.startup_s if process else None,
+            unloaded=session.unloaded,
+        )
+
+    def _failed(self, one: Deployment) -> bool:
+        return one.name in self._servers and bool(self._servers[one.name].failed)
+
+    def _fail(self, one: Deployment, why: str) -> None:
+        self._say(f"{one.name} failed: {why}")
+        known = self._servers.get(one.name, Server(name=one.name, layout=one.layout))
+        self._servers[one.name] = msgspec.structs.replace(known, failed=why)
+
+    def _result(self, stop: Stop) -> BenchResult:
+        return BenchResult(
+            title=self._plan.title,
+            command=command_line(sys.argv),
+            date=now(),
+            seeds=tuple(sorted({run.seed for run in self._runs})),
+            workload=self._workload,
+            like=self._plan.like or "",
+            slo=self._slo,
+            hardware=hardware(),
+            versions=versions(PACKAGES),
+            servers=tuple(self._servers[one.name] for one in self._deployments if one.name in self._servers),
+            runs=tuple(self._runs),
+            goodput=dict(self._goodputs()),
+            stopped=stop.reason,
+            notes=(*self._plan.notes, *self._notes, *self._unequal()),
+        )
+
+    def _goodputs(self) -> Iterator[tuple[str, Goodput]]:
+        """The goodput of each deployment, on the grid of the rates that were run."""
+        for one in self._deployments:
+            runs = [r for r in self._runs if r.server == one.name and r.attainment and r.rate_per_s]
+            if runs:
+                search = Search(self._load.rates[0])
+                for r in runs:
+                    assert r.attainment is not None and r.rate_per_s is not None
+                    met = r.attainment.met
+                    search.tell(r.rate_per_s, met.n_met, met.n, r.attainment.n_effective)
+                yield one.name, search.result()
+
+    def _unequal(self) -> list[str]:
+        """Layouts that do not have equal hardware, said."""
+        counts = {one.n_instances for one in self._deployments if one.n_instances is not None}
+        per_instance = "emulated" in self._plan.flags or self._plan.place.gpus is not None
+        if len(counts) > 1 and per_instance:
+            return [
+                "The layouts have different numbers of instances, each with a device of its own: hardware is NOT equal."
+            ]
+        return []
+
+
+def _rotated(deployments: Sequence[Deployment], round_: int) -> Sequence[Deployment]:
+    """Another one is first in every round, so that none always follows the same."""
+    k = round_ % len(deployments)
+    return [*deployments[k:], *deployments[:k]]

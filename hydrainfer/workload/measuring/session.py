@@ -1,0 +1,181 @@
+"""Loads one server again and again: alone first, then at the rates asked for, or at those a search for goodput asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from hydrainfer.config import Slo
+from hydrainfer.core import ConfigError
+from hydrainfer.workload.client import RequestRecord, ServerFacts, Stop, Target, probe, run_load
+from hydrainfer.workload.results import Goodput, Reference, Report, Run, Search, report_of, run_of
+from hydrainfer.workload.sources import (
+    Arrivals,
+    BodyOptions,
+    ChatRequest,
+    Closed,
+    Poisson,
+    Replay,
+    Workload,
+    encoded,
+    label,
+)
+
+DEAD_AFTER = 20
+"""Requests in a row without a connection after which a server counts as gone."""
+OpenLoopAt = Callable[[float], Arrivals]
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """The amount that is measured: at least `requests` per run and as many as arrive in `min_s` seconds, so that a
+    queue has time to build up before its length is judged. `unloaded`: requests sent one at a time at first."""
+
+    requests: int = 100
+    min_s: float = 10.0
+    unloaded: int = 6
+    warmup: int = 2
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.requests < 1 or self.unloaded < 1 or self.warmup < 0 or not self.min_s >= 0:
+            raise ConfigError("requests and unloaded must be at least 1, warmup and min-seconds not negative")
+
+    def n_at(self, rate_per_s: float) -> int:
+        return max(self.requests, round(rate_per_s * self.min_s))
+
+
+class Watcher(Protocol):
+    """An observer that is told how a load goes."""
+
+    def begins(self, server: str, what: str, n: int) -> None: ...
+    def record(self, record: RequestRecord) -> None: ...
+    def ended(self, server: str, run: Run | None) -> None:
+        """`run` None: the unloaded requests."""
+
+
+class Traffic:
+    """The requests of a workload by seed, encoded once for all servers that get the same; as many as `max_bytes` of
+    pictures are kept, the oldest forgotten first."""
+
+    def __init__(self, workload: Workload, like: str | None, max_bytes: int = 1 << 29) -> None:
+        self.workload, self.like, self._max_bytes = workload, like, max_bytes
+        self._kept: dict[tuple[int, int], tuple[int, list[ChatRequest]]] = {}
+
+    def of(self, n: int, seed: int) -> list[ChatRequest]:
+        """Raises `ConfigError`."""
+        if (n, seed) not in self._kept:
+            chats = encoded(self.workload.chats(n, seed, self.like))
+            n_bytes = sum(len(picture.data_url()) for chat in chats for picture in chat.pictures)
+            while self._kept and n_bytes + sum(size for size, _ in self._kept.values()) > self._max_bytes:
+                del self._kept[next(iter(self._kept))]
+            self._kept[n, seed] = n_bytes, chats
+        return self._kept[n, seed][1]
+
+
+class Session:
+    """One server under test. `open` first."""
+
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        traffic: Traffic,
+        slo: Slo | None,
+        effort: Effort,
+        stop: Stop,
+        watch: Watcher,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.name, self._target, self._traffic, self._slo = name, target, traffic, slo
+        self._effort, self.stop, self._watch, self._clock = effort, stop, watch, clock
+        self._options = BodyOptions()
+        self._reference = Reference()
+        self.facts: ServerFacts
+        self.unloaded: Report
+
+    async def open(self, seed: int) -> None:
+        """Find out what is there and how long a request takes alone. Raises `ConfigError`."""
+        target = msgspec.structs.replace(self._target, timeout_s=self._effort.timeout_s)
+        self._target, self._options, self.facts = await probe(target, clock=self._clock)
+        n = self._effort.unloaded + self._effort.warmup
+        self._watch.begins(self.name, "one at a time", self._effort.unloaded)
+        result = await run_load(
+            self._target,
+            self._traffic.of(n, seed),
+            Closed(1),
+            n_warmup=self._effort.warmup,
+            options=self._options,
+            on_record=self._watch.record,
+            stop=self.stop,
+            clock=self._clock,
+        )
+        self._watch.ended(self.name, None)
+        self._reference = Reference.of(result.records)
+        self.unloaded = report_of(result)
+        if not self.unloaded.n_ok and not self.stop.came:
+            why = self.unloaded.failure_examples[0].message if self.unloaded.failure_examples else "no answer"
+            raise ConfigError(f"{self.name} failed every request of the workload, one at a time: {why}")
+
+    async def at(self, arrivals: Arrivals, seed: int, round_: int = 0, n: int | None = None) -> Run:
+        """One load."""
+        rate = getattr(arrivals, "rate_per_s", None)
+        n = n or (self._effort.requests if rate is None or isinstance(arrivals, Replay) else self._effort.n_at(rate))
+        chats = self._traffic.of(n, seed)
+        self._watch.begins(self.name, label(arrivals), n)
+        result = await run_load(
+            self._target,
+            chats,
+            arrivals,
+            seed=seed,
+            options=self._options,
+            on_record=self._watch.record,
+            stop=self.stop,
+            clock=self._clock,
+        )
+        run = run_of(self.name, result, self._slo, self._reference, round_)
+        self._watch.ended(self.name, run)
+        return run
+
+    @property
+    def first_rate(self) -> float:
+        """One that one request at a time would make: a server under no load to speak of."""
+        e2e = self.unloaded.e2e_s
+        return 0.5 / e2e.p50 if e2e and e2e.p50 > 0 else 1.0
+
+    async def search(
+        self, search: Search, seed: int, at: OpenLoopAt = Poisson, runs: list[Run] | None = None
+    ) -> tuple[Goodput, list[Run]]:
+        """Run loads until goodput is known or the search is stopped. `runs` is filled as they end."""
+        runs = [] if runs is None else runs
+        assert self._slo is not None
+        while not self.stop.came and (rate := search.next()) is not None:
+            run = await self.at(at(rate), seed + len(runs))
+            runs.append(run)
+            if self.stop.came:  # half a run at this rate would be judged as a whole one
+                break
+            ttft_s = self._slo.ttft_s
+            late_s = run.report.late_s.p99 if run.report.late_s else 0.0
+            if run.client_late and (ttft_s is None or late_s > 0.1 * ttft_s):
+                search.give_up_above(
+                    rate, f"above, this client itself was late: by {late_s * 1e3:.0f} ms (p99) at {rate:.4g}/s"
+                )
+            elif run.attainment is not None:
+                met = run.attainment.met
+                search.tell(rate, met.n_met, met.n, run.attainment.n_effective)
+        return search.result(), runs
+
+
+def hopeless(unloaded: Report, slo: Slo) -> str:
+    """The reason that no request can meet the SLO, if not even one alone does; empty if one can."""
+    said = []
+    for name, limit, found in (
+        ("TTFT", slo.ttft_s, unloaded.ttft_s),
+        ("time per token", slo.tpot_s, unloaded.tpot_s),
+        ("E2E", slo.e2e_s, unloaded.e2e_s),
+    ):
+        if limit is not None and found is not None and found.p50 > limit:
+            said.append(f"{name} is {found.p50 * 1e3:.4g} ms where the SLO is {limit * 1e3:.4g} ms")
+    return f"one request alone misses the SLO: {', '.join(said)} (medians)" if said else ""

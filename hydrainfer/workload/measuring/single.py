@@ -1,0 +1,149 @@
+"""`hydrainfer bench`: one server, at the rates asked for or in search of its goodput."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from hydrainfer.config import Slo
+from hydrainfer.core import ConfigError
+from hydrainfer.machine import versions
+from hydrainfer.workload.client import Stop, Target
+from hydrainfer.workload.measuring.session import DEAD_AFTER, Effort, Session, Traffic, Watcher, hopeless
+from hydrainfer.workload.results import PACKAGES, BenchResult, Run, Search, Server, hardware, now
+from hydrainfer.workload.sources import Arrivals, Closed, Constant, Gamma, Poisson, Replay, Workload
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of a server: each of `rates` with arrivals of `kind`, each of `concurrency`, a `replay`; with
+    none of them, the search for goodput: from `first_rate` (None: half of what one request at a time makes) up to
+    `max_rate`, to within `tolerance`."""
+
+    kind: str = "poisson"
+    burst_shape: float = 0.5
+    rates: tuple[float, ...] = ()
+    concurrency: tuple[int, ...] = ()
+    replay: Replay | None = None
+    first_rate: float | None = None
+    max_rate: float = 1e4
+    tolerance: float = 0.05
+    target: float = 0.9
+    max_runs: int = 3
+
+    def at(self, rate: float) -> Arrivals:
+        """Raises `ConfigError`."""
+        kinds: dict[str, Callable[[], Arrivals]] = {
+            "poisson": lambda: Poisson(rate),
+            "constant": lambda: Constant(rate),
+            "gamma": lambda: Gamma(rate, self.burst_shape),
+        }
+        if self.kind not in kinds:
+            raise ConfigError(f"no arrivals {self.kind!r}: one of {', '.join(kinds)}", param="arrivals")
+        return kinds[self.kind]()
+
+    def fixed(self) -> list[Arrivals]:
+        """The arrivals asked for; none if it is a search. Raises `ConfigError`."""
+        replay = [self.replay] if self.replay else []
+        return [*(self.at(rate) for rate in self.rates), *(Closed(n) for n in self.concurrency), *replay]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole request to `bench`."""
+
+    workload: Workload
+    like: str | None = None
+    slo: Slo | None = None
+    load: Load = Load()
+    effort: Effort = Effort()
+    seed: int = 0
+    runs: int = 1
+    name: str = "server"
+
+
+@contextlib.contextmanager
+def until_interrupted(stop: Stop) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends the load and keeps what there is; the second ends the process."""
+    loop = asyncio.get_running_loop()
+
+    def once(name: str) -> None:
+        stop.now(f"interrupted ({name})")
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(sig)
+
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(sig, once, sig.name)
+    try:
+        yield
+    finally:
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(sig)
+
+
+async def bench(
+    asked: Asked,
+    target: Target,
+    watch: Watcher,
+    stop: Stop | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> BenchResult:
+    """Raises `ConfigError` for what was asked wrongly and for a server that cannot be measured at all; one that dies
+    midway ends it with what there is."""
+    stop = Stop(DEAD_AFTER) if stop is None else stop
+    fixed = asked.load.fixed()
+    if not fixed and asked.slo is None:
+        raise ConfigError("say what to find out: --goodput ttft:250 tpot:40 (ms) or --slo, or --rate, or --concurrency")
+    traffic = Traffic(asked.workload, asked.like)
+    session = Session(asked.name, target, traffic, asked.slo, asked.effort, stop, watch, clock)
+    runs: list[Run] = []
+    goodput, notes = {}, []
+    with until_interrupted(stop):
+        await session.open(asked.seed << 20)
+        why_not = hopeless(session.unloaded, asked.slo) if asked.slo else ""
+        notes += [why_not] if why_not else []
+        for round_ in range(asked.runs):
+            for rank, arrivals in enumerate(fixed):
+                if not stop.came:
+                    runs.append(await session.at(arrivals, seed_of(asked.seed, round_, rank), round_))
+        if not fixed and not stop.came and not why_not:
+            load = asked.load
+            search = Search(
+                load.first_rate or session.first_rate,
+                target=load.target,
+                tolerance=load.tolerance,
+                max_rate=load.max_rate,
+                max_runs=load.max_runs,
+            )
+            goodput[asked.name], _ = await session.search(search, seed_of(asked.seed, 0, 0), load.at, runs)
+    server = Server(name=asked.name, facts=session.facts, unloaded=session.unloaded)
+    return BenchResult(
+        title=f"{asked.name}: {asked.workload.dataset}",
+        command=command_line(sys.argv),
+        date=now(),
+        seeds=tuple(sorted({asked.seed, *(run.seed for run in runs)})),
+        workload=asked.workload,
+        like=asked.like or "",
+        slo=asked.slo,
+        hardware=hardware(),
+        versions=versions(PACKAGES),
+        servers=(server,),
+        runs=tuple(runs),
+        goodput=goodput,
+        stopped=stop.reason,
+        notes=tuple(notes),
+    )
+
+
+def seed_of(seed: int, round_: int, rank: int) -> int:
+    """The seed of the traffic of one run: the same for every server, and no other run's."""
+    return (seed << 20) + (round_ + 1) * 10_000 + rank * 100
+
+
+def command_line(argv: Sequence[str]) -> str:
+    return shlex.join(["hydrainfer", *argv[1:]])

@@ -1,0 +1,75 @@
+"""The first pass over a workload: every request once, to its natural end, to learn how long the answers are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from hydrainfer.workload.client import Failure, FailureKind, RequestRecord, Stop, Target, probe, run_load
+from hydrainfer.workload.measuring.session import DEAD_AFTER, Watcher
+from hydrainfer.workload.measuring.single import until_interrupted
+from hydrainfer.workload.results import now
+from hydrainfer.workload.sources import BodyOptions, ChatRequest, Closed, Recording, encoded
+
+_REFUSED = (400, 422)
+
+
+class FirstPass(NamedTuple):
+    """`failures`: of the requests that the recording leaves out. `stopped`: why it ended before its end."""
+
+    recording: Recording
+    failures: tuple[Failure, ...]
+    stopped: str
+
+
+async def first_pass(
+    dataset: str,
+    target: Target,
+    chats: Sequence[ChatRequest],
+    max_tokens: int,
+    concurrency: int,
+    seed: int,
+    watch: Watcher,
+) -> FirstPass:
+    """Record greedy answers, without `ignore_eos`, `max_tokens` at most; a request that is refused so is asked again
+    without a limit, since where a prompt and `max_tokens` exceed the model's context, the context is the lesser limit.
+    Interrupted, it keeps the requests that have been answered. Raises `ConfigError` if the server cannot be used."""
+    target, options, facts = await probe(target)
+    options = msgspec.structs.replace(options, ignore_eos=False, timings=False)
+    stop, ended = Stop(DEAD_AFTER), dict[int, RequestRecord]()
+    asked = encoded(msgspec.structs.replace(chat, max_tokens=max_tokens) for chat in chats)
+
+    async def ask(which: Sequence[int], what: str, options: BodyOptions) -> None:
+        watch.begins(facts.model, what, len(which))
+        load, some = Closed(concurrency), [asked[i] for i in which]
+        result = await run_load(target, some, load, options=options, on_record=watch.record, stop=stop)
+        ended.update((which[r.index], r) for r in result.records)
+        watch.ended(facts.model, None)
+
+    with until_interrupted(stop):
+        await ask(range(len(chats)), "first pass", options)
+        again = [i for i, r in ended.items() if r.failure is not None and r.failure.status in _REFUSED]
+        if again and not stop.came:
+            unlimited = msgspec.structs.replace(options, extra={"max_tokens": None})
+            await ask(again, "without a limit", unlimited)
+    ok = {i: r for i, r in sorted(ended.items()) if r.ok and r.n_tokens}
+    return FirstPass(
+        Recording(
+            dataset=dataset,
+            seed=seed,
+            model=facts.model,
+            server=facts.version,
+            n_cut_short=sum(r.finish_reason == "length" or r.n_tokens >= max_tokens for r in ok.values()),
+            n_failed=len(ended) - len(ok),
+            date=now(),
+            chats=tuple(msgspec.structs.replace(chats[i], max_tokens=r.n_tokens) for i, r in ok.items()),
+        ),
+        tuple(_failure(r) for i, r in ended.items() if i not in ok),
+        stop.reason,
+    )
+
+
+def _failure(record: RequestRecord) -> Failure:
+    return record.failure or Failure(FailureKind.MALFORMED, "an answer without a token")

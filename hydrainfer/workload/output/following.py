@@ -1,0 +1,15 @@
+"""The last line of a command: what to run next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+
+def say_next(console: Console, words: Sequence[str], note: str = "") -> None:
+    """`words` of a command, quoted for a shell. `note`: what has to be put in first."""
+    note = f"   # {note}" if note else ""
+    console.print(Text(f"next: {shlex.join(words)}{note}", style="dim"), soft_wrap=True)

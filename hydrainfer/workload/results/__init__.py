@@ -1,0 +1,41 @@
+"""The figures of records: percentiles, SLO attainment, goodput, which part of the time made requests miss.
+
+Called by `measuring`, `output` and `benchmarks/`. Pure: sends nothing, and prints nothing.
+"""
+
+from hydrainfer.workload.results.attribution import PARTS, Reference
+from hydrainfer.workload.results.goodput import Goodput, Search, next_rate
+from hydrainfer.workload.results.judged import verdict_of
+from hydrainfer.workload.results.report import Percentiles, Report, report_of
+from hydrainfer.workload.results.result import (
+    NOISY_CORES,
+    PACKAGES,
+    BenchResult,
+    Run,
+    Server,
+    by_rate,
+    hardware,
+    now,
+    run_of,
+)
+
+__all__ = [
+    "NOISY_CORES",
+    "PACKAGES",
+    "PARTS",
+    "BenchResult",
+    "Goodput",
+    "Percentiles",
+    "Reference",
+    "Report",
+    "Run",
+    "Search",
+    "Server",
+    "by_rate",
+    "hardware",
+    "next_rate",
+    "now",
+    "report_of",
+    "run_of",
+    "verdict_of",
+]

@@ -1,0 +1,114 @@
+"""Which of the eight intervals made a request miss its SLO, from what the server says with `timings`.
+
+A stage is blamed for what it took beyond an unloaded request, not for being long: prefill may be most of a TTFT and yet
+the queue before it be what load has changed. The reference is the median of requests sent one at a time; decode counts
+per token. Time that the server does not account for (network, HTTP, reading the body, the client itself) is `outside`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from hydrainfer.config import Slo
+from hydrainfer.metrics import INTERVALS
+from hydrainfer.workload.client import RequestRecord
+from hydrainfer.workload.results.judged import verdict_of
+
+OUTSIDE = "outside"
+PARTS = (*INTERVALS, OUTSIDE)
+BEFORE_FIRST = INTERVALS[:5]
+"""The parts that a first token waits for; the rest lies between the tokens."""
+
+
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean seconds per part of the `n` requests that the server gave timings of: of all, of those that met the SLO
+    and of those that missed it, and the 95th percentiles. `ttft_blame`, `tpot_blame`: how many requests missed that
+    limit because of which part; `n_unexplained` missed one and have no timings."""
+
+    n: int
+    mean_s: dict[str, float]
+    p95_s: dict[str, float]
+    met_mean_s: dict[str, float] = {}
+    missed_mean_s: dict[str, float] = {}
+    ttft_blame: dict[str, int] = {}
+    tpot_blame: dict[str, int] = {}
+    n_unexplained: int = 0
+    counts: dict[str, int] = {}
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """The seconds that each part takes without load; `decode` per token after the first."""
+
+    parts_s: dict[str, float] = {}
+    n: int = 0
+
+    @classmethod
+    def of(cls, records: Iterable[RequestRecord]) -> Reference:
+        parts = [_per_token(r, _parts(r)) for r in records if r.ok and r.timings]
+        if not parts:
+            return cls()
+        return cls({name: statistics.median(p[name] for p in parts) for name in PARTS}, len(parts))
+
+
+def breakdown_of(records: Sequence[RequestRecord], slo: Slo | None, reference: Reference) -> Breakdown | None:
+    """The breakdown of a load; None where no answer came with timings. Without a reference the longest part is to
+    blame."""
+    told = [(r, _parts(r)) for r in records if r.ok and r.timings]
+    if not told:
+        return None
+    met: list[dict[str, float]] = []
+    missed: list[dict[str, float]] = []
+    ttft: Counter[str] = Counter()
+    tpot: Counter[str] = Counter()
+    for record, parts in told if slo else ():
+        verdict = verdict_of(record, slo)  # type: ignore[arg-type]
+        (met if verdict.met else missed).append(parts)
+        excess = _excess(record, parts, reference)
+        if not verdict.ttft:
+            ttft[max((*BEFORE_FIRST, OUTSIDE), key=lambda name: excess[name])] += 1
+        if not verdict.tpot:
+            tpot[max((*INTERVALS[5:], OUTSIDE), key=lambda name: excess[name])] += 1
+    counts = {
+        k: round(sum(r.timings.get(k, 0) for r, _ in told)) for k in ("n_preemptions", "n_migrations", "n_recoveries")
+    }
+    every = [parts for _, parts in told]
+    return Breakdown(
+        n=len(told),
+        mean_s=_means(every),
+        p95_s={name: _p95([parts[name] for parts in every]) for name in PARTS},
+        met_mean_s=_means(met),
+        missed_mean_s=_means(missed),
+        ttft_blame=dict(ttft.most_common()),
+        tpot_blame=dict(tpot.most_common()),
+        n_unexplained=sum(not verdict_of(r, slo).met for r in records if not r.timings) if slo else 0,
+        counts=counts,
+    )
+
+
+def _parts(record: RequestRecord) -> dict[str, float]:
+    said = record.timings
+    parts = {name: said.get(name + "_s", 0.0) for name in INTERVALS}
+    return parts | {OUTSIDE: max(0.0, record.e2e_s - said.get("e2e_s", sum(parts.values())))}
+
+
+def _per_token(record: RequestRecord, parts: dict[str, float]) -> dict[str, float]:
+    return parts | {"decode": parts["decode"] / max(record.n_tokens - 1, 1)}
+
+
+def _excess(record: RequestRecord, parts: dict[str, float], reference: Reference) -> dict[str, float]:
+    """Seconds beyond the reference."""
+    usual = dict(reference.parts_s)
+    usual["decode"] = usual.get("decode", 0.0) * max(record.n_tokens - 1, 1)
+    return {name: parts[name] - usual.get(name, 0.0) for name in PARTS}
+
+
+def _means(each: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.fmean(p[name] for p in each) for name in PARTS} if each else {}
+
+
+def _p95(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]

@@ -1,0 +1,49 @@
+"""Requests against their SLO: how many met it, and which limit the others missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from hydrainfer.config import Slo
+from hydrainfer.metrics import FAILED, Proportion, Verdict, effective_n, judge
+from hydrainfer.workload.client import RequestRecord
+
+
+class Attainment(msgspec.Struct, frozen=True, kw_only=True):
+    """`met` requests of all, in the order of arrival, with Wilson's interval; a failed one is a miss. `ttft`, `tpot`,
+    `e2e`: those that kept that limit. `n_failed` of them failed; `n_both` missed TTFT and TPOT without failing.
+    `n_effective`: see `metrics.effective_n`."""
+
+    slo: Slo
+    met: Proportion
+    ttft: Proportion
+    tpot: Proportion
+    e2e: Proportion
+    n_failed: int
+    n_both: int
+    n_effective: float = 0.0
+
+
+def verdict_of(record: RequestRecord, slo: Slo) -> Verdict:
+    """The verdict by the paper's section 2.3. TTFT counts from when the request was sent."""
+    return judge(slo, record.ttft_s, record.token_interval_s, record.e2e_s) if record.ok else FAILED
+
+
+def attainment_of(records: Iterable[RequestRecord], slo: Slo) -> Attainment:
+    judged = [(record, verdict_of(record, slo)) for record in records]
+
+    def kept(name: str) -> Proportion:
+        return Proportion.of_each([getattr(verdict, name) for _, verdict in judged])
+
+    return Attainment(
+        slo=slo,
+        met=kept("met"),
+        ttft=kept("ttft"),
+        tpot=kept("tpot"),
+        e2e=kept("e2e"),
+        n_effective=effective_n([verdict.met for _, verdict in judged]),
+        n_failed=sum(not record.ok for record, _ in judged),
+        n_both=sum(record.ok and not (v.ttft or v.tpot) for record, v in judged),
+    )

@@ -1,0 +1,90 @@
+"""One chat request: text, pictures and a fixed output length, and the body it becomes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import orjson
+
+from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, Picture
+
+QUESTIONS = (
+    "What is shown in this picture?",
+    "Which colours do you see, and where does each of them lie?",
+    "How many boxes are there? Answer with a number.",
+    "Tell a short story in which this picture hangs on a wall.",
+    "Is the background lighter than what stands before it?",
+    "Name everything in the picture, from the left to the right.",
+)
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`pictures` come before `text`, as in OpenAI's content lists. The answer has exactly `max_tokens` tokens where the
+    server honours `ignore_eos`. `messages`: a whole conversation, sent as it is in place of both. `at_s`: when it
+    arrived in the trace it is from."""
+
+    text: str = ""
+    pictures: tuple[Picture, ...] = ()
+    max_tokens: int = 32
+    messages: tuple[dict[str, Any], ...] = ()
+    at_s: float | None = None
+
+
+class BodyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of the body that some servers refuse. `extra` is merged in last."""
+
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    return_token_ids: bool = True
+    timings: bool = False
+    include_usage: bool = True
+    extra: dict[str, Any] = {}
+
+    def body(self, chat: ChatRequest, model: str) -> bytes:
+        """The streaming request as JSON. Raises `ConfigError` for a picture file that cannot be read."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": chat.messages or [{"role": "user", "content": _content(chat)}],
+            "max_tokens": chat.max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+        }
+        if self.include_usage:
+            body["stream_options"] = {"include_usage": True}
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        if self.return_token_ids:
+            body["return_token_ids"] = True
+        if self.timings:
+            body["timings"] = True
+        return orjson.dumps(body | self.extra)
+
+
+def _content(chat: ChatRequest) -> list[dict[str, Any]]:
+    pictures = [{"type": "image_url", "image_url": {"url": picture.data_url()}} for picture in chat.pictures]
+    return [*pictures, {"type": "text", "text": chat.text}]
+
+
+def encoded(chats: Iterable[ChatRequest]) -> list[ChatRequest]:
+    """The same requests with their pictures drawn or read, once: to send them again costs nothing more. Raises
+    `ConfigError`."""
+    return [msgspec.structs.replace(c, pictures=tuple(EncodedPicture(p.data_url()) for p in c.pictures)) for c in chats]
+
+
+def distinct_chats(
+    n: int, *, seed: int, max_tokens: int = 32, n_pictures: int = 1, width: int = 336, height: int = 336
+) -> list[ChatRequest]:
+    """`n` requests with a question each and pictures that no other request has, nor any other seed's."""
+    draw = random.Random(seed)
+    seeds = iter(range(seed << 32, (seed << 32) + n * n_pictures))
+    return [
+        ChatRequest(
+            text=draw.choice(QUESTIONS),
+            pictures=tuple(DrawnPicture(next(seeds), width, height) for _ in range(n_pictures)),
+            max_tokens=max_tokens,
+        )
+        for _ in range(n)
+    ]

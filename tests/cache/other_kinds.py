@@ -1,0 +1,75 @@
+"""Kinds of state that no model here has yet: that they run everywhere shows that nothing asks which kind a cache is."""
+
+import math
+from typing import ClassVar
+
+from hydrainfer.cache import CacheSpec, FullSpec
+
+
+class WindowSpec(CacheSpec, frozen=True):
+    """Keys and values of the last `window` tokens: blocks that fell out of it are given back while the request runs."""
+
+    window: int
+
+    follows_tokens: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, window, block_tokens=4):
+        return cls("window", block_tokens, (block_tokens, 1), "float32", window)
+
+    def stale(self, n_computed):
+        return max(0, n_computed - self.window + 1) // self.block_tokens
+
+    def span(self, n_computed, n_tokens):
+        first = self.stale(n_computed)
+        return range(first, min(self.blocks_for(n_tokens), first + self.most))
+
+    @property
+    def most(self):
+        """Blocks that one request ever holds: the window's and the one being written."""
+        return self.blocks_for(self.window - 1) + 1
+
+    def tokens_in(self, n_blocks):
+        return math.inf if n_blocks >= self.most else n_blocks * self.block_tokens
+
+
+class SlotSpec(CacheSpec, frozen=True):
+    """One slot per request, which sums up all tokens computed so far."""
+
+    @classmethod
+    def of(cls):
+        return cls("slot", 4, (1,), "float32")
+
+    def span(self, n_computed, n_tokens):
+        return range(1)
+
+    def capacity(self, stop):
+        return math.inf
+
+    def tokens_in(self, n_blocks):
+        return math.inf
+
+    def moved(self, request, n_computed):
+        return range(1 if n_computed else 0)
+
+
+class PrefixSpec(FullSpec, frozen=True):
+    """Keys and values that are found again: a block's key is everything up to its end."""
+
+    follows_tokens: ClassVar[bool] = True
+
+    def keys(self, request):
+        n, size, ids = request.n_prompt // self.block_tokens, self.block_tokens, request.prompt_ids
+        pictures = b"".join(m.key for m in request.media)
+        return [repr(ids[: (i + 1) * size]).encode() + pictures for i in range(n)]
+
+    def safe(self, found, n_most):
+        n = next((i for i, block in enumerate(found) if block is None), len(found))
+        return min(n, n_most // self.block_tokens) * self.block_tokens
+
+    def reusable(self, request, found, n_tokens):
+        n = n_tokens // self.block_tokens
+        return [*found[:n], *[None] * (len(found) - n)]
+
+
+WINDOW, SLOT = WindowSpec.of(window=7), SlotSpec.of()

@@ -1,0 +1,67 @@
+"""Whatever stands in a configuration instead of what should: it is read, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hydrainfer.core import CheckpointError
+from hydrainfer.models import read_config
+from hydrainfer.models.families import FAMILIES
+from hydrainfer.planner.inputs import shape_of
+from tests.damage import damages
+
+pytestmark = pytest.mark.cpu
+PREPROCESSING = {
+    "crop_size": {"height": 336, "width": 336},
+    "do_rescale": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "max_pixels": 99999,
+    "merge_size": 2,
+    "min_pixels": 3136,
+    "patch_size": 14,
+    "resample": 3,
+    "rescale_factor": 0.004,
+    "size": {"shortest_edge": 336},
+    "temporal_patch_size": 2,
+}
+
+
+def whole_config(architecture):
+    """config.json with every field that transformers knows; where its defaults do not fit together, with some that
+    do."""
+    import transformers
+
+    content = getattr(transformers, architecture).config_class().to_dict() | {"architectures": [architecture]}
+    if architecture.startswith("Qwen") and "vision_config" in content:
+        width = "hidden_size" if architecture.startswith("Qwen2VL") else "out_hidden_size"
+        content["vision_config"] |= {width: content["text_config"]["hidden_size"], "patch_size": 14}
+    if architecture.startswith("Mistral"):
+        content["sliding_window"] = None
+    return json.loads(json.dumps(content, default=str))
+
+
+@pytest.mark.parametrize("n", [20, pytest.param(10_000, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
+def test_damage_is_refused_in_one_line_or_does_not_matter(tmp_path, architecture, file, n):
+    files = {"config.json": whole_config(architecture), "preprocessor_config.json": PREPROCESSING}
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    read_config(tmp_path)
+    readers = (read_config, shape)
+    for words, content in damages(files[file], n, seed=len(architecture)):
+        (tmp_path / file).write_text(json.dumps(content))
+        for read in readers:
+            try:
+                read(tmp_path)
+            except CheckpointError as e:
+                assert "\n" not in e.message and len(e.message) < len(str(tmp_path)) + 400, words
+            except Exception as e:
+                pytest.fail(f"{words}: {type(e).__name__}: {e}")
+
+
+def shape(path):
+    return shape_of(str(path))

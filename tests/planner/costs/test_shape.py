@@ -1,0 +1,189 @@
+"""Models as numbers: counted by hand, against the models themselves, and against what the paper shows of an H800."""
+
+import msgspec
+import pytest
+
+from hydrainfer.builtin import MODEL
+from hydrainfer.cache import EmbedSpec
+from hydrainfer.config import ServeConfig
+from hydrainfer.core import CheckpointError, ConfigError, Role
+from hydrainfer.planner.costs.hardware import read_hardware
+from hydrainfer.planner.costs.shape import TAKE_TURNS, blocks_of, cost_of, together
+from hydrainfer.planner.inputs import prompts_of, shape_of
+
+pytestmark = pytest.mark.cpu
+ROLES = ("E", "P", "D", "EP", "ED", "PD", "EPD")
+H800 = read_hardware("h800")
+
+
+@pytest.fixture(scope="module")
+def llava():
+    return shape_of("llava-1.5-7b")
+
+
+@pytest.fixture(scope="module")
+def cost(llava):
+    return cost_of(llava, H800)
+
+
+def test_llava_by_hand(llava):
+    language = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 2 * 32064 * 4096
+    vision = 3 * 14**2 * 1024 + 23 * 12 * 1024**2 + 1024 * 4096 + 4096**2
+    assert llava.weight_bytes(Role.parse("P")) == 2 * language
+    assert llava.weight_bytes(Role.parse("E")) == 2 * vision
+    assert llava.weight_bytes(Role.parse("ED")) == 2 * (language + vision)
+    assert llava.kv_token_bytes == 2 * 32 * 4096 * 2 and llava.embed_width == 4096
+
+
+def test_qwen_by_hand():
+    shape = shape_of("qwen2-vl-7b")
+    assert shape.kv_token_bytes == 2 * 28 * 4 * 128 * 2
+    assert shape.step_weights == pytest.approx(7.07e9, rel=0.01)  # 7.6 G with the token table
+    assert shape.vision.weights == pytest.approx(675e6, rel=0.01)
+    assert shape.dtype == "bfloat16" and shape.vision.window_rows == 0
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_bytes_are_those_that_the_engine_loads(role):
+    import torch
+
+    from hydrainfer.models import Model, read_config
+    from hydrainfer.ops import select_ops
+
+    config = read_config(MODEL)
+    ops = select_ops("cpu", torch.float32, config.text.head_dim, use_native=False)
+    loaded = Model(config, Role.parse(role), ops, torch.float32, torch.device("cpu"))
+    shape = shape_of(str(MODEL), dtype="float32")
+    assert shape.weight_bytes(Role.parse(role)) == pytest.approx(loaded.weight_bytes, rel=0.02)  # norms and biases
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_bytes_of_the_qwens(family, tmp_path):
+    import torch
+
+    from hydrainfer.models import Model, read_config
+    from hydrainfer.ops import select_ops
+    from tests.checkpoints_qwen import make_qwen
+
+    path = make_qwen(family, tmp_path / family)
+    config = read_config(path)
+    ops = select_ops("cpu", torch.float32, config.text.head_dim, use_native=False)
+    shape = shape_of(str(path), dtype="float32")
+    for role in map(Role.parse, ("E", "P")):
+        loaded = Model(config, role, ops, torch.float32, torch.device("cpu"))
+        assert shape.weight_bytes(role) == pytest.approx(loaded.weight_bytes, rel=0.06), (
+            role
+        )  # norms, biases, positions
+    assert shape.deepstack == (2 if family == "qwen3_vl" else 0)
+    assert (shape.vision.window_rows > 0) == (family == "qwen2_5_vl")
+    assert prompts_of(str(path)).picture(640, 480) > 0
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_caches_are_those_that_the_engine_makes(role):
+    import torch
+
+    from hydrainfer.assemble.sizes import cache_sizes
+    from hydrainfer.models import read_config
+
+    made = cache_sizes(
+        ServeConfig(model=str(MODEL)), read_config(MODEL), Role.parse(role), "float32", torch.device("cpu"), 512, 1.0
+    )
+    planned = blocks_of(shape_of(str(MODEL), dtype="float32"), read_hardware("this-cpu"), Role.parse(role))
+    assert list(made) == list(planned)
+    embeds = [(s, n) for s, n in made.items() if isinstance(s, EmbedSpec)]
+    assert embeds == [(s, n) for s, n in planned.items() if isinstance(s, EmbedSpec)]
+
+
+def test_the_kv_cache_gets_what_is_left(llava):
+    role = Role.parse("EPD")
+    blocks = blocks_of(llava, H800, role)
+    taken = sum(spec.block_bytes * n for spec, n in blocks.items()) + llava.weight_bytes(role) + H800.workspace_bytes
+    block = next(spec for spec in blocks if spec.name == "kv").block_bytes
+    assert 0 <= H800.memory_bytes * H800.memory_share - taken < block
+
+
+def test_what_does_not_fit_says_by_how_much(llava):
+    small = msgspec.structs.replace(H800, memory_bytes=16 * 2**30)
+    with pytest.raises(ConfigError, match=r"llava-1.5-7b as PD does not fit h800: 12.6 GiB .* want 0\.\d GiB more"):
+        blocks_of(llava, small, Role.parse("PD"))
+    assert blocks_of(llava, small, Role.parse("E"))
+
+
+class TestFigure6:
+    """LLaVA-1.5-7B on one H800 (paper, section 3.2): encode saturates at about 6 pictures, prefill at one request of
+    1024 tokens, decode with 1024 tokens of context at about 512."""
+
+    def test_encode(self, cost):
+        limit = 1 / (576 * cost.encode_token_s)
+        share = {n: n / cost.encode_s([576] * n) / limit for n in (1, 2, 4, 6, 8)}
+        assert share[1] < 0.65 and share[4] < 0.9 and 0.88 < share[6] < 0.92 and share[8] - share[6] < 0.04
+        assert 1e-3 < cost.encode_s([576]) < 4e-3
+
+    def test_prefill(self, cost):
+        def rate(n):
+            return n / cost.language_s(1024 * n, 1024 * 1024 * n, 0, 0)
+
+        assert rate(1) > 0.94 * rate(16)
+        assert 0.02 < 1 / rate(1) < 0.04
+
+    def test_decode(self, cost):
+        def rate(n):
+            return n / cost.language_s(0, 0, n, 1025 * n)
+
+        limit = 1 / (1025 * cost.context_s)
+        assert rate(64) > 15 * rate(1)
+        assert rate(256) < 0.91 * limit and 0.93 < rate(512) / limit < 0.96
+        assert 0.005 < 1 / rate(1) < 0.01 and 0.015 < 64 / rate(64) < 0.03
+
+
+def test_a_grid_of_rooflines(llava, cost):
+    """Prefill is bound by arithmetic, decode by traffic, whatever the device."""
+    for name in ("h800", "h200", "a100", "l40s", "h20"):
+        c = cost_of(llava, read_hardware(name))
+        assert c.prefill_token_s * 1024 > c.weights_s
+        assert c.decode_token_s * 32 + c.decode_context_s * 32 * 1024 < c.weights_s + c.context_s * 32 * 1024
+    assert cost_of(llava, read_hardware("h200")).weights_s < cost.weights_s
+
+
+def test_side_by_side(llava, cost):
+    speed = together(llava, H800, cost)
+    assert 1.2 < speed < 1.4
+    assert 1 + 1 / cost.overlap_slowdown == pytest.approx(speed)
+    assert cost.prefill_overlap_slowdown == TAKE_TURNS
+    cores = cost_of(llava, read_hardware("this-cpu"))
+    assert cores.overlap_slowdown == TAKE_TURNS
+
+
+def test_pictures_become_as_many_tokens_as_the_models_say():
+    """LLaVA-NeXT's examples: 672 x 672 in 2 x 2 tiles without padding, 1008 x 336 in 3 x 1; Qwen2-VL: 28 pixels."""
+    next_, qwen = prompts_of("llava-next-7b").picture, prompts_of("qwen2-vl-7b").picture
+    assert prompts_of("llava-1.5-7b").picture(1024, 300) == 576
+    assert next_(672, 672) == 576 + 48 * 49 and next_(1008, 336) == 576 + 24 * 73
+    assert next_(640, 480) == 576 + 36 * 49 and next_(480, 640) == 576 + 48 * 37
+    assert qwen(280, 560) == 10 * 20 and qwen(10_000, 10_000) <= 16384 and qwen(20, 20) == 4
+
+
+@pytest.mark.parametrize(("name", "needle"), [("nothing", "one of llava-1.5-7b, llava-next-7b, qwen2-vl-7b")])
+def test_an_unknown_model_lists_the_known(name, needle):
+    with pytest.raises(ConfigError, match=needle):
+        shape_of(name)
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vipllava", "text_config": {}, "vision_config": {"a": 1}}')
+    with pytest.raises(CheckpointError, match=r"'vipllava'; known are llava, llava_next, qwen2_vl"):
+        shape_of(str(tmp_path))
+
+
+def test_traffic_that_does_not_hide_adds_to_the_arithmetic():
+    h800 = read_hardware("h800")
+    shape = shape_of("llava-1.5-7b")
+    hidden, added = (cost_of(shape, msgspec.structs.replace(h800, hides_traffic=x)) for x in (True, False))
+    prefill, decodes = (512, 512 * 512, 0, 0), (0, 0, 32, 32 * 1024)
+    both = tuple(a + b for a, b in zip(prefill, decodes))
+    assert hidden.language_s(*both) < hidden.language_s(*prefill) + hidden.language_s(*decodes) - hidden.step_base_s
+    assert added.language_s(*both) == pytest.approx(
+        added.language_s(*prefill) + added.language_s(*decodes) - added.language_s(0, 0, 0, 0)
+    )
+    assert added.language_s(*decodes) > hidden.language_s(*decodes)

@@ -1,0 +1,96 @@
+"""The search keeps the layout that trying everything would choose, and says why the others carry no more."""
+
+import random
+
+import msgspec
+import pytest
+
+from hydrainfer.config import Slo
+from hydrainfer.core import ConfigError, Layout, Role, Stage
+from hydrainfer.core.stage import ROLE_NAMES
+from hydrainfer.planner.search.bound import Bounds
+from hydrainfer.planner.search.goodput import search
+from hydrainfer.planner.search.layouts import layouts, method_of
+from hydrainfer.planner.search.reason import reason
+from hydrainfer.planner.search.study import Station, Study, attempt
+from hydrainfer.planner.simulation import TraceRequest
+from tests.planner.simulation.test_leaps import COST, deployment
+
+pytestmark = pytest.mark.unit
+N_OUTPUT, PICTURE, TEXT = 30, 20, 30
+
+
+def study(slo, n=120):
+    rng, at, trace = random.Random(3), 0.0, []
+    for _ in range(n):
+        at += rng.expovariate(1.0)
+        trace.append(TraceRequest(arrival_s=at, n_text=TEXT, pictures=(PICTURE,), n_output=N_OUTPUT))
+    blocks = {str(i.role): i.blocks for i in map(_instance, ROLE_NAMES)}
+    return Study(stations={r: Station(cost=COST, blocks=b) for r, b in blocks.items()}, trace=tuple(trace), slo=slo)
+
+
+def _instance(role):
+    return next(i for i in deployment(f"1{role}+1EPD") if i.role == Role.parse(role))
+
+
+def test_141_layouts_of_8_devices():
+    found = layouts(8)
+    assert len(found) == len({str(x) for x in found}) == 141
+    assert {method_of(x) for x in layouts(2)} == {"EPD", "EP+D", "ED+P", "E+PD"}
+    with pytest.raises(ConfigError, match="0 devices"):
+        layouts(0)
+
+
+@pytest.mark.slow
+def test_the_winner_is_that_of_trying_everything():
+    s = study(Slo(ttft_s=0.3, tpot_s=0.05))
+    quick, every = (search(s, layouts(3), n_processes=1, exhaustive=x) for x in (False, True))
+    assert len(quick) == len(every) == len(layouts(3))
+    by_name = {f.layout: f for f in every}
+    best = quick[0]
+    assert best.stage == "final" and best.goodput > 0.0
+    assert best.goodput >= 0.95 * every[0].goodput
+    assert best.goodput_low <= every[0].goodput <= best.goodput_high * 1.03
+    for f in every:
+        assert f.goodput <= f.bound, "nothing carries more than can be"
+        assert f.goodput_low <= f.goodput <= f.goodput_high
+    for f in quick:
+        if f.goodput is None:
+            assert by_name[f.layout].goodput <= every[0].goodput
+
+
+def test_hurry_changes_no_verdict():
+    s = study(Slo(ttft_s=0.3, tpot_s=0.05))
+    for rate in (4.0, 40.0, 160.0):
+        hasty, patient = (attempt(s, Layout.parse("1EP1D"), rate, hurry=h) for h in (True, False))
+        assert hasty.carried(s.target) == patient.carried(s.target)
+    assert hasty.stopped and not patient.stopped
+
+
+def test_the_reason_names_the_stage_that_is_short():
+    s = study(Slo(ttft_s=0.2, tpot_s=0.05))
+    few_encoders = reason(s, Layout.parse("1E3PD"), 60.0)
+    assert few_encoders.limit == "TTFT" and few_encoders.stage == "encode" and few_encoders.missed > 0.1
+    assert reason(s, Layout.parse("2EPD"), 0.5) is None
+
+
+def test_bounds():
+    bounds = Bounds(study(Slo(ttft_s=0.3, tpot_s=0.05)))
+    one, two = (bounds.of(Layout.parse(text)) for text in ("1EPD", "2EPD"))
+    assert two.rate == pytest.approx(2 * one.rate)
+    encode_s = min(COST.encode_s([PICTURE] * k) / k for k in (1, 2, 4, 8, 16, 32))
+    assert bounds.of(Layout.parse("1E7PD")) == (pytest.approx(1 / encode_s), (Stage.ENCODE,))
+
+
+def test_a_picture_that_was_seen_is_encoded_once():
+    s = study(Slo(ttft_s=0.3))
+    same = msgspec.structs.replace(s, trace=tuple(msgspec.structs.replace(t, content="x") for t in s.trace))
+    layout = Layout.parse("1E7PD")
+    assert Bounds(same).of(layout).rate > 5 * Bounds(s).of(layout).rate
+
+
+def test_nothing_carries_more_than_its_bound_for_long():
+    """With a TTFT that a short trace could never miss."""
+    s = study(Slo(ttft_s=0.5, tpot_s=0.05), n=600)
+    for layout in map(Layout.parse, ("2EP1D", "1E1P1D", "1ED1P", "1EPD")):
+        assert not attempt(s, layout, Bounds(s).of(layout).rate * 1.25).carried(s.target)

@@ -1,0 +1,162 @@
+"""What production runs, on a virtual clock: hub ledger, nodes, message codec, block stores, the `local` transport and
+emulated devices. Messages take a fixed time, copies what a link says; everything else is the code that serves."""
+
+from __future__ import annotations
+
+import heapq
+import time
+
+from hydrainfer.cache import CacheSet
+from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster
+from hydrainfer.cluster.messages import Hello, Orders, decode_to_hub, encode
+from hydrainfer.core import owner_of
+from hydrainfer.engine import Engine, Moves
+from hydrainfer.machine import host_identity
+from hydrainfer.planner.simulation.links import LinkEnds, ModelledCopy
+from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
+from hydrainfer.scheduler import Scheduler
+from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller
+
+
+class Wire:
+    def __init__(self, cluster, name):
+        self.cluster, self.name, self.address = cluster, name, name
+        self.inbox, self.known = [], set()
+
+    def connect(self, name, _address):
+        self.known.add(name)
+
+    def forget(self, name):
+        self.known.discard(name)
+
+    def send(self, name, data):
+        assert name in self.known
+        self.cluster.post(name, data)
+
+    def receive(self):
+        inbox, self.inbox = self.inbox, []
+        return inbox
+
+    def wake(self):
+        """Called by the copying thread, whose copy is awaited."""
+
+
+class TimedPuller:
+    """Copies at once, for real, and says so when the modelled copy would be done."""
+
+    def __init__(self, cluster, name, inner):
+        self.cluster, self.name, self.inner = cluster, name, inner
+        self.exports = inner.exports
+        self.forget, self.close = inner.forget, inner.close
+
+    def pull(self, sources, pulls):
+        copy = self.inner.pull(sources, pulls)
+        while (ok := copy.poll(0.0)) is None:
+            time.sleep(1e-4)
+        assert ok
+        n_bytes = sum(len(ids) * self.cluster.block_bytes[spec] for spec, (_, ids) in pulls.items())
+        source = next(iter(sources.values())).owner.partition(":")[0]
+        return ModelledCopy(self.cluster.copies.begin(source, self.name, n_bytes, self.cluster.now))
+
+
+class Production:
+    def __init__(self, instances, link, spoken=range(10, 90)):
+        self.now, self.link, self.copies = 0.0, link, LinkEnds(link)
+        self.events, self.n_events = [], 0
+        self.batches, self.outputs = [], []
+        self.block_bytes = {spec.name: spec.block_bytes for i in instances for spec in i.blocks}
+        self.roles = {i.name: i.role for i in instances}
+        self.front = Front(Roster(self.roles), self.hear, self.hear_event)
+        self.tokens_s, self.tokens, self.lifecycle = {}, {}, []
+        self.nodes, self.wires, self.caches, self.wakes, self.pullers = {}, {}, {}, {}, []
+        local = LocalExports()
+        for i in instances:
+            plan = NodePlan(i.name, {n: str(r) for n, r in self.roles.items()}, "hub", "", "", host_identity())
+            wire = self.wires[i.name] = Wire(self, i.name)
+            node = self.nodes[i.name] = Node(plan, 1, wire, lambda: self.now)
+            stores = {spec.name: BlockStore(spec, n, "cpu") for spec, n in i.blocks.items()}
+            self.caches[i.name] = CacheSet(dict(i.blocks))
+            scheduler = Scheduler(i.role, self.caches[i.name], i.budgets, i.policy)
+            device = EmulatedDevice(i.cost, lambda: self.now, stores, spoken)
+            runners = {lane: self.logged(i.name, EmulatedRunner(device, lane)) for lane in i.role.lanes}
+            exports = Exports(owner_of(i.name, 1), stores, "local", local=local)
+            routes = Routes("local", stores[next(iter(stores))].data.device, local=local)
+            self.pullers.append(StorePuller(stores, exports, routes, wire.wake))
+            moves = Moves(i.name, 1, scheduler, node.roster, node, TimedPuller(self, i.name, self.pullers[-1]))
+            engine = Engine(scheduler, runners, node.sink, node.record, i.overlap, moves, node.moved)
+            self.wakes[i.name] = 0.0
+            node.start(engine, {})
+        for _, _, call in self.events:  # every Hello arrives before the first request
+            call()
+        self.events.clear()
+        self.pump()
+
+    def logged(self, name, runner):
+        launch = runner.launch
+
+        def logging(batch):
+            self.batches.append((self.now, name, *described(batch)))
+            return launch(batch)
+
+        runner.launch = logging
+        return runner
+
+    def hear(self, outputs):
+        for o in outputs:
+            assert o.error is None, o
+            self.tokens.setdefault(o.request_id, []).extend(o.token_ids)
+
+    def hear_event(self, event):
+        self.lifecycle.append(event)
+
+    def post(self, target, data):
+        self.at(self.now + self.link.message_s, lambda: self.deliver(target, data))
+
+    def deliver(self, target, data):
+        if target != "hub":
+            self.wires[target].inbox.append(data)
+            self.wakes[target] = self.now
+            return
+        message = decode_to_hub(data)
+        (self.front.hello if isinstance(message, Hello) else self.front.report)(message, self.now)
+        self.pump()
+
+    def pump(self):
+        for name, orders in self.front.orders().items():
+            self.post(name, encode(Orders(1, self.now, tuple(orders))))
+
+    def at(self, time_s, call):
+        self.n_events += 1
+        heapq.heappush(self.events, (time_s, self.n_events, call))
+
+    def arrive(self, request):
+        self.front.submit(request, self.now)
+        self.pump()
+
+    def run(self, requests):
+        for request in sorted(requests, key=lambda r: r.arrival_s):
+            self.at(request.arrival_s, lambda r=request: self.arrive(r))
+        n_left, beat_at = len(requests), 0.0
+        done = set()
+        while len(done) < n_left:
+            self.now = min([*self.wakes.values(), *(t for t, _, _ in self.events[:1]), beat_at])
+            while self.events and self.events[0][0] <= self.now:
+                heapq.heappop(self.events)[2]()
+            if beat_at <= self.now:
+                beat_at = self.front.tick(self.now)
+                self.pump()
+            for name in self.nodes:
+                if self.wakes[name] <= self.now:
+                    self.wakes[name] = self.now + self.nodes[name].turn()
+            done = {e.request_id for e in self.lifecycle if e.kind == "finished"}
+
+    def close(self):
+        for puller in self.pullers:
+            puller.close()
+
+
+def described(batch):
+    return batch.lane, [(w.seq.id, *w[1:]) for w in batch.work]
+
+
+__all__ = ["Production", "Pulse", "described"]

@@ -1,0 +1,76 @@
+"""Fast forward changes nothing: the same tokens at the same times, batch for batch, message for message."""
+
+import random
+
+import pytest
+
+from hydrainfer.cache import EmbedSpec, FullSpec
+from hydrainfer.core import CostModel, Layout
+from hydrainfer.planner.simulation.links import Link
+from hydrainfer.planner.simulation.simulator import InstanceModel, Simulator
+from hydrainfer.planner.simulation.trace import TraceRequest, as_requests
+from hydrainfer.scheduler import Budgets
+from tests.cache.other_kinds import SLOT, WINDOW
+
+pytestmark = pytest.mark.unit
+
+KV = FullSpec.of(layers=2, kv_heads=2, head_dim=32, dtype="float32", block_tokens=4)
+EMBED = EmbedSpec.of(width=64, dtype="float32", block_tokens=8)
+COST = CostModel(
+    encode_image_s=0.02, step_base_s=0.004, prefill_token_s=2e-4, decode_token_s=3e-4, decode_context_s=1e-6,
+    weights_s=0.002, context_s=2e-6, overlap_slowdown=1.3,
+)  # fmt: skip
+
+
+def deployment(layout, kv_blocks=400, embed_blocks=40, kinds=(), **more):
+    sizes = {EMBED: embed_blocks, KV: kv_blocks, **dict(kinds)}
+    for n, role in enumerate(Layout.parse(layout).instances):
+        blocks = {spec: n for spec, n in sizes.items() if any(role.runs(stage) for stage in spec.stages)}
+        yield InstanceModel(name=f"{role}{n}", role=role, cost=COST, blocks=blocks, budgets=Budgets(tokens=64), **more)
+
+
+def trace(seed, n=60, rate=12.0, pictured=0.6):
+    rng, at = random.Random(seed), 0.0
+    for _ in range(n):
+        at += rng.expovariate(rate)
+        pictures = (
+            tuple(rng.choice((8, 20, 33)) for _ in range(rng.choice((1, 1, 2)))) if rng.random() < pictured else ()
+        )
+        yield TraceRequest(
+            arrival_s=at,
+            n_text=rng.randint(1, 60),
+            pictures=pictures,
+            n_output=rng.choice((1, 2, 9, 40, 120)),
+            content=rng.choice(("", "", "known")),
+        )
+
+
+def outcome(layout, seed, leaps, **more):
+    events = []
+    s = Simulator(list(deployment(layout, **more)), Link(bytes_per_s=1e8), record=events.append, leaps=leaps)
+    served = s.run(as_requests(trace(seed)))
+    for node in s.nodes.values():
+        node.caches.check(idle=True)
+        node.engine.scheduler.check()
+    counts = {name: node.engine.stats(s.now) for name, node in s.nodes.items()}
+    steps = {name: (c.n_steps, c.n_preemptions, c.n_landed, c.blocks_pulled) for name, c in counts.items()}
+    return [(r.request.id, r.token_s, r.finish) for r in served], steps, sorted(events), s.n_turns
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "4EPD", "1E1P1D", "1EP2D", "2ED1P", "1E1PD+1EPD"])
+@pytest.mark.parametrize(
+    ("kv_blocks", "kinds"), [(90, ()), (400, ()), (400, ((WINDOW, 30), (SLOT, 20)))], ids=["90", "400", "more-kinds"]
+)
+def test_the_same_with_and_without(layout, kv_blocks, kinds):
+    n_turns = [0, 0]
+    for seed in range(3):
+        plain = outcome(layout, seed, False, kv_blocks=kv_blocks, kinds=kinds)
+        fast = outcome(layout, seed, True, kv_blocks=kv_blocks, kinds=kinds)
+        for (name, at, end), (_, at_fast, end_fast) in zip(plain[0], fast[0], strict=True):
+            assert end == end_fast == "length"
+            assert at == pytest.approx(at_fast, abs=1e-12), name
+        assert plain[1] == fast[1]
+        assert [e[:2] for e in plain[2]] == [e[:2] for e in fast[2]]
+        n_turns[0] += plain[3]
+        n_turns[1] += fast[3]
+    assert n_turns[1] < n_turns[0]

@@ -1,0 +1,58 @@
+"""The simulator against what production runs, on one clock: the same batches at the same times, the same migrations,
+the same tokens."""
+
+import pytest
+
+from hydrainfer.planner.simulation.links import Link
+from hydrainfer.planner.simulation.simulator import Simulator
+from hydrainfer.planner.simulation.trace import as_requests
+from tests.planner.simulation.production import Production, described
+from tests.planner.simulation.test_leaps import deployment, trace
+
+pytestmark = pytest.mark.cpu
+LINK = Link(bytes_per_s=1e8, latency_s=2e-4, message_s=3.1e-4)
+
+
+def logged(simulator):
+    """Batches as they are launched, with their times."""
+    batches = []
+
+    def tap(name, runner):
+        launch = runner.launch
+
+        def logging(batch):
+            batches.append((simulator.now, name, *described(batch)))
+            return launch(batch)
+
+        runner.launch = logging
+
+    for name, node in simulator.nodes.items():
+        for runner in node.engine._runners.values():
+            tap(name, runner)
+    return batches
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "3EPD", "1E1P1D", "2EP1D", "1ED2P", "1E1PD+1EPD", "2E2P3D"])
+@pytest.mark.parametrize("kv_blocks", [100, 400])
+def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks):
+    requests = as_requests(trace(7, n=50, rate=15.0))
+    instances = list(deployment(layout, kv_blocks=kv_blocks))
+    real = Production(instances, LINK)
+    try:
+        real.run(requests)
+    finally:
+        real.close()
+    answers = {r.id: real.tokens[r.id] for r in requests}
+    simulator = Simulator(instances, LINK, leaps=False, answer=lambda r, n: answers[r.id][n - r.n_prompt])
+    batches = logged(simulator)
+    served = simulator.run(requests)
+    assert len(batches) == len(real.batches) > 100
+    for ours, theirs in zip(batches, real.batches, strict=True):
+        assert ours[1:] == theirs[1:]
+        assert ours[0] == pytest.approx(theirs[0], abs=1e-9)
+    for r in served:
+        assert r.tokens == answers[r.request.id]
+    for name, node in simulator.nodes.items():
+        mine, other = node.engine.stats(0.0), real.nodes[name].engine.stats(0.0)
+        assert (mine.blocks_pulled, mine.n_landed) == (other.blocks_pulled, other.n_landed)
+        assert mine.n_preemptions == other.n_preemptions

@@ -1,0 +1,213 @@
+"""A checkpoint's description, or one line that says what is wrong with it."""
+
+import json
+import os
+import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hydrainfer.core import CheckpointError
+from hydrainfer.processor import load_description, parse_messages
+from hydrainfer.processor.text import checkpoint as checkpoint_module
+from hydrainfer.processor.text.checkpoint import CACHED_WORDS
+from tests.damage import damages
+
+pytestmark = pytest.mark.cpu
+
+STRINGS_ONLY = (
+    "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ '[' + m['role'] + '] ' + m['content'] + '\n' }}{% endfor %}"
+)
+
+
+@pytest.fixture
+def broken(checkpoint, tmp_path):
+    """A copy without weights, to damage."""
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    return copy
+
+
+def edit(path, **fields):
+    content = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+
+
+def test_what_is_read(model, checkpoint):
+    assert model.path == checkpoint and model.n_context == 512 and model.eos_ids == (2,)
+    assert model.images.placeholder == "<image>" and model.images.adapter.fit(9, 9).n_tokens == 16
+    assert model.template.takes_parts and model.vocabulary.n_tokens == 2048
+    assert load_description(checkpoint, max_context=100).n_context == 100
+
+
+def test_generation_defaults_and_several_ends(broken):
+    edit(broken / "generation_config.json", do_sample=True, eos_token_id=[2, 5], temperature=0.6, top_k=20)
+    model = load_description(broken)
+    assert model.eos_ids == (2, 5) and model.sampling_defaults == {"temperature": 0.6, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    ("said", "defaults"),
+    [
+        ({"do_sample": False}, {"temperature": 0.0}),
+        ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, {"temperature": 0.0, "top_p": 0.9}),
+        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
+        ({"do_sample": ..., "temperature": 0.6}, {"temperature": 0.6}),
+        ({"do_sample": None}, {}),
+        ({"do_sample": ...}, {}),
+    ],
+)
+def test_a_checkpoint_that_does_not_sample_is_greedy_by_default(broken, said, defaults):
+    edit(broken / "generation_config.json", **said)
+    assert load_description(broken).sampling_defaults == defaults
+
+
+def test_templates_that_take_strings_only(broken):
+    (broken / "chat_template.jinja").write_text(STRINGS_ONLY)
+    model = load_description(broken)
+    assert not model.template.takes_parts
+    content = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    content.append({"type": "text", "text": "b"})
+    rendered = model.template.render(parse_messages([{"role": "user", "content": content}]))
+    assert rendered == "<s>[user] <image>\na\nb\n"
+    from hydrainfer.core import InvalidRequest
+
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        model.template.render(parse_messages([{"role": "user", "content": "a"}] * 2))
+
+
+def test_templates_cannot_leave_the_sandbox(broken):
+    (broken / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages }}")
+    with pytest.raises(CheckpointError, match="chat template"):
+        load_description(broken)
+
+
+@pytest.mark.parametrize("where", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
+def test_each_place_of_a_template(broken, where):
+    for name in ("chat_template.jinja", "chat_template.json"):
+        (broken / name).unlink(missing_ok=True)
+    source = "{% for m in messages %}HERE{{ m['content'][0]['text'] }}{% endfor %}"
+    if where.endswith("jinja"):
+        (broken / where).write_text(source)
+    else:
+        path = broken / where
+        path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | {"chat_template": source}))
+    messages = parse_messages([{"role": "user", "content": "x"}])
+    assert load_description(broken).template.render(messages) == "HEREx"
+
+
+def test_no_template_is_no_error_at_load(broken):
+    for name in ("chat_template.jinja", "chat_template.json"):
+        (broken / name).unlink(missing_ok=True)
+    assert load_description(broken).template is None
+
+
+def test_preprocessing_may_be_in_processor_config(broken):
+    old = broken / "preprocessor_config.json"
+    (broken / "processor_config.json").write_text(json.dumps({"image_processor": json.loads(old.read_text())}))
+    old.unlink()
+    assert load_description(broken).images.adapter.fit(1, 1).n_tokens == 16
+
+
+def vision_of(path):
+    return json.loads((path / "config.json").read_text())["vision_config"]
+
+
+DAMAGE = {
+    "no directory": (lambda d: shutil.rmtree(d), "no such checkpoint"),
+    "no config": (lambda d: (d / "config.json").unlink(), r"config\.json is missing"),
+    "broken config": (lambda d: (d / "config.json").write_text('{"model_type":'), "damaged"),
+    "list config": (lambda d: (d / "config.json").write_text("[]"), "damaged"),
+    "unknown model": (lambda d: edit(d / "config.json", model_type="blip-9"), "'blip-9' is not supported.*llava"),
+    "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
+    "broken tokenizer": (lambda d: (d / "tokenizer.json").write_text("{}"), "tokenizer"),
+    "no image token": (
+        lambda d: edit(d / "config.json", image_token_index=2047, image_token_id=...),
+        "image token id 2047",
+    ),
+    "broken preprocessor": (lambda d: (d / "preprocessor_config.json").write_text("?"), "damaged"),
+    "an older kind of processor": (
+        lambda d: edit(d / "preprocessor_config.json", image_processor_type=5, do_pad=True, crop_size=28),
+        "takes",
+    ),
+    "unknown resampling": (
+        lambda d: edit(d / "preprocessor_config.json", resample=9),
+        r"preprocessor_config\.json: resample is 9",
+    ),
+    "no deviation": (
+        lambda d: edit(d / "preprocessor_config.json", image_std=[0, 1, 1]),
+        r"preprocessor_config\.json: image_std is \[0, 1, 1\]",
+    ),
+    "no patches": (
+        lambda d: edit(d / "config.json", vision_config={**vision_of(d), "patch_size": 57}),
+        r"config\.json: vision_config\.patch_size is 57, more than image_size, 56",
+    ),
+    "an end that is no token": (
+        lambda d: edit(d / "generation_config.json", eos_token_id="</s>"),
+        r"generation_config\.json: eos_token_id is",
+    ),
+    "a default that nobody may ask for": (
+        lambda d: edit(d / "generation_config.json", temperature=-1),
+        r"generation_config\.json: temperature must be between 0 and 2, not -1",
+    ),
+    "a template in another encoding": (
+        lambda d: (d / "chat_template.jinja").write_bytes(b"\xff"),
+        "chat_template.jinja",
+    ),
+    "other size": (lambda d: edit(d / "preprocessor_config.json", crop_size=28), "takes"),
+    "broken template": (lambda d: (d / "chat_template.jinja").write_text("{% if %}"), "chat template"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_said_in_one_line(broken, name):
+    damage, says = DAMAGE[name]
+    damage(broken)
+    with pytest.raises(CheckpointError, match=says) as e:
+        load_description(broken)
+    assert "\n" not in e.value.message
+
+
+def test_a_context_longer_than_the_model(checkpoint):
+    with pytest.raises(CheckpointError, match="9999"):
+        load_description(checkpoint, max_context=9999)
+
+
+def test_a_tokenizer_keeps_few_of_the_texts_it_has_seen(model):
+    """In each thread; the library's default keeps ten thousand, 8 KB each if nothing merges."""
+    draw = random.Random(1)
+    texts = ["".join(draw.choices("!#$%&*+=?@^~", k=250)) for _ in range(4000)]
+
+    def growth() -> int:
+        model.tokenizer.encode(texts[0])
+        before = resident_bytes()
+        for text in texts:
+            model.tokenizer.encode(text)
+        return resident_bytes() - before
+
+    with ThreadPoolExecutor(1) as fresh_thread:
+        assert fresh_thread.submit(growth).result() < 2 * CACHED_WORDS * 8500
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "generation_config.json"])
+def test_damage_of_any_field_is_said_in_one_line_or_does_not_matter(broken, file, monkeypatch):
+    tokenizer = checkpoint_module._load_tokenizer(broken, checkpoint_module._hf_config(broken))
+    monkeypatch.setattr(checkpoint_module, "_load_tokenizer", lambda *_: tokenizer)
+    if file == "generation_config.json":
+        edit(broken / file, temperature=0.5, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1)
+    for words, content in damages(json.loads((broken / file).read_text()), 40):
+        (broken / file).write_text(json.dumps(content))
+        try:
+            load_description(broken)
+        except CheckpointError as e:
+            assert "\n" not in e.message, words
+        except Exception as e:
+            pytest.fail(f"{words}: {type(e).__name__}: {e}")

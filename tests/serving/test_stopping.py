@@ -1,0 +1,214 @@
+"""Signals and ends: before it listens, as soon as it does, twice under load, when nothing can be served again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from rich.console import Console
+
+from hydrainfer import serving
+from hydrainfer.config import load
+from hydrainfer.core import InternalError
+from tests.checkpoints import make_llava
+from tests.serving.test_leaving import COSTS
+from tests.serving.test_real_engine import chat, picture
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
+ENDLESS = {"max_tokens": 500, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    """Options of a server whose answers take seconds, and whose queue is longer than what runs."""
+    folder = tmp_path_factory.mktemp("stopping")
+    (folder / "costs.yaml").write_text(COSTS.replace("step_base_s: 0.005", "step_base_s: 0.05"))
+    device = {"device": "emulated", "cost_model": str(folder / "costs.yaml"), "media_hosts": "any"}
+    return {"model": str(make_llava(folder / "llava")), "port": 0, "launcher": "inproc", "max_running": 4, **device}
+
+
+def serve(options, monkeypatch, when_ready):
+    """`serve_forever` in this thread; `when_ready` is called with the URL and the model's name in place of its word."""
+    monkeypatch.setattr(serving, "_greet", lambda console, url, model: when_ready(url, model))
+    serving.serve_forever(load(options), Console(quiet=True))
+
+
+@contextmanager
+def signals_restored():
+    """One that nobody handles fails the test instead of ending all tests."""
+
+    def unhandled(sig, _):
+        raise AssertionError(f"{signal.Signals(sig).name} found no handler")
+
+    before = {s: signal.signal(s, unhandled) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+        assert all(signal.getsignal(s) is unhandled for s in before), "not put back"
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_when_it_says_ready_it_listens_and_a_signal_ends_it_well(options, monkeypatch, sig):
+    found = []
+
+    def when_ready(url, _):
+        at = urlsplit(url)
+        with socket.socket() as s:
+            found.append(s.connect_ex((at.hostname, at.port)))
+        os.kill(os.getpid(), sig)
+
+    with signals_restored():
+        serve(options, monkeypatch, when_ready)
+    assert found == [0]
+
+
+@pytest.mark.parametrize("when", ["loading", "loaded"])
+@pytest.mark.parametrize(("sig", "raises"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_while_it_starts_ends_the_start_and_tidies_up(options, monkeypatch, sig, raises, when):
+    closed = []
+
+    def close():
+        os.kill(os.getpid(), sig)  # an impatient user
+        closed.append(True)
+
+    def interrupt(*_):
+        os.kill(os.getpid(), sig)
+        time.sleep(10)
+
+    def start_instance(*_):
+        if when == "loading":
+            try:
+                interrupt()
+            finally:
+                close()
+        return SimpleNamespace(facts={}, close=close)
+
+    monkeypatch.setattr(serving, "start_instance", start_instance)
+    monkeypatch.setattr(serving, "config_table", interrupt)
+    with signals_restored(), pytest.raises(raises) as e:
+        serve(options, monkeypatch, None)
+    assert closed == [True] and (raises is KeyboardInterrupt or e.value.code == 143)
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
+def test_when_nothing_can_be_served_again_it_says_so_and_ends(options, monkeypatch, layout, caplog):
+    answers, start_instance = [], serving.start_instance
+
+    def started(*args):
+        instance = start_instance(*args)
+        engine = instance.engine._engine if layout == "1EPD" else instance.engine.launcher.nodes["P0"].engine
+        monkeypatch.setattr(engine, "_launch", lambda now: 1 / 0)
+        return instance
+
+    def ask(url):
+        body = {"messages": chat(), "max_tokens": 4}
+        answers.append(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60))
+
+    monkeypatch.setattr(serving, "start_instance", started)
+    threads = []
+
+    def when_ready(url, _):
+        threads.append(threading.Thread(target=ask, args=(url,)))
+        threads[0].start()
+
+    with signals_restored(), pytest.raises(InternalError) as e:
+        serve({**options, "layout": layout}, monkeypatch, when_ready)
+    threads[0].join()
+    error = answers[0].json()["error"]
+    if layout == "1EPD":
+        assert (answers[0].status_code, error["type"]) == (500, "internal_error")
+        assert (
+            e.value.message == "the server has ended: the engine stopped after an internal error; see the server's log"
+        )
+    else:
+        assert (answers[0].status_code, error["code"]) == (503, "stage_lost")
+        assert e.value.message.startswith("the server has ended: no instance can prefill any more: P0 has died")
+
+
+class Clients:
+    """They stream and wait for whole answers, some in the queue; a picture does not come, a body is half there."""
+
+    def __init__(self):
+        self.pool, self.told = ThreadPoolExecutor(40), threading.Semaphore(0)
+        self.deaf = socket.create_server(("127.0.0.1", 0))  # never answers
+        self.answers = []
+
+    def begin(self, url):
+        missing = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{self.deaf.getsockname()[1]}/a.png"}}
+        bodies = [{"messages": chat(*[picture(i)] * (i % 2)), **ENDLESS, "stream": i % 4 != 3} for i in range(16)]
+        bodies += [{"messages": chat(missing), **ENDLESS, "stream": stream} for stream in (True, False)]
+        self.answers = [self.pool.submit(self.one, url, body) for body in bodies]
+        self.answers += [self.pool.submit(self.half, url, bodies[0])]
+        for _ in range(3):
+            assert self.told.acquire(timeout=20), [a for a in self.answers if a.done()]
+        time.sleep(0.5)
+
+    def one(self, url, body):
+        """(status, type of the error), however it comes."""
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
+            if response.headers["content-type"] != "text/event-stream; charset=utf-8":
+                return response.status_code, json.loads(response.read())["error"]["type"]
+            events = []
+            for line in response.iter_lines():
+                if line and not events:
+                    self.told.release()
+                events += [line.removeprefix("data: ")] if line else []
+        assert events[-1] == "[DONE]"
+        return 503, json.loads(events[-2])["error"]["type"]
+
+    def half(self, url, body):
+        at, data = urlsplit(url), json.dumps(body).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+        with socket.create_connection((at.hostname, at.port), timeout=60) as s:
+            s.sendall(head + data[:-10])
+            answer = b"".join(iter(lambda: s.recv(1 << 16), b""))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        return int(head.split()[1]), json.loads(body)["error"]["type"]
+
+    def close(self):
+        self.deaf.close()
+        self.pool.shutdown()
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
+def test_a_second_ctrl_c_tells_everybody_and_ends_soon(options, monkeypatch, layout, caplog, capfd):
+    clients, signalled = Clients(), []
+
+    def interrupt(url):
+        try:
+            clients.begin(url)
+        finally:
+            signalled.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=lambda: interrupt(found[0]))
+    found = []
+
+    def when_ready(url, _):
+        found.append(url)
+        thread.start()
+
+    with signals_restored():
+        serve({**options, "layout": layout}, monkeypatch, when_ready)
+    took_s = time.monotonic() - signalled[0]
+    thread.join()
+    assert [a.result(10) for a in clients.answers] == [(503, "service_unavailable")] * 19
+    clients.close()
+    assert [r.getMessage() for r in caplog.records if r.levelname in ("WARNING", "ERROR", "CRITICAL")] == []
+    assert capfd.readouterr().err == ""
+    print(f"ended {took_s:.1f} s after the first")
+    assert took_s < 10

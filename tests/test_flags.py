@@ -1,0 +1,62 @@
+"""Flags from structs: every verb declares each of its flags once, under a heading of its `--help`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hydrainfer.benching.options import Compare, Run, Trace
+from hydrainfer.cli import app
+from hydrainfer.config import ServeConfig
+from hydrainfer.flags import flag, with_flags
+from hydrainfer.profiling.options import Profile
+
+pytestmark = pytest.mark.unit
+VERBS = {"serve": ServeConfig, "profile": Profile, "trace": Trace, "bench run": Run, "bench compare": Compare}
+
+
+class Cake(msgspec.Struct, frozen=True, kw_only=True):
+    name: Annotated[str, flag("", "What it is.")]
+    eggs: Annotated[int, flag("Inside", "How many.", ge=1)] = 3
+    tin: Annotated[Path | None, flag("Around", "Where it bakes.")] = None
+    is_iced: Annotated[bool, flag("Around", "Sugar on it.", param_decls=["--iced"])] = False
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["lemon"], Cake(name="lemon")),
+        (["lemon", "--eggs", "4", "--tin", "a/b", "--iced"], Cake(name="lemon", eggs=4, tin=Path("a/b"), is_iced=True)),
+        (["lemon", "--eggs", "0"], None),
+        (["lemon", "--eggs", "many"], None),
+        ([], None),
+    ],
+)
+def test_a_struct_is_filled_from_what_was_typed(words, found):
+    baked = []
+
+    @with_flags(Cake, "name")
+    def bake(**flags):
+        baked.append(Cake(**flags))
+
+    tool = typer.Typer()
+    tool.command()(bake)
+    status = CliRunner().invoke(tool, words).exit_code
+    assert (status, baked) == ((0, [found]) if found else (2, []))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_flag_of_a_verb_is_a_field_under_a_heading(verb):
+    command = typer.main.get_command(app)
+    for word in verb.split():
+        command = command.commands[word]
+    flags = {p.name: p for p in command.params if p.name not in ("config_file", "help")}
+    assert set(flags) == set(VERBS[verb].__struct_fields__)
+    assert all(p.rich_help_panel for p in flags.values() if p.param_type_name == "option")
+
+
+def test_serve_and_profile_measure_equally_long():
+    assert Profile(model="x", devices=1).measure_minutes == ServeConfig(model="x").measure_minutes

@@ -1,0 +1,278 @@
+"""`bench` and `bench compare` from request to report, against mock servers in virtual time."""
+
+import asyncio
+import json
+import re
+
+import msgspec
+import pytest
+
+from hydrainfer.config import Slo
+from hydrainfer.core import ConfigError
+from hydrainfer.workload.client import Stop, Target
+from hydrainfer.workload.measuring import Asked, Comparison, Effort, Load, Plan, bench, first_pass
+from hydrainfer.workload.measuring.session import Traffic
+from hydrainfer.workload.mock import MockServer, Script
+from hydrainfer.workload.output import Quiet, conclusions, page_of, tables_of, write_files
+from hydrainfer.workload.results import BenchResult
+from hydrainfer.workload.sources import Replay, Workload
+from tests.workload import virtual
+
+pytestmark = pytest.mark.unit
+
+TEXT = Workload(dataset="text", n_pictures=0, output_tokens={"default": "uniform:2:6"})
+SMALL = Effort(requests=30, min_s=0.0, unloaded=3, warmup=1, timeout_s=60.0)
+SLO = Slo(ttft_s=0.1, tpot_s=0.05)
+FAST = Script(ttft_s=0.02, itl_s=0.01)
+
+
+def run(script, load=None, slo=SLO, effort=SMALL, target=None, stop_at=None, workload=TEXT, **server):
+    """The result, and what the mock saw. `stop_at`: at that request somebody presses Ctrl-C."""
+
+    async def main():
+        clock, stop = asyncio.get_running_loop().time, Stop(5)
+
+        def scripted(i):
+            if stop_at == i:
+                stop.now("interrupted (test)")
+            return script(i) if callable(script) else script
+
+        async with MockServer(scripted, clock=clock, **server) as mock:
+            asked = Asked(workload=workload, slo=slo, load=load or Load(rates=(20.0,)), effort=effort, seed=2)
+            at = msgspec.structs.replace(target or Target(base_url=""), base_url=mock.url)
+            return await bench(asked, at, Quiet(), stop, clock), mock
+
+    return virtual.run(main())
+
+
+def test_rates_and_concurrency_and_replay():
+    load = Load(rates=(5.0, 20.0), concurrency=(2,), replay=Replay((0.0, 0.5, 0.7), source="t.csv"))
+    result, mock = run(FAST, load)
+    assert [r.arrivals for r in result.runs] == ["poisson 5/s", "poisson 20/s", "closed 2", "replay of t.csv × 1"]
+    assert all(r.report.n_ok == 30 and r.attainment.met.share == 1.0 for r in result.runs)
+    assert len(mock.served) == 1 + 4 + 4 * 30  # probe, warm-up and alone, runs
+    texts = [s.body["messages"][0]["content"][-1]["text"] for s in mock.served[5:]]
+    assert len({s.seed for s in result.runs}) == 4 and len(set(texts)) > 100
+    assert result.servers[0].unloaded.n_warmup == 1 and result.servers[0].facts.model == "mock"
+    assert all(r.report.n_count_differs == r.report.n_wrong_length == 0 for r in result.runs)
+
+
+def test_the_report_is_whole_and_stands_alone(tmp_path):
+    timings = {"e2e_s": 0.04, "ttft_s": 0.02, "encode_queue_s": 0.0, "prefill_s": 0.02, "decode_s": 0.02}
+    result, _ = run(Script(ttft_s=0.02, itl_s=0.01, timings=timings), Load(rates=(5.0, 50.0)))
+    paths = write_files(result, tmp_path / "out")
+    assert [p.name for p in paths] == ["result.json", "runs.csv", "report.html"]
+    assert msgspec.json.decode(paths[0].read_bytes(), type=BenchResult) == result
+    assert len(paths[1].read_text().splitlines()) == 3 and "prefill_mean_ms" in paths[1].read_text()
+    page = page_of(result)
+    assert not re.search(r"""(src|href)\s*=|@import|url\(|<script""", page)
+    assert page.count("<svg") >= 5 and "Which stage made requests miss" in page and "nan" not in page
+    assert list(tables_of(result)) and result.runs[0].breakdown.mean_s["prefill"] == 0.02
+
+
+def test_an_slo_that_no_request_can_meet():
+    result, mock = run(Script(ttft_s=0.5), Load())
+    assert not result.runs and not result.goodput and len(mock.served) == 5
+    assert page_of(result) and not next(iter(tables_of(result))).row_count
+    assert "one request alone misses the SLO: TTFT is 500 ms where the SLO is 100 ms" in conclusions(result)[-1]
+
+
+def test_goodput_is_searched():
+    result, _ = run(Script(service_s=0.05, itl_s=0.001), Load(first_rate=2.0, tolerance=0.2), slots=1)
+    found = result.goodput["server"]
+    assert 4 < found.rate_per_s < 20 and "goodput" in conclusions(result)[0]
+
+
+def test_a_server_that_dies_midway():
+    async def main():
+        clock = asyncio.get_running_loop().time
+        mock = MockServer(lambda i: mock.die() or FAST if i == 20 else FAST, clock=clock)
+        async with mock:
+            asked = Asked(workload=TEXT, slo=SLO, load=Load(rates=(20.0, 40.0)), effort=SMALL)
+            return await bench(asked, Target(base_url=mock.url), Quiet(), Stop(5), clock)
+
+    result = virtual.run(main())
+    assert "the server is gone: 5 requests in a row failed" in result.stopped
+    (only,) = result.runs
+    assert only.report.n_ok >= 10 and only.report.failures["connection"] >= 5 and only.report.n_unsent > 0
+    assert only.attainment.n_failed == only.report.failures["connection"]
+
+
+def test_interrupted():
+    result, mock = run(FAST, Load(rates=(20.0, 40.0)), stop_at=20)
+    (only,) = result.runs
+    assert result.stopped == "interrupted (test)" and 0 < only.report.n_ok < 30
+    assert only.report.n_requests + only.report.n_cut + only.report.n_unsent == 30 and only.report.n_cut >= 1
+    assert only.report.failures == {} and len(mock.served) <= 22
+
+
+def test_malformed_streams_are_misses_and_the_rest_is_kept():
+    result, _ = run(lambda i: Script(garbage_after=1, itl_s=0.01) if i in (10, 11) else FAST)
+    (only,) = result.runs
+    assert only.report.failures == {"malformed": 2} and only.attainment.met.n_met == 28
+
+
+@pytest.mark.parametrize(
+    ("script", "target", "pages", "said"),
+    [
+        (FAST, Target(base_url="", model="gpt"), {}, "has no model 'gpt'; it has mock"),
+        (Script(status=401, error_body=b'{"error":{"message":"no key"}}'), None, {}, "wants a key"),
+        (Script(status=500, error_body=b"oops"), None, {}, "not an OpenAI-style chat server, or not well: 500: oops"),
+        (FAST, None, {"/v1/models": "<html>"}, "not a list of models"),
+        (FAST, None, {"/v1/models": '{"data":[]}'}, "serves no model"),
+        (Script(text=False, token_ids=False), None, {}, "without a single token"),
+    ],
+)
+def test_servers_that_cannot_be_measured(script, target, pages, said):
+    with pytest.raises(ConfigError, match=said):
+        run(script, target=target, pages=pages)
+
+
+def test_nobody_listens():
+    asked = Asked(workload=TEXT, slo=SLO)
+    with pytest.raises(ConfigError, match=r"no server at http://127\.0\.0\.1:1: no connection"):
+        virtual.run(bench(asked, Target(base_url="http://127.0.0.1:1"), Quiet()))
+
+
+@pytest.mark.parametrize("refused", [("timings",), ("ignore_eos", "return_token_ids"), ("stream_options",)])
+def test_fields_that_a_server_refuses_are_left_out(refused):
+    result, mock = run(Script(ttft_s=0.01, refuses=refused))
+    names = {"include_usage" if f == "stream_options" else f for f in refused}
+    assert names <= set(result.servers[0].facts.refused) and result.runs[0].report.n_ok == 30
+    assert not set(refused) & set(mock.served[-1].body)
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (Load(rates=(0.0,)), "rate must be a positive number"),
+        (Load(kind="weekly", rates=(1.0,)), "no arrivals 'weekly'"),
+        (Load(concurrency=(0,)), "concurrency must be at least 1"),
+    ],
+)
+def test_impossible_loads(load, said):
+    with pytest.raises(ConfigError, match=said):
+        run(FAST, load)
+
+
+def test_nothing_asked():
+    with pytest.raises(ConfigError, match="say what to find out"):
+        run(FAST, Load(), slo=None)
+
+
+def test_what_peers_say_of_their_prefix_cache():
+    vllm = 'vllm:cache_config_info{block_size="16",enable_prefix_caching="True"} 1.0'
+    assert run(FAST, pages={"/metrics": vllm})[0].servers[0].facts.prefix_cache == "on"
+    sglang = '{"disable_radix_cache":true}'
+    assert run(FAST, pages={"/get_server_info": sglang})[0].servers[0].facts.prefix_cache == "off"
+    ours = {"/metrics": "hydrainfer:x 1", "/v1/instances": '{"data":[{"role":"E"},{"role":"PD"}]}'}
+    facts = run(FAST, pages=ours)[0].servers[0].facts
+    assert facts.instances == ("E", "PD") and facts.prefix_cache.startswith("none") and facts.version == "mock"
+
+
+def test_first_pass_records_lengths():
+    async def main():
+        async with MockServer(lambda i: Script(n_tokens=i + 1), clock=asyncio.get_running_loop().time) as mock:
+            chats = TEXT.chats(6, seed=1)
+            return await first_pass("text", Target(base_url=mock.url), chats, 4, 1, 1, Quiet()), mock
+
+    (recording, *_), mock = virtual.run(main())
+    assert [c.max_tokens for c in recording.chats] == [2, 3, 4, 4, 4, 4] and recording.n_cut_short == 4
+    assert "ignore_eos" not in mock.served[-1].body and recording.model == "mock"
+
+
+def test_first_pass_asks_without_a_limit_where_the_context_is_less():
+    whole, short = Script(n_tokens=2), Script(n_tokens=9, most_tokens=3)
+
+    def script(i):  # the probe, six requests, and those that were refused
+        return whole if i in (0, 2, 4, 6) else short
+
+    async def main():
+        async with MockServer(script, clock=asyncio.get_running_loop().time) as mock:
+            return await first_pass("text", Target(base_url=mock.url), TEXT.chats(6, seed=1), 4, 1, 1, Quiet()), mock
+
+    made, mock = virtual.run(main())
+    assert [s.body["max_tokens"] for s in mock.served] == [2, *[4] * 6, *[None] * 3]
+    assert [c.max_tokens for c in made.recording.chats] == [3, 2, 3, 2, 3, 2] and made.recording.n_cut_short == 3
+    assert made.failures == () and made.stopped == "" and made.recording.n_failed == 0
+
+
+def test_first_pass_says_what_failed_and_why():
+    broken = Script(status=500, error_body=b'{"error":{"message":"the model step failed"}}')
+
+    async def main():
+        scripts = [FAST, FAST, broken, Script(n_tokens=2, refuses=("messages",)), Script(done=False)]
+        async with MockServer(
+            lambda i: scripts[min(i, 4)] if i < 5 else scripts[3], clock=asyncio.get_running_loop().time
+        ) as mock:
+            return await first_pass("text", Target(base_url=mock.url), TEXT.chats(4, seed=1), 4, 1, 1, Quiet())
+
+    made = virtual.run(main())
+    assert len(made.recording.chats) == 1 and made.recording.n_failed == 3
+    assert [(f.kind.value, f.status) for f in made.failures] == [("status", 500), ("status", 400), ("malformed", None)]
+    assert made.failures[0].message == "500: the model step failed" and "unknown field" in made.failures[1].message
+
+
+def test_compare_gives_all_the_same_traffic():
+    async def main():
+        clock = asyncio.get_running_loop().time
+        slow = Script(service_s=0.06, itl_s=0.01)
+        async with MockServer(FAST, clock=clock) as a, MockServer(slow, slots=1, clock=clock) as b:
+            servers = [{"name": n, "url": m.url} for n, m in (("a", a), ("b", b))]
+            plan = {"servers": servers, "rates": (3.0, 20.0, 40.0), "rounds": 2, "notes": ("said by hand",)}
+            comparison = Comparison(msgspec.convert(plan, Plan), TEXT, SLO, SMALL, Quiet(), lines.append, clock)
+            return await comparison.run(), a, b
+
+    lines = []
+    result, a, b = virtual.run(main())
+    assert "".join(r.server for r in result.runs) == "aaabbbbaaa"
+    assert len(lines) == 4 and [line.split(": ")[1] for line in lines] == ["a", "b", "b", "a"]
+    text = lambda mock: {s.body["messages"][0]["content"][-1]["text"] for s in mock.served}  # noqa: E731
+    assert text(b) < text(a)  # the rate above one that was far too much was left out
+    assert result.goodput["a"].rate_per_s == 40 and 3 <= result.goodput["b"].rate_per_s < 20
+    assert any(line.startswith("a carries most (40 requests/s)") for line in conclusions(result))
+    assert "said by hand" in conclusions(result) and json.loads(result.to_json())["servers"][1]["name"] == "b"
+    assert page_of(result).count("<svg") >= 5
+
+
+def test_traffic_is_kept_as_long_as_there_is_room():
+    small = Workload(dataset="small", picture_sizes=((40, 30, 1.0),))
+    traffic = Traffic(small, None, max_bytes=20_000)
+    first = traffic.of(4, 1)
+    assert traffic.of(4, 1) is first and all(
+        p.data_url().startswith("data:image/jpeg") for c in first for p in c.pictures
+    )
+    for seed in range(2, 9):
+        traffic.of(4, seed)
+    assert traffic.of(4, 1) is not first and traffic.of(4, 1) == first
+
+
+def test_a_deployment_that_fails_does_not_end_a_comparison():
+    async def main():
+        clock = asyncio.get_running_loop().time
+        async with MockServer(FAST, clock=clock) as a:
+            servers = [{"name": "gone", "url": "http://127.0.0.1:1"}, {"name": "a", "url": a.url}]
+            plan = msgspec.convert({"servers": servers, "rates": (20.0,), "rounds": 2}, Plan)
+            return await Comparison(plan, TEXT, SLO, SMALL, Quiet(), lambda _: None, clock).run()
+
+    result = virtual.run(main())
+    assert [r.server for r in result.runs] == ["a", "a"] and result.servers[0].failed.startswith("no server")
+    assert "gone could not be measured" in conclusions(result)[0] and page_of(result)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"rates": [1.0]}, "needs --layouts or --server"),
+        ({"layouts": ["1EPD"]}, "needs the rates"),
+        ({"layouts": ["1EPD", "1EPD"], "rates": [1.0]}, "a name of its own"),
+        ({"layouts": ["1E"], "rates": [1.0]}, "no instance that runs prefill or decode"),
+        ({"layouts": ["1EPD"], "rates": [0.0]}, "rate must be a positive"),
+        ({"layouts": ["1EPD"], "rates": [1.0], "place": {"cores": "9000"}}, "cores 9000 are not there"),
+        ({"layouts": ["1EPD"], "rates": [1.0], "place": {"cores": "all"}}, "cores are written"),
+        ({"servers": [{"name": "x"}], "rates": [1.0]}, "give one of layout, start and url"),
+    ],
+)
+def test_impossible_comparisons(plan, said):
+    with pytest.raises(ConfigError, match=said):
+        Comparison(msgspec.convert(plan, Plan), TEXT, SLO, SMALL, Quiet(), print)
