@@ -3,7 +3,7 @@
 Called by models, processor, planner and assemble. Never imports torch, never reads weights or a tokenizer.
 """
 
-from hydrainfer.checkpoint.clip import PINPOINTS, AnyresConfig, ClipConfig
+from hydrainfer.checkpoint.clip import AnyresConfig, ClipConfig
 from hydrainfer.checkpoint.decoder import Decoder, Rope, TextConfig
 from hydrainfer.checkpoint.families import FAMILIES, Family, ParsedConfig, family_of, parse_config, read_config
 from hydrainfer.checkpoint.files import find_json, preprocessing, read_json, require
@@ -14,7 +14,6 @@ from hydrainfer.checkpoint.qwen import MAX_ASPECT, QwenVisionConfig
 __all__ = [
     "FAMILIES",
     "MAX_ASPECT",
-    "PINPOINTS",
     "AnyresConfig",
     "ClipConfig",
     "ClipSettings",

@@ -48,8 +48,8 @@ _QWEN = Family(
     "",
     "hydrainfer.models.qwen:LAYERS",
     vision=qwen,
-    pictures=f"{_PICTURES}:qwen_images",
-    videos=f"{_PICTURES}:qwen_videos",
+    pictures=f"{_PICTURES}.qwen:qwen_images",
+    videos=f"{_PICTURES}.qwen_video:qwen_videos",
     around=("vision_start_token_id", "vision_end_token_id"),
     dtype="bfloat16",
     n_template=20,  # "You are a helpful assistant." and three turns' marks
@@ -60,14 +60,14 @@ FAMILIES = {
         "llava",
         "hydrainfer.models.llava:LAYERS",
         vision=clip.llava,
-        pictures=f"{_PICTURES}:llava_images",
+        pictures=f"{_PICTURES}.clip:llava_images",
         n_template=10,  # BOS, USER:, the newline after the picture, ASSISTANT:
     ),
     "LlavaNextForConditionalGeneration": Family(
         "llava_next",
         "hydrainfer.models.llava_next:LAYERS",
         vision=clip.llava_next,
-        pictures=f"{_PICTURES}:llava_next_images",
+        pictures=f"{_PICTURES}.anyres:llava_next_images",
         n_template=45,  # the same, after "A chat between a curious human and an artificial intelligence assistant. ..."
     ),
     "LlamaForCausalLM": _text_only(Decoder("llama", mlp_bias=None)),

@@ -32,7 +32,7 @@ TOY = Family(
     "llava",
     "tests.toy_family:LAYERS",
     vision=lambda hf, path: PooledConfig(**vars(llava(hf, path))),
-    pictures="hydrainfer.processor.pictures:llava_images",
+    pictures="hydrainfer.processor.pictures.clip:llava_images",
 )
 
 

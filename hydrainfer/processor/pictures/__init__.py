@@ -14,8 +14,7 @@ from hydrainfer.processor.pictures.adapter import (
     image_adapter,
     video_adapter,
 )
-from hydrainfer.processor.pictures.anyres import llava_next_images
-from hydrainfer.processor.pictures.clip import ClipImages, llava_images
+from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.media import (
     MediaLimits,
     Picture,
@@ -28,8 +27,6 @@ from hydrainfer.processor.pictures.media import (
     silence_pillow,
 )
 from hydrainfer.processor.pictures.pixels import Pixels, PixelStore
-from hydrainfer.processor.pictures.qwen import qwen_images
-from hydrainfer.processor.pictures.qwen_video import qwen_videos
 from hydrainfer.processor.pictures.resample import agrees
 
 __all__ = [
@@ -50,10 +47,6 @@ __all__ = [
     "from_image",
     "header_pixels",
     "image_adapter",
-    "llava_images",
-    "llava_next_images",
-    "qwen_images",
-    "qwen_videos",
     "read_data_url",
     "read_image_url",
     "silence_pillow",
