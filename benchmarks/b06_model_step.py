@@ -32,6 +32,7 @@ from benchmarks.floors import Rates, Work, encode_work, language_work, measure_r
 from benchmarks.record import spread, write_result
 from benchmarks.runs import QUIET_CORES, make_model
 from benchmarks.servers import CpuWatch
+from hydrainfer.checkpoint import read_config
 from hydrainfer.core import (
     EncodeWork,
     Lane,
@@ -44,7 +45,7 @@ from hydrainfer.core import (
     StepResult,
     TokenWork,
 )
-from hydrainfer.models import Model, load_model, read_config
+from hydrainfer.models import Model, load_model
 from hydrainfer.ops import native, select_ops
 from hydrainfer.runtime import LanguageRunner, VisionRunner
 from hydrainfer.storage import BlockStore

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from hydrainfer.assemble.sizes import GIB, cache_sizes, dtype_of, no_memory, overlap_of, torch_device
 from hydrainfer.cache import CacheSet, for_stage, tokens_in
+from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
 from hydrainfer.engine import Engine, EventSink, Moves, Runner, Timing
-from hydrainfer.models import DTYPES, Model, ModelConfig, load_model
+from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, LanguageRunner, VisionRunner, spoken_ids
 from hydrainfer.scheduler import Budgets, Policy, Scheduler

@@ -13,6 +13,7 @@ import msgspec
 from hydrainfer.assemble.engine import Facts, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.sizes import check_in_process, torch_device
 from hydrainfer.cache import CacheSet
+from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import (
     Front,
     Hub,
@@ -30,7 +31,6 @@ from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_m
 from hydrainfer.core import ConfigError, CostModel, LifecycleEvent, OutputSink, PixelSource, Role
 from hydrainfer.engine import Engine
 from hydrainfer.machine import host_identity
-from hydrainfer.models import ModelConfig
 from hydrainfer.storage import LocalExports
 
 if TYPE_CHECKING:

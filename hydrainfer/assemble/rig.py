@@ -14,6 +14,7 @@ from PIL import Image
 
 from hydrainfer.assemble.sizes import dtype_of, torch_device
 from hydrainfer.cache import CacheSpec, for_stage
+from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import (
     ConfigError,
@@ -29,7 +30,7 @@ from hydrainfer.core import (
     StepResult,
     TokenWork,
 )
-from hydrainfer.models import DTYPES, Model, load_model, read_config
+from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.planner.costs import Work
 from hydrainfer.processor import Picture, Pixels, load_description

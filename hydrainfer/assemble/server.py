@@ -23,11 +23,12 @@ from hydrainfer.assemble.media import (
 )
 from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
+from hydrainfer.checkpoint import ModelConfig, parse_config
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
 from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle, EngineThread
 from hydrainfer.metrics import PrometheusRecorder
-from hydrainfer.models import ModelConfig, parse_config, vision_fingerprint
+from hydrainfer.models import vision_fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.server import Intake, Sessions
 from hydrainfer.storage import check_transport
@@ -66,9 +67,10 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     check_backends(config)
     fetcher = Fetcher(fetch_limits(config))
     path = Path(config.model).expanduser()
-    model, hf = parse_config(path)
+    parsed = parse_config(path)
+    model = parsed.model
     _check_layout(config.layout, specs, model)
-    description = load_description(path, max_context=config.max_model_len, hf=hf)
+    description = load_description(path, max_context=config.max_model_len, parsed=parsed)
     device = torch_device(config)
     check_transport(config.transport, device)
     dtype = dtype_of(config, device, model.dtype)

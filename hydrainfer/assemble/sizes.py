@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, size_caches, too_small
+from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, Role
 from hydrainfer.engine import Overlap
 from hydrainfer.machine import memory_bytes
-from hydrainfer.models import ModelConfig, cache_specs
+from hydrainfer.models import cache_specs
 from hydrainfer.processor import ModelDescription
 
 GIB = 1 << 30
