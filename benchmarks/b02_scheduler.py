@@ -74,13 +74,12 @@ class Load:
         for _ in range(self._arrivals):
             self._add()
         start_s = time.perf_counter()
-        batches = [self.scheduler.next(0.0, lane) for lane in (Lane.VISION, Lane.LANGUAGE)]
+        batches = [self.scheduler.next(0.0, lane).batch for lane in (Lane.VISION, Lane.LANGUAGE)]
         next_s = time.perf_counter() - start_s
         results = [StepResult(batch, tokens=[5] * _n_sampled(batch)) for batch in batches if batch is not None]
         start_s = time.perf_counter()
         outcomes = [self.scheduler.apply(result, 0.0) for result in results]
         apply_s = time.perf_counter() - start_s
-        self.scheduler.started.clear()  # as the engine does
         ended = sum(o.finish is not None for of_lane in outcomes for o in of_lane)
         for _ in range(0 if self._arrivals else ended):
             self._add()

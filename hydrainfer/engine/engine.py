@@ -179,8 +179,8 @@ class Engine:
         if self._deadlines:
             self._expire(now)
         self._launch(now)
-        if moves is not None and self.scheduler.departing:
-            moves.depart(now)
+        if moves is not None:
+            moves.place(now)
         self._flush()
         if moves is not None and moves.to_post:
             moves.post(self.load())
@@ -202,26 +202,21 @@ class Engine:
         if self._overlap == "off":
             lanes.sort(key=lambda lane: lane is self._last_lane)  # take turns
         for lane in lanes:
-            batch = self.scheduler.next(now, lane)
+            batch, started, preempted, departed = self.scheduler.next(now, lane)
+            for seq in preempted:
+                self._event(seq.id, EventKind.PREEMPTED, now)
+                self._queued(seq, now)
+            for seq in departed:
+                self._depart(seq, now)
             if batch is None:
                 continue
             self._launched_s[lane] = now  # first: `stats` may be asked by another thread
             self._in_flight[lane] = self._runners[lane].launch(batch)
             self._last_lane = lane
+            for seq in started:
+                self._event(seq.id, EventKind.STARTED, now, seq.stage)
             if self._overlap == "off":
                 break
-        if self.scheduler.started or self.scheduler.preempted:
-            self._report_moves(now)
-
-    def _report_moves(self, now: float) -> None:
-        scheduler = self.scheduler
-        for seq in scheduler.preempted:
-            self._event(seq.id, EventKind.PREEMPTED, now)
-            self._queued(seq, now)
-        for seq, stage in scheduler.started:
-            self._event(seq.id, EventKind.STARTED, now, stage)
-        scheduler.preempted.clear()
-        scheduler.started.clear()
 
     def _commit(self, outcomes: list[Outcome], now: float) -> None:
         heard, outputs = self._record is not None, self._outputs
@@ -241,6 +236,12 @@ class Engine:
     def _queued(self, seq: Sequence, now: float) -> None:
         here = self.scheduler.role.runs(seq.stage)
         self._event(seq.id, EventKind.QUEUED if here else EventKind.MIGRATING, now, seq.stage)
+        if not here:
+            self._depart(seq, now)
+
+    def _depart(self, seq: Sequence, now: float) -> None:
+        if self._moves is not None:
+            self._moves.depart(seq, now)
 
     def _end(
         self,

@@ -1,6 +1,6 @@
 """Moves requests between this engine and its peers: the migration machines, tied to scheduler, placement and copies.
 
-scheduler.departing ─> placement ─> Source ─Moved─> forgotten here
+scheduler.migrating ─> placement ─> Source ─Moved─> forgotten here
 peer's offer ─> Target ─room─> copy ─Confirm─> scheduler.land
 """
 
@@ -129,8 +129,7 @@ class Moves:
         self._do(self._target.tick(now), now)
         if len(self._target):
             self._admit(now)
-        if self._scheduler.departing or self._unplaced:
-            self.depart(now)
+        self.place(now)
         moves, self._moves = self._moves, []
         return moves
 
@@ -142,17 +141,16 @@ class Moves:
                 self._do(self._target.pulled(key, done, now), now)
         self._copies_at = min(map(_done_at, self._copies.values()), default=_NEVER)
 
-    def depart(self, now: float) -> None:
-        """Take over what the scheduler lets go, and offer it."""
-        for seq in self._scheduler.departing:
-            if seq.cancelled:
-                continue
-            self._n_holds += 1
-            self._holds[self._n_holds] = self._scheduler.room.detach(seq, f"{seq.id}/{self._n_holds}")
-            departure = _Departure(seq, self._n_holds, now + self._timing.patience_s, now)
-            self._out[seq.id] = self._unplaced[seq.id] = departure
-        self._scheduler.departing.clear()
-        for departure in list(self._unplaced.values()):
+    def depart(self, seq: Sequence, now: float) -> None:
+        """Take over a sequence whose next stage runs elsewhere; `place` offers it."""
+        self._n_holds += 1
+        self._holds[self._n_holds] = self._scheduler.room.detach(seq, f"{seq.id}/{self._n_holds}")
+        departure = _Departure(seq, self._n_holds, now + self._timing.patience_s, now)
+        self._out[seq.id] = self._unplaced[seq.id] = departure
+
+    def place(self, now: float) -> None:
+        """Offer what departs and is due to an instance of its stage."""
+        for departure in list(self._unplaced.values()) if self._unplaced else ():
             if departure.try_at <= now:
                 self._place(departure, now)
 

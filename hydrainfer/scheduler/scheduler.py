@@ -30,9 +30,11 @@ from hydrainfer.core import (
 )
 from hydrainfer.scheduler.admission import Admission
 from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes
-from hydrainfer.scheduler.outcome import Outcome
+from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom
+
+_IDLE = Turn()
 
 
 class Scheduler:
@@ -55,15 +57,12 @@ class Scheduler:
         self._n_added = 0
         self.n_batches = 0
         self.n_preemptions = 0
-        self.started: list[tuple[Sequence, Stage]] = []  # first batch of a stage, since the engine last looked
-        self.preempted: list[Sequence] = []
-        self.departing: list[Sequence] = []  # began to migrate since the engine last looked
 
     # ---- requests come and go
 
     def add(self, request: Request, now: float, produced: tuple[int, ...] = ()) -> Sequence:
-        """Queue it, with the tokens it already has. Raises `InvalidRequest` if it could never fit the caches, even
-        alone."""
+        """Queue it, with the tokens it already has; it migrates at once if another instance runs its stage. Raises
+        `InvalidRequest` if it could never fit the caches, even alone."""
         assert request.id not in self._live, f"request {request.id} is already here"
         order = (now if request.arrival_s is None else request.arrival_s, self._n_added)
         seq = Sequence(request, order, now, produced)
@@ -75,14 +74,10 @@ class Scheduler:
 
     def _wait(self, seq: Sequence) -> None:
         """Into the queue of its stage, by age; or out of here, if another instance runs that stage."""
-        if not self.role.runs(seq.stage):
-            self._depart(seq)
-            return
-        self.waiting.add(seq)
-
-    def _depart(self, seq: Sequence) -> None:
-        self.migrating[seq.id] = seq
-        self.departing.append(seq)
+        if self.role.runs(seq.stage):
+            self.waiting.add(seq)
+        else:
+            self.migrating[seq.id] = seq
 
     def cancel(self, request_id: str) -> bool:
         """Forget it and free its blocks, at once or, if a lane is executing it, when that batch is applied. False if it
@@ -143,32 +138,35 @@ class Scheduler:
 
     # ---- batches
 
-    def next(self, now: float, lane: Lane) -> StepBatch | None:
-        """The next batch of a lane that is free, or None if it has nothing to do."""
+    def next(self, now: float, lane: Lane) -> Turn:
+        """The next batch of a lane that is free, and what choosing it changed."""
         if not (self.decoding or self.prefilling or self.encoding or self.waiting):
-            return None
+            return _IDLE
+        preempted: list[Sequence] = []
+        departed: list[Sequence] = []
         if lane is Lane.VISION:
-            work: list = self._fill_vision(now)
+            work: list = self._fill_vision(now, departed)
             n, n_decodes = len(work), 0
         else:
-            work, n, n_decodes = self._fill_language(now)
+            work, n, n_decodes = self._fill_language(now, preempted)
         if not work:
-            return None
+            return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
+        started: list[Sequence] = []
         for item in work:
             seq = item[0]
             seq.in_flight += 1
             if not seq.started:
                 seq.started = True
-                self.started.append((seq, seq.stage))
+                started.append(seq)
         self.n_batches += 1
-        return StepBatch(self.n_batches, lane, work, n, n_decodes)
+        return Turn(StepBatch(self.n_batches, lane, work, n, n_decodes), started, preempted, departed)
 
-    def _fill_language(self, now: float) -> tuple[list[TokenWork], int, int]:
+    def _fill_language(self, now: float, preempted: list[Sequence]) -> tuple[list[TokenWork], int, int]:
         """The work, its tokens, and how many of its first items decode."""
         budget = self.budgets.tokens
         ready = decodes(self.decoding.values())
         if len(ready) < len(self.decoding):  # some are full
-            self._make_room(now)
+            preempted += self._make_room(now)
             ready = decodes(self.decoding.values())
         work = ready[:] if self.policy.batching == "stage-level" else []
         n = n_decodes = len(work)
@@ -182,7 +180,7 @@ class Scheduler:
                 n += add_chunk(work, new, budget - n)
         return (work, n, n_decodes) if work else (ready, len(ready), len(ready))
 
-    def _fill_vision(self, now: float) -> list[EncodeWork]:
+    def _fill_vision(self, now: float, departed: list[Sequence]) -> list[EncodeWork]:
         if not (self.encoding or self.waiting.pictured) or not self._gate_open(now):
             return []
         work: list[EncodeWork] = []
@@ -191,7 +189,8 @@ class Scheduler:
             left = add_pictures(work, seq, left, self.budgets)
         admitted = self._admission.to_encode()
         while len(work) < self.budgets.images and left > 0 and (new := next(admitted, None)) is not None:
-            self._enter(new)
+            if not self._enter(new):
+                departed.append(new)
             left = add_pictures(work, new, left, self.budgets)
         return work
 
@@ -208,12 +207,11 @@ class Scheduler:
 
     # ---- from stage to stage
 
-    def _enter(self, seq: Sequence) -> None:
-        """Among those that run the stage its cursor names, here or elsewhere."""
-        if self.role.runs(seq.stage):
-            self._running[seq.stage][seq.id] = seq
-        else:
-            self._depart(seq)
+    def _enter(self, seq: Sequence) -> bool:
+        """Put it among those that run the stage its cursor names. False if that stage runs elsewhere: it migrates."""
+        here = self.role.runs(seq.stage)
+        (self._running[seq.stage] if here else self.migrating)[seq.id] = seq
+        return here
 
     def _advance(self, seq: Sequence, now: float) -> None:
         """To the next step of its plan."""
@@ -226,8 +224,10 @@ class Scheduler:
 
     # ---- when blocks run out
 
-    def _make_room(self, now: float) -> None:
-        """Grow every decoding sequence that is full, oldest first; where there is no room, preempt the youngest."""
+    def _make_room(self, now: float) -> list[Sequence]:
+        """Grow every decoding sequence that is full, oldest first; where there is no room, preempt the youngest.
+        Returns those."""
+        preempted: list[Sequence] = []
         full = [s for s in self.decoding.values() if len(s.tokens) > s.capacity]
         for seq in sorted(full, key=lambda s: s.order):
             while seq.id in self.decoding and not self.room.grow(seq):
@@ -235,6 +235,8 @@ class Scheduler:
                 if victim is None:
                     break  # a younger one is executing on the other lane: wait for it to land
                 self._preempt(victim, now)
+                preempted.append(victim)
+        return preempted
 
     def _youngest_idle(self, than: Sequence) -> Sequence | None:
         """The youngest running sequence that no lane is executing; `than` itself only if nobody younger runs at all or
@@ -253,12 +255,12 @@ class Scheduler:
         seq.queued_s = now
         self._wait(seq)
         self.n_preemptions += 1
-        self.preempted.append(seq)
 
     # ---- results
 
     def apply(self, result: StepResult, now: float) -> list[Outcome]:
-        """Commit what a batch did. Sequences cancelled meanwhile are freed here and yield no outcome."""
+        """Commit what a batch did. Sequences cancelled meanwhile are freed here and yield no outcome; those whose next
+        stage runs elsewhere migrate from now on."""
         outcomes: list[Outcome] = []
         sampled = 0
         encoded, logprobs = result.batch.lane is Lane.VISION, result.logprobs

@@ -14,7 +14,7 @@ def make(budgets=None, policy=None, role="EPD", **caches):
 
 
 def turn(scheduler, device, lane, now=0.0):
-    batch = scheduler.next(now, lane)
+    batch = scheduler.next(now, lane).batch
     scheduler.check()
     if batch is None:
         return None
@@ -51,14 +51,14 @@ def test_prefill_first_stalls_decodes_until_nothing_is_left_to_prefill():
 def test_a_text_request_starts_on_an_idle_instance():
     s = make()
     s.add(make_request("a"), 0)
-    assert s.next(0.0, Lane.LANGUAGE) is not None  # verbatim Algorithm 1 (line 16) would wait for ever
+    assert s.next(0.0, Lane.LANGUAGE).batch is not None  # verbatim Algorithm 1 (line 16) would wait for ever
 
 
 def test_pictures_are_encoded_within_the_image_budget_across_batches():
     s, device = make(Budgets(tokens=64, images=2)), FakeDevice()
     s.add(make_request("a", pictures=[1, 2, 3]), 0)
     assert len(turn(s, device, Lane.VISION)[0].work) == 2
-    assert s.next(0.0, Lane.LANGUAGE) is None  # not before all its pictures are there
+    assert s.next(0.0, Lane.LANGUAGE).batch is None  # not before all its pictures are there
     assert len(turn(s, device, Lane.VISION)[0].work) == 1
     assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("a", 23)]
 
@@ -81,8 +81,8 @@ def test_the_gate_holds_encode_back_while_something_is_in_prefill(gate):
     s.add(make_request("text", n_text=30), 0)
     turn(s, device, Lane.LANGUAGE)
     s.add(make_request("picture", pictures=[1]), 0)
-    assert s.next(0.9, Lane.VISION) is None
-    late = s.next(1.0, Lane.VISION)
+    assert s.next(0.9, Lane.VISION).batch is None
+    late = s.next(1.0, Lane.VISION).batch
     assert (late is not None) == (gate == "aged")
 
 
@@ -138,7 +138,7 @@ def test_one_picture_in_two_requests_is_encoded_once():
     while turn(s, device, Lane.LANGUAGE):
         pass
     s.add(make_request("c", pictures=[2, 1]), 0)  # both still cached: no vision batch at all
-    assert s.next(0.0, Lane.VISION) is None
+    assert s.next(0.0, Lane.VISION).batch is None
     assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("c", 17)]
     assert device.n_encoded == {b"picture1": 1, b"picture2": 1}
 
@@ -194,7 +194,7 @@ def test_no_younger_request_passes_one_that_finds_no_room():
 def test_cancel_in_flight_frees_when_the_batch_lands():
     s, device = make(), FakeDevice()
     s.add(make_request("a", pictures=[1]), 0)
-    batch = s.next(0.0, Lane.VISION)
+    batch = s.next(0.0, Lane.VISION).batch
     assert s.cancel("a") and not s.cancel("a")
     assert s.room.caches.usage()["embed"][1] == 2
     assert s.apply(device.run(batch), 0.0) == []
@@ -218,7 +218,7 @@ def test_min_tokens_and_stop_tokens():
 def test_a_picture_of_a_cancelled_request_is_encoded_by_the_next_that_wants_it():
     s, device = make(Budgets(tokens=64, images=1)), FakeDevice()
     s.add(make_request("a", pictures=[1, 2]), 0)
-    batch = s.next(0.0, Lane.VISION)  # picture 1 only
+    batch = s.next(0.0, Lane.VISION).batch  # picture 1 only
     s.cancel("a")
     s.apply(device.run(batch), 0.0)
     s.add(make_request("b", pictures=[2]), 0)
