@@ -170,7 +170,7 @@ class Engine:
                 self._n_steps += 1
                 self._progress_s = now
                 if result.error is None:
-                    self._costs.observe(result.batch, now - self._launched_s[lane])
+                    self._measure(result.batch, now - self._launched_s[lane])
                 self._judge(lane, result)
                 self._commit(self.scheduler.apply(result, now), now)
         moves = self._moves
@@ -188,6 +188,11 @@ class Engine:
             self._progress_s = now  # so that it counts from when something comes
         return self._wake_at(now)
 
+    def _measure(self, batch: StepBatch, seconds: float) -> None:
+        self._costs.observe(batch, seconds)
+        if self.scheduler.observe(batch, seconds) and self._moves is not None:
+            self._moves.reorder()
+
     def _judge(self, lane: Lane, result: StepResult) -> None:
         """Raise once too many batches of a lane in a row failed: it will not get well by itself."""
         broken = result.error is not None and result.error.code != "out_of_memory"
@@ -200,7 +205,8 @@ class Engine:
         if self._overlap != "free" and self._in_flight:
             return
         if self._overlap == "off":
-            lanes.sort(key=lambda lane: lane is self._last_lane)  # take turns
+            after = Lane.VISION if self.scheduler.prefers_language() else self._last_lane
+            lanes.sort(key=lambda lane: lane is after)  # take turns
         for lane in lanes:
             batch, started, preempted, departed = self.scheduler.next(now, lane)
             for seq in preempted:

@@ -94,7 +94,7 @@ class Moves:
         self.name, self.incarnation = name, incarnation
         self._timing = timing
         self._scheduler, self._placement, self._link, self._puller = scheduler, placement, link, puller
-        self._source, self._target = Source(timing), Target(timing)
+        self._source, self._target = Source(timing), Target(timing, scheduler.rank_of)
         self._inbox: list[Parcel] = []
         self._dead: set[tuple[str, int]] = set()  # (peer, incarnation): not listened to any more
         self._outbox: dict[str, list[Message]] = {}
@@ -170,6 +170,10 @@ class Moves:
         self._unplaced.pop(request_id, None)
         if departure is not None:
             self._do(self._source.close(request_id, departure.hold, now), now)
+
+    def reorder(self) -> None:
+        """The scheduler's ranks have changed."""
+        self._target.reorder()
 
     def cancel_arrival(self, request_id: str) -> None:
         """End a request as soon as it is ours, if it ever is: it may be on its way, and nobody will say so again."""
@@ -275,9 +279,9 @@ class Moves:
         self._moves.append(Stranded(d.seq.id, error))
 
     def _admit(self, now: float) -> None:
-        """Reserve room for offers, oldest first. What another arrival is bringing is waited for, and nobody
-        passes who waits so (as in `Scheduler._admit_encode`)."""
-        full: set[Stage] = set()  # stages whose oldest offer found no room
+        """Reserve room for offers, best rank first. What another arrival is bringing is waited for, and nobody
+        passes who waits so (as in `Admission.to_encode`)."""
+        full: set[Stage] = set()  # stages whose best offer found no room
         n_stages = self._target.n_stages_waited_for
         wanted: set[bytes] = set()
         for stage, handoff in self._target.waiting():

@@ -145,10 +145,10 @@ class FailingDevice(FakeDevice):
 def test_a_failed_batch_ends_its_requests_only():
     rig = Rig(device=FailingDevice())
     rig.engine.submit(make_request("bad", pictures=[1, 2]), 0.0)
-    rig.engine.submit(make_request("good", pictures=[3]), 0.0)
+    rig.engine.submit(make_request("good", pictures=[3, 4]), 0.0)
     rig.run()
     assert rig.end("bad").error.status == 500
-    assert rig.tokens("good") == expected_tokens(make_request("good", pictures=[3]))
+    assert rig.tokens("good") == expected_tokens(make_request("good", pictures=[3, 4]))
     rig.caches.check(idle=True)
 
 
