@@ -74,7 +74,7 @@ class Engine:
         self._last_lane = Lane.LANGUAGE
         self._outputs: list[Output] = []
         self._open: set[str] = set()  # submitted, and their final output not made yet
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines: list[tuple[float, str, bool]] = []  # the flag: only if it still waits, too late to start
         self._progress_s = 0.0
         self._n_steps = 0
         self._costs = Costs()
@@ -97,12 +97,16 @@ class Engine:
         except HydraError as e:
             self._end(request.id, now, "error", error=e)
             return
-        self._watch(request)
+        self._watch(seq)
         self._queued(seq, now)
 
-    def _watch(self, request: Request) -> None:
-        if request.deadline_s != float("inf"):
-            heapq.heappush(self._deadlines, (request.deadline_s, request.id))
+    def _watch(self, seq: Sequence) -> None:
+        deadline_s = seq.request.deadline_s
+        if deadline_s == _NEVER:
+            return
+        heapq.heappush(self._deadlines, (deadline_s, seq.id, False))
+        if seq in self.scheduler.waiting and (latest_s := self.scheduler.latest_s(seq)) < deadline_s:
+            heapq.heappush(self._deadlines, (latest_s, seq.id, True))
 
     def cancel(self, request_ids: Iterable[str], now: float) -> None:
         for request_id in request_ids:
@@ -151,7 +155,7 @@ class Engine:
                     self._open.add(seq.id)
                     self._moved(seq.id, moves.name, seq.hops)
                     self._progress_s = now
-                    self._watch(seq.request)
+                    self._watch(seq)
                     self._queued(seq, now)
                     if cancelled:
                         self.cancel([seq.id], now)
@@ -287,9 +291,17 @@ class Engine:
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, request_id = heapq.heappop(self._deadlines)
-            if self._stop(request_id, now):
+            _, request_id, if_waiting = heapq.heappop(self._deadlines)
+            if if_waiting:
+                seq = self.scheduler.get(request_id)
+                if seq is None or seq not in self.scheduler.waiting:
+                    continue
+                error = DeadlineExceeded(
+                    "the request cannot be done by its deadline any more; retry or raise the timeout"
+                )
+            else:
                 error = DeadlineExceeded("the request's deadline passed before it was done; retry or raise the timeout")
+            if self._stop(request_id, now):
                 self._end(request_id, now, "error", error=error)
 
     def _flush(self) -> None:

@@ -12,34 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from hydrainfer.core import Lane, Request, Role, Sequence, Stage, StepBatch
+from hydrainfer.core import Request, Role, Sequence, StepBatch
+from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.policy import Policy
 
 Rank = tuple[float, float, int]
 """The rank in seconds, and the request's age, by which equals are told apart."""
 
-_TOKEN_S, _PICTURE_S = 1e-3, 0.3  # before anything is measured
-_KEEP = 0.9  # what each batch leaves of the weight of those before it
-_BAND = 1.5  # ranks are made anew when a measured pace is so many times the one they were made with
-
 
 class Order:
     """Gives every sequence its rank. What remains of one is counted in the stages that run here, at the pace measured
-    here: seconds per picture and per prefilled token of recent batches together. The pace in force changes only when
-    the measured one has left it far behind, for all sequences at once."""
+    here."""
 
     def __init__(self, role: Role, policy: Policy) -> None:
         self.ranked = policy.order == "rank"
+        self.pace = Pace(role)
         self._policy = policy
-        self._encodes, self._prefills = role.runs(Stage.ENCODE), role.runs(Stage.PREFILL)
-        self._in_force = {Lane.VISION: _PICTURE_S, Lane.LANGUAGE: _TOKEN_S}
-        self._recent = {Lane.VISION: (0.0, 0.0), Lane.LANGUAGE: (0.0, 0.0)}  # seconds, items
-
-    def seconds(self, n_tokens: int, n_pictures: int) -> float:
-        """How long prefilling and encoding so much takes here."""
-        pace = self._in_force
-        tokens_s = n_tokens * pace[Lane.LANGUAGE] if self._prefills else 0.0
-        return tokens_s + (n_pictures * pace[Lane.VISION] if self._encodes else 0.0)
 
     def rank(self, request: Request, age: tuple[float, int], n_tokens: int, n_pictures: int) -> Rank:
         """`age`: see `Sequence.order`. `n_tokens`, `n_pictures`: what of it is still to be computed."""
@@ -47,7 +35,7 @@ class Order:
             return age[0], *age
         p = self._policy
         level = max(-p.max_priority, min(request.priority, p.max_priority))
-        return age[0] + self.seconds(n_tokens, n_pictures) / p.ageing - p.boost_s * level, *age
+        return age[0] + self.pace.seconds(n_tokens, n_pictures) / p.ageing - p.boost_s * level, *age
 
     def place(self, seq: Sequence, n_tokens: int, n_pictures: int) -> None:
         """Set the rank of a sequence of which so much remains."""
@@ -55,17 +43,8 @@ class Order:
         seq.rank = self.rank(seq.request, seq.order, n_tokens, n_pictures)
 
     def observe(self, batch: StepBatch, seconds: float) -> bool:
-        """A batch took this long. Returns whether the pace in force has changed, and all ranks with it."""
-        if not self.ranked or (batch.lane is Lane.LANGUAGE and not batch.chunked):
-            return False
-        before_s, before_n = self._recent[batch.lane]
-        all_s, all_n = _KEEP * before_s + seconds, _KEEP * before_n + batch.n_items
-        self._recent[batch.lane] = all_s, all_n
-        measured, old = all_s / all_n, self._in_force[batch.lane]
-        if not measured or old / _BAND <= measured <= old * _BAND:
-            return False
-        self._in_force[batch.lane] = measured
-        return True
+        """A batch took this long. Returns whether all ranks have to be made anew."""
+        return self.pace.observe(batch, seconds) and self.ranked
 
     def turns(
         self, running: Iterable[Sequence], waiting: Iterator[Sequence], admit: Callable[[Sequence], bool]

@@ -78,8 +78,7 @@ class Scheduler:
     def _wait(self, seq: Sequence) -> None:
         """Into the queue of its stage, by rank; or out of here, if another instance runs that stage."""
         if self.role.runs(seq.stage):
-            if self._order.ranked:
-                self._order.place(seq, *self.room.uncached(seq))
+            self._order.place(seq, *self.room.uncached(seq))
             self.waiting.add(seq)
         else:
             self.migrating[seq.id] = seq
@@ -108,6 +107,10 @@ class Scheduler:
 
     def get(self, request_id: str) -> Sequence | None:
         return self._live.get(request_id)
+
+    def latest_s(self, seq: Sequence) -> float:
+        """When a request that waits here must start, if at all it can meet its deadline."""
+        return seq.request.deadline_s - self._order.pace.least_s(*seq.rest)
 
     # ---- arrivals from other instances
 

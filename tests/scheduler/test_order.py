@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hydrainfer.core import EncodeWork, Lane, Request, Role, SamplingParams, Stage, StepBatch, TokenWork
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.scheduler.order import Order
+from hydrainfer.scheduler.pace import Pace
 from tests.scheduler.fakes import FakeDevice, expected_tokens, make_caches, make_request
 from tests.scheduler.test_scheduler import ids, turn
 
@@ -75,7 +76,7 @@ def test_only_so_many_are_half_way():
     assert ids(turn(s, device, Lane.LANGUAGE)[0])[0] == ("small", 3)
 
 
-def test_the_pace_is_measured_and_ranks_follow_it_together():
+def test_ranks_follow_the_measured_pace():
     order, text = (
         Order(EPD, Policy()),
         Request(id="r", prompt_ids=(1,) * 100, sampling=SamplingParams(), max_tokens=4, seed=0),
@@ -85,11 +86,19 @@ def test_the_pace_is_measured_and_ranks_follow_it_together():
     assert order.rank(text, (2.0, 0), 100, 0)[0] == pytest.approx(2.0 + 0.1 / 0.3)
     assert order.observe(batch, 0.9)
     measured = (0.12 * 0.9 + 0.9) / 190
-    assert order.seconds(100, 2) == pytest.approx(100 * measured + 0.6)
+    assert order.pace.seconds(100, 2) == pytest.approx(100 * measured + 0.6)
     decodes = StepBatch(2, Lane.LANGUAGE, [TokenWork(None, 0, 1, True)], 1, 1)
     assert not order.observe(decodes, 50.0)
     assert order.observe(StepBatch(3, Lane.VISION, [EncodeWork(None, 0)], 1), 2.0)
-    assert Order(Role.parse("E"), Policy()).seconds(100, 0) == Order(Role.parse("D"), Policy()).seconds(9, 9) == 0.0
+    assert Pace(Role.parse("E")).seconds(100, 0) == Pace(Role.parse("D")).seconds(9, 9) == 0.0
+
+
+def test_the_least_time_is_half_of_the_fastest_that_large_batches_showed():
+    pace = Pace(EPD)
+    for n, seconds in ((10, 0.01), (1000, 2.0), (500, 0.5), (2000, 2.0)):
+        pace.observe(StepBatch(1, Lane.LANGUAGE, [TokenWork(None, 0, n, False)], n), seconds)
+        assert pace.least_s(0, 5) == 0.0
+    assert pace.least_s(100, 5) == pytest.approx(0.05)
 
 
 def test_a_new_pace_reorders_who_waits():
@@ -137,7 +146,7 @@ def test_nobody_is_passed_but_by_who_came_within_the_bound(trace, tokens, images
         for i, (n_text, n, out, at, priority) in enumerate(trace)
     ]
     order = Order(EPD, policy)
-    largest_s = max(order.seconds(r.n_prompt + r.max_tokens, len(r.media)) for _, r in requests)
+    largest_s = max(order.pace.seconds(r.n_prompt + r.max_tokens, len(r.media)) for _, r in requests)
     bound_s = largest_s / ageing + 2 * policy.boost_s * policy.max_priority
     watch, device, got, step = Watch(s, bound_s), FakeDevice(), {}, 0
     while step <= 25 or s.n_running or s.n_waiting:
