@@ -121,7 +121,10 @@ class Twin:
             running=config.max_running,
         )
         policy = Policy(
-            encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s, headroom_tokens=config.headroom_tokens
+            order=config.order,
+            encode_gate=config.encode_gate,
+            encode_wait_s=config.encode_wait_s,
+            headroom_tokens=config.headroom_tokens,
         )
         n_context = self._processor.model.n_context
         return [

@@ -143,6 +143,7 @@ def _emulated(
 
 def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
     policy = Policy(
+        order=config.order,
         encode_gate=config.encode_gate,
         encode_wait_s=config.encode_wait_s,
         headroom_tokens=config.headroom_tokens,

@@ -123,6 +123,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int, _help("Scheduler", "Embeddings per vision batch; a larger picture is encoded alone.", ge=1)
     ] = 16_384
     max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 64
+    order: Annotated[
+        Literal["rank", "fcfs"],
+        _help("Scheduler", "Who goes next: rank, by age and remaining work; fcfs, by age, and who has begun goes on."),
+    ] = "rank"
     encode_gate: Annotated[
         Literal["paper", "aged"], _help("Scheduler", "When encode may start beside a running prefill.")
     ] = "aged"

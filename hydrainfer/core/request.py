@@ -125,6 +125,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are seconds of
     the engine's clock: `arrival_s` None means when it reaches the engine; `deadline_s` travels to the last copy.
+    `priority`: levels by which it goes before others (or, negative, behind), within the scheduler's bounds.
     """
 
     id: str
@@ -137,6 +138,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...] = ()
     arrival_s: float | None = None
     deadline_s: float = float("inf")
+    priority: int = 0
 
     @property
     def n_prompt(self) -> int:

@@ -29,7 +29,8 @@ class Sequence:
     of the present lease, of which the first is the request's block number `first_block[spec]`. `capacity`: tokens that
     can be computed with them. `pending_media`: indices of pictures that
     are still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present
-    stage has been part of a batch.
+    stage has been part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which
+    the scheduler says who goes first (smaller), as `order` says who is older.
     """
 
     __slots__ = (
@@ -47,7 +48,9 @@ class Sequence:
         "pending_media",
         "plan",
         "queued_s",
+        "rank",
         "request",
+        "rest",
         "started",
         "tokens",
     )
@@ -59,6 +62,8 @@ class Sequence:
         self.plan = request.plan()
         self.cursor = 0
         self.order = order
+        self.rank = (order[0], *order)
+        self.rest = (0, 0)
         self.attempt = 0
         self.hops = 0
         self.tokens: list[int] = [*request.prompt_ids, *produced]

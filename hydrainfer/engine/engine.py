@@ -74,7 +74,7 @@ class Engine:
         self._last_lane = Lane.LANGUAGE
         self._outputs: list[Output] = []
         self._open: set[str] = set()  # submitted, and their final output not made yet
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines: list[tuple[float, str, bool]] = []  # the flag: only if it still waits, too late to start
         self._progress_s = 0.0
         self._n_steps = 0
         self._costs = Costs()
@@ -97,12 +97,16 @@ class Engine:
         except HydraError as e:
             self._end(request.id, now, "error", error=e)
             return
-        self._watch(request)
+        self._watch(seq)
         self._queued(seq, now)
 
-    def _watch(self, request: Request) -> None:
-        if request.deadline_s != float("inf"):
-            heapq.heappush(self._deadlines, (request.deadline_s, request.id))
+    def _watch(self, seq: Sequence) -> None:
+        deadline_s = seq.request.deadline_s
+        if deadline_s == _NEVER:
+            return
+        heapq.heappush(self._deadlines, (deadline_s, seq.id, False))
+        if seq in self.scheduler.waiting and (latest_s := self.scheduler.latest_s(seq)) < deadline_s:
+            heapq.heappush(self._deadlines, (latest_s, seq.id, True))
 
     def cancel(self, request_ids: Iterable[str], now: float) -> None:
         for request_id in request_ids:
@@ -151,7 +155,7 @@ class Engine:
                     self._open.add(seq.id)
                     self._moved(seq.id, moves.name, seq.hops)
                     self._progress_s = now
-                    self._watch(seq.request)
+                    self._watch(seq)
                     self._queued(seq, now)
                     if cancelled:
                         self.cancel([seq.id], now)
@@ -170,7 +174,7 @@ class Engine:
                 self._n_steps += 1
                 self._progress_s = now
                 if result.error is None:
-                    self._costs.observe(result.batch, now - self._launched_s[lane])
+                    self._measure(result.batch, now - self._launched_s[lane])
                 self._judge(lane, result)
                 self._commit(self.scheduler.apply(result, now), now)
         moves = self._moves
@@ -179,14 +183,19 @@ class Engine:
         if self._deadlines:
             self._expire(now)
         self._launch(now)
-        if moves is not None and self.scheduler.departing:
-            moves.depart(now)
+        if moves is not None:
+            moves.place(now)
         self._flush()
         if moves is not None and moves.to_post:
             moves.post(self.load())
         if not self._busy:
             self._progress_s = now  # so that it counts from when something comes
         return self._wake_at(now)
+
+    def _measure(self, batch: StepBatch, seconds: float) -> None:
+        self._costs.observe(batch, seconds)
+        if self.scheduler.observe(batch, seconds) and self._moves is not None:
+            self._moves.reorder()
 
     def _judge(self, lane: Lane, result: StepResult) -> None:
         """Raise once too many batches of a lane in a row failed: it will not get well by itself."""
@@ -200,28 +209,24 @@ class Engine:
         if self._overlap != "free" and self._in_flight:
             return
         if self._overlap == "off":
-            lanes.sort(key=lambda lane: lane is self._last_lane)  # take turns
+            after = Lane.VISION if self.scheduler.prefers_language() else self._last_lane
+            lanes.sort(key=lambda lane: lane is after)  # take turns
         for lane in lanes:
-            batch = self.scheduler.next(now, lane)
+            batch, started, preempted, departed = self.scheduler.next(now, lane)
+            for seq in preempted:
+                self._event(seq.id, EventKind.PREEMPTED, now)
+                self._queued(seq, now)
+            for seq in departed:
+                self._depart(seq, now)
             if batch is None:
                 continue
             self._launched_s[lane] = now  # first: `stats` may be asked by another thread
             self._in_flight[lane] = self._runners[lane].launch(batch)
             self._last_lane = lane
+            for seq in started:
+                self._event(seq.id, EventKind.STARTED, now, seq.stage)
             if self._overlap == "off":
                 break
-        if self.scheduler.started or self.scheduler.preempted:
-            self._report_moves(now)
-
-    def _report_moves(self, now: float) -> None:
-        scheduler = self.scheduler
-        for seq in scheduler.preempted:
-            self._event(seq.id, EventKind.PREEMPTED, now)
-            self._queued(seq, now)
-        for seq, stage in scheduler.started:
-            self._event(seq.id, EventKind.STARTED, now, stage)
-        scheduler.preempted.clear()
-        scheduler.started.clear()
 
     def _commit(self, outcomes: list[Outcome], now: float) -> None:
         heard, outputs = self._record is not None, self._outputs
@@ -241,6 +246,12 @@ class Engine:
     def _queued(self, seq: Sequence, now: float) -> None:
         here = self.scheduler.role.runs(seq.stage)
         self._event(seq.id, EventKind.QUEUED if here else EventKind.MIGRATING, now, seq.stage)
+        if not here:
+            self._depart(seq, now)
+
+    def _depart(self, seq: Sequence, now: float) -> None:
+        if self._moves is not None:
+            self._moves.depart(seq, now)
 
     def _end(
         self,
@@ -280,9 +291,17 @@ class Engine:
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, request_id = heapq.heappop(self._deadlines)
-            if self._stop(request_id, now):
+            _, request_id, if_waiting = heapq.heappop(self._deadlines)
+            if if_waiting:
+                seq = self.scheduler.get(request_id)
+                if seq is None or seq not in self.scheduler.waiting:
+                    continue
+                error = DeadlineExceeded(
+                    "the request cannot be done by its deadline any more; retry or raise the timeout"
+                )
+            else:
                 error = DeadlineExceeded("the request's deadline passed before it was done; retry or raise the timeout")
+            if self._stop(request_id, now):
                 self._end(request_id, now, "error", error=error)
 
     def _flush(self) -> None:

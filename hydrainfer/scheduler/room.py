@@ -57,6 +57,12 @@ class SequenceRoom:
         """Whether the embeddings of some picture of it are not in the cache now."""
         return bool(seq.request.media) and bool(self._missing(seq, self.match(seq)))
 
+    def uncached(self, seq: Sequence) -> tuple[int, int]:
+        """How many of its tokens and pictures are in no cache here now."""
+        hit = self.match(seq)
+        n_pictures = len(self._missing(seq, hit)) if seq.request.media else 0
+        return len(seq.tokens) - max(seq.n_computed, hit.n_tokens), n_pictures
+
     def _missing(self, seq: Sequence, hit: Hit) -> list[int]:
         """Pictures to encode: not in the cache, and not the same as an earlier one of this request."""
         seen, missing = set(), []
