@@ -1,7 +1,8 @@
 """The instances that are there, how busy they are, and the choice of one: the `Placement` of hub and instances.
 
-A request that may stay where it is never comes here (the scheduler keeps it): self first. Pictures go to the encoder
-that their content names, everything else by `Balancing`.
+A request that may stay where it is never comes here (the scheduler keeps it): self first. Others go by `Balancing`,
+pictures to the encoder that their content names, which may have them, as long as it is not so much busier that to encode
+them again elsewhere takes less.
 """
 
 from __future__ import annotations
@@ -49,22 +50,55 @@ class Roster:
         return peer is not None and peer.incarnation == incarnation
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
-        able = [p for n, p in self.peers.items() if n not in exclude and self.roles[n].runs(stage)]
-        names = [p.name for p in able if not p.suspect] or [p.name for p in able]  # a suspect is better than nobody
+        able = sorted(n for n in self.peers if n not in exclude and self.roles[n].runs(stage))
+        names = [n for n in able if not self.peers[n].suspect] or able  # a suspect is better than nobody
         if not names:
             return None
-        if stage is Stage.ENCODE and (owner := self._encoders.owner(request.media[0].key, names)) is not None:
-            return owner
-        if self._balancing == "random":
-            return self._rng.choice(names)
-        delay = dict.fromkeys(names, 0.0)
-        if self._balancing == "least_load":
-            delay = {n: delay_s(self.loads.get(n, Load())) for n in names}
+        least = self._balancing == "least_load"
+        delay = self._ways_s(names, request, stage) if least else dict.fromkeys(names, 0.0)
         name = min(names, key=lambda n: (delay[n], self._chosen_at[n]))
+        if stage is Stage.ENCODE and (owner := self._encoders.owner(request.media[0].key, names)) is not None:
+            again_s = len(request.media) * (self._load(owner).picture_s or _GUESS.picture_s)
+            name = owner if delay[owner] <= delay[name] + again_s else name
+        elif self._balancing == "random":
+            name = self._rng.choice(names)
         self._n_chosen += 1
         self._chosen_at[name] = self._n_chosen
-        self.loads[name] = _with(self.loads.get(name, Load()), request, stage)
+        self.loads[name] = self._with(name, request, stage)
         return name
+
+    def _load(self, name: str) -> Load:
+        return self.loads.get(name, Load())
+
+    def _ways_s(self, names: Iterable[str], request: Request, stage: Stage) -> dict[str, float]:
+        """By instance, how long what is there delays a request that enters `stage` at it: there, and at the least busy
+        instances of the later stages that it does not run."""
+        plan = request.plan()
+        best: dict[Stage, float] = {}  # of all instances that run it
+
+        def ways(names: Iterable[str], after: int) -> dict[str, float]:
+            return {
+                n: delay_s(self._load(n)) + next((best[s] for s in plan[after:] if not self.roles[n].runs(s)), 0.0)
+                for n in names
+            }
+
+        first = plan.index(stage) + 1
+        for i in range(len(plan) - 1, first - 1, -1):
+            best[plan[i]] = min(
+                ways((n for n in self.peers if self.roles[n].runs(plan[i])), i + 1).values(), default=0.0
+            )
+        return ways(names, first)
+
+    def _with(self, name: str, request: Request, stage: Stage) -> Load:
+        """The load of an instance once `request` has been placed there."""
+        load = self._load(name)
+        if stage is Stage.DECODE:
+            return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
+        return msgspec.structs.replace(
+            load,
+            n_pictures=load.n_pictures + (len(request.media) if stage is Stage.ENCODE else 0),
+            n_tokens=load.n_tokens + (request.n_prompt if self.roles[name].runs(Stage.PREFILL) else 0),
+        )
 
     def dark(self) -> list[Stage]:
         """Stages of the layout that no instance runs now."""
@@ -79,10 +113,3 @@ def delay_s(load: Load) -> float:
         + load.n_tokens * (load.token_s or _GUESS.token_s)
         + load.n_decoding * (load.decode_s or _GUESS.decode_s)
     )
-
-
-def _with(load: Load, request: Request, stage: Stage) -> Load:
-    """The load once `request` has been placed there."""
-    if stage is Stage.DECODE:
-        return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
-    return msgspec.structs.replace(load, n_tokens=load.n_tokens + request.n_prompt)
