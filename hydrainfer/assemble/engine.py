@@ -14,6 +14,7 @@ from hydrainfer.cluster import Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
 from hydrainfer.engine import Engine, EventSink, Moves, Runner, Timing
+from hydrainfer.machine import instruction_sets
 from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, LanguageRunner, VisionRunner, spoken_ids
@@ -69,7 +70,8 @@ def build_engine(
     dtype = dtype_of(config, device, described.dtype)
     model = None
     if sizing.cost is None:
-        ops = select_ops(device, DTYPES[dtype], described.text.head_dim, use_native=config.native_kernels)
+        head_dim, n_threads = described.text.head_dim, sizing.n_threads
+        ops = select_ops(device, DTYPES[dtype], head_dim, use_native=config.native_kernels, threads=n_threads)
         model = load_model(path, role, device, dtype, on_progress, ops, described)
     sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share)
     shared = around.node is not None and needs_shared(config.transport, device)
@@ -101,7 +103,7 @@ def build_engine(
         "threads": sizing.n_threads,
         "overlap": overlap,
         **{spec.size_option: round(n * spec.block_bytes / GIB, 3) for spec, n in sizes.items()},
-        **({} if model is None else {"operators": _operators(model)}),
+        **({} if model is None else _operators(model)),
     }
     kv_tokens = tokens_in(sizes)
     return Built(engine, caches, facts, None if kv_tokens == float("inf") else int(kv_tokens))
@@ -173,9 +175,15 @@ def _moves(
     return Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)
 
 
-def _operators(model: Model) -> str:
-    """The operators of each variant that runs, and why others do not, one line each."""
+def _operators(model: Model) -> Facts:
+    """The operators of each variant that runs, and why others do not, one line each; how matrices are multiplied."""
     by_variant: dict[str, list[str]] = {}
     for op, variant in model.ops.describe():
         by_variant.setdefault(variant, []).append(op)
-    return "\n".join([*(f"{v}: {', '.join(ops)}" for v, ops in by_variant.items()), *model.ops.notes])
+    facts: Facts = {
+        "operators": "\n".join([*(f"{v}: {', '.join(o)}" for v, o in by_variant.items()), *model.ops.notes])
+    }
+    if model.ops.products is not None:
+        facts["matrix_products"] = "\n".join(model.ops.products.describe())
+        facts["instruction_sets"] = " ".join(instruction_sets())
+    return facts

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.instances import own_options, start_cluster
 from hydrainfer.assemble.media import (
@@ -74,6 +76,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     device = torch_device(config)
     check_transport(config.transport, device)
     dtype = dtype_of(config, device, model.dtype)
+    config = msgspec.structs.replace(config, dtype=dtype)  # chosen once: every instance has the same
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
     name = config.served_model_name or path.resolve().name

@@ -40,7 +40,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = None
     dtype: Annotated[
-        DType, _help("Model", "float32, bfloat16, float16 or auto (CPU: float32; CUDA: the checkpoint's, 16 bit).")
+        DType, _help("Model", "float32, bfloat16, float16 or auto (the checkpoint's; on a CPU float32 where faster).")
     ] = "auto"
     layout: Annotated[
         str,
