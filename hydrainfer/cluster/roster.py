@@ -1,8 +1,8 @@
 """The instances that are there, how busy they are, and the choice of one: the `Placement` of hub and instances.
 
 A request that may stay where it is never comes here (the scheduler keeps it): self first. Others go by `Balancing`,
-pictures to the encoder that their content names, which may have them, as long as it is not so much busier that to encode
-them again elsewhere takes less.
+pictures to the encoder that their content names, which may have them, unless it is so much busier than another that
+encoding them again there takes less.
 """
 
 from __future__ import annotations
