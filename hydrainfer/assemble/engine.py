@@ -14,6 +14,7 @@ from hydrainfer.cluster import Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
 from hydrainfer.engine import Engine, EventSink, Moves, Runner, Timing
+from hydrainfer.grammar import Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
@@ -28,7 +29,7 @@ Facts = dict[str, str | int | float]
 
 class Surroundings(NamedTuple):
     """An engine's surroundings: where its outputs go, where time and pictures come from. `node`: its place among
-    several instances, which share `local` if they are of one process."""
+    several instances, which share `local` if they are of one process. `grammars`: None where no request has one."""
 
     sink: OutputSink
     record: EventSink
@@ -37,6 +38,7 @@ class Surroundings(NamedTuple):
     clock: Callable[[], float] = time.monotonic
     node: Node | None = None
     local: LocalExports | None = None
+    grammars: Grammars | None = None
 
 
 class Sizing(NamedTuple):
@@ -96,7 +98,8 @@ def build_engine(
     moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores)
     moved = None if around.node is None else around.node.moved
     give_up_after = float("inf") if around.node is None else _BROKEN_AFTER  # who is alone is not started again
-    engine = Engine(scheduler, runners, around.sink, around.record, overlap, moves, moved, give_up_after)
+    expect = None if around.grammars is None else around.grammars.expect
+    engine = Engine(scheduler, runners, around.sink, around.record, overlap, moves, moved, give_up_after, expect)
     facts: Facts = {
         "device": str(device) if model is not None else "emulated",
         "dtype": dtype,
@@ -125,7 +128,7 @@ def _runners(
     if Lane.LANGUAGE in role.lanes:
         assert kv is not None, "a language model without a KV cache"
         threads = threads_beside(Lane.VISION)
-        runners[Lane.LANGUAGE] = LanguageRunner(model, kv, embeds, around.wake, threads)
+        runners[Lane.LANGUAGE] = LanguageRunner(model, kv, embeds, around.wake, threads, around.grammars)
     return runners
 
 

@@ -29,6 +29,7 @@ from hydrainfer.checkpoint import ModelConfig, parse_config
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
 from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle, EngineThread
+from hydrainfer.grammar import Grammars, load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import vision_fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
@@ -80,19 +81,22 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
     name = config.served_model_name or path.resolve().name
+    emulated = cost_model_of(config) is not None
+    grammars = None if emulated else load_grammars(path, model.text.vocab, description.eos_ids)
     engine: EngineHandle
     pools: Callable[[], dict[str, CacheSet]]
     recorder = PrometheusRecorder(name, lambda: engine.instances())
     if choose_launcher(config, specs) == "inproc" and len(specs) == 1:
-        engine, built = _one_engine(config, model, specs[0], description, sessions, recorder, pixels, on_progress)
+        around = partial(Surroundings, sessions.sink, recorder.record, pixels=pixels.get, grammars=grammars)
+        engine, built = _one_engine(config, model, specs[0], description, around, on_progress)
         facts, kv_tokens, pools = built.facts, built.kv_tokens, partial(dict, {specs[0].name: built.caches})
     else:
         engine, facts, kv_tokens, pools = start_cluster(
-            config, model, specs, description.n_context, sessions.sink, recorder.record, pixels.get
+            config, model, specs, description.n_context, description.eos_ids, sessions.sink, recorder.record, pixels.get
         )
     try:
         description = fit_context(config, description, kv_tokens or description.n_context)
-        intake = _intake(config, model, description, pixels, sessions, dtype, fetcher)
+        intake = _intake(config, model, description, pixels, sessions, dtype, fetcher, grammars)
     except BaseException:
         engine.close()
         raise
@@ -126,9 +130,7 @@ def _one_engine(
     model: ModelConfig,
     spec: InstanceSpec,
     description: ModelDescription,
-    sessions: Sessions,
-    recorder: PrometheusRecorder,
-    pixels: PixelStore,
+    surroundings: Callable[..., Surroundings],
     on_progress: Progress | None,
 ) -> tuple[EngineThread, Built]:
     """The only instance's engine, on a thread of this process, with nothing between it and the server."""
@@ -136,7 +138,7 @@ def _one_engine(
     n_threads = spec.share.threads or config.threads or len(os.sched_getaffinity(0))
     share = config.gpu_share if torch_device(config).type == "cuda" else 1.0
     sizing = Sizing(description.n_context, share, n_threads, cost_model_of(config))
-    around = Surroundings(sessions.sink, recorder.record, thread.wake, pixels.get)
+    around = surroundings(wake=thread.wake)
     built = build_engine(own_options(config, spec), model, spec.role, around, sizing, on_progress)
     thread.start(built.engine)
     return thread, built
@@ -150,6 +152,7 @@ def _intake(
     sessions: Sessions,
     dtype: str,
     fetcher: Fetcher,
+    grammars: Grammars | None,
 ) -> Intake:
     limits = media_limits(config, resampler(config))
     weights = vision_fingerprint(Path(config.model).expanduser(), model)
@@ -162,6 +165,7 @@ def _intake(
         limits=limits,
         videos=video_reading(config, limits.resampler),
         workers=workers,
+        grammars=grammars,
     )
     # threads that wait for a worker take no time
     n_threads, timeout_s = config.preprocess_threads + (2 * workers.n if workers else 0), config.request_timeout_s

@@ -18,12 +18,14 @@ from hydrainfer.core import (
     DeadlineExceeded,
     ErrorInfo,
     EventKind,
+    Grammar,
     HydraError,
     InstanceStats,
     InternalError,
     Lane,
     LifecycleEvent,
     Load,
+    Offer,
     Output,
     OutputSink,
     Parcel,
@@ -49,7 +51,7 @@ class Engine:
     `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event, if given.
     `moves`: its dealings with other instances, None if there are none. `moved(request id, instance, hops)` hears who
     owns a request that came or went. `step` raises after `give_up_after` batches of a lane that failed as a whole, one
-    after the other."""
+    after the other. `expect` hears of every grammar that will be followed here, as early as it is known."""
 
     def __init__(
         self,
@@ -61,7 +63,9 @@ class Engine:
         moves: Moves | None = None,
         moved: Callable[[str, str, int], None] | None = None,
         give_up_after: float = float("inf"),
+        expect: Callable[[Grammar], None] | None = None,
     ) -> None:
+        self._expect = expect or (lambda _: None)
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler
         self._moves = moves
@@ -87,6 +91,8 @@ class Engine:
         """Queue it, with the tokens that it already has; if it can never run here, its final output says why. Outputs
         leave with the next step."""
         self._open.add(request.id)
+        if request.sampling.grammar is not None:
+            self._expect(request.sampling.grammar)
         arrival_s = now if request.arrival_s is None else request.arrival_s
         if self._record is not None:
             self._record(LifecycleEvent(request.id, EventKind.ARRIVED, arrival_s, n=request.n_prompt))
@@ -137,6 +143,9 @@ class Engine:
     def deliver(self, parcel: Parcel) -> None:
         """Hand over a peer's messages, which the next step reads."""
         assert self._moves is not None, "an engine without peers got a message"
+        for message in parcel.messages:
+            if isinstance(message, Offer) and (grammar := message.handoff.request.sampling.grammar) is not None:
+                self._expect(grammar)
         self._moves.deliver(parcel)
 
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:

@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from PIL import Image
 
+from hydrainfer.grammar import load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import Fetcher, FetchLimits, MediaLimits, PixelStore, Processor, load_description
 from hydrainfer.server import Intake, ServerSettings, Sessions, create_app
@@ -44,7 +45,10 @@ class ServerUnderTest:
         self.fail = None
         self.pixels = PixelStore(pixel_bytes)
         limits = MediaLimits(max_images=3)
-        processor = Processor(model, self.pixels, weights=b"w", dtype="float32", limits=limits, workers=workers)
+        grammars = load_grammars(model.path, model.vocabulary.n_tokens, model.eos_ids)
+        processor = Processor(
+            model, self.pixels, weights=b"w", dtype="float32", limits=limits, workers=workers, grammars=grammars
+        )
         self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic, max_requests=max_requests)
         self.recorder = PrometheusRecorder("tiny", lambda: self.engine.instances())
         self.engine = FakeEngine(
