@@ -8,6 +8,7 @@ import json
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from typing import Any
 import uvicorn
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hydrainfer.assemble import Instance, start_instance
 from hydrainfer.config import Loaded, config_table
@@ -33,7 +36,18 @@ _LAST_WORDS_S = 1
 _FLUSH_S = 4
 """The time for clients to take what was sent; then connections are cut."""
 _LOOK_S = 0.05
+_SWITCH_S = 0.0005
+"""How long a thread that computes may keep the interpreter from one that answers: a tenth of Python's own."""
 _log = logging.getLogger(__name__)
+
+
+class _Connection(HttpToolsProtocol):
+    """uvicorn's, but it does not ask the kernel for the addresses of both ends, which nobody here wants: each question
+    lets go of the interpreter's lock, and a thousand connections that come at once would wait for it so often."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.connections.add(self)
+        self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
 
 
 class _Server(uvicorn.Server):
@@ -169,6 +183,7 @@ def _load(loaded: Loaded, console: Console) -> Instance:
 def _settle(loaded: Loaded, console: Console, instance: Instance) -> None:
     gc.collect()
     gc.freeze()  # what was loaded lives for ever: keep it out of every later collection
+    sys.setswitchinterval(_SWITCH_S)
     console.print(config_table(loaded, instance.facts))
 
 
@@ -195,7 +210,7 @@ def _server(instance: Instance, on_ready: Callable[[], None] = lambda: None) -> 
         stall_s=config.stall_s,
     )
     app = create_app(settings, instance.intake, metrics=instance.recorder.page)
-    http = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
+    http = uvicorn.Config(app, http=_Connection, log_level="warning", access_log=False, server_header=False)
     return _Server(
         http,
         instance.sessions.close,

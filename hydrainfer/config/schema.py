@@ -93,7 +93,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     start_timeout_s: Annotated[
         float, _help("Server", "Give up when the instances have not started after this long.", gt=0)
     ] = 600.0
-    max_waiting: Annotated[int, _help("Server", "Requests in the system before new ones get 429.", ge=1)] = 512
+    max_queue_s: Annotated[
+        Positive | None,
+        _help(
+            "Server", "Seconds of work that may wait for its first token, then 429; default: the TTFT of --slo, or 10."
+        ),
+    ] = None
+    max_waiting: Annotated[
+        int, _help("Server", "Requests in the system, whatever their work, before new ones get 429.", ge=1)
+    ] = 4096
 
     launcher: Annotated[
         Literal["auto", "inproc", "ray"],

@@ -19,6 +19,7 @@ from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
 from hydrainfer.server.errors import Farewell, install_error_handlers
 from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
+from hydrainfer.server.gate import Gate
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
 
@@ -53,6 +54,7 @@ def create_app(
     app = FastAPI(title="HydraInfer", version=settings.version, lifespan=lifespan)
     install_error_handlers(app)
     app.add_middleware(Farewell)
+    app.add_middleware(Gate, admission=intake.sessions.admission)
     answers = Answers(intake, settings.model_names, wall_clock)
     app.include_router(_open_routes(settings, intake, metrics))
     guarded = [Depends(_require_key(settings.api_keys))] if settings.api_keys else []

@@ -14,7 +14,7 @@ from PIL import Image
 
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import Fetcher, FetchLimits, MediaLimits, PixelStore, Processor, load_description
-from hydrainfer.server import Intake, ServerSettings, Sessions, create_app
+from hydrainfer.server import Admission, Intake, ServerSettings, Sessions, create_app
 from tests.checkpoints import make_llava
 from tests.server.fakes import FakeEngine
 
@@ -45,7 +45,9 @@ class ServerUnderTest:
         self.pixels = PixelStore(pixel_bytes)
         limits = MediaLimits(max_images=3)
         processor = Processor(model, self.pixels, weights=b"w", dtype="float32", limits=limits, workers=workers)
-        self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic, max_requests=max_requests)
+        self.sessions = Sessions(
+            model.vocabulary, self.pixels, time.monotonic, Admission(time.monotonic, max_requests=max_requests)
+        )
         self.recorder = PrometheusRecorder("tiny", lambda: self.engine.instances())
         self.engine = FakeEngine(
             self.sessions.sink,
