@@ -28,11 +28,9 @@ from hydrainfer.core import ConfigError, InternalError, SeldomLog
 from hydrainfer.server import ServerSettings, create_app
 from hydrainfer.version import __version__
 
-GRACEFUL_SHUTDOWN_S = 25
-"""After SIGTERM, requests that are being answered get this long to finish; then they end with an error. A second
-Ctrl-C ends them at once."""
 _LAST_WORDS_S = 1
-"""The time for those errors to leave; then what a request is still doing is cancelled and answered with that error."""
+"""The time for the errors of those that did not finish to leave; then what a request is still doing is cancelled and
+answered with that error."""
 _FLUSH_S = 4
 """The time for clients to take what was sent; then connections are cut."""
 _LOOK_S = 0.05
@@ -51,21 +49,16 @@ class _Connection(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Its owner handles signals, calls `handle_exit` and closes the instance afterwards. Stops, too, once `lost` gives
-    a reason. `on_ready` is called when it listens, `end_requests` when the time to finish is over, both on the event
-    loop."""
+    """Its owner handles signals, calls `handle_exit` and closes the instance afterwards. Stops, too, once the engine is
+    lost. `on_ready` is called when it listens; `say` gets a line when it begins and ends to drain."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        end_requests: Callable[[], None],
-        lost: Callable[[], str | None],
-        on_ready: Callable[[], None],
+        self, config: uvicorn.Config, instance: Instance, on_ready: Callable[[], None], say: Callable[[str], None]
     ) -> None:
         super().__init__(config)
-        self._end_requests = end_requests
-        self._lost = lost
-        self._on_ready = on_ready
+        self._sessions, self._lost = instance.sessions, instance.engine.lost
+        self._drain_s = instance.config.drain_s
+        self._on_ready, self._say = on_ready, say
         self._hurried = False
         self._few_warnings = _FewWarnings()
 
@@ -81,8 +74,11 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's shutdown, in which no request is cut off without an answer."""
-        ending = asyncio.ensure_future(self._end())
+        """Drain, still listening, so that who comes now is told; then uvicorn's shutdown, in which no request is cut
+        off without an answer."""
+        end_s = time.monotonic() + self._drain_s
+        await self._drain(end_s)
+        ending = asyncio.ensure_future(self._end(end_s))
         try:
             await super().shutdown(sockets)
         finally:
@@ -91,12 +87,23 @@ class _Server(uvicorn.Server):
         if self.force_exit:
             await self.lifespan.shutdown()  # which uvicorn has left out
 
-    async def _end(self) -> None:
+    async def _drain(self, end_s: float) -> None:
+        """Refuse new requests and wait for those that are here, but not longer, nor if hurried."""
+        self._sessions.drain()
+        n = self._sessions.n_live
+        if not n:
+            return
+        self._say(f"shutting down: new requests get 503, {n} may finish within {self._drain_s:g} s (Ctrl-C ends them)")
+        while self._sessions.n_live and not self._hurried and time.monotonic() < end_s:
+            await asyncio.sleep(_LOOK_S)
+        left = self._sessions.n_live
+        self._say(f"{n - left} of {n} requests have finished" + (f"; {left} are ended with 503" if left else ""))
+
+    async def _end(self, end_s: float) -> None:
         """End every request once the time to finish is over, or at once if hurried."""
-        end_s = time.monotonic() + GRACEFUL_SHUTDOWN_S
         while not self._hurried and time.monotonic() < end_s:
             await asyncio.sleep(_LOOK_S)
-        self._end_requests()
+        self._sessions.close()
         await asyncio.sleep(_LAST_WORDS_S)
         for task in self.server_state.tasks:
             task.cancel()
@@ -146,7 +153,7 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
         listener = _listen(loaded.config.host, loaded.config.port)
         with closing(listener), closing(_load(loaded, console)) as instance:
             _settle(loaded, console, instance)
-            signals.server = _server(instance, lambda: _greet(console, _url(listener), instance.name))
+            signals.server = _server(instance, console, lambda: _greet(console, _url(listener), instance.name))
             signals.server.run(sockets=[listener])
             why = instance.engine.lost()
     if why is not None:
@@ -159,7 +166,7 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
     listener = _listen(loaded.config.host, loaded.config.port)
     with closing(listener), closing(_load(loaded, console)) as instance:
         _settle(loaded, console, instance)
-        server = _server(instance)
+        server = _server(instance, console)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
         thread.start()
         try:
@@ -200,7 +207,7 @@ class _FewWarnings(logging.Filter):
         return record.levelno > logging.WARNING
 
 
-def _server(instance: Instance, on_ready: Callable[[], None] = lambda: None) -> _Server:
+def _server(instance: Instance, console: Console, on_ready: Callable[[], None] = lambda: None) -> _Server:
     config = instance.config
     settings = ServerSettings(
         model_names=(instance.name,),
@@ -211,12 +218,7 @@ def _server(instance: Instance, on_ready: Callable[[], None] = lambda: None) -> 
     )
     app = create_app(settings, instance.intake, metrics=instance.recorder.page)
     http = uvicorn.Config(app, http=_Connection, log_level="warning", access_log=False, server_header=False)
-    return _Server(
-        http,
-        instance.sessions.close,
-        instance.engine.lost,
-        on_ready,
-    )
+    return _Server(http, instance, on_ready, lambda line: console.print(line, highlight=False))
 
 
 def _listen(host: str, port: int) -> socket.socket:

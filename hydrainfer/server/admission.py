@@ -80,7 +80,7 @@ class Admission:
         self.max_requests = max_requests
         self.n_live = 0
         self.refused: Counter[str] = Counter()  # by kind of work, or "requests"
-        self.closed = False
+        self.closed = False  # to those who have no place
         self._pictures = pictures
         self.queues = {kind: Queue(longest_s) for kind in (TEXT, PICTURES, DECODING)}
         self._mean_units = _REQUEST_TOKENS
@@ -141,7 +141,7 @@ class Admission:
 
     def _check(self, n: int, held: int = 0) -> None:
         """Whether there may be `n` more; `held` of those that are there are the asker's."""
-        if self.closed:
+        if self.closed and not held:
             raise Unavailable("the server is shutting down", retry_after_s=5.0)
         if self.n_live > held and self.n_live + n > self.max_requests:
             self.refused["requests"] += 1

@@ -13,7 +13,7 @@ import orjson
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response
 
-from hydrainfer.core import InvalidRequest, Unauthorized
+from hydrainfer.core import InstanceInfo, InvalidRequest, Unauthorized
 from hydrainfer.processor import parse_messages
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
@@ -66,11 +66,22 @@ def create_app(
 def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[], bytes]) -> APIRouter:
     router = APIRouter()
 
+    def instances() -> list[InstanceInfo]:
+        return intake.sessions.handle.instances()
+
     @router.get("/health")
     async def health() -> Response:
-        why_not = trouble(intake.sessions.handle.instances(), settings.stall_s)
+        why_not = trouble(instances(), settings.stall_s)
         if why_not is None:
             return _json({"status": "ok"})
+        return _json(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        draining = {"status": "draining", "live": intake.sessions.n_live}
+        why_not = draining if intake.sessions.admission.closed else trouble(instances(), settings.stall_s)
+        if why_not is None:
+            return _json({"status": "ready"})
         return _json(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
     @router.get("/metrics")

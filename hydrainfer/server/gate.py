@@ -37,7 +37,10 @@ class Gate:
         try:
             place = self._admission.enter(n_bytes, returning=returning)
         except HydraError as e:
-            await error_response(e)(scope, receive, send)
+            response = error_response(e)
+            if self._admission.closed:
+                response.headers["Connection"] = "close"  # the next request is better sent elsewhere
+            await response(scope, receive, send)
             return
         scope.setdefault("state", {})["place"] = place
         try:

@@ -117,9 +117,14 @@ class Sessions:
         for ref in prepared.pixels:
             self._pixels.release(ref)
 
+    def drain(self) -> None:
+        """Refuse new requests with `Unavailable`; those that have a place go on."""
+        self.admission.closed = True
+
     def close(self) -> None:
         """Refuse new requests and end the live ones with `Unavailable`; the engine itself is closed by its owner."""
-        self._closing = self.admission.closed = True
+        self.drain()
+        self._closing = True
         for stream in set(self._streams.values()):
             stream.fail(Unavailable("the server is shutting down", retry_after_s=5.0))
 
