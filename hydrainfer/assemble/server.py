@@ -26,15 +26,25 @@ from hydrainfer.assemble.media import (
 from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, parse_config
-from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
+from hydrainfer.config import (
+    InstanceSpec,
+    ServeConfig,
+    choose_launcher,
+    cost_model_of,
+    is_slo_part,
+    parse_slo,
+    read_layout,
+)
 from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle, EngineThread
 from hydrainfer.grammar import Grammars, load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import vision_fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
-from hydrainfer.server import Intake, Sessions
+from hydrainfer.server import Admission, Intake, Sessions
 from hydrainfer.storage import check_transport
+
+_QUEUE_S = 10.0  # of waiting work, where no SLO says what is too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +89,14 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     dtype = dtype_of(config, device, model.dtype)
     config = msgspec.structs.replace(config, dtype=dtype)  # chosen once: every instance has the same
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
-    sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
+    admission = _admission(config, model)
+    sessions = Sessions(description.vocabulary, pixels, time.monotonic, admission)
     name = config.served_model_name or path.resolve().name
     emulated = cost_model_of(config) is not None
     grammars = None if emulated else load_grammars(path, model.text.vocab, description.eos_ids)
     engine: EngineHandle
     pools: Callable[[], dict[str, CacheSet]]
-    recorder = PrometheusRecorder(name, lambda: engine.instances())
+    recorder = PrometheusRecorder(name, lambda: engine.instances(), admission.waiting)
     if choose_launcher(config, specs) == "inproc" and len(specs) == 1:
         around = partial(Surroundings, sessions.sink, recorder.record, pixels=pixels.get, grammars=grammars)
         engine, built = _one_engine(config, model, specs[0], description, around, on_progress)
@@ -106,6 +117,16 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     facts["media_workers"] = workers.n if workers else 0
     facts = {"served_model_name": name, "max_model_len": description.n_context, **facts}
     return Instance(config, name, intake, sessions, engine, recorder, facts, pools)
+
+
+def _admission(config: ServeConfig, model: ModelConfig) -> Admission:
+    ttft_s = parse_slo([config.slo]).ttft_s if config.slo and is_slo_part(config.slo.split(",")[0]) else None
+    return Admission(
+        time.monotonic,
+        longest_s=config.max_queue_s or min(ttft_s or _QUEUE_S, config.request_timeout_s),
+        max_requests=config.max_waiting,
+        pictures=model.vision is not None,
+    )
 
 
 def _check_layout(layout: str, specs: Sequence[InstanceSpec], model: ModelConfig) -> None:
@@ -167,6 +188,11 @@ def _intake(
         workers=workers,
         grammars=grammars,
     )
-    # threads that wait for a worker take no time
-    n_threads, timeout_s = config.preprocess_threads + (2 * workers.n if workers else 0), config.request_timeout_s
-    return Intake(processor, sessions, fetcher=fetcher, n_threads=n_threads, timeout_s=timeout_s)
+    return Intake(
+        processor,
+        sessions,
+        fetcher=fetcher,
+        n_threads=config.preprocess_threads,
+        n_media_threads=2 * workers.n if workers else config.preprocess_threads,  # who waits for a worker takes no time
+        timeout_s=config.request_timeout_s,
+    )

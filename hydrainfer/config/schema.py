@@ -82,6 +82,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: Annotated[int, _help("Server", "Port to listen on; 0 picks a free one.", ge=0, le=65535)] = 8000
     api_key: Annotated[NotEmpty | None, _help("Server", "Require this key as a bearer token.")] = None
     request_timeout_s: Annotated[float, _help("Server", "A request ends with 504 after this long.", gt=0)] = 600.0
+    drain_s: Annotated[
+        float, _help("Server", "After SIGTERM, new requests get 503, and those that run this long to finish.", ge=0)
+    ] = 25.0
     stall_s: Annotated[
         float,
         _help(
@@ -93,7 +96,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     start_timeout_s: Annotated[
         float, _help("Server", "Give up when the instances have not started after this long.", gt=0)
     ] = 600.0
-    max_waiting: Annotated[int, _help("Server", "Requests in the system before new ones get 429.", ge=1)] = 512
+    max_queue_s: Annotated[
+        Positive | None,
+        _help(
+            "Server", "Seconds of work that may wait for its first token, then 429; default: the TTFT of --slo, or 10."
+        ),
+    ] = None
+    max_waiting: Annotated[
+        int, _help("Server", "Requests in the system, whatever their work, before new ones get 429.", ge=1)
+    ] = 4096
 
     launcher: Annotated[
         Literal["auto", "inproc", "ray"],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from hydrainfer.core import ModelNotFound
 from hydrainfer.processor import parse_messages
 from hydrainfer.server.body import unless_disconnected
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
+from hydrainfer.server.gate import place_of
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.replies import ChatReply, CompletionReply, Reply
 from hydrainfer.server.sse import DONE, EventStream
@@ -32,6 +33,7 @@ class Answers:
         self.intake = intake
         self.names = names
         self._wall_clock = wall_clock
+        self._random = random.Random()  # names need no more; asking the kernel lets go of the interpreter's lock
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises `ModelNotFound`."""
@@ -46,8 +48,9 @@ class Answers:
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         messages = parse_messages(fields.messages)
-        id = f"chatcmpl-{uuid.uuid4().hex}"
-        work = self.intake.chat(messages, sampling, id=id, options=fields.mm_processor_kwargs)
+        id = self._name("chatcmpl")
+        place = place_of(request)
+        work = self.intake.chat(messages, sampling, id=id, options=fields.mm_processor_kwargs, place=place)
         return await self._answer(request, fields, name, ChatReply, work)
 
     async def complete(self, request: Request, fields: CompletionFields) -> Response:
@@ -55,9 +58,16 @@ class Answers:
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         work = self.intake.complete(
-            fields.prompt, sampling, id=f"cmpl-{uuid.uuid4().hex}", add_special=fields.add_special_tokens
+            fields.prompt,
+            sampling,
+            id=self._name("cmpl"),
+            add_special=fields.add_special_tokens,
+            place=place_of(request),
         )
         return await self._answer(request, fields, name, CompletionReply, work)
+
+    def _name(self, kind: str) -> str:
+        return f"{kind}-{self._random.getrandbits(128):032x}"
 
     async def _answer(
         self, request: Request, fields: CommonFields, name: str, kind: type[Reply], start: Awaitable[TokenStream]

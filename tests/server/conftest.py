@@ -15,7 +15,7 @@ from PIL import Image
 from hydrainfer.grammar import load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import Fetcher, FetchLimits, MediaLimits, PixelStore, Processor, load_description
-from hydrainfer.server import Intake, ServerSettings, Sessions, create_app
+from hydrainfer.server import Admission, Intake, ServerSettings, Sessions, create_app
 from tests.checkpoints import make_llava
 from tests.server.fakes import FakeEngine
 
@@ -49,7 +49,9 @@ class ServerUnderTest:
         processor = Processor(
             model, self.pixels, weights=b"w", dtype="float32", limits=limits, workers=workers, grammars=grammars
         )
-        self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic, max_requests=max_requests)
+        self.sessions = Sessions(
+            model.vocabulary, self.pixels, time.monotonic, Admission(time.monotonic, max_requests=max_requests)
+        )
         self.recorder = PrometheusRecorder("tiny", lambda: self.engine.instances())
         self.engine = FakeEngine(
             self.sessions.sink,
