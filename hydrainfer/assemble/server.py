@@ -77,7 +77,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     name = config.served_model_name or path.resolve().name
     engine: EngineHandle
     pools: Callable[[], dict[str, CacheSet]]
-    recorder = PrometheusRecorder(name, lambda: engine.instances())
+    recorder = PrometheusRecorder(name, lambda: engine.instances(), config.prefix_cache)
     if choose_launcher(config, specs) == "inproc" and len(specs) == 1:
         engine, built = _one_engine(config, model, specs[0], description, sessions, recorder, pixels, on_progress)
         facts, kv_tokens, pools = built.facts, built.kv_tokens, partial(dict, {specs[0].name: built.caches})
@@ -157,6 +157,7 @@ def _intake(
         limits=limits,
         videos=video_reading(config, limits.resampler),
         workers=workers,
+        block_tokens=config.block_tokens if config.prefix_cache else 0,
     )
     # threads that wait for a worker take no time
     n_threads, timeout_s = config.preprocess_threads + (2 * workers.n if workers else 0), config.request_timeout_s

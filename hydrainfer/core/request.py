@@ -119,12 +119,22 @@ class MediaSpan(msgspec.Struct, frozen=True):
     times: tuple[int, ...] = ()
     joined: bool = False
 
+    @property
+    def end(self) -> int:
+        return self.start + self.n_tokens
+
+    @property
+    def timed(self) -> bool:
+        """Whether its positions in time may run ahead of those of the text behind it, as a video's may."""
+        return bool(self.times) or (self.grid is not None and self.grid[0] > max(self.grid[1:]))
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of one API request, ready to run on any instance.
 
     `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are seconds of
     the engine's clock: `arrival_s` None means when it reaches the engine; `deadline_s` travels to the last copy.
+    `keys`: the chain of its prompt (`core.chain`) by which KV is shared; empty if it shares none.
     """
 
     id: str
@@ -137,6 +147,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...] = ()
     arrival_s: float | None = None
     deadline_s: float = float("inf")
+    keys: bytes = b""
 
     @property
     def n_prompt(self) -> int:

@@ -37,7 +37,7 @@ class Admission:
         if self._n_running() >= self._budgets.running:
             return None
         for seq in self.waiting.oldest():
-            if self._room.needs_encode(seq):
+            if self._room.needs_encode(seq, self.visit(seq)):
                 continue
             return seq if self._admit(seq) else None
         return None
@@ -49,7 +49,7 @@ class Admission:
         wanted: set[bytes] = set()
         for seq in list(self.waiting.pictured):
             keys = {m.key for m in seq.request.media}
-            if keys & self._being_encoded.keys() or (keys & wanted and self._room.needs_encode(seq)):
+            if keys & self._being_encoded.keys() or (keys & wanted and self._room.needs_encode(seq, self.visit(seq))):
                 wanted |= keys
                 continue
             if not self._admit(seq):
@@ -59,8 +59,8 @@ class Admission:
     def _admit(self, seq: Sequence) -> bool:
         if self._full() or not self._may_pass(seq):
             return False
-        n_computed = seq.n_computed
-        if not self._room.reserve(seq, self._room.match(seq), self.visit(seq)):
+        n_computed, visit = seq.n_computed, self.visit(seq)
+        if not self._room.reserve(seq, self._room.match(seq, visit), visit):
             self._blocked = seq
             return False
         self._unblock(seq.id)
@@ -95,8 +95,9 @@ class Admission:
             return {}
         if self._full():
             return None
-        hit = self._room.match(seq)
-        if not self._room.reserve(seq, hit, self.visit(seq)):
+        visit = self.visit(seq)
+        hit = self._room.match(seq, visit)
+        if not self._room.reserve(seq, hit, visit):
             self._blocked = seq
             return None
         self._unblock(seq.id)

@@ -47,16 +47,16 @@ class Answers:
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         messages = parse_messages(fields.messages)
         id = f"chatcmpl-{uuid.uuid4().hex}"
-        work = self.intake.chat(messages, sampling, id=id, options=fields.mm_processor_kwargs)
+        options, salt = fields.mm_processor_kwargs, fields.cache_salt or ""
+        work = self.intake.chat(messages, sampling, id=id, options=options, salt=salt)
         return await self._answer(request, fields, name, ChatReply, work)
 
     async def complete(self, request: Request, fields: CompletionFields) -> Response:
         name = self.check_model(fields.model)
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
-        work = self.intake.complete(
-            fields.prompt, sampling, id=f"cmpl-{uuid.uuid4().hex}", add_special=fields.add_special_tokens
-        )
+        id, salt = f"cmpl-{uuid.uuid4().hex}", fields.cache_salt or ""
+        work = self.intake.complete(fields.prompt, sampling, id=id, add_special=fields.add_special_tokens, salt=salt)
         return await self._answer(request, fields, name, CompletionReply, work)
 
     async def _answer(
@@ -65,7 +65,7 @@ class Answers:
         created = int(self._wall_clock())
 
         def reply_to(stream: TokenStream) -> Reply:
-            return kind(stream.prepared, fields, name, created, self.intake.processor.model.vocabulary)
+            return kind(stream, fields, name, created, self.intake.processor.model.vocabulary)
 
         if fields.stream:
             stream = await unless_disconnected(_begun(start), request.receive, TokenStream.close)

@@ -44,14 +44,15 @@ class Intake:
         id: str | None = None,
         options: Mapping[str, Any] | None = None,
         prompt: str | Sequence[int] | None = None,
+        salt: str = "",
     ) -> TokenStream:
-        """Fetch, prepare and start. `options`, `prompt`: as of `Processor.chat`. Raises as that,
+        """Fetch, prepare and start. `options`, `prompt`, `salt`: as of `Processor.chat`. Raises as that,
         `Fetcher.get` and `Sessions.admit`."""
         id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(), Ticket()
         try:
             return await self._start(
                 sampling.n,
-                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket, prompt),
+                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket, prompt, salt),
                 messages,
             )
         except BaseException:
@@ -59,7 +60,13 @@ class Intake:
             raise
 
     async def complete(
-        self, prompt: Prompt, sampling: SamplingParams, *, id: str | None = None, add_special: bool | None = None
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        id: str | None = None,
+        add_special: bool | None = None,
+        salt: str = "",
     ) -> TokenStream:
         """Prepare and start. Raises as `Processor.complete` and `Sessions.admit`."""
         id, timing = id or f"cmpl-{uuid.uuid4().hex}", self._timing()
@@ -67,7 +74,7 @@ class Intake:
         n_prompts = len(prompt) if several and not isinstance(prompt, str) else 1
         return await self._start(
             sampling.n * n_prompts,
-            lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special),
+            lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special, salt=salt),
         )
 
     async def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
