@@ -6,21 +6,30 @@ same caches is admitted before it, so neither text nor pictures can be starved b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, takewhile
 
 from hydrainfer.core import Handoff, Role, Sequence, Stage
-from hydrainfer.scheduler.policy import Budgets
+from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
 from hydrainfer.scheduler.waiting import Waiting
 
 
 class Admission:
-    """`n_running`: how many requests run here now. `arriving`: by id, those whose room is reserved and being filled;
-    they are not live before they have landed."""
+    """`n_running`: how many requests run here now. `prefilling`: by id, those of them that compute their prompt.
+    `arriving`: those whose room is reserved and being filled; they are not live before they have landed."""
 
-    def __init__(self, role: Role, room: SequenceRoom, budgets: Budgets, n_running: Callable[[], int]) -> None:
-        self._role, self._room, self._budgets, self._n_running = role, room, budgets, n_running
+    def __init__(
+        self,
+        role: Role,
+        room: SequenceRoom,
+        budgets: Budgets,
+        policy: Policy,
+        n_running: Callable[[], int],
+        prefilling: Mapping[str, Sequence],
+    ) -> None:
+        self._role, self._room, self._budgets, self._policy = role, room, budgets, policy
+        self._n_running, self._prefilling = n_running, prefilling
         self.waiting = Waiting()
         self.arriving: dict[str, Sequence] = {}
         self._blocked: Sequence | None = None  # the oldest that found no room
@@ -33,10 +42,11 @@ class Admission:
     # ---- requests that wait here
 
     def to_prefill(self) -> Sequence | None:
-        """The oldest waiting request that needs no encoding (text, or pictures all in the cache), if it finds room."""
+        """The oldest waiting request that needs no encoding (text, or pictures all in the cache), if it finds room. Who
+        waits for another's prefill is passed: it does not wait for room."""
         if self._n_running() >= self._budgets.running:
             return None
-        for seq in self.waiting.oldest():
+        for seq in self.waiting.oldest(self.repeats):
             if self._room.needs_encode(seq, self.visit(seq)):
                 continue
             return seq if self._admit(seq) else None
@@ -48,6 +58,8 @@ class Admission:
         its pictures, or there might always be one to wait for."""
         wanted: set[bytes] = set()
         for seq in list(self.waiting.pictured):
+            if self.repeats(seq):
+                continue
             keys = {m.key for m in seq.request.media}
             if keys & self._being_encoded.keys() or (keys & wanted and self._room.needs_encode(seq, self.visit(seq))):
                 wanted |= keys
@@ -55,6 +67,15 @@ class Admission:
             if not self._admit(seq):
                 return
             yield seq
+
+    def repeats(self, seq: Sequence) -> bool:
+        """Whether it would compute what another is computing here now, or is about to: then it waits and shares it. No
+        younger one can pass it and compute the same, so it waits for no more than those who are here."""
+        if not seq.request.keys or seq.stage is Stage.DECODE:
+            return False
+        arriving = (s for s in self.arriving.values() if s.blocks and s.stage is Stage.PREFILL)
+        others, visit = chain(self._prefilling.values(), arriving), self.visit(seq)
+        return any(self._room.computed_by(other, seq, visit, self._policy.shared_tokens) for other in others)
 
     def _admit(self, seq: Sequence) -> bool:
         if self._full() or not self._may_pass(seq):

@@ -62,6 +62,25 @@ class SequenceRoom:
         blocks = {spec.name: spec.reusable(request, found[spec.name], n_tokens) for spec in specs}
         return Hit(keys, blocks, n_tokens)
 
+    def computed_by(self, other: Sequence, seq: Sequence, visit: Visit, n_tokens: int) -> bool:
+        """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens that
+        `seq` could then share and has not found."""
+        hit, theirs = self.match(seq, visit), self._keys.get(other.id)
+        if theirs is None:
+            return False
+        chained, n_most = False, len(seq.tokens) - 1
+        for spec in self.specs_of(seq.request, visit):
+            if not spec.chained:
+                if spec.safe((), n_most) is not None:
+                    return False
+                continue
+            last = spec.blocks_for(hit.n_tokens + n_tokens) - 1  # equal keys are equal up to there
+            mine, its = hit.keys[spec.name], theirs.get(spec.name, ())
+            if last >= min(len(mine), len(its), n_most // spec.block_tokens) or mine[last] != its[last]:
+                return False
+            chained = True
+        return chained
+
     def needs_encode(self, seq: Sequence, visit: Visit) -> bool:
         """Whether some picture of it has to be encoded: its tokens are not all computed, and its embeddings are not in
         the cache now."""

@@ -49,7 +49,7 @@ class Scheduler:
         self._running = {Stage.ENCODE: self.encoding, Stage.PREFILL: self.prefilling, Stage.DECODE: self.decoding}
         self.migrating: dict[str, Sequence] = {}  # live, hold their blocks, wait for an instance of their next stage
         self._live: dict[str, Sequence] = {}
-        self._admission = Admission(role, self.room, budgets, lambda: self.n_running)
+        self._admission = Admission(role, self.room, budgets, self.policy, lambda: self.n_running, self.prefilling)
         self.waiting = self._admission.waiting
         self.arriving = self._admission.arriving
         self._n_added = 0
@@ -119,6 +119,10 @@ class Scheduler:
         if seq.id in self._live or seq.id in self.arriving or self.room.holds(seq.id):
             return None  # a late copy of an old offer
         return self._admission.expect(seq, handoff)
+
+    def repeats(self, handoff: Handoff, now: float) -> bool:
+        """Whether it would compute what another is computing here now. Then it had better wait for that."""
+        return bool(self.prefilling or self.arriving) and self._admission.repeats(handoff.sequence(now))
 
     def land(self, request_id: str, now: float) -> Sequence:
         """Its blocks are written and it is ours."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
 
 from hydrainfer.core import Sequence, Stage
+
+_MOST_PASSED = 16  # each is looked at in every step
 
 
 class Waiting:
@@ -39,9 +42,10 @@ class Waiting:
             queue.remove(seq)
             self._count(seq, -1, seq.n_computed if n_computed is None else n_computed)
 
-    def oldest(self) -> list[Sequence]:
-        """The heads of the queues, the oldest first."""
-        return sorted((q[0] for q in self.queues.values() if q), key=lambda s: s.order)
+    def oldest(self, passed: Callable[[Sequence], bool]) -> list[Sequence]:
+        """The heads of the queues, the oldest first; behind those that are to be `passed`, which are few."""
+        heads = (next((s for s in islice(q, _MOST_PASSED) if not passed(s)), None) for q in self.queues.values() if q)
+        return sorted((s for s in heads if s is not None), key=lambda s: s.order)
 
     def _count(self, seq: Sequence, by: int, n_computed: int) -> None:
         self.n_tokens += by * (len(seq.tokens) - n_computed)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hydrainfer.core import Lane
 from tests.cluster.test_virtual import LAYOUTS
 from tests.cluster.virtual import Cluster
-from tests.scheduler.fakes import KV, expected_tokens
+from tests.scheduler.fakes import KV, expected_tokens, make_request
 from tests.scheduler.test_prefix import Turn, oracle, requests_of, turns
 
 pytestmark = pytest.mark.unit
@@ -40,6 +40,20 @@ def test_a_later_turn_computes_and_moves_only_what_is_new(layout):
         assert max(o.n_cached for o in cluster.outputs if o.request_id == r.id) == found
     assert [d.n_encoded for d in cluster.devices.values() if d.n_encoded] == [{b"picture1": 1}]
     assert sum(p.n_blocks["embed"] for p in cluster.pullers.values()) == (0 if layout in ("1EPD", "1EP1D") else 2)
+    cluster.check_whole()
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1EP1D", "1E1PD", "1E1P1D", "1ED1P"])
+def test_choices_of_one_prompt_compute_it_once(layout):
+    cluster = Cluster(layout, kv_blocks=200, embed_blocks=32)
+    requests = [make_request(f"r{i}", n_text=40, pictures=[1, 2], max_tokens=1, salt=b"") for i in range(8)]
+    for r in requests:
+        cluster.submit(r)
+    cluster.run()
+    n = requests[0].n_prompt
+    assert n_prefilled(cluster) == n + 7 * (n - (n - 1) // 4 * 4)
+    assert [d.n_encoded for d in cluster.devices.values() if d.n_encoded] == [{b"picture1": 1, b"picture2": 1}]
+    assert sum(p.n_blocks["embed"] for p in cluster.pullers.values()) == (0 if "EP" in layout else 4)
     cluster.check_whole()
 
 

@@ -189,6 +189,46 @@ def test_equal_answers_are_kept_once():
     assert blocks[1:] == (0, 20 // BLOCK), "twenty tokens are computed of each, in whole blocks"
 
 
+def prefilled(device):
+    """Tokens of each language batch that prefilled."""
+    return [n for lane, n, _ in device.batches if lane is Lane.LANGUAGE]
+
+
+@pytest.mark.parametrize("pictures", [[], [1]])
+def test_what_is_being_computed_is_waited_for_and_shared(pictures):
+    s, device = scheduler(shared_tokens=8)
+    requests = [make_request(f"r{i}", n_text=40, pictures=pictures, max_tokens=1, salt=b"") for i in range(8)]
+    found = run(s, device, requests)
+    n = requests[0].n_prompt
+    assert sum(prefilled(device)) == n + 7 * (n - (n - 1) // BLOCK * BLOCK)
+    assert sorted(found.values()) == [0, *[(n - 1) // BLOCK * BLOCK] * 7] and sum(device.n_encoded.values()) <= 1
+
+
+def test_who_waits_for_anothers_prefill_is_passed_by_those_who_share_nothing_with_it():
+    s, _ = scheduler(shared_tokens=8)
+    for name, salt in (("first", b""), ("same", b""), ("other", b"mine"), ("short", b"")):
+        s.add(make_request(name, n_text=16, max_tokens=1, salt=salt) if name != "short" else make_request(name), 0.0)
+    assert [(w.seq.id, w.count) for w in s.next(0.0, Lane.LANGUAGE).work] == [("first", 16), ("other", 8)]
+    assert [seq.id for seq in s.waiting.ready] == ["same", "short"]
+
+
+def test_little_in_common_is_not_waited_for():
+    s, _ = scheduler(shared_tokens=16)
+    for name in ("first", "second"):  # 12 tokens could be shared
+        s.add(make_request(name, n_text=12, max_tokens=1, salt=b""), 0.0)
+    assert [w.seq.id for w in s.next(0.0, Lane.LANGUAGE).work] == ["first", "second"]
+
+
+def test_a_prefill_that_is_cancelled_keeps_nobody_waiting():
+    s, device = scheduler(shared_tokens=8)
+    for name in ("first", "second"):
+        s.add(make_request(name, n_text=60, max_tokens=1, salt=b""), 0.0)
+    batch = s.next(0.0, Lane.LANGUAGE)
+    s.cancel("first")
+    s.apply(device.run(batch), 0.0)
+    assert [w.seq.id for w in s.next(0.0, Lane.LANGUAGE).work] == ["second"]
+
+
 def test_a_request_without_keys_shares_nothing():
     s, device = scheduler()
     for name in ("first", "second"):

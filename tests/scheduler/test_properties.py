@@ -49,7 +49,10 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     """Also with kinds of state that no model has yet: a sliding window, a slot per request."""
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running)
-    policy = Policy(encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching)
+    shared = rng.choice([1, 8, 64])
+    policy = Policy(
+        encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching, shared_tokens=shared
+    )
     sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, SLOT: slots}
     caches = CacheSet({spec: n for spec, n in sizes.items() if n})
     s = Scheduler(Role.parse("EPD"), caches, budgets, policy)
