@@ -30,6 +30,8 @@ from hydrainfer.core import (
     StepBatch,
     StepResult,
     TokenWork,
+    chain_of,
+    chain_root,
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.workload.results import Percentiles
@@ -58,7 +60,7 @@ class Load:
         tokens = max(1024, n + (arrivals + 1) * PROMPT_TOKENS) if arrivals else 1024
         budgets = Budgets(tokens=tokens, images=max(1, arrivals), running=running)
         self.scheduler = Scheduler(Role.parse("EPD"), caches, budgets, Policy(encode_wait_s=0.0))
-        self._n_added = 0
+        self._n_added, self._block_tokens = 0, kv.block_tokens
         for _ in range(0 if arrivals else n + waiting):
             self._add()
 
@@ -71,7 +73,8 @@ class Load:
         pictured = self._arrivals or (self._waiting and self._n_added % 2)
         media = (MediaSpan(1, PICTURE_TOKENS, key, name),) if pictured else ()
         ids = (1,) * PROMPT_TOKENS
-        request = Request(id=name, prompt_ids=ids, sampling=sampling, max_tokens=n, seed=0, media=media)
+        keys = chain_of(chain_root(key), ids, self._block_tokens)  # all have their own, and find nothing
+        request = Request(id=name, prompt_ids=ids, sampling=sampling, max_tokens=n, seed=0, media=media, keys=keys)
         self.scheduler.add(request, 0.0)
 
     def step(self) -> tuple[float, float]:

@@ -37,15 +37,20 @@ def _parameter(field: msgspec.structs.FieldInfo, is_argument: bool, as_text: boo
     meta, kind, default = field.type.__metadata__[0], field.type.__origin__, field.default
     said: dict[str, Any] = {"help": meta.description} | (meta.extra or {})
     names: Sequence[str] = said.pop("param_decls", ())
+    paired = any("/" in name for name in names)  # --this/--no-this, which takes no value
     if is_argument:
         said |= {"show_default": False} if as_text else {}
     elif as_text:
-        said |= {"rich_help_panel": meta.title, "show_default": _shown(field), "metavar": _metavar(kind)}
+        said |= {
+            "rich_help_panel": meta.title,
+            "show_default": _shown(field),
+            "metavar": None if paired else _metavar(kind),
+        }
     else:
         said |= {"rich_help_panel": meta.title, "min": meta.ge}
     info = typer.Argument(**said) if is_argument else typer.Option(*names, **said)
     if as_text:
-        kind, default = str | None, None
+        kind, default = bool | None if paired else str | None, None
     elif default is msgspec.NODEFAULT:
         default = inspect.Parameter.empty
     return inspect.Parameter(

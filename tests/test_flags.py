@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hydrainfer.benching.options import Compare, Run, Trace
 from hydrainfer.cli import app
-from hydrainfer.config import ServeConfig
+from hydrainfer.config import ServeConfig, load
 from hydrainfer.flags import flag, with_flags
 from hydrainfer.profiling.options import Profile
 
@@ -46,6 +46,20 @@ def test_a_struct_is_filled_from_what_was_typed(words, found):
     tool.command()(bake)
     status = CliRunner().invoke(tool, words).exit_code
     assert (status, baked) == ((0, [found]) if found else (2, []))
+
+
+@pytest.mark.parametrize(("words", "wanted"), [([], True), (["--no-prefix-cache"], False), (["--prefix-cache"], True)])
+def test_an_option_of_the_server_with_a_no(words, wanted):
+    given = {}
+
+    @with_flags(ServeConfig, "model", as_text=True)
+    def serve(**flags):
+        given.update({k: v for k, v in flags.items() if v is not None})
+
+    tool = typer.Typer()
+    tool.command()(serve)
+    assert CliRunner().invoke(tool, words).exit_code == 0
+    assert load(given).config.prefix_cache is wanted
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -96,7 +96,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     grammars = None if emulated else load_grammars(path, model.text.vocab, description.eos_ids)
     engine: EngineHandle
     pools: Callable[[], dict[str, CacheSet]]
-    recorder = PrometheusRecorder(name, lambda: engine.instances(), admission.waiting)
+    recorder = PrometheusRecorder(name, lambda: engine.instances(), admission.waiting, config.prefix_cache)
     if choose_launcher(config, specs) == "inproc" and len(specs) == 1:
         around = partial(Surroundings, sessions.sink, recorder.record, pixels=pixels.get, grammars=grammars)
         engine, built = _one_engine(config, model, specs[0], description, around, on_progress)
@@ -187,6 +187,7 @@ def _intake(
         videos=video_reading(config, limits.resampler),
         workers=workers,
         grammars=grammars,
+        block_tokens=config.block_tokens if config.prefix_cache else 0,
     )
     return Intake(
         processor,

@@ -3,26 +3,60 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 from hydrainfer.cache.spec import CacheSpec, Found, Wishes
-from hydrainfer.core import InvalidRequest, Request, Role, Stage
+from hydrainfer.core import InvalidRequest, Request, Role, Stage, chain_keys, split_chain
 
+_PUBLISHED_TOKENS = 256  # at once: a block's key costs less beside others
 _PICTURES = 64
 _PICTURE_TOKENS = 1024  # of a usual picture; the largest may have more
 
 
 class FullSpec(CacheSpec, frozen=True):
-    """Keys and values of every token. A block is `(layers, 2, block_tokens, kv_heads, head_dim)`."""
+    """Keys and values of every token, shared by whole blocks with requests that begin alike. A block is `(layers, 2,
+    block_tokens, kv_heads, head_dim)`."""
+
+    chained: ClassVar[bool] = True
 
     @classmethod
     def of(cls, *, layers: int, kv_heads: int, head_dim: int, dtype: str, block_tokens: int = 16) -> FullSpec:
         return cls("kv", block_tokens, (layers, 2, block_tokens, kv_heads, head_dim), dtype)
 
+    def due(self, n_computed: int) -> float:
+        return n_computed + _PUBLISHED_TOKENS
+
+    def keys(self, request: Request) -> list[bytes]:
+        if not request.keys:
+            return []
+        keys = split_chain(request.keys)[1:]
+        assert len(keys) == request.n_prompt // self.block_tokens, "a request whose keys are of other blocks"
+        return keys
+
+    def more_keys(self, request: Request, tokens: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
+        """None behind a video: where the positions of an answer count on from the highest of the prompt, those of the
+        same text in the next prompt may be others."""
+        n = len(keys)
+        if not request.keys or len(tokens) < (n + 1) * self.block_tokens or any(m.timed for m in request.media):
+            return []
+        return chain_keys(keys[-1] if keys else request.keys, tokens, self.block_tokens, request.media, n)
+
+    def safe(self, found: Found, n_most: int) -> int | None:
+        return min(len(found), n_most // self.block_tokens) * self.block_tokens
+
+    def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
+        return found[: n_tokens // self.block_tokens]
+
+    def contents(self, request: Request) -> list[bytes]:
+        """None: two copies of a prefix may be on their way at once; the second to land is dropped."""
+        return []
+
 
 class EmbedSpec(CacheSpec, frozen=True):
-    """One row of image embedding per placeholder token; no step after prefill reads it. A block is `(block_tokens,
-    width)`. A picture starts on a block boundary, so that its blocks can be shared with other requests."""
+    """One row of image embedding per placeholder token; only the prefill of that token reads it. A block is
+    `(block_tokens, width)`. A picture starts on a block boundary, so that its blocks can be shared with other
+    requests."""
 
     stages: ClassVar[frozenset[Stage]] = frozenset({Stage.ENCODE, Stage.PREFILL})
     size_option: ClassVar[str] = "image_cache_gib"
@@ -40,7 +74,9 @@ class EmbedSpec(CacheSpec, frozen=True):
         return range(0)
 
     def need(self, request: Request, n_computed: int, n_tokens: int) -> range:
-        return range(sum(self.blocks_for(m.n_tokens) for m in request.media))
+        """Those of the pictures that do not end before token `n_computed`."""
+        done = sum(self.blocks_for(m.n_tokens) for m in request.media if m.end <= n_computed)
+        return range(done, sum(self.blocks_for(m.n_tokens) for m in request.media))
 
     def capacity(self, stop: int) -> float:
         return math.inf
@@ -92,8 +128,14 @@ class EmbedSpec(CacheSpec, frozen=True):
     def contents(self, request: Request) -> list[bytes]:
         return [m.key for m in request.media]
 
+    def written(self, n_before: int, n_computed: int) -> range:
+        return range(0)
+
+    def complete(self, request: Request, n_computed: int) -> range:
+        return self.need(request, n_computed, 0)
+
     def moved(self, request: Request, n_computed: int) -> range:
-        return self.need(request, 0, 0)
+        return self.need(request, n_computed, 0)
 
 
 def specs_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ from hydrainfer.cache.spec import CacheSpec, Found
 
 class Hit(NamedTuple):
     """`keys[spec][i]` is the key of the request's block number `i`; `blocks[spec][i]` the block of the cache that
-    has it and may be shared, or None. `n_tokens`: how many tokens are computed once those blocks are shared."""
+    has it and may be shared, or None, as for all numbers beyond. `n_tokens`: how many tokens are computed once those
+    blocks are shared."""
 
     keys: Mapping[str, Sequence[bytes]]
     blocks: Mapping[str, Found]
@@ -42,8 +44,12 @@ class CacheSet:
         self._leases: dict[str, Lease] = {}
 
     def find(self, spec: str, keys: Sequence[bytes]) -> list[int | None]:
-        """The blocks that have these keys, None where there is none. Nothing is held until `reserve`."""
-        return [self.pools[spec].lookup(key) for key in keys]
+        """The blocks that have these keys, None where there is none; of a spec that is `chained`, those before the
+        first that has none. Nothing is held until `reserve`."""
+        pool = self.pools[spec]
+        if self.specs[spec].chained:
+            keys = keys[: bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in pool)]
+        return [pool.lookup(key) for key in keys]
 
     def reserve(self, owner: str, need: Mapping[str, range], hit: Hit = NO_HIT) -> Lease | None:
         """The blocks with the numbers `need[spec]` of every spec, or None and nothing changed. Blocks found by `hit`
@@ -106,16 +112,24 @@ class CacheSet:
         blocks += pool.take(pool.n_available - available)
         lease.first[spec] = first
 
-    def commit(self, lease: Lease, spec: str, first: int, keys: Sequence[bytes]) -> None:
-        """The bytes of the blocks from number `first` on are written: publish them under `keys`."""
-        first -= lease.first[spec]
-        for block, key in zip(lease.blocks[spec][first:], keys, strict=False):
-            self.pools[spec].publish(block, key)
+    def commit(self, lease: Lease, spec: str, first: int, keys: Sequence[bytes]) -> bool:
+        """The bytes of the blocks from number `first` on are written: publish them under `keys`. Returns whether the
+        lease holds other blocks now: it adopts those that were published under these keys before.
+
+        So who holds a block of a chain holds the published blocks before it, too, and drops them later (`release`).
+        Therefore no block is evicted before those that continue it, and `find` may bisect.
+        """
+        pool, blocks, adopted = self.pools[spec], lease.blocks[spec], False
+        for i, key in enumerate(keys, first - lease.first[spec]):
+            mine = blocks[i]
+            blocks[i] = pool.publish(mine, key)
+            adopted = adopted or blocks[i] != mine
+        return adopted
 
     def release(self, lease: Lease, spec: str | None = None) -> None:
         """Give back the blocks of one spec, or all of them and the lease itself. Safe to repeat."""
         for name in [spec] if spec is not None else list(lease.blocks):
-            self.pools[name].drop(lease.blocks.pop(name, ()))
+            self.pools[name].drop(reversed(lease.blocks.pop(name, ())))
         if spec is None:
             self._leases.pop(lease.owner, None)
 

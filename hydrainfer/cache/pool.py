@@ -22,6 +22,7 @@ class BlockPool:
         self._key_of: dict[int, bytes] = {}
         self._index: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # refcount 0 and indexed, oldest first
+        self.version = 0  # changes with what `lookup` answers
 
     @property
     def n_available(self) -> int:
@@ -35,6 +36,7 @@ class BlockPool:
     def take(self, n: int) -> list[int]:
         """`n` fresh blocks, evicting cached ones if it must. The caller has checked `n_available`."""
         assert n <= self.n_available, f"took {n} of {self.n_available} blocks"
+        self.version += len(self._free) < n
         while len(self._free) < n:
             block, _ = self._cached.popitem(last=False)
             del self._index[self._key_of.pop(block)]
@@ -48,6 +50,9 @@ class BlockPool:
 
     def lookup(self, key: bytes) -> int | None:
         return self._index.get(key)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._index
 
     def is_cached(self, block: int) -> bool:
         return block in self._cached
@@ -70,13 +75,22 @@ class BlockPool:
                 else:
                     free.append(block)
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Let `key` find `block`. Called after its bytes are written, so the index never promises what is
-        not there. If another block already has the key, that one stays."""
+    def publish(self, block: int, key: bytes) -> int:
+        """Let `key` find `block`. Called after its bytes are written, so the index never promises what is not there.
+        If another block already has the key, the holder adopts that one and drops its own. Returns the block that it
+        holds then."""
         assert self._refs[block] > 0, f"block {block} published while nobody holds it"
-        if key not in self._index and block not in self._key_of:
+        known = self._index.get(key)
+        if known is None:
+            assert block not in self._key_of, f"block {block} published under two keys"
             self._index[key] = block
             self._key_of[block] = key
+            self.version += 1
+            return block
+        if known != block:
+            self.share(known)
+            self.drop((block,))
+        return known
 
     def check(self, held: Iterable[int]) -> None:
         """Every block is in exactly one state and `held` (the blocks of all leases, with repeats) explains every

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from hydrainfer.core import InvalidRequest, Request, Stage
+from hydrainfer.core import Sequence as LiveSequence
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 Found = Sequence[int | None]
@@ -41,8 +42,8 @@ class CacheSpec(msgspec.Struct, frozen=True):
 
     stages: ClassVar[frozenset[Stage]] = frozenset({Stage.PREFILL, Stage.DECODE})
     """The steps that read or write it. Its blocks are given back when no step that is left does."""
-    follows_tokens: ClassVar[bool] = False
-    """Whether blocks are published or become stale as tokens are computed."""
+    chained: ClassVar[bool] = False
+    """Whether a key names all that is before its block, too, so that it is found only if the keys before it are."""
     size_option: ClassVar[str] = "kv_cache_gib"
     """The option that sets its size."""
     size_noun: ClassVar[str] = "a KV block"
@@ -80,6 +81,11 @@ class CacheSpec(msgspec.Struct, frozen=True):
         """Once so many tokens are computed, blocks with a lower number are read no more."""
         return 0
 
+    def due(self, n_computed: int) -> float:
+        """How many tokens may be computed before what became complete is published and what became stale given back;
+        infinite if that may wait until the request leaves its stage."""
+        return math.inf
+
     def refusal(self, request: Request, n_blocks: int) -> InvalidRequest | None:
         """Why the request could not run even if it had all `n_blocks` blocks for itself; None if it could."""
         n_tokens = request.n_prompt + request.max_tokens
@@ -113,6 +119,10 @@ class CacheSpec(msgspec.Struct, frozen=True):
         """The keys under which the request's first blocks are found again, by number. What has no key is not shared."""
         return []
 
+    def more_keys(self, request: Request, tokens: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
+        """The keys that follow `keys`, by number, now that it has `tokens`."""
+        return []
+
     def safe(self, found: Found, n_most: int) -> int | None:
         """Tokens that need not be computed, at most `n_most`, given which blocks are here; None if this kind does not
         limit them."""
@@ -126,6 +136,15 @@ class CacheSpec(msgspec.Struct, frozen=True):
     def written(self, n_before: int, n_computed: int) -> range:
         """Numbers of the blocks that are complete since tokens `n_before .. n_computed-1` were computed."""
         return range(n_before // self.block_tokens, n_computed // self.block_tokens)
+
+    def complete(self, request: Request, n_computed: int) -> range:
+        """Numbers of the blocks that are complete when so many tokens are computed and all pictures encoded."""
+        return self.written(self.stale(n_computed) * self.block_tokens, n_computed)
+
+    def held(self, seq: LiveSequence, numbers: range) -> list[int]:
+        """The blocks with these numbers, which the sequence holds."""
+        first = seq.first_block.get(self.name, 0)
+        return seq.blocks[self.name][numbers.start - first : numbers.stop - first]
 
     def pictures(self, request: Request) -> list[range]:
         """For each picture of the request, the numbers of the blocks that its embeddings fill."""

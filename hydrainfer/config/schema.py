@@ -165,6 +165,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     image_cache_gib: Annotated[
         Positive | None, _help("Memory", "Image embedding cache size of an instance; default: 64 pictures.")
     ] = None
+    prefix_cache: Annotated[
+        bool,
+        _help(
+            "Memory",
+            "Requests that begin alike share the KV of what they have in common.",
+            extra={"param_decls": ("--prefix-cache/--no-prefix-cache",)},
+        ),
+    ] = True
     block_tokens: Annotated[int, _help("Memory", "Tokens per KV block.", ge=1, le=256)] = 16
     gpu_memory_fraction: Annotated[float, _help("Memory", "Share of the GPU for weights and caches.", gt=0, le=1)] = 0.9
 

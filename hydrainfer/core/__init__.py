@@ -3,6 +3,7 @@
 Called by all rooms. No I/O, no torch, no clock: time is an argument.
 """
 
+from hydrainfer.core.chain import chain_keys, chain_of, chain_root, split_chain
 from hydrainfer.core.cost import CostModel, DeviceTime
 from hydrainfer.core.errors import (
     CheckpointError,
@@ -104,6 +105,10 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "Withdraw",
+    "chain_keys",
+    "chain_of",
+    "chain_root",
     "owner_of",
+    "split_chain",
     "total",
 ]

@@ -36,7 +36,8 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 class Output(msgspec.Struct, frozen=True):
     """New tokens of one request, or its end. Exactly one output per request has a `finish_reason`
     ("stop", "length", "abort" or "error"), and it is the last. `start`: how many tokens it had before these; outputs of
-    several instances may overtake each other on their way."""
+    several instances may overtake each other on their way. `n_cached`: prompt tokens that were not computed for it, 0
+    from an instance that did not prefill it."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -45,6 +46,7 @@ class Output(msgspec.Struct, frozen=True):
     stop_token: int | None = None
     error: ErrorInfo | None = None
     start: int = 0
+    n_cached: int = 0
 
 
 OutputSink = Callable[[list[Output]], None]
@@ -113,6 +115,8 @@ class InstanceStats(msgspec.Struct, frozen=True):
     n_arriving: int = 0  # offered by other instances, and not here yet
     blocks_pulled: dict[str, int] = {}  # spec -> blocks copied from other instances so far
     n_landed: int = 0
+    tokens_found: int = 0  # computed already, of those that requests wanted prefilled here
+    tokens_wanted: int = 0
 
 
 class InstanceInfo(msgspec.Struct, frozen=True):
@@ -162,4 +166,6 @@ def total(parts: list[InstanceStats]) -> InstanceStats:
         n_arriving=add("n_arriving"),
         blocks_pulled=dict(pulled),
         n_landed=add("n_landed"),
+        tokens_found=add("tokens_found"),
+        tokens_wanted=add("tokens_wanted"),
     )

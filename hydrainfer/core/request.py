@@ -134,6 +134,15 @@ class MediaSpan(msgspec.Struct, frozen=True):
     times: tuple[int, ...] = ()
     joined: bool = False
 
+    @property
+    def end(self) -> int:
+        return self.start + self.n_tokens
+
+    @property
+    def timed(self) -> bool:
+        """Whether its positions in time may run ahead of those of the text behind it, as a video's may."""
+        return bool(self.times) or (self.grid is not None and self.grid[0] > max(self.grid[1:]))
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of one API request, ready to run on any instance.
@@ -141,6 +150,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are seconds of
     the engine's clock: `arrival_s` None means when it reaches the engine; `deadline_s` travels to the last copy.
     `priority`: levels by which it goes before others (or, negative, behind), within the scheduler's bounds.
+    `keys`: the chain of its prompt (`core.chain`) by which KV is shared; empty if it shares none.
     """
 
     id: str
@@ -154,6 +164,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival_s: float | None = None
     deadline_s: float = float("inf")
     priority: int = 0
+    keys: bytes = b""
 
     @property
     def n_prompt(self) -> int:

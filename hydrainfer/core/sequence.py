@@ -13,6 +13,7 @@ request is in.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,11 +27,13 @@ class Sequence:
 
     `order`: (arrival time, rank at the instance it came to first), smaller is older; it keeps its age wherever it goes.
     `attempt`: times it was placed; `hops`: times it came to another instance. `blocks`: per cache spec, the block ids
-    of the present lease, of which the first is the request's block number `first_block[spec]`. `capacity`: tokens that
-    can be computed with them. `pending_media`: indices of pictures that
-    are still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present
-    stage has been part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which
-    the scheduler says who goes first (smaller), as `order` says who is older.
+    of the present lease, of which the first is the request's block number `first_block[spec]`. `remapped`: times that
+    some of them became others. `capacity`: tokens that can be computed with them. `n_settled`, `due`: how many tokens
+    were computed when the room last did something for it, and are when it next has to. `n_cached`: tokens that were
+    found computed when it first came to be prefilled here, -1 before. `pending_media`: indices of pictures that are
+    still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present stage has been
+    part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which the scheduler
+    says who goes first (smaller), as `order` says who is older.
     """
 
     __slots__ = (
@@ -39,16 +42,20 @@ class Sequence:
         "cancelled",
         "capacity",
         "cursor",
+        "due",
         "first_block",
         "hops",
         "in_flight",
+        "n_cached",
         "n_computed",
         "n_prompt",
+        "n_settled",
         "order",
         "pending_media",
         "plan",
         "queued_s",
         "rank",
+        "remapped",
         "request",
         "rest",
         "started",
@@ -68,7 +75,11 @@ class Sequence:
         self.hops = 0
         self.tokens: list[int] = [*request.prompt_ids, *produced]
         self.n_computed = 0
+        self.n_cached = -1
         self.capacity = 0
+        self.n_settled = 0
+        self.due = math.inf
+        self.remapped = 0
         self.pending_media: list[int] = list(range(len(request.media)))
         self.blocks: dict[str, list[int]] = {}
         self.first_block: dict[str, int] = {}

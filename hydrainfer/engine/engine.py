@@ -245,10 +245,10 @@ class Engine:
             if ended is not None:
                 self._event(seq.id, EventKind.ENDED, now, ended)
             if finish is not None:
-                self._end(seq.id, now, finish, token, logprobs, error, start=seq.n_produced - 1)
+                self._end(seq.id, now, finish, token, logprobs, error, seq.n_produced - 1, max(seq.n_cached, 0))
             elif token is not None:
-                start = len(seq.tokens) - seq.n_prompt - 1
-                outputs.append(Output(seq.request.id, (token,), (logprobs,) if logprobs else (), start=start))
+                said, start = (logprobs,) if logprobs else (), len(seq.tokens) - seq.n_prompt - 1
+                outputs.append(Output(seq.request.id, (token,), said, start=start, n_cached=max(seq.n_cached, 0)))
             if ended is not None and finish is None:
                 self._queued(seq, now)
 
@@ -271,8 +271,9 @@ class Engine:
         logprobs: TokenLogprobs | None = None,
         error: HydraError | None = None,
         start: int = 0,
+        n_cached: int = 0,
     ) -> None:
-        self._finish(request_id, finish, token, logprobs, error, start)
+        self._finish(request_id, finish, token, logprobs, error, start, n_cached)
         self._event(request_id, EventKind.FINISHED, now, detail=finish)
 
     def _finish(
@@ -283,6 +284,7 @@ class Engine:
         logprobs: TokenLogprobs | None = None,
         error: HydraError | None = None,
         start: int = 0,
+        n_cached: int = 0,
     ) -> None:
         """The one place where a request's final output is made."""
         self._open.discard(request_id)
@@ -295,6 +297,7 @@ class Engine:
                 stop_token=token if finish == "stop" else None,
                 error=ErrorInfo.of(error) if error else None,
                 start=start,
+                n_cached=n_cached,
             )
         )
 
@@ -410,6 +413,8 @@ class Engine:
             cache_blocks=caches.usage(),
             pictures_found=s.room.n_pictures_found,
             pictures_wanted=s.room.n_pictures_wanted,
+            tokens_found=s.room.n_tokens_found,
+            tokens_wanted=s.room.n_tokens_wanted,
             n_preemptions=s.n_preemptions,
             n_steps=self._n_steps,
             stalled_s=self._stalled_s(now),

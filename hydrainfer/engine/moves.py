@@ -279,8 +279,8 @@ class Moves:
         self._moves.append(Stranded(d.seq.id, error))
 
     def _admit(self, now: float) -> None:
-        """Reserve room for offers, best rank first. What another arrival is bringing is waited for, and nobody
-        passes who waits so (as in `Admission.to_encode`)."""
+        """Reserve room for offers, best rank first. What another arrival is bringing is waited for, and nobody passes
+        who waits so (as in `Admission.to_encode`). What another request is computing is waited for, too."""
         full: set[Stage] = set()  # stages whose best offer found no room
         n_stages = self._target.n_stages_waited_for
         wanted: set[bytes] = set()
@@ -293,10 +293,13 @@ class Moves:
             if brought & self._being_pulled.keys() or brought & wanted:
                 wanted |= brought
                 continue
+            if self._scheduler.repeats(handoff, now):
+                continue
             try:
                 pulls = self._scheduler.expect(handoff, now)
             except InvalidRequest as e:
                 self._do(self._target.reject(handoff.key, ErrorInfo.of(e)), now)
+                self._scheduler.forget_blocked(handoff.request.id)
                 continue
             if pulls is None:
                 full.add(stage)

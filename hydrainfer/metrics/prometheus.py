@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -41,13 +41,14 @@ class Waiting(NamedTuple):
 
 class PrometheusRecorder:
     """Takes lifecycle events, from one thread at a time; `page` and `timings` may be called from any thread.
-    `instances` and `waiting` are asked at each scrape."""
+    `instances` and `waiting` are asked at each scrape. `prefix_cache`: whether requests share KV."""
 
     def __init__(
         self,
         model: str,
         instances: Callable[[], list[InstanceInfo]],
         waiting: Callable[[], Waiting] = lambda: Waiting({}, {}),
+        prefix_cache: bool = True,
     ) -> None:
         self._registry = CollectorRegistry()
         self._done: dict[str, Timeline] = {}  # the latest that nobody has asked for
@@ -80,6 +81,9 @@ class PrometheusRecorder:
             labels,
             registry=self._registry,
         ).labels(model)
+        facts = (*labels, "enable_prefix_caching")
+        info = Gauge(PREFIX + "cache_config_info", "How the caches are set up.", facts, registry=self._registry)
+        info.labels(model, str(prefix_cache)).set(1)
         self._model = model
         self._registry.register(_InstancesCollector(model, instances))
         self._registry.register(_WaitingCollector(model, waiting))
@@ -202,6 +206,8 @@ def _counters(s: InstanceStats) -> dict[str, float]:
         "num_preemptions": s.n_preemptions,
         "mm_cache_queries": s.pictures_wanted,
         "mm_cache_hits": s.pictures_found,
+        "prefix_cache_queries": s.tokens_wanted,
+        "prefix_cache_hits": s.tokens_found,
         "engine_steps": s.n_steps,
         "requests_landed": s.n_landed,
         **{f"{spec}_blocks_pulled": n for spec, n in s.blocks_pulled.items()},

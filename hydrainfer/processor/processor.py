@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrainfer.core import Grammar, InvalidRequest, MediaSpan, Request, SamplingParams
+from hydrainfer.core import Grammar, InvalidRequest, MediaSpan, Request, SamplingParams, chain_of, chain_root
 from hydrainfer.core.request import MAX_CHOICES
 from hydrainfer.grammar import Grammars
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, VideoPart, VideoReading, is_id
@@ -61,6 +61,7 @@ class Processor:
     description, the limits, the picture store.
 
     `weights`: fingerprint of the vision weights; `dtype`: of the embeddings. Both are part of a picture's key.
+    `block_tokens`: tokens per key of a prompt's chain, by which KV is shared; 0: none is.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Processor:
         videos: VideoReading | None = None,
         workers: MediaWorkers | None = None,
         grammars: Grammars | None = None,
+        block_tokens: int = 16,
     ) -> None:
         """`workers` decode pictures and videos until `close`; without them the asking thread does. `grammars`: compiles
         those of requests until `close`; without it no request may have one."""
@@ -81,6 +83,7 @@ class Processor:
         self.model = model
         self.pixels = pixels
         self.limits = limits or MediaLimits()
+        self._block_tokens, self._keyed_by = block_tokens, (weights, dtype.encode())
         self.media = Preprocessor(pixels, self.limits, videos or VideoReading(), Seal(weights, dtype), workers)
 
     def chat(
@@ -92,10 +95,12 @@ class Processor:
         options: Mapping[str, Any] | None = None,
         ticket: Ticket | None = None,
         prompt: str | Sequence[int] | None = None,
+        salt: str = "",
     ) -> Prepared:
         """Prepare a chat. `options`: the request's `mm_processor_kwargs`. `ticket`: lets another thread cancel it.
         `prompt`: stands in place of what the template makes of the messages; it has a placeholder for each of their
-        pictures and videos. Raises `InvalidRequest` or as `Preprocessor.prepare`; then nothing is held."""
+        pictures and videos. `salt`: KV is shared only with requests of the same. Raises `InvalidRequest` or as
+        `Preprocessor.prepare`; then nothing is held."""
         self.check_grammar(sampling.grammar)
         parts = [part for m in messages for part in m.media]
         if prompt is None:
@@ -115,7 +120,7 @@ class Processor:
                 for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
             )
             param, continues = ("messages", False) if prompt is None else ("prompt", True)
-            return self._finish(id, [expanded.ids], sampling, timing, param, media, refs, continues)
+            return self._finish(id, [expanded.ids], sampling, timing, param, salt, media, refs, continues)
         except BaseException:
             for ref in refs:
                 self.pixels.release(ref)
@@ -129,8 +134,10 @@ class Processor:
         timing: Timing | None = None,
         *,
         add_special: bool | None = None,
+        salt: str = "",
     ) -> Prepared:
-        """Prepare a text, several texts, the ids of one, or the ids of several. Raises `InvalidRequest`."""
+        """Prepare a text, several texts, the ids of one, or the ids of several. `salt`: as of `chat`. Raises
+        `InvalidRequest`."""
         self.check_grammar(sampling.grammar)
         token_lists: list[tuple[int, ...]] = []
         texts = _split(prompt)
@@ -141,7 +148,7 @@ class Processor:
             else:
                 check_ids(one, self.model)
                 token_lists.append(tuple(one))
-        return self._finish(id, token_lists, sampling, timing, "prompt", continues=True)
+        return self._finish(id, token_lists, sampling, timing, "prompt", salt, continues=True)
 
     def encode(self, text: str, *, add_special: bool | None = None) -> list[int]:
         """The token ids of a client's text. Raises `InvalidRequest` if it is too long or holds an image placeholder."""
@@ -250,6 +257,7 @@ class Processor:
         sampling: SamplingParams,
         timing: Timing | None,
         param: str,
+        salt: str,
         media: tuple[MediaSpan, ...] = (),
         pixels: tuple[str, ...] = (),
         continues: bool = False,
@@ -262,6 +270,7 @@ class Processor:
             )
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         timing = timing or Timing()
+        chains = [self._chain(token_ids, media, salt) for token_ids in token_lists]
         requests = [
             Request(
                 id=f"{id}-{p * sampling.n + choice}",
@@ -274,11 +283,19 @@ class Processor:
                 eos_ids=self.model.eos_ids,
                 arrival_s=timing.arrival_s,
                 deadline_s=timing.deadline_s,
+                keys=chains[p],
             )
             for p, token_ids in enumerate(token_lists)
             for choice in range(sampling.n)
         ]
         return Prepared(id, tuple(requests), pixels, continues)
+
+    def _chain(self, ids: tuple[int, ...], media: tuple[MediaSpan, ...], salt: str) -> bytes:
+        """The keys under which a prompt's KV is found again; none if it shares none."""
+        if not self._block_tokens:
+            return b""
+        root = chain_root(*self._keyed_by, salt.encode("utf-8", "surrogatepass"))
+        return chain_of(root, ids, self._block_tokens, media)
 
 
 def _check_choices(n_prompts: int, n: int) -> None:

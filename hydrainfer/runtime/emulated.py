@@ -25,7 +25,7 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.runtime.lane import guarded
-from hydrainfer.runtime.tags import MASK, Reads, TagStore, content_of, digest, identity, kv_identity, kv_tags
+from hydrainfer.runtime.tags import MASK, KVTags, Reads, TagStore, content_of, digest, identity
 from hydrainfer.storage import BlockStore
 
 _MISMATCH = "emulated_mismatch"
@@ -132,7 +132,7 @@ class _Vision:
                 continue
             span = work.seq.request.media[work.index]
             held = self._embeds.spec.pictures(work.seq.request)[work.index]
-            blocks += work.seq.blocks[self._embeds.spec.name][held.start : held.stop]
+            blocks += self._embeds.spec.held(work.seq, held)
             ident = identity(digest(span.key))
             tags += range(ident + 1, ident + 1 + len(held))
 
@@ -154,17 +154,17 @@ class _Vision:
 
 
 class _Life:
-    """A sequence seen lately: its KV `ident`ity; `n_pictured`, where its last picture ends; and what
-    its tokens come from. Token number `position` is `odd * position` modulo 2**31, scaled to the ids spoken: a function
-    of the prompt, the position and, unless greedy, the seed; `never` an end."""
+    """A sequence seen lately: its KV `tags`; `n_pictured`, where its last picture ends; and what its tokens come from.
+    Token number `position` is `odd * position` modulo 2**31, scaled to the ids spoken: a function of the prompt, the
+    position and, unless greedy, the seed; `never` an end."""
 
-    __slots__ = ("attempt", "ident", "logprobs", "n_pictured", "never", "odd", "request")
+    __slots__ = ("attempt", "logprobs", "n_pictured", "never", "odd", "request", "tags")
 
-    def __init__(self, seq: Sequence) -> None:
+    def __init__(self, seq: Sequence, block_tokens: int) -> None:
         request = seq.request
         self.request, self.attempt = request, seq.attempt
         content = content_of(request)
-        self.ident = kv_identity(request, content)
+        self.tags = KVTags(request, content, block_tokens)
         self.n_pictured = max((m.start + m.n_tokens for m in request.media), default=0)
         if not request.sampling.greedy:
             content ^= (request.seed + request.choice * _GOLDEN) & MASK
@@ -203,16 +203,18 @@ class _Language:
                 known = False
             else:
                 known = i != turn
+            idents = life.tags.idents
+            if len(idents) <= (start + count) // size:
+                life.tags.know(seq.tokens)
             if known and count == 1 and start:  # nearly always; written out, for a call costs more than this does
-                tag = life.ident + start
                 block = held[start // size]
                 kv.blocks.append(block if start % size else held[start // size - 1])
-                kv.tags.append(tag)
+                kv.tags.append(idents[start // size] + start)
                 kv.readers.append(request.id)
                 blocks.append(block)
-                tags.append(tag + 1)
+                tags.append(idents[(start + 1) // size] + start + 1)
             else:
-                self._chunk(item, life.ident, kv, blocks, tags)
+                self._chunk(item, life.tags, kv, blocks, tags)
             if start < life.n_pictured:
                 self._look(item, embeds)
             if sample:
@@ -234,21 +236,21 @@ class _Language:
 
         return finish
 
-    def _chunk(self, work: TokenWork, ident: int, reads: Reads, blocks: list[int], tags: list[int]) -> None:
+    def _chunk(self, work: TokenWork, of: KVTags, reads: Reads, blocks: list[int], tags: list[int]) -> None:
         """Note the blocks that a chunk reads, all its context, and those that it fills."""
         seq, start, count, _ = work
         held, size, end = seq.blocks[self._kv_name], self._block_tokens, start + count
         if start:
-            reads.add(seq.id, held[: -(-start // size)], kv_tags(ident, 0, start, size))
+            reads.add(seq.id, held[: -(-start // size)], of.of(0, start))
         blocks += held[start // size : -(-end // size)]
-        tags += kv_tags(ident, start // size, end, size)
+        tags += of.of(start // size, end)
 
     def _meet(self, seq: Sequence) -> _Life:
         lives = self._lives
         lives.pop(seq.id, None)
         if len(lives) >= _LIVES_KEPT:
             del lives[next(iter(lives))]  # if that one still lives, it is met again
-        life = lives[seq.id] = _Life(seq)
+        life = lives[seq.id] = _Life(seq, self._block_tokens)
         return life
 
     def _look(self, work: TokenWork, reads: Reads) -> None:
@@ -260,7 +262,7 @@ class _Language:
             lo, hi = max(start, span.start) - span.start, min(end, span.start + span.n_tokens) - span.start
             if lo < hi:
                 parts = range(lo // size, -(-hi // size))
-                blocks = seq.blocks[self._embeds.spec.name][held.start + parts.start : held.start + parts.stop]
+                blocks = self._embeds.spec.held(seq, range(held.start + parts.start, held.start + parts.stop))
                 ident = identity(digest(span.key))
                 reads.add(seq.id, blocks, [*range(ident + parts.start + 1, ident + parts.stop + 1)])
 

@@ -107,7 +107,7 @@ def _place_embeddings(packed: PackedTokens, items: list[TokenWork], spec: CacheS
             if low >= high:
                 continue
             block, offset = np.divmod(np.arange(low - span.start, high - span.start), spec.block_tokens)
-            held = np.array(w.seq.blocks[spec.name][blocks.start : blocks.stop], dtype=np.int64)
+            held = np.array(spec.held(w.seq, blocks), dtype=np.int64)
             at.append(np.arange(low, high) - w.start + first_row)
             rows.append(held[block] * spec.block_tokens + offset)
     if at:

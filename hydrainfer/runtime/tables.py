@@ -12,6 +12,7 @@ from hydrainfer.core import Sequence
 class _Entry(NamedTuple):
     seq: Sequence
     attempt: int
+    remapped: int
     row: int
     n_filled: int
 
@@ -19,8 +20,8 @@ class _Entry(NamedTuple):
 class BlockTables:
     """A growing [rows, max_blocks] int32 array with one row per request seen lately.
 
-    A row is rebuilt when its request was preempted since (`attempt`). Rows of requests that ended are reclaimed when
-    space runs out: whatever is not in the present batch may go.
+    A row is rebuilt when its request was preempted since (`attempt`) or its blocks became others (`remapped`). Rows of
+    requests that ended are reclaimed when space runs out: whatever is not in the present batch may go.
     """
 
     def __init__(self, spec: str, n_rows: int = 64, n_blocks: int = 64) -> None:
@@ -36,7 +37,7 @@ class BlockTables:
             blocks = seq.blocks[self._spec]
             n = len(blocks)
             entry = self._entries.get(seq.request.id)
-            if entry is None or entry.n_filled != n or entry.attempt != seq.attempt or entry.seq is not seq:
+            if entry is None or entry.n_filled != n or not _holds(entry, seq):
                 entry = self._update(seq, blocks, entry, sequences)
             rows.append(entry.row)
             longest = max(longest, n)
@@ -49,14 +50,14 @@ class BlockTables:
             row = self._row_for(batch)
         else:
             row = entry.row
-            if entry.seq is seq and entry.attempt == seq.attempt and entry.n_filled <= n:
+            if entry.n_filled <= n and _holds(entry, seq):
                 known = entry.n_filled
         if n > self._data.shape[1]:
             wider = np.zeros((self._data.shape[0], max(n, 2 * self._data.shape[1])), dtype=np.int32)
             wider[:, : self._data.shape[1]] = self._data
             self._data = wider
         self._data[row, known:n] = blocks[known:]
-        self._entries[seq.request.id] = entry = _Entry(seq, seq.attempt, row, n)
+        self._entries[seq.request.id] = entry = _Entry(seq, seq.attempt, seq.remapped, row, n)
         return entry
 
     def _row_for(self, batch: list[Sequence]) -> int:
@@ -69,3 +70,8 @@ class BlockTables:
             self._data = np.concatenate([self._data, np.zeros_like(self._data)])
             self._free = list(range(2 * n - 1, n - 1, -1))
         return self._free.pop()
+
+
+def _holds(entry: _Entry, seq: Sequence) -> bool:
+    """Whether the blocks that a row has are still the first of the sequence's."""
+    return entry.seq is seq and entry.attempt == seq.attempt and entry.remapped == seq.remapped

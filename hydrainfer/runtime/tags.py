@@ -3,18 +3,20 @@
     KV block b of a sequence of which n tokens are computed:   identity << 32 | min(n, end of b)
     EMBED block `part` of a picture:                           identity << 32 | part + 1
 
-Identity: of the request and its prompt, or of the picture's content. So a word says whose block it is, which one, and
-how much of it was there when it was copied. The rest of a block is never touched and takes no memory.
+Identity: of the picture's content; of the chained key up to the last whole block, so that who shares a prefix reads the
+same words; of the request and its prompt, if it shares none. So a word says whose block it is, which one, and how much
+of it was there when it was copied. The rest of a block is never touched and takes no memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
 import torch
 
-from hydrainfer.core import Request
+from hydrainfer.core import Request, chain_keys, split_chain
 from hydrainfer.storage import BlockStore
 
 MASK = (1 << 64) - 1
@@ -33,19 +35,45 @@ def content_of(request: Request) -> int:
     return (hash(request.prompt_ids) * _GOLDEN + pictures) & MASK
 
 
-def kv_identity(request: Request, content: int) -> int:
-    """The upper bits of its KV tags. Equal prompts of two requests differ: they share no blocks."""
-    return identity(content ^ digest(request.id.encode()))
-
-
 def identity(hashed: int) -> int:
     return (hashed & 0x7FFFFFFF) << 32
 
 
-def kv_tags(ident: int, first: int, n_tokens: int, block_tokens: int) -> list[int]:
-    """The tags of the blocks from number `first` to the last that `n_tokens` tokens reach."""
-    stop = -(-n_tokens // block_tokens)
-    return [*range(ident + (first + 1) * block_tokens, ident + stop * block_tokens, block_tokens), ident + n_tokens]
+def _of_key(key: bytes) -> int:
+    return identity(int.from_bytes(key[:8], "little"))
+
+
+class KVTags:
+    """The tags of one sequence: `idents[i]` is the identity of its first i blocks. `content`: of its prompt."""
+
+    __slots__ = ("_block_tokens", "_last", "_own", "_request", "idents")
+
+    def __init__(self, request: Request, content: int, block_tokens: int) -> None:
+        self._request, self._block_tokens = request, block_tokens
+        self._own = identity(content ^ digest(request.id.encode()))
+        chain = split_chain(request.keys)
+        self.idents = [_of_key(key) for key in chain]
+        self._last = chain[-1] if chain else b""
+
+    def know(self, tokens: Sequence[int]) -> None:
+        """Extend `idents` to all blocks that `tokens` fill."""
+        n, size = len(self.idents), self._block_tokens
+        stop = len(tokens) // size + 1
+        if n >= stop:
+            return
+        if not self._last:
+            self.idents += [self._own] * (stop - n)
+            return
+        keys = chain_keys(self._last, tokens, size, self._request.media, n - 1)
+        self.idents += [_of_key(key) for key in keys]
+        self._last = keys[-1]
+
+    def of(self, first: int, n_tokens: int) -> list[int]:
+        """The tags of the blocks from number `first` to the last that `n_tokens` tokens reach."""
+        size, idents = self._block_tokens, self.idents
+        n_whole = n_tokens // size
+        tags = [idents[i + 1] + (i + 1) * size for i in range(first, n_whole)]
+        return [*tags, idents[n_whole] + n_tokens] if n_tokens % size else tags
 
 
 class TagStore:

@@ -63,8 +63,7 @@ class VisionRunner:
     def _place(self, work: EncodeWork) -> _Place:
         request = work.seq.request
         span, spec = request.media[work.index], self._embeds.spec
-        blocks = spec.pictures(request)[work.index]
-        held = np.array(work.seq.blocks[spec.name][blocks.start : blocks.stop], dtype=np.int64)
+        held = np.array(spec.held(work.seq, spec.pictures(request)[work.index]), dtype=np.int64)
         block, offset = np.divmod(np.arange(span.n_tokens), spec.block_tokens)
         return _Place(work.seq.id, span, held[block] * spec.block_tokens + offset)
 

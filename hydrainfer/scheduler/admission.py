@@ -6,21 +6,30 @@ caches, so neither text nor pictures can be starved by the other kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, takewhile
 
 from hydrainfer.core import Handoff, Role, Sequence, Stage
-from hydrainfer.scheduler.policy import Budgets
+from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
 from hydrainfer.scheduler.waiting import Waiting
 
 
 class Admission:
-    """`n_running`: how many requests run here now. `arriving`: by id, those whose room is reserved and being filled;
-    they are not live before they have landed."""
+    """`n_running`: how many requests run here now. `prefilling`: by id, those of them that compute their prompt.
+    `arriving`: those whose room is reserved and being filled; they are not live before they have landed."""
 
-    def __init__(self, role: Role, room: SequenceRoom, budgets: Budgets, n_running: Callable[[], int]) -> None:
-        self._role, self._room, self._budgets, self._n_running = role, room, budgets, n_running
+    def __init__(
+        self,
+        role: Role,
+        room: SequenceRoom,
+        budgets: Budgets,
+        policy: Policy,
+        n_running: Callable[[], int],
+        prefilling: Mapping[str, Sequence],
+    ) -> None:
+        self._role, self._room, self._budgets, self._policy = role, room, budgets, policy
+        self._n_running, self._prefilling = n_running, prefilling
         self.waiting = Waiting()
         self.arriving: dict[str, Sequence] = {}
         self._blocked: dict[str, Sequence] = {}  # by id, those that found no room
@@ -34,9 +43,11 @@ class Admission:
 
     def to_prefill(self) -> Iterator[Sequence]:
         """Waiting requests that need no encoding (text, or pictures all in the cache), best first. Each is to be
-        admitted before the next one is asked for."""
+        admitted before the next one is asked for. Who waits for another's prefill is passed: it does not wait for
+        room."""
         while self._n_running() < self._budgets.running:
-            seq = next((s for s in self.waiting.first() if not self._room.needs_encode(s)), None)
+            first = self.waiting.first(self.repeats)
+            seq = next((s for s in first if not self._room.needs_encode(s, self.visit(s))), None)
             if seq is None:
                 return
             yield seq
@@ -47,18 +58,29 @@ class Admission:
         its pictures, or there might always be one to wait for."""
         wanted: set[bytes] = set()
         for seq in list(self.waiting.pictured):
+            if self.repeats(seq):
+                continue
             keys = {m.key for m in seq.request.media}
-            if keys & self._being_encoded.keys() or (keys & wanted and self._room.needs_encode(seq)):
+            if keys & self._being_encoded.keys() or (keys & wanted and self._room.needs_encode(seq, self.visit(seq))):
                 wanted |= keys
                 continue
             yield seq
+
+    def repeats(self, seq: Sequence) -> bool:
+        """Whether it would compute what another is computing here now, or is about to: then it waits and shares it. No
+        later one can pass it and compute the same, so it waits for no more than those who are here."""
+        if not seq.request.keys or seq.stage is Stage.DECODE:
+            return False
+        arriving = (s for s in self.arriving.values() if s.blocks and s.stage is Stage.PREFILL)
+        others, visit = chain(self._prefilling.values(), arriving), self.visit(seq)
+        return any(self._room.computed_by(other, seq, visit, self._policy.shared_tokens) for other in others)
 
     def admit(self, seq: Sequence) -> bool:
         """Take a waiting request in, if it finds room for its visit and nobody is passed."""
         if self._full() or not self._may_pass(seq):
             return False
-        n_computed = seq.n_computed
-        if not self._room.reserve(seq, self._room.match(seq), self.visit(seq)):
+        n_computed, visit = seq.n_computed, self.visit(seq)
+        if not self._room.reserve(seq, self._room.match(seq, visit), visit):
             self._blocked[seq.id] = seq
             return False
         self._blocked.pop(seq.id, None)
@@ -74,7 +96,7 @@ class Admission:
         if not self.waiting.ready or self._full():
             return None
         seq = self.waiting.ready[0]
-        return None if seq.id in self._blocked else seq
+        return None if seq.id in self._blocked or self.repeats(seq) else seq
 
     def _full(self) -> bool:
         return self._n_running() + len(self.arriving) >= self._budgets.running
@@ -102,8 +124,9 @@ class Admission:
             return {}
         if self._full():
             return None
-        hit = self._room.match(seq)
-        if not self._room.reserve(seq, hit, self.visit(seq)):
+        visit = self.visit(seq)
+        hit = self._room.match(seq, visit)
+        if not self._room.reserve(seq, hit, visit):
             self._blocked[seq.id] = seq
             return None
         self._blocked.pop(seq.id, None)

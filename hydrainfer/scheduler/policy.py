@@ -30,7 +30,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     opens for a picture that has waited `encode_wait_s`, so that steady text cannot starve pictures.
     `headroom_tokens`: tokens reserved beyond prompt and produced, before a lease has to grow. `batching`: "stage-level"
     is Algorithm 1. `"prefill-first"`: while there is something to prefill, nobody decodes (the paper's section 3.2 on
-    vLLM v0): the baseline of its ablation, with lanes that take turns and budgets of whole prompts."""
+    vLLM v0): the baseline of its ablation, with lanes that take turns and budgets of whole prompts. `shared_tokens`: a
+    request waits for a prefill that computes so many of the tokens that it would compute next itself."""
 
     order: Ordering = "rank"
     ageing: float = 0.3
@@ -41,3 +42,4 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     encode_wait_s: float = 0.5
     headroom_tokens: int = 32
     batching: Batching = "stage-level"
+    shared_tokens: int = 64

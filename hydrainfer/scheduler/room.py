@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from hydrainfer.cache import NO_HIT, CacheSet, CacheSpec, Hit, Lease
+from hydrainfer.cache import CacheSet, CacheSpec, Hit, Lease
 from hydrainfer.core import Handoff, Request, Sequence, Stage
 
 Visit = tuple[Stage, ...]
@@ -23,10 +23,12 @@ class SequenceRoom:
         self._headroom = headroom_tokens
         self._leases: dict[str, Lease] = {}
         self._keys: dict[str, dict[str, list[bytes]]] = {}  # by sequence id and spec: needed each step
+        self._hits: dict[str, tuple[tuple, Hit]] = {}  # by sequence id: the latest, and what it depends on
         self._specs = list(caches.specs.values())
-        self._following = [spec for spec in self._specs if spec.follows_tokens]
         self.n_pictures_wanted = 0  # by requests that came to be encoded, and how many of them were in the cache
         self.n_pictures_found = 0
+        self.n_tokens_wanted = 0  # by requests that came to be prefilled, and how many of them were computed already
+        self.n_tokens_found = 0
 
     def specs_of(self, request: Request, visit: Visit) -> list[CacheSpec]:
         """The caches that these steps read or write."""
@@ -41,47 +43,77 @@ class SequenceRoom:
 
     # ---- what the caches already have
 
-    def match(self, seq: Sequence) -> Hit:
-        """Find the blocks it needs that are here now and may be shared."""
+    def match(self, seq: Sequence, visit: Visit) -> Hit:
+        """Find the blocks these steps need that are here now and may be shared. Remembered while the caches' keys stay
+        as they are, for it is asked for in every step until there is room."""
+        state = (visit, len(seq.tokens), *(pool.version for pool in self.caches.pools.values()))
+        known = self._hits.get(seq.id)
+        if known is None or known[0] != state:
+            known = self._hits[seq.id] = state, self._match(seq, visit)
+        return known[1]
+
+    def _match(self, seq: Sequence, visit: Visit) -> Hit:
+        request, specs = seq.request, self.specs_of(seq.request, visit)
         keys = self._keys_of(seq)
-        if not keys:
-            return NO_HIT
-        found = {spec: self.caches.find(spec, ks) for spec, ks in keys.items()}
-        n_most, specs = len(seq.tokens) - 1, self.caches.specs  # the last one is always computed
-        limits = (s.safe(found.get(s.name, ()), n_most) for s in self._specs if s.used_by(seq.request))
+        found = {spec.name: self.caches.find(spec.name, keys[spec.name]) for spec in specs}
+        n_most = len(seq.tokens) - 1  # the last one is always computed
+        limits = (spec.safe(found[spec.name], n_most) for spec in specs)
         n_tokens = min((n for n in limits if n is not None), default=0)
-        blocks = {name: specs[name].reusable(seq.request, f, n_tokens) for name, f in found.items()}
+        blocks = {spec.name: spec.reusable(request, found[spec.name], n_tokens) for spec in specs}
         return Hit(keys, blocks, n_tokens)
 
-    def needs_encode(self, seq: Sequence) -> bool:
-        """Whether the embeddings of some picture of it are not in the cache now."""
-        return bool(seq.request.media) and bool(self._missing(seq, self.match(seq)))
+    def computed_by(self, other: Sequence, seq: Sequence, visit: Visit, n_tokens: int) -> bool:
+        """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens that
+        `seq` could then share and has not found."""
+        hit, theirs = self.match(seq, visit), self._keys.get(other.id)
+        if theirs is None:
+            return False
+        chained, n_most = False, len(seq.tokens) - 1
+        for spec in self.specs_of(seq.request, visit):
+            if not spec.chained:
+                if spec.safe((), n_most) is not None:
+                    return False
+                continue
+            last = spec.blocks_for(hit.n_tokens + n_tokens) - 1  # equal keys are equal up to there
+            mine, its = hit.keys[spec.name], theirs.get(spec.name, ())
+            if last >= min(len(mine), len(its), n_most // spec.block_tokens) or mine[last] != its[last]:
+                return False
+            chained = True
+        return chained
 
-    def uncached(self, seq: Sequence) -> tuple[int, int]:
+    def needs_encode(self, seq: Sequence, visit: Visit) -> bool:
+        """Whether some picture of it has to be encoded: its tokens are not all computed, and its embeddings are not in
+        the cache now."""
+        return bool(seq.request.media) and bool(self._missing(seq, self.match(seq, visit)))
+
+    def uncached(self, seq: Sequence, visit: Visit) -> tuple[int, int]:
         """How many of its tokens and pictures are in no cache here now."""
-        hit = self.match(seq)
+        hit = self.match(seq, visit)
         n_pictures = len(self._missing(seq, hit)) if seq.request.media else 0
         return len(seq.tokens) - max(seq.n_computed, hit.n_tokens), n_pictures
 
     def _missing(self, seq: Sequence, hit: Hit) -> list[int]:
-        """Pictures to encode: not in the cache, and not the same as an earlier one of this request."""
+        """Pictures to encode: not computed, not in the cache, and not the same as an earlier one of this request."""
         seen, missing = set(), []
         for spec in self._specs:
             found = hit.blocks.get(spec.name, ())
             for i, blocks in enumerate(spec.pictures(seq.request)):
-                key = seq.request.media[i].key
-                if key not in seen and any(found[b] is None for b in blocks):
+                span = seq.request.media[i]
+                if span.end <= hit.n_tokens:
+                    continue
+                if span.key not in seen and any(found[b] is None for b in blocks):
                     missing.append(i)
-                seen.add(key)
+                seen.add(span.key)
         return missing
 
     def _keys_of(self, seq: Sequence) -> dict[str, list[bytes]]:
+        """By spec, the keys of the blocks that its tokens fill."""
         keys = self._keys.get(seq.id)
         if keys is None:
-            found = ((s.name, s.keys(seq.request)) for s in self._specs if s.used_by(seq.request))
-            keys = {name: ks for name, ks in found if ks}
-            if keys:
-                self._keys[seq.id] = keys
+            used = (spec for spec in self._specs if spec.used_by(seq.request))
+            keys = self._keys[seq.id] = {spec.name: spec.keys(seq.request) for spec in used}
+        for name, ks in keys.items():
+            ks += self.caches.specs[name].more_keys(seq.request, seq.tokens, ks)
         return keys
 
     def brought(self, handoff: Handoff) -> set[bytes]:
@@ -107,11 +139,21 @@ class SequenceRoom:
         seq.blocks, seq.first_block = lease.blocks, lease.first
         seq.n_computed = n_computed
         self._set_capacity(seq)
+        self._set_due(seq)
         seq.pending_media = self._missing(seq, hit) if Stage.PREFILL in visit or Stage.ENCODE in visit else []
+        self._count(seq, hit, visit)
+        return True
+
+    def _count(self, seq: Sequence, hit: Hit, visit: Visit) -> None:
+        """Note what it wanted and what of it was there."""
         if Stage.ENCODE in visit:
             self.n_pictures_wanted += len(seq.request.media)
             self.n_pictures_found += len(seq.request.media) - len(seq.pending_media)
-        return True
+        if Stage.PREFILL in visit and seq.request.keys:
+            self.n_tokens_wanted += len(seq.tokens)
+            self.n_tokens_found += hit.n_tokens
+            if seq.n_cached < 0:
+                seq.n_cached = hit.n_tokens
 
     def grow(self, seq: Sequence) -> bool:
         """One more block of every cache that cannot take its last token, or False and nothing changed."""
@@ -141,6 +183,10 @@ class SequenceRoom:
         capacity = min((self._capacity(seq, spec) for spec in self._held(seq)), default=math.inf)
         seq.capacity = len(seq.tokens) if capacity == math.inf else int(capacity)
 
+    def _set_due(self, seq: Sequence) -> None:
+        seq.n_settled = seq.n_computed
+        seq.due = min((spec.due(seq.n_computed) for spec in self._held(seq)), default=math.inf)
+
     @staticmethod
     def _capacity(seq: Sequence, spec: CacheSpec) -> float:
         return spec.capacity(seq.first_block[spec.name] + len(seq.blocks[spec.name]))
@@ -149,32 +195,36 @@ class SequenceRoom:
 
     def computed(self, seq: Sequence, n_computed: int) -> None:
         """So many of its tokens are computed now: publish the blocks that became complete, give back those that are
-        read no more."""
-        before, seq.n_computed = seq.n_computed, n_computed
-        if not self._following:
-            return
+        read no more; at once where a spec wants that, else when it leaves its stage or this instance."""
+        seq.n_computed = n_computed
+        if n_computed >= seq.due:
+            self._settle(seq)
+
+    def _settle(self, seq: Sequence) -> None:
         lease = self._leases[seq.id]
-        for spec in self._following:
-            if spec.name not in seq.blocks:
-                continue
-            keys, done = self._keys_of(seq).get(spec.name, ()), spec.written(before, n_computed)
-            self.caches.commit(lease, spec.name, done.start, keys[done.start : done.stop])
-            stale = spec.stale(n_computed)
+        for spec in self._held(seq):
+            self._publish(seq, spec, spec.written(seq.n_settled, seq.n_computed))
+            stale = spec.stale(seq.n_computed)
             if stale > lease.first[spec.name]:
                 self.caches.slide(lease, spec.name, stale)
         self._set_capacity(seq)
+        self._set_due(seq)
+
+    def _publish(self, seq: Sequence, spec: CacheSpec, numbers: range) -> None:
+        """Let others find those of these blocks that have keys."""
+        if numbers and (keys := self._keys_of(seq)[spec.name][numbers.start : numbers.stop]):
+            seq.remapped += self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys)
 
     def encoded(self, seq: Sequence, index: int) -> None:
         """The embeddings of picture `index` are written: others may find them."""
         for spec in self._held(seq):
             pictures = spec.pictures(seq.request)
             if pictures:
-                blocks = pictures[index]
-                keys = self._keys_of(seq)[spec.name][blocks.start : blocks.stop]
-                self.caches.commit(self._leases[seq.id], spec.name, blocks.start, keys)
+                self._publish(seq, spec, pictures[index])
 
     def leave_stage(self, seq: Sequence) -> None:
         """Its step is done: what no later step reads is given back, and stays findable until evicted."""
+        self._settle(seq)
         left = seq.plan[seq.cursor + 1 :]
         for spec in self._held(seq):
             if spec.stages.isdisjoint(left):
@@ -211,14 +261,14 @@ class SequenceRoom:
     def landed(self, seq: Sequence) -> None:
         """All that it brought has been pulled: others may find it."""
         for spec in self._held(seq):
-            if keys := self._keys_of(seq).get(spec.name):
-                numbers = spec.moved(seq.request, seq.n_computed)
-                self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys[numbers.start : numbers.stop])
+            self._publish(seq, spec, spec.complete(seq.request, seq.n_computed))
         seq.pending_media = []
 
     def detach(self, seq: Sequence, owner: str) -> Lease | None:
         """Its blocks belong to `owner` from now on, who releases them; None if it holds none."""
-        self._keys.pop(seq.id, None)
+        if seq.id in self._leases:
+            self._settle(seq)
+        self._forget(seq.id)
         lease = self._leases.pop(seq.id, None)
         if lease is not None:
             self.caches.rename(lease, owner)
@@ -229,15 +279,21 @@ class SequenceRoom:
     def forget(self, request_id: str) -> None:
         """It asked for room, got none and asks no more."""
         if request_id not in self._leases:
-            self._keys.pop(request_id, None)
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._keys.pop(request_id, None)
+        self._hits.pop(request_id, None)
 
     def holds(self, request_id: str) -> bool:
         """Whether it has blocks here, perhaps only until a batch in flight has landed."""
         return request_id in self._leases
 
     def release(self, seq: Sequence) -> None:
-        """Give everything back. Safe if it holds nothing."""
-        self._keys.pop(seq.id, None)
+        """Give everything back; what it computed stays findable. Safe if it holds nothing."""
+        if seq.id in self._leases:
+            self._settle(seq)
+        self._forget(seq.id)
         lease = self._leases.pop(seq.id, None)
         if lease is not None:
             self.caches.release(lease)

@@ -54,7 +54,7 @@ class Scheduler:
         self.migrating: dict[str, Sequence] = {}  # live, hold their blocks, wait for an instance of their next stage
         self._live: dict[str, Sequence] = {}
         self._order = Order(role, self.policy)
-        self._admission = Admission(role, self.room, budgets, lambda: self.n_running)
+        self._admission = Admission(role, self.room, budgets, self.policy, lambda: self.n_running, self.prefilling)
         self.waiting = self._admission.waiting
         self.arriving = self._admission.arriving
         self._n_added = 0
@@ -78,7 +78,7 @@ class Scheduler:
     def _wait(self, seq: Sequence) -> None:
         """Into the queue of its stage, by rank; or out of here, if another instance runs that stage."""
         if self.role.runs(seq.stage):
-            self._order.place(seq, *self.room.uncached(seq))
+            self._order.place(seq, *self.room.uncached(seq, self._admission.visit(seq)))
             self.waiting.add(seq)
         else:
             self.migrating[seq.id] = seq
@@ -127,6 +127,10 @@ class Scheduler:
     def rank_of(self, handoff: Handoff) -> Rank:
         """The rank of an offer, by which it waits for room."""
         return self._order.rank(handoff.request, handoff.order, *_rest(handoff))
+
+    def repeats(self, handoff: Handoff, now: float) -> bool:
+        """Whether it would compute what another is computing here now. Then it had better wait for that."""
+        return bool(self.prefilling or self.arriving) and self._admission.repeats(handoff.sequence(now))
 
     def land(self, request_id: str, now: float) -> Sequence:
         """Its blocks are written and it is ours."""

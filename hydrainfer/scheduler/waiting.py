@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
 
 from hydrainfer.core import Sequence, Stage
 from hydrainfer.scheduler.order import rank_of
+
+_MOST_PASSED = 16  # each is looked at in every step
 
 
 class Waiting:
@@ -41,9 +44,10 @@ class Waiting:
         place = bisect_left(queue, seq.rank, key=rank_of)
         return place < len(queue) and queue[place] is seq
 
-    def first(self) -> list[Sequence]:
-        """The heads of the queues, the best rank first."""
-        return sorted((q[0] for q in self.queues.values() if q), key=rank_of)
+    def first(self, passed: Callable[[Sequence], bool]) -> list[Sequence]:
+        """The heads of the queues, the best rank first; behind those that are to be `passed`, which are few."""
+        heads = (next((s for s in islice(q, _MOST_PASSED) if not passed(s)), None) for q in self.queues.values() if q)
+        return sorted((s for s in heads if s is not None), key=rank_of)
 
     def sort(self) -> None:
         """Ranks have changed."""

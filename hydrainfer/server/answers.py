@@ -48,9 +48,8 @@ class Answers:
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         messages = parse_messages(fields.messages)
-        id = self._name("chatcmpl")
-        place = place_of(request)
-        work = self.intake.chat(messages, sampling, id=id, options=fields.mm_processor_kwargs, place=place)
+        options, salt, place = fields.mm_processor_kwargs, fields.cache_salt or "", place_of(request)
+        work = self.intake.chat(messages, sampling, id=self._name("chatcmpl"), options=options, place=place, salt=salt)
         return await self._answer(request, fields, name, ChatReply, work)
 
     async def complete(self, request: Request, fields: CompletionFields) -> Response:
@@ -63,6 +62,7 @@ class Answers:
             id=self._name("cmpl"),
             add_special=fields.add_special_tokens,
             place=place_of(request),
+            salt=fields.cache_salt or "",
         )
         return await self._answer(request, fields, name, CompletionReply, work)
 
@@ -75,7 +75,7 @@ class Answers:
         created = int(self._wall_clock())
 
         def reply_to(stream: TokenStream) -> Reply:
-            return kind(stream.prepared, fields, name, created, self.intake.processor.model.vocabulary)
+            return kind(stream, fields, name, created, self.intake.processor.model.vocabulary)
 
         if fields.stream:
             stream = await unless_disconnected(_begun(start), request.receive, TokenStream.close)

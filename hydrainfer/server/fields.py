@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.server.structured import grammar_of
@@ -67,6 +67,7 @@ class CommonFields(BaseModel):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
     best_of: int | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

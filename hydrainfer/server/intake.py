@@ -50,15 +50,16 @@ class Intake:
         options: Mapping[str, Any] | None = None,
         prompt: str | Sequence[int] | None = None,
         place: Place | None = None,
+        salt: str = "",
     ) -> TokenStream:
-        """Fetch, prepare and start. `options`, `prompt`: as of `Processor.chat`. `place`: that it has already. Raises
-        as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
+        """Fetch, prepare and start. `options`, `prompt`, `salt`: as of `Processor.chat`. `place`: that it has already.
+        Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
         id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(), Ticket()
         try:
             return await self._start(
                 place,
                 Work.of_chat(messages, sampling.n),
-                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket, prompt),
+                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket, prompt, salt),
                 messages,
             )
         except BaseException:
@@ -73,13 +74,14 @@ class Intake:
         id: str | None = None,
         add_special: bool | None = None,
         place: Place | None = None,
+        salt: str = "",
     ) -> TokenStream:
         """Prepare and start. Raises as `Processor.complete` and `Admission.claim`."""
         id, timing = id or f"cmpl-{uuid.uuid4().hex}", self._timing()
         return await self._start(
             place,
             Work.of_prompt(prompt, sampling.n),
-            lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special),
+            lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special, salt=salt),
         )
 
     async def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:

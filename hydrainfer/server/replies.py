@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 
 from hydrainfer.metrics import Timeline
-from hydrainfer.processor import Prepared, Vocabulary
+from hydrainfer.processor import Vocabulary
 from hydrainfer.server.fields import CommonFields
 from hydrainfer.server.logprobs import chat_logprobs, completion_logprobs
 from hydrainfer.server.sse import event
-from hydrainfer.server.stream import Completion, Delta
+from hydrainfer.server.stream import Completion, Delta, TokenStream
 from hydrainfer.server.timings import breakdown
 
 
@@ -22,8 +22,9 @@ class Reply(ABC):
 
     kind: str
 
-    def __init__(self, prepared: Prepared, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
-        self.prepared = prepared
+    def __init__(self, stream: TokenStream, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
+        self.prepared = prepared = stream.prepared
+        self._n_cached = stream.n_cached
         self.vocabulary = words
         self.return_ids = bool(fields.return_token_ids)
         self.timings = bool(fields.timings)
@@ -79,8 +80,15 @@ class Reply(ABC):
         return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
 
     def _usage(self, n_tokens: Sequence[int]) -> dict[str, Any]:
-        n_prompt, n_answer = self.prepared.n_prompt_tokens, sum(n_tokens)
-        return {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer}
+        n_prompt, n_answer, n = self.prepared.n_prompt_tokens, sum(n_tokens), self.prepared.sampling.n
+        # of a prompt, what none of its choices had to compute
+        n_cached = sum(min(self._n_cached[i : i + n]) for i in range(0, len(self._n_cached), n))
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_answer,
+            "total_tokens": n_prompt + n_answer,
+            "prompt_tokens_details": {"cached_tokens": n_cached},
+        }
 
 
 class ChatReply(Reply):
@@ -138,10 +146,11 @@ class CompletionReply(Reply):
 
     kind = "text_completion"
 
-    def __init__(self, prepared: Prepared, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
-        super().__init__(prepared, fields, model, created, words)
-        self._offsets = [0] * len(prepared.requests)
-        self._with_prompt = set(range(len(prepared.requests))) if self.return_ids else set()
+    def __init__(self, stream: TokenStream, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
+        super().__init__(stream, fields, model, created, words)
+        n_choices = len(self.prepared.requests)
+        self._offsets = [0] * n_choices
+        self._with_prompt = set(range(n_choices)) if self.return_ids else set()
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
         return self._choice(delta.choice, delta)

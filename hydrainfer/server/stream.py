@@ -38,6 +38,7 @@ class Completion(msgspec.Struct):
 class TokenStream:
     """Async iterator over lists of `Delta`, at most one per choice and list, until every choice is over.
 
+    `n_tokens`, `n_cached`: tokens of each choice so far, and those of its prompt that were not computed for it.
     Raises the request's `HydraError` instead, and then ends the other choices. `close` when the consumer goes away; it
     is safe to repeat and to call after the end. What waits here is bounded by max_tokens.
     """
@@ -46,6 +47,7 @@ class TokenStream:
         sampling = prepared.sampling
         self.prepared = prepared
         self.n_tokens = [0] * len(prepared.requests)
+        self.n_cached = [0] * len(prepared.requests)
         self.timelines: list[Timeline | None] = [None] * len(prepared.requests)
         self.timer: asyncio.TimerHandle | None = None
         self.on_begun: Callable[[], None] = lambda: None  # per choice
@@ -91,6 +93,7 @@ class TokenStream:
         delta.token_ids += output.token_ids[: piece.n_tokens]
         delta.logprobs += output.logprobs[: piece.n_tokens]
         self.n_tokens[choice] += piece.n_tokens
+        self.n_cached[choice] = max(self.n_cached[choice], output.n_cached)
         if piece.stop is not None:
             delta.finish_reason, delta.stop_reason = "stop", piece.stop
             self._end_early({output.request_id})

@@ -1,9 +1,8 @@
 """Kinds of state that no model here has yet: that they run everywhere shows that nothing asks which kind a cache is."""
 
 import math
-from typing import ClassVar
 
-from hydrainfer.cache import CacheSpec, FullSpec
+from hydrainfer.cache import CacheSpec
 
 
 class WindowSpec(CacheSpec, frozen=True):
@@ -11,14 +10,15 @@ class WindowSpec(CacheSpec, frozen=True):
 
     window: int
 
-    follows_tokens: ClassVar[bool] = True
-
     @classmethod
     def of(cls, window, block_tokens=4):
         return cls("window", block_tokens, (block_tokens, 1), "float32", window)
 
     def stale(self, n_computed):
         return max(0, n_computed - self.window + 1) // self.block_tokens
+
+    def due(self, n_computed):
+        return n_computed + 1
 
     def span(self, n_computed, n_tokens):
         first = self.stale(n_computed)
@@ -51,25 +51,6 @@ class SlotSpec(CacheSpec, frozen=True):
 
     def moved(self, request, n_computed):
         return range(1 if n_computed else 0)
-
-
-class PrefixSpec(FullSpec, frozen=True):
-    """Keys and values that are found again: a block's key is everything up to its end."""
-
-    follows_tokens: ClassVar[bool] = True
-
-    def keys(self, request):
-        n, size, ids = request.n_prompt // self.block_tokens, self.block_tokens, request.prompt_ids
-        pictures = b"".join(m.key for m in request.media)
-        return [repr(ids[: (i + 1) * size]).encode() + pictures for i in range(n)]
-
-    def safe(self, found, n_most):
-        n = next((i for i, block in enumerate(found) if block is None), len(found))
-        return min(n, n_most // self.block_tokens) * self.block_tokens
-
-    def reusable(self, request, found, n_tokens):
-        n = n_tokens // self.block_tokens
-        return [*found[:n], *[None] * (len(found) - n)]
 
 
 WINDOW, SLOT = WindowSpec.of(window=7), SlotSpec.of()

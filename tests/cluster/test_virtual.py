@@ -1,5 +1,7 @@
 """Any layout under a virtual clock: every request ends once with its tokens, moves only what it must, leaks nothing."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from tests.scheduler.fakes import expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
 
+SALTS = [None, b"", b"", b"mine"]
 LAYOUTS = [
     "1EPD",
     "1E1P1D",
@@ -248,13 +251,15 @@ def test_ten_thousand_schedules_of_a_whole_cluster(specs, layout, crashes, seed)
 def random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, more=None):
     """Every request ends once: with its tokens, or for a reason that was given it; nothing told twice."""
     cluster = Cluster(layout, kv_blocks, embed_blocks, seed, chaos, headroom, balancing, more=more)
-    names, requests = list(cluster.roles), []
+    names, requests, salts = list(cluster.roles), [], random.Random(seed)
     for at_s, who, notice_s, restart_s in crashes:
         name = names[who % len(names)]
         cluster.at(at_s, lambda c=(name, notice_s, restart_s): cluster.crash(*c), awaited=True)
     for i, (n_text, pictures, max_tokens, arrives, cancel_after, deadline_after) in enumerate(specs):
         deadline = arrives + deadline_after if deadline_after is not None else float("inf")
-        r = make_request(f"r{i}", n_text, pictures, max_tokens, arrival_s=arrives, deadline_s=deadline)
+        r = make_request(
+            f"r{i}", n_text, pictures, max_tokens, arrival_s=arrives, deadline_s=deadline, salt=salts.choice(SALTS)
+        )
         requests.append((r, cancel_after, deadline_after))
         cluster.at(arrives, lambda r=r: cluster.submit(r), awaited=True)
         if cancel_after is not None:
@@ -282,7 +287,13 @@ def test_ed_and_p_with_minimum_pools_always_finish(n, seed, layout):
     kv = -(-(largest.n_prompt + largest.max_tokens) // 4)
     cluster = Cluster(layout, kv, 4, seed)
     requests = [
-        make_request(f"r{i}", n_text=1 + i % 4, pictures=[i % 5, (i + seed) % 5][: 1 + i % 2], max_tokens=2 + i % 9)
+        make_request(
+            f"r{i}",
+            n_text=1 + i % 4,
+            pictures=[i % 5, (i + seed) % 5][: 1 + i % 2],
+            max_tokens=2 + i % 9,
+            salt=SALTS[(i + seed) % 4],
+        )
         for i in range(n)
     ]
     for r in requests:

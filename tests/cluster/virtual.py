@@ -147,7 +147,7 @@ class Cluster:
         self.caches[name] = CacheSet(sizes)
         self.devices[name] = self.memory[f"{name}/{incarnation}"] = CheckedDevice(role, self)
         self.pullers[name] = FakePuller(name, incarnation, self)
-        policy = Policy(encode_wait_s=2.0, headroom_tokens=self.headroom)
+        policy = Policy(encode_wait_s=2.0, headroom_tokens=self.headroom, shared_tokens=8)
         budgets = Budgets(tokens=self.tokens_budget, images=2, running=6)
         s = Scheduler(role, self.caches[name], budgets, policy)
         runners = {

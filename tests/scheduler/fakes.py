@@ -1,7 +1,17 @@
 """A device without tensors: it keeps what each cache slot holds and fails if a batch reads what was not written."""
 
 from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec
-from hydrainfer.core import MediaSpan, Request, SamplingParams, StepBatch, StepResult, TokenWork
+from hydrainfer.core import (
+    MediaSpan,
+    Request,
+    SamplingParams,
+    StepBatch,
+    StepResult,
+    TokenWork,
+    chain_of,
+    chain_root,
+)
+from hydrainfer.core.chain import KEY_BYTES
 from tests.cache.other_kinds import SLOT, WINDOW
 
 KV = FullSpec.of(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=4)
@@ -12,16 +22,24 @@ def make_caches(kv_blocks=64, embed_blocks=32, more=None):
     return CacheSet({KV: kv_blocks, EMBED: embed_blocks, **(more or {})})
 
 
-def make_request(name, n_text=5, pictures=(), max_tokens=8, picture_tokens=6, **kw):
-    """`pictures`: content numbers; equal numbers are the same picture."""
+def make_request(name, n_text=5, pictures=(), max_tokens=8, picture_tokens=6, salt=None, **kw):
+    """`pictures`: content numbers; equal numbers are the same picture. With a `salt` it shares its KV."""
     media, ids = [], [1]
     for p in pictures:
         media.append(MediaSpan(len(ids), picture_tokens, b"picture%d" % p, f"px{p}"))
         ids += [0] * picture_tokens
     ids += [2 + i % 7 for i in range(max(n_text - 1, 0))]
     sampling = kw.pop("sampling", SamplingParams(max_tokens=max_tokens))
+    keys = b"" if salt is None else chain_of(chain_root(salt), ids, KV.block_tokens, media)
     return Request(
-        id=name, prompt_ids=tuple(ids), sampling=sampling, max_tokens=max_tokens, seed=0, media=tuple(media), **kw
+        id=name,
+        prompt_ids=tuple(ids),
+        sampling=sampling,
+        max_tokens=max_tokens,
+        seed=0,
+        media=tuple(media),
+        keys=keys,
+        **kw,
     )
 
 
@@ -39,9 +57,20 @@ def _next_token(tokens):
     return 10 + sum((i + 1) * t for i, t in enumerate(tokens)) % 97
 
 
+def _contents(request, tokens):
+    """For each token, a number that stands for all that its keys and values depend on, and for the salt."""
+    pictures = {p: span.key for span in request.media for p in range(span.start, span.end)}
+    made, before = [], request.keys[:KEY_BYTES]
+    for p, token in enumerate(tokens):
+        before = hash((before, token, pictures.get(p)))
+        made.append(before)
+    return made
+
+
 class FakeDevice:
-    """Executes batches at once. `kv[(block, offset)] = (position, token)`, `embed[block] = (key, part)`; where there
-    are such caches, `window` is like `kv`, and `slot[block]` has the tokens computed so far."""
+    """Executes batches at once. `kv[(block, offset)] = (position, all up to there)`, `embed[block] = (key, part)`;
+    where there are such caches, `window[(block, offset)] = (position, token)`, and `slot[block]` has the tokens
+    computed so far."""
 
     def __init__(self):
         self.kv, self.embed, self.window, self.slot = {}, {}, {}, {}
@@ -78,8 +107,8 @@ class FakeDevice:
     def _encode(self, item):
         span = item.seq.request.media[item.index]
         self.n_encoded[span.key] = self.n_encoded.get(span.key, 0) + 1
-        for part, i in enumerate(EMBED.pictures(item.seq.request)[item.index]):
-            self.embed[item.seq.blocks["embed"][i]] = (span.key, part)
+        for part, block in enumerate(EMBED.held(item.seq, EMBED.pictures(item.seq.request)[item.index])):
+            self.embed[block] = (span.key, part)
 
     def _tokens(self, item, result):
         seq, blocks = item.seq, item.seq.blocks["kv"]
@@ -87,12 +116,13 @@ class FakeDevice:
         end = item.start + item.count
         for span, picture in zip(seq.request.media, EMBED.pictures(seq.request)):
             if max(item.start, span.start) < min(end, span.start + span.n_tokens):
-                held = [self.embed[seq.blocks["embed"][i]] for i in picture]
+                held = [self.embed[block] for block in EMBED.held(seq, picture)]
                 assert held == [(span.key, part) for part in range(len(picture))], "prefill read a foreign embedding"
+        held = _contents(seq.request, seq.tokens[:end])
         for p in range(item.start, end):
-            self.kv[(blocks[p // 4], p % 4)] = (p, seq.tokens[p])
+            self.kv[(blocks[p // 4], p % 4)] = (p, held[p])
         read = [self.kv[(blocks[p // 4], p % 4)] for p in range(end)]
-        assert read == [(p, t) for p, t in enumerate(seq.tokens[:end])], "attention read foreign keys"
+        assert read == list(enumerate(held)), "attention read foreign keys"
         if WINDOW.name in seq.blocks:
             self._window(seq, item.start, end)
         if SLOT.name in seq.blocks:

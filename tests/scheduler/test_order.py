@@ -199,7 +199,7 @@ class Watch:
         passed = any(q.rank > r.rank for q in chosen.values())
         if passed and s.n_running < s.budgets.running and n_begun < s.policy.half_way:
             visit = r.plan[r.cursor :]
-            assert not s.room.reserve(r, s.room.match(r), visit), "passed though it had room"
+            assert not s.room.reserve(r, s.room.match(r, visit), visit), "passed though it had room"
             self.no_room[r.id] = r
         return turn.batch
 

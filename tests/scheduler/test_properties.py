@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from hydrainfer.cache import CacheSet
 from hydrainfer.core import Lane, Role, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from tests.cache.other_kinds import SLOT, WINDOW, PrefixSpec
+from tests.cache.other_kinds import SLOT, WINDOW
 from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
-PREFIX = PrefixSpec.of(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=4)
 
 requests = st.lists(
     st.tuples(
@@ -39,25 +38,28 @@ requests = st.lists(
     gate=st.sampled_from(["paper", "aged"]),
     batching=st.sampled_from(["stage-level", "prefill-first"]),
     headroom=st.integers(0, 8),
-    kv=st.sampled_from([KV, PREFIX]),
+    salts=st.sampled_from([[None], [b""], [None, b"", b"mine"]]),
     window=st.sampled_from([0, 3, 8]),
     slots=st.sampled_from([0, 1, 8]),
     seed=st.integers(0, 2**16),
 )
 def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_whole(
-    specs, kv_blocks, embed_blocks, tokens, images, running, gate, batching, headroom, kv, window, slots, seed
+    specs, kv_blocks, embed_blocks, tokens, images, running, gate, batching, headroom, salts, window, slots, seed
 ):
-    """Also with kinds of state that no model has yet: prefixes found again, a sliding window, a slot per request."""
+    """Also with kinds of state that no model has yet: a sliding window, a slot per request."""
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running)
-    policy = Policy(encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching)
-    sizes = {kv: kv_blocks, EMBED: embed_blocks, WINDOW: window, SLOT: slots}
+    shared = rng.choice([1, 8, 64])
+    policy = Policy(
+        encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching, shared_tokens=shared
+    )
+    sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, SLOT: slots}
     caches = CacheSet({spec: n for spec, n in sizes.items() if n})
     s = Scheduler(Role.parse("EPD"), caches, budgets, policy)
     device, flying, got, ended, cancelled = FakeDevice(), {}, {}, set(), set()
     todo = []
     for i, (n_text, pictures, max_tokens, arrives, cancel_at) in enumerate(specs):
-        todo.append((arrives, cancel_at, make_request(f"r{i}", n_text, pictures, max_tokens)))
+        todo.append((arrives, cancel_at, make_request(f"r{i}", n_text, pictures, max_tokens, salt=rng.choice(salts))))
 
     def settle(lane):
         for outcome in s.apply(device.run(flying.pop(lane)), float(step)):
@@ -102,11 +104,11 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
 
 
 def test_a_prefix_computed_before_is_not_computed_again():
-    caches, device = CacheSet({PREFIX: 40, EMBED: 8}), FakeDevice()
+    caches, device = CacheSet({KV: 40, EMBED: 8}), FakeDevice()
     s = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=64))
     computed = []
     for name in ("first", "second"):
-        s.add(make_request(name, n_text=18, max_tokens=3), 0.0)
+        s.add(make_request(name, n_text=18, max_tokens=3, salt=b""), 0.0)
         while s.n_running or s.n_waiting:
             batch = s.next(0.0, Lane.LANGUAGE).batch
             computed.append((name, batch.n_items))

@@ -3,7 +3,7 @@ else. `test_order.py` is about ranks."""
 
 import pytest
 
-from hydrainfer.core import InvalidRequest, Lane, Role, SamplingParams
+from hydrainfer.core import InvalidRequest, Lane, Role, SamplingParams, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.scheduler.fakes import FakeDevice, make_caches, make_request
 
@@ -246,7 +246,10 @@ def test_a_half_evicted_picture_is_encoded_anew_into_blocks_nobody_shares():
     for b in range(5):
         if b not in left:
             pool.drop([b])
-    hit = s.room.match(s.add(make_request("b", pictures=[1]), 0))
+    hit = s.room.match(s.add(make_request("b", pictures=[1]), 0), tuple(Stage))
     assert hit.blocks["embed"] == [None, None]
-    (work,) = turn(s, device, Lane.VISION)[0].work
-    assert not set(work.seq.blocks["embed"]) & set(left)
+    batch = s.next(0.0, Lane.VISION).batch
+    assert not set(batch.work[0].seq.blocks["embed"]) & set(left)
+    s.apply(device.run(batch), 0.0)
+    assert set(batch.work[0].seq.blocks["embed"]) & set(left), "the block that others find was not adopted"
+    s.check()

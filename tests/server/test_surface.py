@@ -125,5 +125,19 @@ def test_api_keys(start):
     assert server.http.get("/health").status_code == server.http.get("/metrics").status_code == 200
 
 
+def test_another_salt_makes_other_keys(server):
+    words = [{"type": "text", "text": "long enough for a block or two of tokens, whatever they are. " * 4}]
+    for more in ({}, {}, {"cache_salt": "mine"}, {"cache_salt": "mine"}, {"cache_salt": "yours"}):
+        server.chat(words, **more)
+    one, same, mine, again, yours = (r.keys for r in server.engine.submitted[-5:])
+    assert one == same and mine == again and len({one, mine, yours}) == 3 and len(one) >= 32
+    assert not {one[i : i + 16] for i in range(0, len(one), 16)} & {mine[i : i + 16] for i in range(0, len(mine), 16)}
+    server.post("/v1/completions", prompt="a text", cache_salt="mine")
+    assert server.engine.submitted[-1].keys[:16] == mine[:16]
+    for wrong in ("", 3):
+        refused = server.chat(words, cache_salt=wrong)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")
+
+
 def test_every_answer_has_an_id(server):
     assert server.chat(max_tokens=1).headers["x-request-id"].startswith("chatcmpl-")

@@ -118,6 +118,26 @@ def test_health_metrics_and_counts_agree(served, client):
     assert after["num_requests_running"] == after["num_requests_waiting"] == 0
 
 
+def test_what_was_computed_before_is_not_computed_again(served, client):
+    """The next turn of a chat; usage and metrics say so, and another salt finds nothing."""
+    said = chat(picture(9))
+    one = client.chat.completions.create(model=served[1].name, messages=said, max_tokens=9, temperature=0)
+    assert one.usage.prompt_tokens_details.cached_tokens < 16
+    said += [{"role": "assistant", "content": one.choices[0].message.content}, *chat()]
+    before = scrape(served[0])
+    two = client.chat.completions.create(model=served[1].name, messages=said, max_tokens=9, temperature=0, n=2)
+    after = scrape(served[0])
+    cached = two.usage.prompt_tokens_details.cached_tokens
+    assert one.usage.prompt_tokens // 16 * 16 - 16 <= cached < two.usage.prompt_tokens and cached > 0
+    grown = {k: after[f"prefix_cache_{k}_total"] - before[f"prefix_cache_{k}_total"] for k in ("queries", "hits")}
+    assert grown["queries"] == 2 * two.usage.prompt_tokens and grown["hits"] >= 2 * cached
+    other = client.chat.completions.create(
+        model=served[1].name, messages=said, max_tokens=9, temperature=0, extra_body={"cache_salt": "another"}
+    )
+    assert other.usage.prompt_tokens_details.cached_tokens == 0
+    assert {c.message.content for c in [*two.choices, *other.choices]} == {other.choices[0].message.content}
+
+
 def scrape(url):
     lines = httpx.get(url + "/metrics").text.splitlines()
     found = {}

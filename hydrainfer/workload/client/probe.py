@@ -107,11 +107,11 @@ def _roles(page: str) -> tuple[str, ...]:
 
 
 def _prefix_cache(metrics: str, server_info: str) -> str:
-    """vLLM says it in a metric's labels, SGLang on a page of its own, and ours reuses pictures' embeddings only."""
-    vllm = re.search(r'enable_prefix_caching="(\w+)"', metrics)
-    if vllm:
-        return "on" if vllm[1].lower() == "true" else "off"
+    """vLLM and we say it in a metric's labels, SGLang on a page of its own."""
+    said = re.search(r'enable_prefix_caching="(\w+)"', metrics)
+    if said:
+        return "on" if said[1].lower() == "true" else "off"
     sglang = re.search(r'"disable_radix_cache":\s*(true|false)', server_info)
     if sglang:
         return "off" if sglang[1] == "true" else "on"
-    return "none (embeddings of pictures are reused)" if "hydrainfer:" in metrics else "not said"
+    return "not said"

@@ -165,9 +165,12 @@ def test_what_peers_say_of_their_prefix_cache():
     assert run(FAST, pages={"/metrics": vllm})[0].servers[0].facts.prefix_cache == "on"
     sglang = '{"disable_radix_cache":true}'
     assert run(FAST, pages={"/get_server_info": sglang})[0].servers[0].facts.prefix_cache == "off"
-    ours = {"/metrics": "hydrainfer:x 1", "/v1/instances": '{"data":[{"role":"E"},{"role":"PD"}]}'}
+    ours = {
+        "/metrics": 'hydrainfer:x{enable_prefix_caching="False"} 1',
+        "/v1/instances": '{"data":[{"role":"E"},{"role":"PD"}]}',
+    }
     facts = run(FAST, pages=ours)[0].servers[0].facts
-    assert facts.instances == ("E", "PD") and facts.prefix_cache.startswith("none") and facts.version == "mock"
+    assert facts.instances == ("E", "PD") and facts.prefix_cache == "off" and facts.version == "mock"
 
 
 def test_first_pass_records_lengths():

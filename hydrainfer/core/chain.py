@@ -1,0 +1,66 @@
+"""Names of prefixes: a chain of digests, one per block of tokens, by which their KV is found again.
+
+    k(0) = H(what all keys depend on)      k(i) = H(k(i-1) | ids of block i | the pictures that overlap block i)
+
+Equal keys mean that equal bytes follow from everything up to the block's end: its ids, the content of the pictures
+(`MediaSpan.key`), where they lie, and what decides their positions.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from hydrainfer.core.request import MediaSpan
+
+KEY_BYTES = 16
+_VERSION = b"1"
+
+
+def chain_root(*parts: bytes) -> bytes:
+    """k(0) for everything of which `parts` differ."""
+    digest = blake2b(_VERSION, digest_size=KEY_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def chain_keys(
+    before: bytes, ids: Sequence[int], block_tokens: int, media: Sequence[MediaSpan] = (), first: int = 0
+) -> list[bytes]:
+    """The keys of the blocks from number `first` on that `ids` fill. `before`: the key of block `first - 1`, or k(0).
+    `media` in the order of their places."""
+    stop, size = len(ids) // block_tokens, 4 * block_tokens
+    data = array("i", ids[first * block_tokens : stop * block_tokens]).tobytes()
+    ahead = [(span, _said(span)) for span in reversed(media) if span.end > first * block_tokens]
+    keys: list[bytes] = []
+    for i in range(first, stop):
+        at, low = (i - first) * size, i * block_tokens
+        digest = blake2b(before + data[at : at + size], digest_size=KEY_BYTES)
+        while ahead and ahead[-1][0].end <= low:
+            ahead.pop()
+        for span, said in reversed(ahead):
+            if span.start >= low + block_tokens:
+                break
+            digest.update(said + (span.start - low).to_bytes(8, "little", signed=True))
+        before = digest.digest()
+        keys.append(before)
+    return keys
+
+
+def chain_of(root: bytes, ids: Sequence[int], block_tokens: int, media: Sequence[MediaSpan] = ()) -> bytes:
+    """`Request.keys`: k(0) and a key for each whole block of the prompt, one after the other."""
+    return b"".join([root, *chain_keys(root, ids, block_tokens, media)])
+
+
+def split_chain(chain: bytes) -> list[bytes]:
+    """The keys of `chain_of`, k(0) first."""
+    return [chain[i : i + KEY_BYTES] for i in range(0, len(chain), KEY_BYTES)]
+
+
+def _said(span: MediaSpan) -> bytes:
+    """All that the KV depends on of a picture but its place."""
+    facts = repr((span.n_tokens, span.grid, span.times, span.joined)).encode()
+    return blake2b(span.key + facts, digest_size=KEY_BYTES).digest()

@@ -1,0 +1,83 @@
+"""Conversations in every layout: each instance computes what it lacks, and pulls leave out what it has."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydrainfer.core import Lane
+from tests.cluster.test_virtual import LAYOUTS
+from tests.cluster.virtual import Cluster
+from tests.scheduler.fakes import KV, expected_tokens, make_request
+from tests.scheduler.test_prefix import Turn, oracle, requests_of, turns
+
+pytestmark = pytest.mark.unit
+
+CONVERSATION = [Turn(i - 1 if i else None, [1, 2] * 5, 1 if i == 0 else None, 9, b"") for i in range(5)]
+
+
+def n_prefilled(cluster):
+    """Tokens computed in prefill by all instances."""
+    batches = [b for name, d in cluster.devices.items() if "P" in name for b in d.batches if b[0] is Lane.LANGUAGE]
+    return sum(n for _, n, _ in batches)
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1EP1D", "1E1PD", "1E1P1D", "1ED1P"])
+def test_a_later_turn_computes_and_moves_only_what_is_new(layout):
+    cluster = Cluster(layout, kv_blocks=200, embed_blocks=32)
+    requests = requests_of(CONVERSATION)
+    for i, r in enumerate(requests):
+        before, pulled = n_prefilled(cluster), sum(p.n_blocks["kv"] for p in cluster.pullers.values())
+        cluster.submit(r)
+        cluster.run()
+        assert cluster.tokens(r.id) == expected_tokens(r)
+        whole = oracle(r, requests[:i])  # of what some instance decoded
+        decodes_there = "PD" in layout
+        found = whole if decodes_there or not i else requests[i - 1].n_prompt // 4 * 4
+        n_decoded = r.max_tokens - 1 if decodes_there else 0
+        assert n_prefilled(cluster) - before == r.n_prompt - found + n_decoded, "something was computed again"
+        moved = 0 if decodes_there else KV.blocks_for(r.n_prompt) - whole // 4
+        assert sum(p.n_blocks["kv"] for p in cluster.pullers.values()) - pulled == moved
+        assert max(o.n_cached for o in cluster.outputs if o.request_id == r.id) == found
+    assert [d.n_encoded for d in cluster.devices.values() if d.n_encoded] == [{b"picture1": 1}]
+    assert sum(p.n_blocks["embed"] for p in cluster.pullers.values()) == (0 if layout in ("1EPD", "1EP1D") else 2)
+    cluster.check_whole()
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1EP1D", "1E1PD", "1E1P1D", "1ED1P"])
+def test_choices_of_one_prompt_compute_it_once(layout):
+    cluster = Cluster(layout, kv_blocks=200, embed_blocks=32)
+    requests = [make_request(f"r{i}", n_text=40, pictures=[1, 2], max_tokens=1, salt=b"") for i in range(8)]
+    for r in requests:
+        cluster.submit(r)
+    cluster.run()
+    n = requests[0].n_prompt
+    assert n_prefilled(cluster) == n + 7 * (n - (n - 1) // 4 * 4)
+    assert [d.n_encoded for d in cluster.devices.values() if d.n_encoded] == [{b"picture1": 1, b"picture2": 1}]
+    assert sum(p.n_blocks["embed"] for p in cluster.pullers.values()) == (0 if "EP" in layout else 4)
+    cluster.check_whole()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tree=turns,
+    layout=st.sampled_from(LAYOUTS),
+    kv_blocks=st.integers(0, 20),
+    at_once=st.integers(1, 4),
+    crash=st.one_of(st.none(), st.tuples(st.integers(0, 8), st.floats(0.0, 40.0))),
+    chaos=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_trees_of_conversations_under_pressure_and_kills(tree, layout, kv_blocks, at_once, crash, chaos, seed):
+    requests = requests_of(tree)
+    most = max(KV.blocks_for(r.n_prompt + r.max_tokens) for r in requests)
+    cluster = Cluster(layout, most + kv_blocks, 2 * max(len(r.media) for r in requests) + 2, seed, chaos)
+    if crash is not None:
+        who = list(cluster.roles)[crash[0] % len(cluster.roles)]
+        cluster.at(crash[1], lambda: cluster.crash(who, restart_s=5.0), awaited=True)
+    for i in range(0, len(requests), at_once):
+        for r in requests[i : i + at_once]:
+            cluster.submit(r)
+        cluster.run()
+    for r in requests:
+        assert cluster.end(r.id).finish_reason == "length" and cluster.tokens(r.id) == expected_tokens(r)
+    cluster.check_whole()
