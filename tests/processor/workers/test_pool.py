@@ -70,7 +70,7 @@ def pool():
         pids = workers.pids
         workers.close()
         workers.close()
-        assert alive(pids) == [] and workers.pids == [] and workers._n_jobs == 0
+        assert alive(pids) == [] and workers.pids == [] and workers.n_jobs == 0
     assert len(os.listdir("/proc/self/fd")) == n_files
     assert not [t for t in threading.enumerate() if t.name.startswith("hydra-media")]
 
