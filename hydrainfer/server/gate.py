@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hydrainfer.core import HydraError
-from hydrainfer.server.admission import Admission, Place
+from hydrainfer.server.admission import Admission, Place, Urgency
 from hydrainfer.server.errors import error_response
 
 _WORK = ("/v1/chat/completions", "/v1/completions")
@@ -29,13 +30,20 @@ class Gate:
             await self._app(scope, receive, send)
             return
         n_bytes, returning = None, False
+        priority: float | None = None
+        within_s: float | None = None
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
                 n_bytes = int(value)
             elif name == b"x-stainless-retry-count":  # the `openai` client's
                 returning = value != b"0"
+            elif name == b"x-priority":
+                priority = _number(value)
+            elif name == b"x-deadline-s":
+                within_s = _number(value)
         try:
-            place = self._admission.enter(n_bytes, returning=returning)
+            urgency = Urgency.read(priority, within_s)
+            place = self._admission.enter(n_bytes, returning=returning, urgency=urgency)
         except HydraError as e:
             response = error_response(e)
             if self._admission.closed:
@@ -50,6 +58,23 @@ class Gate:
         finally:
             if not place.claimed:
                 place.leave()
+
+
+def _number(value: bytes) -> float:
+    """Not a number where it is none, which no check lets pass."""
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
+
+
+def urgency_of(request: Request, priority: int | None, within_s: float | None) -> Urgency:
+    """What its headers and its fields ask for: the field's priority, the shorter time. Raises `InvalidRequest`."""
+    place, fields = place_of(request), Urgency.read(priority, within_s)
+    if place is None:
+        return fields
+    headers = place.urgency
+    return Urgency(headers.priority if priority is None else fields.priority, min(headers.within_s, fields.within_s))
 
 
 def place_of(request: Request) -> Place | None:
