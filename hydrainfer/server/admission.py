@@ -201,6 +201,8 @@ class Place:
     def __init__(self, admission: Admission, returning: bool, urgency: Urgency = _NOT_URGENT) -> None:
         self.returning, self.urgency = returning, urgency
         self.checked = self.claimed = False
+        self.on_tokens: Callable[[int], None] = lambda _: None  # told of those that it takes, once they are known
+        self.on_leave: Callable[[], None] = lambda: None
         self.n = 1
         self._admission = admission
         self._kind, self._units, self._n_waiting = TEXT, 0.0, 0
@@ -240,6 +242,8 @@ class Place:
         self._stop_waiting()
         self._admission.n_live -= self.n
         self.n = 0
+        on_leave, self.on_leave = self.on_leave, lambda: None
+        on_leave()
 
     @property
     def _queue(self) -> Queue:

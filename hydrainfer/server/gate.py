@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hydrainfer.core import HydraError
 from hydrainfer.server.admission import Admission, Place, Urgency
 from hydrainfer.server.errors import error_response
+from hydrainfer.server.tenants import Tenants
 
 _WORK = ("/v1/chat/completions", "/v1/completions")
 _PER_TURN = 4  # of the event loop
@@ -21,15 +23,15 @@ class Gate:
     that get one, a few go on per turn of the event loop, first come, first served: the others of a thousand that come
     at once leave the loop time for those who want no more than a word."""
 
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
-        self._app, self._admission = app, admission
+    def __init__(self, app: ASGIApp, admission: Admission, tenants: Tenants) -> None:
+        self._app, self._admission, self._tenants = app, admission, tenants
         self._turns = asyncio.Semaphore(_PER_TURN)  # who waits for one is woken in the loop's next turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in _WORK or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        n_bytes, returning = None, False
+        n_bytes, returning, authorization = None, False, ""
         priority: float | None = None
         within_s: float | None = None
         for name, value in scope["headers"]:
@@ -37,12 +39,17 @@ class Gate:
                 n_bytes = int(value)
             elif name == b"x-stainless-retry-count":  # the `openai` client's
                 returning = value != b"0"
+            elif name == b"authorization":
+                authorization = value.decode("latin-1")
             elif name == b"x-priority":
                 priority = _number(value)
             elif name == b"x-deadline-s":
                 within_s = _number(value)
         try:
+            tenant = self._tenants.find(authorization)
+            self._tenants.check(tenant)
             urgency = Urgency.read(priority, within_s)
+            self._tenants.check_priority(tenant, urgency.priority)
             place = self._admission.enter(n_bytes, returning=returning, urgency=urgency)
         except HydraError as e:
             response = error_response(e)
@@ -50,7 +57,9 @@ class Gate:
                 response.headers["Connection"] = "close"  # the next request is better sent elsewhere
             await response(scope, receive, send)
             return
-        scope.setdefault("state", {})["place"] = place
+        self._tenants.begin(tenant)
+        place.on_tokens, place.on_leave = partial(self._tenants.charge, tenant), partial(self._tenants.end, tenant)
+        scope.setdefault("state", {}).update(place=place, tenant=tenant)
         try:
             async with self._turns:
                 pass
@@ -73,6 +82,7 @@ def urgency_of(request: Request, priority: int | None, within_s: float | None) -
     place, fields = place_of(request), Urgency.read(priority, within_s)
     if place is None:
         return fields
+    Tenants.check_priority(request.state.tenant, fields.priority)
     headers = place.urgency
     return Urgency(headers.priority if priority is None else fields.priority, min(headers.within_s, fields.within_s))
 

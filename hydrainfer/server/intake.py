@@ -144,6 +144,7 @@ class Intake:
                 raise _too_late() from None
             raise
         place.prepared(Work.of_prepared(prepared))
+        place.on_tokens(prepared.n_prompt_tokens * prepared.sampling.n)
         return self.sessions.start(prepared, place)
 
     def _submit(self, work: Callable[[], T], *, media: bool = False) -> Future[T]:

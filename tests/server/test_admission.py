@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hydrainfer.core import HydraError, Overloaded, Unavailable
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import parse_messages
-from hydrainfer.server import Admission
+from hydrainfer.server import Admission, Tenants
 from hydrainfer.server.admission import DECODING, PICTURES, TEXT, Work
 from hydrainfer.server.queues import LATEST_TURN_S, Queue
 from tests.server.conftest import image_part, wait_until
@@ -285,7 +285,7 @@ def test_who_is_refused_is_answered_before_his_body_is_read(start):
 
 
 def test_places_come_back_from_requests_that_never_get_as_far_as_to_use_them(start):
-    server = start(api_keys=("k",))
+    server = start(tenants=Tenants(["k"]))
     assert server.chat().status_code == 401
     server.http.headers["authorization"] = "Bearer k"
     assert server.http.post("/v1/chat/completions", content=b"{").status_code == 400
