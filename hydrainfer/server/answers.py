@@ -13,7 +13,7 @@ from hydrainfer.core import ModelNotFound
 from hydrainfer.processor import parse_messages
 from hydrainfer.server.body import unless_disconnected
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
-from hydrainfer.server.gate import place_of, urgency_of
+from hydrainfer.server.gate import place_of, salt_of, urgency_of
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.replies import ChatReply, CompletionReply, Reply
 from hydrainfer.server.sse import DONE, EventStream
@@ -56,7 +56,7 @@ class Answers:
             options=fields.mm_processor_kwargs,
             place=place_of(request),
             urgency=urgency_of(request, fields.priority, fields.deadline_s),
-            salt=fields.cache_salt or "",
+            salt=salt_of(request, fields.cache_salt),
         )
         return await self._answer(request, fields, name, ChatReply, work)
 
@@ -70,7 +70,7 @@ class Answers:
             id=self._name("cmpl"),
             add_special=fields.add_special_tokens,
             place=place_of(request),
-            salt=fields.cache_salt or "",
+            salt=salt_of(request, fields.cache_salt),
             urgency=urgency_of(request, fields.priority, fields.deadline_s),
         )
         return await self._answer(request, fields, name, CompletionReply, work)

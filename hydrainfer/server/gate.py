@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hydrainfer.core import HydraError
 from hydrainfer.server.admission import Admission, Place, Urgency
 from hydrainfer.server.errors import error_response
-from hydrainfer.server.tenants import Tenants
+from hydrainfer.server.tenants import Tenant, Tenants
 
 _WORK = ("/v1/chat/completions", "/v1/completions")
 _PER_TURN = 4  # of the event loop
@@ -85,6 +85,12 @@ def urgency_of(request: Request, priority: int | None, within_s: float | None) -
     Tenants.check_priority(request.state.tenant, fields.priority)
     headers = place.urgency
     return Urgency(headers.priority if priority is None else fields.priority, min(headers.within_s, fields.within_s))
+
+
+def salt_of(request: Request, own: str | None) -> str:
+    """The salt of its KV: its own and, unless that shares its cache, its tenant's."""
+    tenant: Tenant | None = getattr(request.state, "tenant", None)
+    return own or "" if tenant is None else tenant.salt(own)
 
 
 def place_of(request: Request) -> Place | None:

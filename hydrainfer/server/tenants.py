@@ -6,6 +6,7 @@ acme:
   requests_per_minute: 600    # each limit: none by default
   tokens_per_minute: 100000   # of prompts and answers
   concurrency: 16             # requests at once
+  share_cache: true           # its KV with the others that share; false by default
 """
 
 from __future__ import annotations
@@ -40,10 +41,16 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
     concurrency: _Limit | None = None
+    share_cache: bool = False
     name: str = ""
 
+    def salt(self, own: str | None) -> str:
+        """The salt of a request's KV, made of its own: never that of a tenant that does not share."""
+        whose = "" if self.share_cache else self.name
+        return f"{whose}\0{own or ''}" if whose or own else ""
 
-_EVERYBODY = Tenant(keys=())
+
+_EVERYBODY = Tenant(keys=(), share_cache=True)
 
 
 def read_tenants(path: Path) -> dict[str, Tenant]:
@@ -52,6 +59,8 @@ def read_tenants(path: Path) -> dict[str, Tenant]:
     for name, entry in read_yaml(path).items():
         try:
             tenant = msgspec.convert({"top_priority": 0, **entry, "name": str(name)}, Tenant)
+            if not tenant.name or "\0" in tenant.name:
+                raise TypeError("a name has at least one character, and no NUL")
         except (msgspec.ValidationError, TypeError) as e:
             raise ConfigError(f"{path}, tenant {name}: {e}", param="tenants") from None
         for key in tenant.keys:

@@ -140,6 +140,16 @@ def test_a_file_that_is_read_again_counts_on(write, clock):
         tenants.check(tenants.find("Bearer c"))
 
 
+def test_who_does_not_share_has_a_salt_that_nobody_else_can_have(write):
+    shares = f"sharer: {{keys: [{key('s')}], share_cache: true}}"
+    tenants = Tenants(["own"], write(f"{ACME}\nother: {{keys: [{key('o')}]}}\n{shares}"))
+    acme, other, sharer, own = (tenants.find(f"Bearer {k}") for k in ("a", "o", "s", "own"))
+    salts = ["", "x", "acme", "acme\0x", "\0x"]
+    assert [sharer.salt(s) for s in salts] == [own.salt(s) for s in salts] and own.salt(None) == ""
+    found = [{t.salt(s) for s in salts} for t in (acme, other, own)]
+    assert sum(map(len, found)) == len(set.union(*found)) == 15
+
+
 def test_over_http(start, write):
     path = write(f"{ACME}\nother: {{keys: [{key('o')}], top_priority: 1}}")
     server = start(tenants=Tenants((), path))
@@ -161,6 +171,11 @@ def test_over_http(start, write):
     assert ask("o").json()["error"]["param"] == "priority"
     del server.http.headers["x-priority"]
     assert ask("o", stream=True).status_code == 200
+    chains = [server.engine.submitted[-1].keys]
+    assert ask("o", cache_salt="x").status_code == 200
+    assert ask("o").status_code == 200
+    chains += [r.keys for r in server.engine.submitted[-2:]]
+    assert chains[0] != chains[1] and chains[0] == chains[2]
     server.check_idle()
     assert server.http.get("/health").status_code == 200
     write(f"other: {{keys: [{key('p')}]}}")
