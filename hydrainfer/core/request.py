@@ -13,6 +13,7 @@ from hydrainfer.core.stage import Stage
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
+MAX_PRIORITY = 2
 MAX_TOKEN_IDS = 1024  # of stop_token_ids and of logit_bias: all are looked at for every token
 MAX_GRAMMAR_CHARS = 1 << 16
 

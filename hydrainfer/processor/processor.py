@@ -27,10 +27,11 @@ from hydrainfer.processor.workers import Adapters, MediaWorkers, Preprocessor, S
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The arrival and deadline of a request, in seconds of the engine's clock."""
+    """The arrival and deadline of a request, in seconds of the engine's clock, and its priority."""
 
     arrival_s: float | None = None
     deadline_s: float = float("inf")
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +285,7 @@ class Processor:
                 arrival_s=timing.arrival_s,
                 deadline_s=timing.deadline_s,
                 keys=chains[p],
+                priority=timing.priority,
             )
             for p, token_ids in enumerate(token_lists)
             for choice in range(sampling.n)

@@ -9,5 +9,16 @@ from hydrainfer.server.app import ServerSettings, create_app
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import Completion, Delta, TokenStream
+from hydrainfer.server.tenants import Tenants
 
-__all__ = ["Admission", "Completion", "Delta", "Intake", "ServerSettings", "Sessions", "TokenStream", "create_app"]
+__all__ = [
+    "Admission",
+    "Completion",
+    "Delta",
+    "Intake",
+    "ServerSettings",
+    "Sessions",
+    "Tenants",
+    "TokenStream",
+    "create_app",
+]

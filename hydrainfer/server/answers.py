@@ -13,7 +13,7 @@ from hydrainfer.core import ModelNotFound
 from hydrainfer.processor import parse_messages
 from hydrainfer.server.body import unless_disconnected
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
-from hydrainfer.server.gate import place_of
+from hydrainfer.server.gate import place_of, salt_of, urgency_of
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.replies import ChatReply, CompletionReply, Reply
 from hydrainfer.server.sse import DONE, EventStream
@@ -48,8 +48,16 @@ class Answers:
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         messages = parse_messages(fields.messages)
-        options, salt, place = fields.mm_processor_kwargs, fields.cache_salt or "", place_of(request)
-        work = self.intake.chat(messages, sampling, id=self._name("chatcmpl"), options=options, place=place, salt=salt)
+        id = self._name("chatcmpl")
+        work = self.intake.chat(
+            messages,
+            sampling,
+            id=id,
+            options=fields.mm_processor_kwargs,
+            place=place_of(request),
+            urgency=urgency_of(request, fields.priority, fields.deadline_s),
+            salt=salt_of(request, fields.cache_salt),
+        )
         return await self._answer(request, fields, name, ChatReply, work)
 
     async def complete(self, request: Request, fields: CompletionFields) -> Response:
@@ -62,7 +70,8 @@ class Answers:
             id=self._name("cmpl"),
             add_special=fields.add_special_tokens,
             place=place_of(request),
-            salt=fields.cache_salt or "",
+            salt=salt_of(request, fields.cache_salt),
+            urgency=urgency_of(request, fields.priority, fields.deadline_s),
         )
         return await self._answer(request, fields, name, CompletionReply, work)
 

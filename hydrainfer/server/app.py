@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ import orjson
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response
 
-from hydrainfer.core import InstanceInfo, InvalidRequest, Unauthorized
+from hydrainfer.core import InstanceInfo, InvalidRequest
 from hydrainfer.processor import parse_messages
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
@@ -22,17 +21,17 @@ from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFie
 from hydrainfer.server.gate import Gate
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
+from hydrainfer.server.tenants import Tenants
 
 _RETRY_AFTER_S = "5"
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`model_names`: what clients may call the model. `api_keys`: any of them opens /v1, /tokenize and /detokenize;
-    none means open to all. `stall_s`: seconds without progress of an instance after which `/health` says 503."""
+    """`model_names`: what clients may call the model. `stall_s`: seconds without progress of an instance after which
+    `/health` says 503."""
 
     model_names: tuple[str, ...]
     version: str
-    api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 64 << 20
     stall_s: float = 30.0
 
@@ -42,22 +41,25 @@ def create_app(
     intake: Intake,
     *,
     metrics: Callable[[], bytes],
+    tenants: Tenants | None = None,
     wall_clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """`metrics` returns Prometheus text. The caller closes the engine and the intake after the server has stopped."""
+    """`metrics` returns Prometheus text. `tenants`: their keys open /v1, /tokenize and /detokenize; default: open to
+    all. The caller closes the engine and the intake after the server has stopped."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         intake.sessions.close()
 
+    tenants = tenants or Tenants()
     app = FastAPI(title="HydraInfer", version=settings.version, lifespan=lifespan)
     install_error_handlers(app)
     app.add_middleware(Farewell)
-    app.add_middleware(Gate, admission=intake.sessions.admission)
+    app.add_middleware(Gate, admission=intake.sessions.admission, tenants=tenants)
     answers = Answers(intake, settings.model_names, wall_clock)
     app.include_router(_open_routes(settings, intake, metrics))
-    guarded = [Depends(_require_key(settings.api_keys))] if settings.api_keys else []
+    guarded = [Depends(_require_key(tenants))]
     app.include_router(_model_routes(settings, answers, int(wall_clock())), dependencies=guarded)
     app.include_router(_text_routes(settings, answers), dependencies=guarded)
     return app
@@ -159,13 +161,9 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
     return router
 
 
-def _require_key(keys: tuple[str, ...]) -> Callable[[Request], Awaitable[None]]:
-    accepted = [f"Bearer {key}".encode() for key in keys]
-
+def _require_key(tenants: Tenants) -> Callable[[Request], Awaitable[None]]:
     async def check(request: Request) -> None:  # async: a plain function would cost a thread per request
-        given = request.headers.get("authorization", "").encode("latin-1")
-        if not any([hmac.compare_digest(given, one) for one in accepted]):  # noqa: C419  # all, in constant time
-            raise Unauthorized("a valid API key is needed: send the header Authorization: Bearer KEY")
+        tenants.find(request.headers.get("authorization", ""))
 
     return check
 

@@ -68,6 +68,8 @@ class CommonFields(BaseModel):
     return_token_ids: bool | None = None
     timings: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    priority: int | None = None
+    deadline_s: float | None = None
     best_of: int | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

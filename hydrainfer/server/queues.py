@@ -57,12 +57,13 @@ class Queue:
             return self.units * self._crowded_s / self._done
         return self._crowded_s if self.n_waiting >= _CROWD else 0.0
 
-    def has_room(self, now: float, *, returning: bool) -> bool:
-        """Whether one more may enter. While turns are promised, a part of the queue is for those who return."""
+    def has_room(self, now: float, *, favoured: bool) -> bool:
+        """Whether one more may enter. While turns are promised, a part of the queue is for those who return, and for
+        the urgent."""
         seconds = self.seconds(now)
         if seconds < _EASED * self.longest_s:
             self._turn_s = 0.0
-        reserved = not returning and self._turn_s > now
+        reserved = not favoured and self._turn_s > now
         return seconds < self.longest_s - (min(_RESERVED_S, self.longest_s / 2) if reserved else 0.0)
 
     def promise(self, now: float) -> float:
