@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
-from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Ticket, Timing
+from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Ticket, Timing, Tools
 from hydrainfer.server.admission import Place, Work
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import TokenStream
@@ -50,15 +50,16 @@ class Intake:
         options: Mapping[str, Any] | None = None,
         prompt: str | Sequence[int] | None = None,
         place: Place | None = None,
+        tools: Tools | None = None,
     ) -> TokenStream:
-        """Fetch, prepare and start. `options`, `prompt`: as of `Processor.chat`. `place`: that it has already. Raises
-        as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
+        """Fetch, prepare and start. `options`, `prompt`, `tools`: as of `Processor.chat`. `place`: that it has already.
+        Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
         id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(), Ticket()
         try:
             return await self._start(
                 place,
                 Work.of_chat(messages, sampling.n),
-                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket, prompt),
+                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket, prompt, tools),
                 messages,
             )
         except BaseException:
@@ -82,14 +83,19 @@ class Intake:
             lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special),
         )
 
-    async def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
+    async def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        options: Mapping[str, Any] | None = None,
+        tools: Tools | None = None,
+    ) -> list[int]:
         """The prompt ids a chat would have; it holds a place meanwhile. Raises as `chat`."""
         place = self.sessions.admission.take()
         try:
             media = self.processor.check_pictures(messages)
             async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
                 return await asyncio.wrap_future(
-                    self._submit(lambda: self.processor.encode_chat(fetched, options), media=media)
+                    self._submit(lambda: self.processor.encode_chat(fetched, options, tools), media=media)
                 )
         except TimeoutError:
             raise _too_late() from None
