@@ -83,7 +83,9 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     parsed = parse_config(path)
     model = parsed.model
     _check_layout(config.layout, specs, model)
-    description = load_description(path, max_context=config.max_model_len, parsed=parsed)
+    description = load_description(
+        path, max_context=config.max_model_len, tool_calls=config.tool_call_parser, parsed=parsed
+    )
     device = torch_device(config)
     check_transport(config.transport, device)
     dtype = dtype_of(config, device, model.dtype)

@@ -84,6 +84,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tenants: Annotated[
         NotEmpty | None, _help("Server", "File of tenants: their keys and limits (docs/api.md); read again on SIGHUP.")
     ] = None
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes", "llama3_json", "mistral"],
+        _help(
+            "Server",
+            "How the model writes tool calls: hermes (Qwen), llama3_json, mistral; auto: as its template says.",
+        ),
+    ] = "auto"
     request_timeout_s: Annotated[float, _help("Server", "A request ends with 504 after this long.", gt=0)] = 600.0
     drain_s: Annotated[
         float, _help("Server", "After SIGTERM, new requests get 503, and those that run this long to finish.", ge=0)

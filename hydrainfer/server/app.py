@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response
 
 from hydrainfer.core import InstanceInfo, InvalidRequest
-from hydrainfer.processor import parse_messages
+from hydrainfer.processor import parse_messages, parse_tools
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
 from hydrainfer.server.errors import Farewell, install_error_handlers
@@ -146,7 +146,8 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
             text, special = fields.prompt, fields.add_special_tokens
             ids = await intake.run(lambda: processor.encode(text, add_special=special))
         else:
-            ids = await intake.encode_chat(parse_messages(fields.messages), fields.mm_processor_kwargs)
+            messages, tools = parse_messages(fields.messages), parse_tools(fields.tools)
+            ids = await intake.encode_chat(messages, fields.mm_processor_kwargs, tools)
         body = {"count": len(ids), "max_model_len": processor.model.n_context, "tokens": ids}
         if fields.return_token_strs:
             body["token_strs"] = [processor.model.vocabulary.token_text(i) for i in ids]

@@ -11,9 +11,9 @@ from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.server.structured import grammar_of
 
 _REFUSED: Mapping[str, str] = {
-    "tools": "tool calling is not supported by this server; leave tools out",
-    "functions": "function calling is not supported by this server; leave functions out",
-    "function_call": "function calling is not supported by this server; leave function_call out",
+    "tools": "tools are for /v1/chat/completions",
+    "functions": "functions is not supported by this server; send tools",
+    "function_call": "function_call is not supported by this server; send tool_choice",
     "audio": "audio output is not supported by this server",
     "prediction": "predicted outputs are not supported by this server",
     "web_search_options": "web search is not supported by this server",
@@ -77,7 +77,6 @@ class CommonFields(BaseModel):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    tool_choice: Any = None
     modalities: list[str] | None = None
     prompt_logprobs: int | None = None
     length_penalty: float | None = None
@@ -94,8 +93,6 @@ class CommonFields(BaseModel):
                 raise InvalidRequest(why, param=name, code="unsupported_parameter")
         refused = {
             "best_of": (self.best_of or 1) > (self.n or 1) and "best_of is not supported by this server; use n",
-            "tool_choice": self.tool_choice not in (None, "none", "auto")
-            and "tool calling is not supported by this server; tool_choice may be none or auto",
             "modalities": (self.modalities or ["text"]) != ["text"] and "only the modality text is supported",
             "prompt_logprobs": self.prompt_logprobs is not None and "prompt_logprobs is not supported by this server",
             "length_penalty": self.length_penalty not in (None, 1.0) and "beam search is not supported by this server",
@@ -132,6 +129,9 @@ class ChatFields(CommonFields):
     """`/v1/chat/completions`. `messages` is checked by `processor.parse_messages`."""
 
     messages: Any
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -178,6 +178,7 @@ class TokenizeFields(BaseModel):
     model: str | None = None
     prompt: str | None = None
     messages: Any = None
+    tools: Any = None
     mm_processor_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
-from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Ticket, Timing
+from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Ticket, Timing, Tools
 from hydrainfer.server.admission import Place, Urgency, Work
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import TokenStream
@@ -52,15 +52,18 @@ class Intake:
         place: Place | None = None,
         salt: str = "",
         urgency: Urgency | None = None,
+        tools: Tools | None = None,
     ) -> TokenStream:
-        """Fetch, prepare and start. `options`, `prompt`, `salt`: as of `Processor.chat`. `place`: that it has already.
-        Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
+        """Fetch, prepare and start. `options`, `prompt`, `salt`, `tools`: as of `Processor.chat`. `place`: that it has
+        already. Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
         id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(urgency), Ticket()
         try:
             return await self._start(
                 self._claim(place, Work.of_chat(messages, sampling.n), urgency),
                 timing,
-                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket, prompt, salt),
+                lambda fetched: self.processor.chat(
+                    id, fetched, sampling, timing, options, ticket, prompt, salt, tools
+                ),
                 messages,
             )
         except BaseException:
@@ -86,14 +89,19 @@ class Intake:
             lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special, salt=salt),
         )
 
-    async def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
+    async def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        options: Mapping[str, Any] | None = None,
+        tools: Tools | None = None,
+    ) -> list[int]:
         """The prompt ids a chat would have; it holds a place meanwhile. Raises as `chat`."""
         place = self.sessions.admission.take()
         try:
             media = self.processor.check_pictures(messages)
             async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
                 return await asyncio.wrap_future(
-                    self._submit(lambda: self.processor.encode_chat(fetched, options), media=media)
+                    self._submit(lambda: self.processor.encode_chat(fetched, options, tools), media=media)
                 )
         except TimeoutError:
             raise _too_late() from None
