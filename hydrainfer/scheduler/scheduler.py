@@ -181,10 +181,9 @@ class Scheduler:
     def _fill_language(self, now: float, preempted: list[Sequence]) -> tuple[list[TokenWork], int, int]:
         """The work, its tokens, and how many of its first items decode."""
         budget = self.budgets.tokens
+        if full := [s for s in self.decoding.values() if len(s.tokens) > s.capacity]:
+            preempted += self._make_room(full, now)
         ready = decodes(self.decoding.values())
-        if len(ready) < len(self.decoding):  # some are full
-            preempted += self._make_room(now)
-            ready = decodes(self.decoding.values())
         work = ready[:] if self.policy.batching == "stage-level" else []
         n = n_decodes = len(work)
         if n < budget and self.role.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
@@ -274,11 +273,9 @@ class Scheduler:
 
     # ---- when blocks run out
 
-    def _make_room(self, now: float) -> list[Sequence]:
-        """Grow every decoding sequence that is full, oldest first; where there is no room, preempt the youngest.
-        Returns those."""
+    def _make_room(self, full: list[Sequence], now: float) -> list[Sequence]:
+        """Grow these decoding sequences, oldest first; where there is no room, preempt the youngest. Returns those."""
         preempted: list[Sequence] = []
-        full = [s for s in self.decoding.values() if len(s.tokens) > s.capacity]
         for seq in sorted(full, key=lambda s: s.order):
             while seq.id in self.decoding and not self.room.grow(seq):
                 victim = self._youngest_idle(than=seq)
