@@ -143,6 +143,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     image_token_budget: Annotated[
         int, _help("Scheduler", "Embeddings per vision batch; a larger picture is encoded alone.", ge=1)
     ] = 16_384
+    step_s: Annotated[
+        float, _help("Scheduler", "A batch takes about this long at most: chunks shrink, fewer pictures.", gt=0)
+    ] = 0.5
     max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 64
     order: Annotated[
         Literal["rank", "fcfs"],
