@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hydrainfer.cache.pool import BlockPool
 from hydrainfer.cache.spec import CacheSpec, Found
+from hydrainfer.core import Cached
 
 
 class Hit(NamedTuple):
@@ -132,6 +133,21 @@ class CacheSet:
             self.pools[name].drop(reversed(lease.blocks.pop(name, ())))
         if spec is None:
             self._leases.pop(lease.owner, None)
+
+    def listen(self) -> None:
+        """From now on note which prefixes come and go, for `news`."""
+        for name, spec in self.specs.items():
+            if spec.chained:
+                self.pools[name].news = {}
+
+    def news(self) -> Cached | None:
+        """The prefixes that came and went since the last call, if somebody listens and there are any."""
+        for name, spec in self.specs.items():
+            if news := self.pools[name].news:
+                self.pools[name].news = {}
+                came = tuple(key for key, is_there in news.items() if is_there)
+                return Cached(spec.block_tokens, came, tuple(key for key, is_there in news.items() if not is_there))
+        return None
 
     def usage(self) -> dict[str, tuple[int, int, int]]:
         """Per spec: blocks in all, leased, cached."""

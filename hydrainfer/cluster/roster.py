@@ -1,12 +1,15 @@
 """The instances that are there, how busy they are, and the choice of one: the `Placement` of hub and instances.
 
 A request that may stay where it is never comes here (the scheduler keeps it): self first. Pictures go to the encoder
-that their content names, everything else by `Balancing`.
+that their content names, everything else by `Balancing`. With `least_load`, the seconds that an instance saves because
+it has computed a prompt's beginning count against those that it is busy; and a request goes past the encoder to one
+that has computed all of its pictures.
 """
 
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
@@ -14,7 +17,7 @@ import msgspec
 
 from hydrainfer.cluster.hashing import HashRing
 from hydrainfer.cluster.messages import Peer
-from hydrainfer.core import Load, Request, Role, Stage
+from hydrainfer.core import Cached, Load, Request, Role, Stage, split_chain
 
 Balancing = Literal["least_load", "round_robin", "random"]
 _GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3)  # stands for an instance that has not measured yet
@@ -33,6 +36,9 @@ class Roster:
         self._rng = rng or random.Random()
         self._n_chosen = 0
         self._chosen_at = dict.fromkeys(self.roles, 0)
+        self._prefixes: dict[str, set[bytes]] = {}  # as told by those that prefill
+        self._block_tokens = 1
+        self._split: tuple[bytes, list[bytes]] = b"", []
         self._encoders = HashRing(name for name, role in self.roles.items() if role.runs(Stage.ENCODE))
 
     def update(self, peers: Iterable[Peer]) -> list[Peer]:
@@ -41,6 +47,7 @@ class Roster:
         gone = [p for name, p in self.peers.items() if name not in now or now[name].incarnation != p.incarnation]
         for p in gone:
             self.loads.pop(p.name, None)
+            self._prefixes.pop(p.name, None)
         self.peers = now
         return gone
 
@@ -48,23 +55,67 @@ class Roster:
         peer = self.peers.get(name)
         return peer is not None and peer.incarnation == incarnation
 
+    def learn(self, name: str, cached: Cached) -> None:
+        """Take in which prefixes an instance has now."""
+        held = self._prefixes.setdefault(name, set())
+        held.update(cached.added)
+        held.difference_update(cached.dropped)
+        self._block_tokens = cached.block_tokens
+
+    def found(self, request: Request, name: str) -> int:
+        """Tokens of its prompt that the instance has computed, as last told; the last one is always computed anew."""
+        held = self._prefixes.get(name)
+        if not held or not request.keys:
+            return 0
+        if self._split[0] is not request.keys:  # each request is asked about at several instances
+            self._split = request.keys, split_chain(request.keys)[1:]
+        keys = self._split[1]
+        n = bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in held)
+        return min(n, (request.n_prompt - 1) // self._block_tokens) * self._block_tokens
+
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
         able = [p for n, p in self.peers.items() if n not in exclude and self.roles[n].runs(stage)]
         names = [p.name for p in able if not p.suspect] or [p.name for p in able]  # a suspect is better than nobody
         if not names:
             return None
         if stage is Stage.ENCODE and (owner := self._encoders.owner(request.media[0].key, names)) is not None:
-            return owner
+            return self._past(owner, request, exclude) or owner
         if self._balancing == "random":
             return self._rng.choice(names)
         delay = dict.fromkeys(names, 0.0)
         if self._balancing == "least_load":
-            delay = {n: delay_s(self.loads.get(n, Load())) for n in names}
+            delay = {n: self._delay_s(n, request if stage is Stage.PREFILL else None) for n in names}
         name = min(names, key=lambda n: (delay[n], self._chosen_at[n]))
+        self._take(name, request, stage)
+        return name
+
+    def _past(self, encoder: str, request: Request, exclude: Collection[str]) -> str | None:
+        """The instance that has computed all of its pictures, if it is there sooner than the encoder would be done."""
+        if self._balancing != "least_load" or not self._prefixes or not request.keys:
+            return None
+        able = [p.name for n, p in self.peers.items() if n in self._prefixes and n not in exclude and not p.suspect]
+        able = [n for n in able if self.found(request, n) >= request.media[-1].end]
+        name = min(able, key=lambda n: self._delay_s(n, request), default=None)
+        if name is None or name == encoder:
+            return None
+        load = self.loads.get(encoder, Load())
+        if self._delay_s(name, request) > delay_s(load) + len(request.media) * (load.picture_s or _GUESS.picture_s):
+            return None
+        self._take(name, request, Stage.PREFILL)
+        return name
+
+    def _delay_s(self, name: str, request: Request | None) -> float:
+        """How long it works on what it has, less what it saves of the prefill of `request`."""
+        load = self.loads.get(name, Load())
+        saved = self.found(request, name) if request is not None and self._prefixes else 0
+        return delay_s(load) - saved * (load.token_s or _GUESS.token_s)
+
+    def _take(self, name: str, request: Request, stage: Stage) -> None:
+        """Note that it was chosen."""
         self._n_chosen += 1
         self._chosen_at[name] = self._n_chosen
-        self.loads[name] = _with(self.loads.get(name, Load()), request, stage)
-        return name
+        found = self.found(request, name) if stage is Stage.PREFILL else 0
+        self.loads[name] = _with(self.loads.get(name, Load()), request, stage, found)
 
     def dark(self) -> list[Stage]:
         """Stages of the layout that no instance runs now."""
@@ -81,8 +132,8 @@ def delay_s(load: Load) -> float:
     )
 
 
-def _with(load: Load, request: Request, stage: Stage) -> Load:
-    """The load once `request` has been placed there."""
+def _with(load: Load, request: Request, stage: Stage, n_found: int) -> Load:
+    """The load once `request` has been placed there, where so many of its tokens are found."""
     if stage is Stage.DECODE:
         return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
-    return msgspec.structs.replace(load, n_tokens=load.n_tokens + request.n_prompt)
+    return msgspec.structs.replace(load, n_tokens=load.n_tokens + request.n_prompt - n_found)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from hydrainfer.core import (
+    Cached,
     DeadlineExceeded,
     ErrorInfo,
     EventKind,
@@ -80,6 +81,7 @@ class Engine:
         self._costs = Costs()
         self._give_up_after = give_up_after
         self._n_failed: dict[Lane, int] = {}
+        self._listens = False
 
     # ---- requests
 
@@ -369,6 +371,14 @@ class Engine:
     def still(self) -> bool:
         """True if no lane is executing and no copy is running: threads can end."""
         return not self._in_flight and not (self._moves is not None and self._moves.copying)
+
+    def news(self) -> Cached | None:
+        """The prefixes that came and went since the last call; the first one begins it."""
+        caches = self.scheduler.room.caches
+        if not self._listens:
+            self._listens = True
+            caches.listen()
+        return caches.news()
 
     def load(self) -> Load:
         return self._costs.load(*backlog(self.scheduler))

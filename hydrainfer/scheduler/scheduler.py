@@ -18,6 +18,7 @@ from hydrainfer.core import (
     EncodeWork,
     Handoff,
     HydraError,
+    InvalidRequest,
     Lane,
     Request,
     Role,
@@ -49,6 +50,7 @@ class Scheduler:
         self._running = {Stage.ENCODE: self.encoding, Stage.PREFILL: self.prefilling, Stage.DECODE: self.decoding}
         self.migrating: dict[str, Sequence] = {}  # live, hold their blocks, wait for an instance of their next stage
         self._live: dict[str, Sequence] = {}
+        self._unencoded: dict[str, Sequence] = {}  # wait for prefill though no encoder has seen them
         self._admission = Admission(role, self.room, budgets, self.policy, lambda: self.n_running, self.prefilling)
         self.waiting = self._admission.waiting
         self.arriving = self._admission.arriving
@@ -75,10 +77,35 @@ class Scheduler:
 
     def _wait(self, seq: Sequence) -> None:
         """Into the queue of its stage, by age; or out of here, if another instance runs that stage."""
+        if seq.stage is Stage.ENCODE and self._needs_no_encoder(seq):
+            seq.cursor += 1
+            self._unencoded[seq.id] = seq
         if not self.role.runs(seq.stage):
             self._depart(seq)
             return
         self.waiting.add(seq)
+
+    def _needs_no_encoder(self, seq: Sequence) -> bool:
+        """Whether it can go on here though pictures are encoded elsewhere: what it would want of them is here."""
+        if self.role.runs(Stage.ENCODE) or not self.role.runs(Stage.PREFILL):
+            return False
+        visit = self._admission.visit(seq, seq.cursor + 1)
+        try:
+            self.room.check_fits_empty(seq.request, visit)
+        except InvalidRequest:
+            return False
+        return not self.room.needs_encode(seq, visit)
+
+    def _find_encoders(self) -> None:
+        """Let go who waits for prefill and needs an encoder after all, for blocks that it found were evicted."""
+        for seq in list(self._unencoded.values()):
+            waits = seq.stage is Stage.PREFILL and not seq.blocks and not seq.cancelled
+            if not waits or self.room.needs_encode(seq, self._admission.visit(seq)):
+                del self._unencoded[seq.id]
+                if waits:
+                    self.waiting.remove(seq)
+                    seq.cursor -= 1
+                    self._depart(seq)
 
     def _depart(self, seq: Sequence) -> None:
         self.migrating[seq.id] = seq
@@ -169,6 +196,8 @@ class Scheduler:
 
     def _fill_language(self, now: float) -> tuple[list[TokenWork], int, int]:
         """The work, its tokens, and how many of its first items decode."""
+        if self._unencoded:
+            self._find_encoders()
         budget = self.budgets.tokens
         ready = decodes(self.decoding.values())
         if len(ready) < len(self.decoding):  # some are full
