@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hydrainfer.cache.pool import BlockPool
 from hydrainfer.cache.spec import CacheSpec, Found
+from hydrainfer.core import Cached
 
 
 class Hit(NamedTuple):
@@ -132,6 +133,17 @@ class CacheSet:
             self.pools[name].drop(reversed(lease.blocks.pop(name, ())))
         if spec is None:
             self._leases.pop(lease.owner, None)
+
+    def news(self) -> Cached | None:
+        """The prefixes that came and went since the last call, if there are any; the first call begins it."""
+        for name, spec in self.specs.items():
+            if not spec.chained:
+                continue
+            news, self.pools[name].news = self.pools[name].news, {}
+            if news:
+                came = tuple(key for key, is_there in news.items() if is_there)
+                return Cached(spec.block_tokens, came, tuple(key for key, is_there in news.items() if not is_there))
+        return None
 
     def usage(self) -> dict[str, tuple[int, int, int]]:
         """Per spec: blocks in all, leased, cached."""

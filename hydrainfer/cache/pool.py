@@ -23,6 +23,7 @@ class BlockPool:
         self._index: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # refcount 0 and indexed, oldest first
         self.version = 0  # changes with what `lookup` answers
+        self.news: dict[bytes, bool] | None = None  # keys that came (True) or went, if somebody listens
 
     @property
     def n_available(self) -> int:
@@ -39,8 +40,11 @@ class BlockPool:
         self.version += len(self._free) < n
         while len(self._free) < n:
             block, _ = self._cached.popitem(last=False)
-            del self._index[self._key_of.pop(block)]
+            key = self._key_of.pop(block)
+            del self._index[key]
             self._free.append(block)
+            if self.news is not None:
+                self.news[key] = False
         split = len(self._free) - n
         blocks = self._free[split:]
         del self._free[split:]
@@ -86,6 +90,8 @@ class BlockPool:
             self._index[key] = block
             self._key_of[block] = key
             self.version += 1
+            if self.news is not None:
+                self.news[key] = True
             return block
         if known != block:
             self.share(known)

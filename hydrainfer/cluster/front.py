@@ -177,6 +177,8 @@ class Front:
         member.heard_s = now
         member.stats = report.stats or member.stats
         self.roster.loads[report.name] = report.load
+        if report.cached is not None:
+            self.roster.learn(report.name, report.cached)
         for moved in report.moved:
             self._follow((report.name, report.incarnation), moved, now)
         for event in report.events:

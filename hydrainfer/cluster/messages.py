@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from hydrainfer.core import ErrorInfo, InstanceStats, LifecycleEvent, Load, Output, Parcel, Request
+from hydrainfer.core import Cached, ErrorInfo, InstanceStats, LifecycleEvent, Load, Output, Parcel, Request
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -56,7 +56,8 @@ class Moved(NamedTuple):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """The results of a step, at `at_s`. `stats` only now and then. `n`: number of the report, from 1: one that is
+    """The results of a step, at `at_s`. `stats` only now and then. `cached`: of an instance that
+    prefills. `n`: number of the report, from 1: one that is
     missing was lost on its way, and its sender is of no use any more (0: not counted)."""
 
     name: str
@@ -68,6 +69,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     load: Load = Load()
     stats: InstanceStats | None = None
     n: int = 0
+    cached: Cached | None = None
 
 
 ToHub = Hello | Failed | Report

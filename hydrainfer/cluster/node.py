@@ -39,6 +39,7 @@ from hydrainfer.core import (
     Output,
     Parcel,
     Role,
+    Stage,
     Unavailable,
 )
 from hydrainfer.engine import Engine
@@ -222,7 +223,9 @@ class Node:
         lists = tuple(self._outputs), tuple(self._events), tuple(self._moved)
         if not self._deserted:
             self._n_reports += 1
-            self._tell(Report(self.name, self.incarnation, now, *lists, engine.load(), stats, self._n_reports))
+            cached = engine.news() if self.roster.roles[self.name].runs(Stage.PREFILL) else None
+            said = now, *lists, engine.load(), stats, self._n_reports, cached
+            self._tell(Report(self.name, self.incarnation, *said))
         for each in (self._outputs, self._events, self._moved):
             each.clear()
 

@@ -20,6 +20,7 @@ from hydrainfer.core.errors import (
     Unavailable,
 )
 from hydrainfer.core.events import (
+    Cached,
     ErrorInfo,
     EventKind,
     InstanceInfo,
@@ -55,6 +56,7 @@ __all__ = [
     "LANE_OF",
     "MAX_LOGPROBS",
     "Admit",
+    "Cached",
     "CheckpointError",
     "ConfigError",
     "Confirm",

@@ -94,6 +94,15 @@ class Load(msgspec.Struct, frozen=True):
     decode_s: float = 0.0
 
 
+class Cached(msgspec.Struct, frozen=True):
+    """The keys of prefixes (`core.chain`), in blocks of `block_tokens`, that an instance has had computed or has
+    evicted since it last said so."""
+
+    block_tokens: int
+    added: tuple[bytes, ...] = ()
+    dropped: tuple[bytes, ...] = ()
+
+
 class InstanceStats(msgspec.Struct, frozen=True):
     """Load of one instance, for `/health`, `/metrics` and the router. `stalled_s`: how long work has been there
     without progress."""

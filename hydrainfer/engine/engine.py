@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from hydrainfer.core import (
+    Cached,
     DeadlineExceeded,
     ErrorInfo,
     EventKind,
@@ -397,6 +398,10 @@ class Engine:
     def still(self) -> bool:
         """True if no lane is executing and no copy is running: threads can end."""
         return not self._in_flight and not (self._moves is not None and self._moves.copying)
+
+    def news(self) -> Cached | None:
+        """The prefixes that came and went since the last call; the first one begins it."""
+        return self.scheduler.room.caches.news()
 
     def load(self) -> Load:
         return self._costs.load(*backlog(self.scheduler))

@@ -35,9 +35,9 @@ class Admission:
         self._blocked: dict[str, Sequence] = {}  # by id, those that found no room
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
 
-    def visit(self, seq: Sequence) -> Visit:
-        """The steps that it can run here, one after the other."""
-        return tuple(takewhile(self._role.runs, seq.plan[seq.cursor :]))
+    def visit(self, seq: Sequence, cursor: int | None = None) -> Visit:
+        """The steps that it can run here, one after the other, from the present one or from `cursor` on."""
+        return tuple(takewhile(self._role.runs, seq.plan[seq.cursor if cursor is None else cursor :]))
 
     # ---- requests that wait here
 

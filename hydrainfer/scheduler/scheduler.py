@@ -19,6 +19,7 @@ from hydrainfer.core import (
     EncodeWork,
     Handoff,
     HydraError,
+    InvalidRequest,
     Lane,
     Request,
     Role,
@@ -53,6 +54,7 @@ class Scheduler:
         self._running = {Stage.ENCODE: self.encoding, Stage.PREFILL: self.prefilling, Stage.DECODE: self.decoding}
         self.migrating: dict[str, Sequence] = {}  # live, hold their blocks, wait for an instance of their next stage
         self._live: dict[str, Sequence] = {}
+        self._unencoded: dict[str, Sequence] = {}  # wait for prefill though no encoder has seen them
         self._order = Order(role, self.policy)
         self._admission = Admission(role, self.room, budgets, self.policy, lambda: self.n_running, self.prefilling)
         self.waiting = self._admission.waiting
@@ -77,11 +79,40 @@ class Scheduler:
 
     def _wait(self, seq: Sequence) -> None:
         """Into the queue of its stage, by rank; or out of here, if another instance runs that stage."""
+        if seq.stage is Stage.ENCODE and self._needs_no_encoder(seq):
+            seq.cursor += 1
+            self._unencoded[seq.id] = seq
         if self.role.runs(seq.stage):
             self._order.place(seq, *self.room.uncached(seq, self._admission.visit(seq)))
             self.waiting.add(seq)
         else:
             self.migrating[seq.id] = seq
+
+    def _needs_no_encoder(self, seq: Sequence) -> bool:
+        """Whether it can go on here though pictures are encoded elsewhere: what it would want of them is here."""
+        if self.role.runs(Stage.ENCODE) or not self.role.runs(Stage.PREFILL):
+            return False
+        visit = self._admission.visit(seq, seq.cursor + 1)
+        try:
+            self.room.check_fits_empty(seq.request, visit)
+        except InvalidRequest:
+            return False
+        return not self.room.needs_encode(seq, visit)
+
+    def _find_encoders(self) -> list[Sequence]:
+        """Let go who waits for prefill and needs an encoder after all, for blocks that it found were evicted. Returns
+        those."""
+        departed = []
+        for seq in list(self._unencoded.values()):
+            waits = seq.stage is Stage.PREFILL and not seq.blocks and not seq.cancelled
+            if not waits or self.room.needs_encode(seq, self._admission.visit(seq)):
+                del self._unencoded[seq.id]
+                if waits:
+                    self._admission.forget(seq)
+                    seq.cursor -= 1
+                    self.migrating[seq.id] = seq
+                    departed.append(seq)
+        return departed
 
     def cancel(self, request_id: str) -> bool:
         """Forget it and free its blocks, at once or, if a lane is executing it, when that batch is applied. False if it
@@ -165,6 +196,7 @@ class Scheduler:
             work: list = self._fill_vision(now, departed)
             n, n_decodes = len(work), 0
         else:
+            departed = self._find_encoders() if self._unencoded else []
             work, n, n_decodes = self._fill_language(now, preempted)
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE

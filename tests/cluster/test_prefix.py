@@ -1,5 +1,6 @@
 """Conversations in every layout: each instance computes what it lacks, and pulls leave out what it has."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,9 @@ def test_a_later_turn_computes_and_moves_only_what_is_new(layout):
         assert sum(p.n_blocks["kv"] for p in cluster.pullers.values()) - pulled == moved
         assert max(o.n_cached for o in cluster.outputs if o.request_id == r.id) == found
     assert [d.n_encoded for d in cluster.devices.values() if d.n_encoded] == [{b"picture1": 1}]
+    if layout in ("1E1PD", "1E1P1D"):
+        wanted = cluster.engines["E0"].stats(cluster.now).pictures_wanted
+        assert wanted == 1, "only the first turn came to the encoder"
     assert sum(p.n_blocks["embed"] for p in cluster.pullers.values()) == (0 if layout in ("1EPD", "1EP1D") else 2)
     cluster.check_whole()
 
@@ -54,6 +58,26 @@ def test_choices_of_one_prompt_compute_it_once(layout):
     assert n_prefilled(cluster) == n + 7 * (n - (n - 1) // 4 * 4)
     assert [d.n_encoded for d in cluster.devices.values() if d.n_encoded] == [{b"picture1": 1, b"picture2": 1}]
     assert sum(p.n_blocks["embed"] for p in cluster.pullers.values()) == (0 if "EP" in layout else 4)
+    cluster.check_whole()
+
+
+@pytest.mark.parametrize("layout", ["1E1PD", "1E1P1D"])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_who_comes_past_the_encoder_goes_back_to_it_if_the_kv_is_gone(layout, is_gone):
+    """Evicted, and the hub does not know it yet."""
+    cluster = Cluster(layout, kv_blocks=24, embed_blocks=2)
+    first, *_ = requests_of(CONVERSATION)
+    cluster.submit(first)
+    cluster.run()
+    (name,) = (n for n in cluster.engines if "P" in n)
+    assert cluster.front.roster.found(first, name) >= first.media[-1].end
+    for pool in cluster.caches[name].pools.values() if is_gone else ():
+        pool.drop(pool.take(pool.n_blocks))
+    again = msgspec.structs.replace(first, id="again")
+    cluster.submit(again)
+    cluster.run()
+    assert cluster.tokens("again") == expected_tokens(again) and cluster.end("again").finish_reason == "length"
+    assert cluster.engines["E0"].stats(cluster.now).pictures_wanted == 1 + is_gone
     cluster.check_whole()
 
 

@@ -8,7 +8,7 @@ import pytest
 from hydrainfer.cluster import HashRing, Roster
 from hydrainfer.cluster.messages import Peer
 from hydrainfer.cluster.roster import delay_s
-from hydrainfer.core import Layout, Load, Stage
+from hydrainfer.core import Cached, Layout, Load, Stage, split_chain
 from tests.cluster.virtual import Cluster
 from tests.scheduler.fakes import make_request
 
@@ -166,3 +166,32 @@ def test_another_incarnation_starts_with_no_load():
     assert [(p.name, p.incarnation) for p in gone] == [("EPD0", 1)]
     assert made.knows("EPD0", 2) and not made.knows("EPD0", 1)
     assert made.choose(make_request("a"), Stage.PREFILL, ()) == "EPD0"
+
+
+def test_who_has_computed_the_beginning_is_preferred_until_it_is_too_busy():
+    made, request = roster("3PD"), make_request("a", n_text=40, salt=b"")
+    keys = tuple(split_chain(request.keys)[1:])
+    made.learn("PD1", Cached(4, keys[:8]))
+    made.learn("PD2", Cached(4, keys[:3]))
+    assert [made.found(request, f"PD{i}") for i in range(3)] == [0, 32, 12]
+    assert made.choose(request, Stage.PREFILL, ()) == "PD1"
+    assert made.choose(make_request("b", n_text=40, salt=b"other"), Stage.PREFILL, ()) != "PD1"
+    made.loads = {"PD0": Load(), "PD1": Load(n_tokens=33), "PD2": Load()}
+    assert made.choose(request, Stage.PREFILL, ()) == "PD2"
+    made.learn("PD2", Cached(4, (), keys[1:3]))
+    assert made.found(request, "PD2") == 4
+    without(made, "PD1")
+    made.update([*made.peers.values(), Peer("PD1", "PD", 2, "-")])
+    assert made.found(request, "PD1") == 0, "another incarnation has computed nothing"
+
+
+def test_a_request_goes_past_the_encoder_to_who_has_computed_its_pictures():
+    made, request = roster("1E2PD"), make_request("a", n_text=9, pictures=[1, 2], salt=b"")
+    keys = tuple(split_chain(request.keys)[1:])
+    made.learn("PD1", Cached(4, keys[:3]))
+    assert made.choose(request, Stage.ENCODE, ()) == "E0", "the second picture is not wholly computed"
+    made.learn("PD2", Cached(4, keys[:4]))
+    assert made.choose(request, Stage.ENCODE, ()) == "PD2"
+    assert made.choose(request, Stage.ENCODE, ["PD2"]) == "E0"
+    made.loads["PD2"] = Load(n_tokens=1000)
+    assert made.choose(request, Stage.ENCODE, ()) == "E0"

@@ -229,6 +229,23 @@ def test_a_prefill_that_is_cancelled_keeps_nobody_waiting():
     assert [w.seq.id for w in s.next(0.0, Lane.LANGUAGE).batch.work] == ["second"]
 
 
+def test_who_waits_for_prefill_without_an_encoder_leaves_for_one_if_the_kv_is_evicted():
+    s, device = scheduler(kv_blocks=40)
+    run(s, device, [make_request("first", n_text=9, pictures=[1], max_tokens=1, salt=b"")])
+    caches = s.room.caches
+    s = Scheduler(Role.parse("P"), caches, Budgets(tokens=24, running=1), Policy(order="fcfs"))
+    s.add(make_request("busy", n_text=30), 0.0)
+    again = s.add(make_request("again", n_text=12, pictures=[1], salt=b""), 0.0)
+    turn = s.next(0.0, Lane.LANGUAGE)
+    assert turn.batch is not None and again.stage is Stage.PREFILL and not turn.departed
+    for pool in caches.pools.values():
+        taken = pool.take(pool.n_available)
+        pool.drop(taken)
+    assert s.next(0.0, Lane.LANGUAGE).departed == [again]
+    assert again.stage is Stage.ENCODE and not s.n_waiting
+    s.check()
+
+
 def test_a_request_without_keys_shares_nothing():
     s, device = scheduler()
     for name in ("first", "second"):
