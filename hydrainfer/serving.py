@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from hydrainfer.assemble import Instance, start_instance
 from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
-from hydrainfer.server import ServerSettings, Tenants, create_app
+from hydrainfer.server import ServerSettings, Tenants, access_log, create_app, read_origins
 from hydrainfer.version import __version__
 
 _LAST_WORDS_S = 1
@@ -159,6 +159,8 @@ class _Signals:
 def serve_forever(loaded: Loaded, console: Console) -> None:
     """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` before it listens, `InternalError` once
     what runs can never again do its work."""
+    if loaded.config.access_log:
+        _write_access_log()
     tenants = _tenants(loaded.config)
     with _Signals(hang_up=loaded.config.tenants is not None) as signals:
         listener = _listen(loaded.config.host, loaded.config.port)
@@ -192,7 +194,16 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
             thread.join()
 
 
+def _write_access_log() -> None:
+    lines = logging.StreamHandler()
+    lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    access_log.handlers = [lines]
+    access_log.setLevel(logging.INFO)
+    access_log.propagate = False
+
+
 def _load(loaded: Loaded, console: Console) -> Instance:
+    read_origins(loaded.config.allowed_origins)  # before anything takes time
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("load", total=None)
@@ -236,10 +247,11 @@ def _server(
 ) -> _Server:
     config = instance.config
     settings = ServerSettings(
-        model_names=(instance.name,),
+        model_names=instance.names,
         version=__version__,
         max_body_bytes=int(config.max_body_mib * 2**20),
         stall_s=config.stall_s,
+        allowed_origins=read_origins(config.allowed_origins),
     )
     app = create_app(settings, instance.intake, metrics=instance.recorder.page, tenants=tenants)
     http = uvicorn.Config(app, http=_Connection, log_level="warning", access_log=False, server_header=False)

@@ -26,7 +26,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """`None` means `auto`: resolved once, into a new object, when the model and the device are known."""
 
     model: Annotated[str, _help("Model", "Checkpoint directory (Hugging Face format); default: the built-in one.")]
-    served_model_name: Annotated[str | None, _help("Model", "Name clients use; default: the directory's name.")] = None
+    served_model_name: Annotated[
+        NotEmpty | None, _help("Model", "Names clients use, e.g. mine,gpt-4o; default: the directory's name.")
+    ] = None
     device: Annotated[
         Device,
         _help(
@@ -84,6 +86,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tenants: Annotated[
         NotEmpty | None, _help("Server", "File of tenants: their keys and limits (docs/api.md); read again on SIGHUP.")
     ] = None
+    allowed_origins: Annotated[
+        NotEmpty | None,
+        _help("Server", "Whose pages may ask from a browser, e.g. https://chat.example.com; * is all; default: none."),
+    ] = None
+    access_log: Annotated[
+        bool, _help("Server", "A line per request on stderr, without its content (true or false).")
+    ] = True
     tool_call_parser: Annotated[
         Literal["auto", "hermes", "llama3_json", "mistral"],
         _help(

@@ -4,6 +4,7 @@ Called by `assemble` and `offline`. Sends requests to an `EngineHandle` and know
 checkpoints; what it may do with text and pictures it asks of `processor`.
 """
 
+from hydrainfer.server.access import access_log, read_origins
 from hydrainfer.server.admission import Admission
 from hydrainfer.server.app import ServerSettings, create_app
 from hydrainfer.server.intake import Intake
@@ -20,5 +21,7 @@ __all__ = [
     "Sessions",
     "Tenants",
     "TokenStream",
+    "access_log",
     "create_app",
+    "read_origins",
 ]

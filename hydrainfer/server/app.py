@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 import orjson
 from fastapi import APIRouter, Depends, FastAPI, Request
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from hydrainfer.core import InstanceInfo, InvalidRequest
 from hydrainfer.processor import parse_messages, parse_tools
+from hydrainfer.server.access import EXPOSED, Access
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
 from hydrainfer.server.errors import Farewell, install_error_handlers
@@ -28,12 +30,13 @@ _RETRY_AFTER_S = "5"
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`model_names`: what clients may call the model. `stall_s`: seconds without progress of an instance after which
-    `/health` says 503."""
+    `/health` says 503. `allowed_origins`: whose pages may ask from a browser; `*` is all."""
 
     model_names: tuple[str, ...]
     version: str
     max_body_bytes: int = 64 << 20
     stall_s: float = 30.0
+    allowed_origins: tuple[str, ...] = ()
 
 
 def create_app(
@@ -57,6 +60,15 @@ def create_app(
     install_error_handlers(app)
     app.add_middleware(Farewell)
     app.add_middleware(Gate, admission=intake.sessions.admission, tenants=tenants)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED,
+        )
+    app.add_middleware(Access)
     answers = Answers(intake, settings.model_names, wall_clock)
     app.include_router(_open_routes(settings, intake, metrics))
     guarded = [Depends(_require_key(tenants))]
@@ -71,14 +83,14 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
     def instances() -> list[InstanceInfo]:
         return intake.sessions.handle.instances()
 
-    @router.get("/health")
+    @router.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         why_not = trouble(instances(), settings.stall_s)
         if why_not is None:
             return _json({"status": "ok"})
         return _json(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
-    @router.get("/ready")
+    @router.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         draining = {"status": "draining", "live": intake.sessions.n_live}
         why_not = draining if intake.sessions.admission.closed else trouble(instances(), settings.stall_s)

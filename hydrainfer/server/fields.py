@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.server.structured import grammar_of
@@ -35,6 +35,14 @@ _REFUSED: Mapping[str, str] = {
 """Any of these with a value other than null, false, empty or zero would change the answer, so it is an error."""
 
 
+def _whole(value: object) -> object:
+    """16.0 is 16: JSON has one kind of number, and some clients write all of them with a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
     include_usage: bool | None = None
@@ -48,16 +56,16 @@ class CommonFields(BaseModel):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    n: Whole | None = None
+    max_tokens: Whole | None = None
+    min_tokens: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Whole] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
@@ -68,9 +76,9 @@ class CommonFields(BaseModel):
     return_token_ids: bool | None = None
     timings: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    priority: int | None = None
+    priority: Whole | None = None
     deadline_s: float | None = None
-    best_of: int | None = None
+    best_of: Whole | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
@@ -78,7 +86,7 @@ class CommonFields(BaseModel):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     modalities: list[str] | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Whole | None = None
     length_penalty: float | None = None
 
     _copied: ClassVar[tuple[str, ...]] = (
@@ -133,9 +141,9 @@ class ChatFields(CommonFields):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     add_generation_prompt: bool | None = None
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
@@ -160,7 +168,7 @@ class CompletionFields(CommonFields):
     """`/v1/completions`. `prompt` is checked by `Processor.complete`."""
 
     prompt: Any
-    logprobs: int | None = None
+    logprobs: Whole | None = None
     add_special_tokens: bool | None = None
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:

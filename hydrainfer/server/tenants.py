@@ -97,9 +97,10 @@ class Tenants:
         """Whose header this is. Raises `Unauthorized`."""
         if not self._keys and self._path is None:
             return _EVERYBODY
-        digest = _hash(authorization.removeprefix("Bearer "))
+        scheme, _, key = authorization.partition(" ")
+        digest = _hash(key)
         tenant = self._keys.get(digest) or self._tenants.get(digest)
-        if tenant is None or not authorization.startswith("Bearer "):
+        if tenant is None or scheme.lower() != "bearer":
             raise Unauthorized("a valid API key is needed: send the header Authorization: Bearer KEY")
         return tenant
 

@@ -79,7 +79,7 @@ def test_whole(client, tools_server):
 
 @pytest.mark.parametrize("step_s", [0.0, 0.002])
 def test_streamed(client, tools_server, step_s, monkeypatch):
-    monkeypatch.setattr(tools_server.engine, "_step_s", step_s)
+    monkeypatch.setattr(tools_server.engine, "step_s", step_s)
     usage = {"include_usage": True}
     chunks = list(client.create(model="tiny", messages=[USER], tools=[WEATHER, ADD], stream=True, stream_options=usage))
     assert chunks[0].choices[0].delta.role == "assistant"
