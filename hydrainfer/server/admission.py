@@ -122,14 +122,13 @@ class Admission:
             raise self._refusal(TEXT, now)
         place = Place(self, returning, urgency)
         place.checked = checked
-        place.wait(TEXT, self._mean_units, 1)  # most are, and it is not for long
+        place.wait(TEXT, self._mean_units, 1)  # as most will
         return place
 
     def claim(self, place: Place | None, work: Work, urgency: Urgency = _NOT_URGENT) -> Place:
         """A place for what is now known of a request: `place`, if it has one. Raises as `enter`; then `place` is as it
         was. Whoever claims it gives it back."""
-        held = place.n if place is not None else 0
-        self._check(work.n - held, held)
+        self._check(work.n, entered=place is not None)
         returning, checked = (place.returning, place.checked) if place is not None else (False, False)
         favoured, now = returning or urgency.priority > 0, self.clock()
         for kind in (TEXT,) if work.kind == TEXT else (DECODING, PICTURES):
@@ -137,7 +136,7 @@ class Admission:
             if not (checked and kind == TEXT) and not self.queues[kind].has_room(now, favoured=favoured):
                 raise self._refusal(kind, now)
         place = place or Place(self, returning)
-        place.claimed = True
+        place.hold(work.n)
         place.wait(work.kind, work.units, work.n)
         if work.n_bytes:
             place.decode(work.n_bytes)
@@ -147,7 +146,9 @@ class Admission:
     def take(self) -> Place:
         """A place for something short, which waits in no queue. Raises as `enter`."""
         self._check(1)
-        return Place(self, returning=False)
+        place = Place(self, returning=False)
+        place.hold(1)
+        return place
 
     def seconds(self) -> Mapping[str, float]:
         """The waiting work of each kind."""
@@ -165,11 +166,11 @@ class Admission:
         assert not (idle and self.n_live), f"{self.n_live} places not given back"
         assert not (idle and any(waiting.values())), f"waiting: {waiting}"
 
-    def _check(self, n: int, held: int = 0) -> None:
-        """Whether there may be `n` more; `held` of those that are there are the asker's."""
-        if self.closed and not held:
+    def _check(self, n: int, *, entered: bool = False) -> None:
+        """Whether there may be `n` more."""
+        if self.closed and not entered:
             raise Unavailable("the server is shutting down", retry_after_s=5.0)
-        if self.n_live > held and self.n_live + n > self.max_requests:
+        if self.n_live and self.n_live + n > self.max_requests:
             self.refused["requests"] += 1
             raise Overloaded(
                 f"the server already has {self.n_live} of at most {self.max_requests} requests; retry later",
@@ -194,30 +195,39 @@ class Admission:
 
 
 class Place:
-    """Room for `n` choices, from a request's headers until the engine has ended the last. `checked`: there was room for
-    a text. `urgency`: by the headers. `claimed`: the request's body is known, and somebody else than the gate gives it
-    back."""
+    """Room for `n` choices, from when a request's body is known (`claimed`) until the engine has ended the last;
+    before, leave to send the body. `checked`: there was room for a text. `urgency`: by the headers."""
 
     def __init__(self, admission: Admission, returning: bool, urgency: Urgency = _NOT_URGENT) -> None:
         self.returning, self.urgency = returning, urgency
         self.checked = self.claimed = False
         self.on_tokens: Callable[[int], None] = lambda _: None  # told of those that it takes, once they are known
         self.on_leave: Callable[[], None] = lambda: None
-        self.n = 1
+        self.n = 0
         self._admission = admission
         self._kind, self._units, self._n_waiting = TEXT, 0.0, 0
         self._n_bytes = 0.0
-        admission.n_live += 1
+
+    def hold(self, n: int) -> None:
+        """It is claimed, for so many choices."""
+        self.claimed = True
+        self.n = n
+        self._admission.n_live += n
 
     def wait(self, kind: str, units: float, n: int) -> None:
         """Wait with `n` choices of `units` each, and no longer as it did."""
-        self._stop_waiting()
-        self._admission.n_live += n - self.n
-        self.n = self._n_waiting = n
+        self.stop_waiting()
+        self._n_waiting = n
         self._kind, self._units = kind, units
         now = self._admission.clock()
         for _ in range(n):
             self._queue.enter(units, now)
+
+    def stop_waiting(self) -> None:
+        """Be in no queue."""
+        for _ in range(self._n_waiting):
+            self._queue.leave(self._units, self._admission.clock(), done=False)
+        self._n_waiting = 0
 
     def decode(self, n_bytes: float) -> None:
         """Wait for pictures of so many bytes as well."""
@@ -239,7 +249,7 @@ class Place:
     def leave(self) -> None:
         """Give it back; safe to repeat."""
         self._stop_decoding(done=False)
-        self._stop_waiting()
+        self.stop_waiting()
         self._admission.n_live -= self.n
         self.n = 0
         on_leave, self.on_leave = self.on_leave, lambda: None
@@ -248,11 +258,6 @@ class Place:
     @property
     def _queue(self) -> Queue:
         return self._admission.queues[self._kind]
-
-    def _stop_waiting(self) -> None:
-        for _ in range(self._n_waiting):
-            self._queue.leave(self._units, self._admission.clock(), done=False)
-        self._n_waiting = 0
 
     def _stop_decoding(self, *, done: bool) -> None:
         if self._n_bytes:

@@ -63,6 +63,7 @@ class Gate:
         try:
             async with self._turns:
                 pass
+            place.stop_waiting()  # it is claimed now, or its body has not come: nobody waits for that
             await self._app(scope, receive, send)
         finally:
             if not place.claimed:

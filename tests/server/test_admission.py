@@ -53,6 +53,18 @@ def test_a_queue_from_which_nothing_leaves_gets_no_longer_than_its_limit():
     assert queue.has_room(1.9, favoured=False) and not queue.has_room(9.0, favoured=False)
 
 
+def test_slow_work_is_measured_by_as_many_and_a_standstill_shows():
+    queue, now = Queue(1000.0), 0.0
+    for _ in range(60):
+        queue.enter(64_000.0, now)
+    for _ in range(30):
+        now += 20.0
+        queue.leave(64_000.0, now, done=True)
+        assert queue.seconds(now) == pytest.approx(queue.n_waiting * 20.0, rel=0.01)
+    before_s = queue.seconds(now)
+    assert before_s < queue.seconds(now + 60.0) < 1.5 * before_s
+
+
 def test_the_few_are_never_refused():
     """One request after the other, each slow: that is no measure of what many would take."""
     queue, now = Queue(1.0), 0.0
@@ -155,6 +167,8 @@ def test_who_stays_away_is_not_waited_for():
 def full(admission, kind, clock):
     """Fill one queue beyond its limit; the places."""
     places = [admission.claim(None, Work(kind, 100.0, 1, 10.0 if kind is PICTURES else 0.0)) for _ in range(50)]
+    for place in places:
+        place.prepared(Work(kind, 100.0))
     for place in places[:5]:
         clock.now += 1.0
         place.begun()
@@ -292,6 +306,23 @@ def test_places_come_back_from_requests_that_never_get_as_far_as_to_use_them(sta
     assert server.chat(model="another").status_code == 404
     assert server.http.get("/v1/chat/completions").status_code == 405
     assert server.chat(max_tokens=1).status_code == 200
+    server.check_idle()
+
+
+def test_bodies_that_do_not_come_keep_nobody_out(start):
+    """They have been let in, but hold nothing that others wait for."""
+    server = start(max_requests=4)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    slow = [socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) for _ in range(20)]
+    for one in slow:
+        one.sendall(head)
+    queue = server.sessions.admission.queues[TEXT]
+    for _ in range(3):
+        assert server.chat(max_tokens=1).status_code == 200
+    wait_until(lambda: queue.n_waiting == 0)
+    assert server.sessions.n_live == 0
+    for one in slow:
+        one.close()
     server.check_idle()
 
 
