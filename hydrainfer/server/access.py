@@ -23,8 +23,8 @@ EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
 
 class Access:
     """Wraps an application: every answer says the id of its request, the client's `X-Request-Id` or one of ours, and
-    every request leaves a line: who, what, status, seconds to the last byte, ids. No header, query or body is written,
-    but for that id."""
+    every request leaves a line: what, status, seconds to the last byte, ids. No other header, no address, no query and
+    no body is written."""
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._clock = app, clock
@@ -55,14 +55,13 @@ class Access:
         if not access_log.isEnabledFor(level):
             return
         path = scope.get("raw_path", b"")[:200].decode("latin-1")  # as sent: without control characters
-        who = (scope.get("client") or ("-",))[0]
         error = scope.get("state", {}).get("error")
         words = [f"id={given or ours}"]
         if given and ours:
             words.append(f"run={ours}")
         if error:
             words.append(f"error={error}")
-        access_log.log(level, "%s %s %s %d %.3fs %s", who, scope["method"], path, status, took_s, " ".join(words))
+        access_log.log(level, "%s %s %d %.3fs %s", scope["method"], path, status, took_s, " ".join(words))
 
 
 def read_origins(text: str | None) -> tuple[str, ...]:

@@ -40,15 +40,15 @@ def test_an_id_comes_back_also_in_errors(server, lines):
     assert {r.headers["x-request-id"] for r in answers} == {"trace-17"}
     said = lines(5)
     assert not any("secret" in line for line in said)
-    pattern = r"127\.0\.0\.1 POST /v1/chat/completions 200 \d\.\d{3}s id=trace-17 run=chatcmpl-[0-9a-f]{32}"
+    pattern = r"POST /v1/chat/completions 200 \d\.\d{3}s id=trace-17 run=chatcmpl-[0-9a-f]{32}"
     assert re.fullmatch(pattern, said[0]) and whole.json()["id"] in said[0]
-    assert " GET /nothing 404 " in said[4]
+    assert "GET /nothing 404 " in said[4]
 
 
 def test_an_id_is_made_where_none_is_given_or_it_is_odd(server, lines):
     for sent in ({}, {"X-Request-Id": "a b"}, {"X-Request-Id": "x" * 200}, {"X-Request-Id": ""}):
         assert server.http.get("/version", headers=sent).headers["x-request-id"].startswith("req-")
-    assert all(re.search(r" GET /version 200 .*id=req-[0-9a-f]{32}$", line) for line in lines(4))
+    assert all(re.search(r"^GET /version 200 .*id=req-[0-9a-f]{32}$", line) for line in lines(4))
     ids = {server.chat(max_tokens=1).headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3 and all(i.startswith("chatcmpl-") for i in ids)
 
@@ -58,7 +58,7 @@ def test_probes_are_silent_and_odd_paths_stay_one_line(server, lines):
         server.http.get(path)
     server.http.get("/a%0ab%20c")
     (line,) = lines(1)
-    assert " GET /a%0ab%20c 404 " in line
+    assert "GET /a%0ab%20c 404 " in line
 
 
 def test_errors_within_a_stream_are_in_the_log(start, lines):
