@@ -2,8 +2,8 @@
 
 `steady`: everything decodes. `churn`: answers end and new requests of 600 tokens are admitted and prefilled all the
 time. `arrivals`: in every step a request (or `--arrivals`) comes, is admitted and has its picture encoded, another is
-prefilled and another ends. Timed is what the engine calls between two batches: `next` of both lanes, and `apply`. No
-tensors, no device.
+prefilled and another ends. `queue`: churn, while 1,000 others wait, half of them with a picture. Timed is what the
+engine calls between two batches: `next` of both lanes, and `apply`. No tensors, no device.
 """
 
 from __future__ import annotations
@@ -38,16 +38,20 @@ from hydrainfer.workload.results import Percentiles
 
 PROMPT_TOKENS = 600  # a 336 px picture and a question, to LLaVA-1.5
 PICTURE_TOKENS = 576
-KINDS = ("steady", "churn", "arrivals")
+KINDS = ("steady", "churn", "arrivals", "queue")
+UNDRAWN = {("steady", "apply"), ("queue", "apply")}  # between the others
+N_WAITING = 1000
 TARGET_S = 100e-6  # for 64 running requests
 
 
 class Load:
-    """Keeps about `n` requests in a scheduler and answers every batch at once. They produce a length drawn from
-    `max_tokens`. With `arrivals`, so many come with a picture in every step; without, texts replace those that end."""
+    """Keeps about `n` requests in a scheduler, and `waiting` more that wait, and answers every batch at once. They
+    produce a length drawn from `max_tokens`. With `arrivals`, so many come with a picture in every step; without,
+    others replace those that end."""
 
-    def __init__(self, n: int, max_tokens: range, seed: int, arrivals: int = 0) -> None:
+    def __init__(self, n: int, max_tokens: range, seed: int, arrivals: int = 0, waiting: int = 0) -> None:
         self._draw, self._lengths, self._arrivals = random.Random(seed), max_tokens, arrivals
+        self._waiting = waiting
         kv = FullSpec.of(layers=12, kv_heads=4, head_dim=64, dtype="float32")
         embed = EmbedSpec.of(width=768, dtype="float32")
         running = n + 4 * arrivals  # these are in encode, in prefill or ending
@@ -57,7 +61,7 @@ class Load:
         budgets = Budgets(tokens=tokens, images=max(1, arrivals), running=running)
         self.scheduler = Scheduler(Role.parse("EPD"), caches, budgets, Policy(encode_wait_s=0.0))
         self._n_added, self._block_tokens = 0, kv.block_tokens
-        for _ in range(0 if arrivals else n):
+        for _ in range(0 if arrivals else n + waiting):
             self._add()
 
     def _add(self) -> None:
@@ -66,7 +70,8 @@ class Load:
         name = f"r{self._n_added}"
         self._n_added += 1
         key = self._n_added.to_bytes(16, "little")
-        media = (MediaSpan(1, PICTURE_TOKENS, key, name),) if self._arrivals else ()
+        pictured = self._arrivals or (self._waiting and self._n_added % 2)
+        media = (MediaSpan(1, PICTURE_TOKENS, key, name),) if pictured else ()
         ids = (1,) * PROMPT_TOKENS
         keys = chain_of(chain_root(key), ids, self._block_tokens)  # all have their own, and find nothing
         request = Request(id=name, prompt_ids=ids, sampling=sampling, max_tokens=n, seed=0, media=media, keys=keys)
@@ -77,13 +82,12 @@ class Load:
         for _ in range(self._arrivals):
             self._add()
         start_s = time.perf_counter()
-        batches = [self.scheduler.next(0.0, lane) for lane in (Lane.VISION, Lane.LANGUAGE)]
+        batches = [self.scheduler.next(0.0, lane).batch for lane in (Lane.VISION, Lane.LANGUAGE)]
         next_s = time.perf_counter() - start_s
         results = [StepResult(batch, tokens=[5] * _n_sampled(batch)) for batch in batches if batch is not None]
         start_s = time.perf_counter()
         outcomes = [self.scheduler.apply(result, 0.0) for result in results]
         apply_s = time.perf_counter() - start_s
-        self.scheduler.started.clear()  # as the engine does
         ended = sum(o.finish is not None for of_lane in outcomes for o in of_lane)
         for _ in range(0 if self._arrivals else ended):
             self._add()
@@ -99,7 +103,8 @@ def load_of(kind: str, n: int, n_steps: int, arrivals: int, seed: int) -> Load:
         length = max(1, n // arrivals)
         return Load(n, range(length, length + 1), seed, arrivals)
     forever = n_steps + 2 * n + 64
-    return Load(n, range(16, 128) if kind == "churn" else range(forever, forever + 1), seed)
+    lengths = range(forever, forever + 1) if kind == "steady" else range(16, 128)
+    return Load(n, lengths, seed, waiting=N_WAITING if kind == "queue" else 0)
 
 
 def measure(kind: str, n: int, n_steps: int, arrivals: int, seed: int) -> dict[str, Any]:
@@ -134,11 +139,8 @@ def main() -> None:
     Console().print(shown)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     path = write_result("b02_scheduler", __doc__.splitlines()[0], settings, results, args.out)
-    series = {
-        f"{kind} {call.removesuffix('_s')}": [results[str(n)][kind][call]["p50"] * 1e6 for n in args.running]
-        for kind in KINDS
-        for call in ("next_s", "apply_s")
-    }
+    drawn = [(kind, call) for call in ("next", "apply") for kind in KINDS if (kind, call) not in UNDRAWN]
+    series = {f"{k} {c}": [results[str(n)][k][f"{c}_s"]["p50"] * 1e6 for n in args.running] for k, c in drawn}
     x = [float(n) for n in args.running]
     title = "Scheduler time per step, median"
     save_lines(path.with_suffix(".png"), title, "running requests", "µs", x, series, log=True)

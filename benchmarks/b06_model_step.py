@@ -5,8 +5,8 @@ lane's thread and sampling included), with the compiled kernels and without, in 
 longer of its arithmetic at the rate of a large matrix product and its memory traffic at the rate of a large read, both
 measured in every round on the same cores; the best round counts.
 
-Then the decoder's matrices alone, for 1 to 48 rows, with the compiled kernel and with what takes over above
-`ops.native.FEW_ROWS` (MKL, for float32): where they cross is where that cutoff belongs.
+Then the decoder's matrices alone, for several numbers of rows, in every way that this machine has to multiply them
+(`ops/products.py`), and how much slower than the best the one is that `ops/measured.py` chose.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from benchmarks.floors import Rates, Work, encode_work, language_work, measure_r
 from benchmarks.record import spread, write_result
 from benchmarks.runs import QUIET_CORES, make_model
 from benchmarks.servers import CpuWatch
+from hydrainfer.checkpoint import read_config
 from hydrainfer.core import (
     EncodeWork,
     Lane,
@@ -44,8 +44,11 @@ from hydrainfer.core import (
     StepResult,
     TokenWork,
 )
-from hydrainfer.models import Model, load_model, read_config
-from hydrainfer.ops import native, select_ops
+from hydrainfer.machine import instruction_sets
+from hydrainfer.models import Model, load_model
+from hydrainfer.ops import select_ops
+from hydrainfer.ops.build import load_kernels
+from hydrainfer.ops.products import ways
 from hydrainfer.runtime import LanguageRunner, VisionRunner
 from hydrainfer.storage import BlockStore
 
@@ -53,7 +56,7 @@ KERNELS = ("native", "torch")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STEP_LIMIT_S = 120.0
 PASSES = 3  # over the decoder's matrices, per round; the fastest counts
-TIE = 1.05  # a kernel no more than this much slower has not lost
+CHOSEN = "measured"
 
 
 class Stages:
@@ -61,8 +64,9 @@ class Stages:
 
     def __init__(self, path: Path, dtype: str, kernels: str, n_requests: int, prompt_tokens: int, threads: int) -> None:
         config = read_config(path)
-        ops = select_ops("cpu", DTYPES[dtype], config.text.head_dim, use_native=kernels == "native")
-        if kernels == "native" and "native-cpu" not in dict(ops.describe()).values():
+        native, head_dim = kernels == "native", config.text.head_dim
+        ops = select_ops("cpu", DTYPES[dtype], head_dim, use_native=native, threads=threads)
+        if native and "native-cpu" not in dict(ops.describe()).values():
             raise SystemExit("; ".join(ops.notes) or "the compiled kernels do not support this")
         self.model: Model = load_model(path, Role.parse("EPD"), "cpu", dtype, ops=ops)
         embed, kv = self.model.cache_specs()
@@ -196,46 +200,32 @@ def one_pass(linear: Callable, weights: dict[str, list[torch.Tensor]], inputs: d
     return took
 
 
-def measure_rows(args: argparse.Namespace, models: dict[str, Stages]) -> dict[str, Any]:
-    """Per row count: seconds of all the decoder's matrices, with the kernel whatever its cutoff, and with torch."""
+def measure_rows(args: argparse.Namespace, model: Model) -> dict[str, Any]:
+    """Per row count: seconds of all the decoder's matrices by way, and which way was chosen."""
     torch.set_num_threads(args.threads)
-    weights = matrices(models["native"].model)
+    dtype, weights = DTYPES[args.dtype], matrices(model)
     widths = {w.shape[1] for tensors in weights.values() for w in tensors}
-    linears = {kernels: stages.model.ops.linear for kernels, stages in models.items()}
-    times: dict[int, dict[str, list[dict[str, float]]]] = {n: {k: [] for k in KERNELS} for n in args.rows}
-    with mock.patch.object(native, "FEW_ROWS", max(args.rows)), torch.inference_mode():
+    found, chosen = ways(dtype, load_kernels(torch.device("cpu"))[0]), model.ops.products
+    assert chosen is not None, "a model on a CPU"
+    linears = {name: way.linear for name, way in found.items()} | {CHOSEN: chosen.linear}
+    times: dict[int, dict[str, list[dict[str, float]]]] = {n: {k: [] for k in linears} for n in args.rows}
+    with torch.inference_mode():
         for _ in range(args.rounds):
             for n in args.rows:
-                inputs = {width: torch.rand(n, width).to(DTYPES[args.dtype]) for width in widths}
-                for kernels in KERNELS:
-                    passes = [one_pass(linears[kernels], weights, inputs) for _ in range(1 + PASSES)]
-                    times[n][kernels].append(min(passes[1:], key=lambda took: sum(took.values())))
-    by_rows = {
-        str(n): {
-            kernels: {
+                inputs = {width: torch.rand(n, width).to(dtype) for width in widths}
+                for name, linear in linears.items():
+                    passes = [one_pass(linear, weights, inputs) for _ in range(1 + PASSES)]
+                    times[n][name].append(min(passes[1:], key=lambda took: sum(took.values())))
+    by_rows = {}
+    for n, of_n in times.items():
+        by_rows[str(n)] = {
+            name: {
                 "all_s": spread([sum(took.values()) for took in passes]),
                 **{f"{kind}_s": spread([took[kind] for took in passes]) for kind in weights},
             }
-            for kernels, passes in of_n.items()
+            for name, passes in of_n.items()
         }
-        for n, of_n in times.items()
-    }
-    kinds = ["all_s", *(f"{kind}_s" for kind in weights)]
-    return {"cutoff": native.FEW_ROWS, "crossing": {k: crossing(by_rows, k) for k in kinds}, "by_rows": by_rows}
-
-
-def crossing(by_rows: dict[str, Any], kind: str) -> dict[str, int | None]:
-    """`native_up_to`: the largest measured row count up to which the kernel nowhere lost (0: at once); `torch_from`:
-    the least from which it lost everywhere (None: nowhere). MKL's time jumps between row counts, so both are told."""
-    rows = sorted(map(int, by_rows))
-    of = [by_rows[str(n)] for n in rows]
-    lost = [r["native"][kind]["median"] > TIE * r["torch"][kind]["median"] for r in of]
-    n_before = lost.index(True) if True in lost else len(rows)
-    n_after = lost[::-1].index(False) if False in lost else len(rows)
-    return {
-        "native_up_to": rows[n_before - 1] if n_before else 0,
-        "torch_from": rows[len(rows) - n_after] if n_after else None,
-    }
+    return {"chosen": chosen.describe(), "by_rows": by_rows}
 
 
 def arguments() -> argparse.Namespace:
@@ -245,7 +235,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--encode", type=int, nargs="*", default=[1, 2, 4], help="batch sizes")
     parser.add_argument("--decode", type=int, nargs="*", default=[1, 4, 8], help="batch sizes")
     parser.add_argument("--prompt-tokens", type=int, default=600, help="of which one picture takes 576")
-    parser.add_argument("--rows", type=int, nargs="*", default=list(range(1, 49)))
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
@@ -276,14 +266,14 @@ def stage_table(results: dict[str, Any]) -> Table:
 
 
 def row_table(rows: dict[str, Any]) -> Table:
-    title = f"the decoder's matrices: ms for all, and native / torch by kind; the cutoff is {rows['cutoff']} rows"
-    shown = Table(title=title)
-    kinds = list(rows["crossing"])
-    for column in ("rows", "native", "torch", *(k.removesuffix("_s") for k in kinds)):
+    shown = Table(title=f"the decoder's matrices, ms: {' '.join(rows['chosen'])}")
+    names = list(next(iter(rows["by_rows"].values())))
+    for column in ("rows", *names, f"{CHOSEN} / best"):
         shown.add_column(column, justify="right")
     for n, r in rows["by_rows"].items():
-        ratios = [f"{r['native'][k]['median'] / r['torch'][k]['median']:.2f}" for k in kinds]
-        shown.add_row(n, *(f"{r[k]['all_s']['median'] * 1e3:.1f}" for k in KERNELS), *ratios)
+        times = {name: r[name]["all_s"]["median"] for name in names}
+        ratio = times[CHOSEN] / min(t for name, t in times.items() if name != CHOSEN)
+        shown.add_row(n, *(f"{t * 1e3:.1f}" for t in times.values()), f"{ratio:.2f}")
     return shown
 
 
@@ -299,7 +289,8 @@ def figures(path: Path, results: dict[str, Any]) -> None:
     save_bars(path.with_suffix(".png"), "Stages of llava-small and their floors", panels)
     by_rows = results["rows"]["by_rows"]
     if by_rows:
-        lines = {k: [r[k]["all_s"]["median"] * 1e3 for r in by_rows.values()] for k in KERNELS}
+        names = next(iter(by_rows.values()))
+        lines = {k: [r[k]["all_s"]["median"] * 1e3 for r in by_rows.values()] for k in names}
         file = path.with_name(f"{path.stem}_rows.png")
         save_lines(file, "The decoder's matrices", "rows", "ms", [float(n) for n in by_rows], lines, log=False)
 
@@ -313,20 +304,18 @@ def main() -> None:
     watch = CpuWatch([])
     try:
         results = measure_stages(args, models)
-        results["rows"] = measure_rows(args, models)
+        results["rows"] = measure_rows(args, models["native"].model) if args.rows else {"chosen": [], "by_rows": {}}
         results["machine"]["other_cores"] = watch.stop().others
     finally:
         for stages in models.values():
             stages.close()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
     console.print(stage_table(results))
-    console.print(row_table(results["rows"]))
+    if args.rows:
+        console.print(row_table(results["rows"]))
+    console.print(f"instruction sets: {' '.join(instruction_sets())}")
     if results["machine"]["other_cores"] > QUIET_CORES:
         console.print(f"not quiet: other processes took {results['machine']['other_cores']:.2f} cores", style="red")
-    for kind, c in results["rows"]["crossing"].items():
-        console.print(
-            f"{kind.removesuffix('_s'):<8} native up to {c['native_up_to']} rows, torch from {c['torch_from']}"
-        )
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     path = write_result("b06_model_step", __doc__.splitlines()[0], settings, results, args.out)
     figures(path, results)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from hydrainfer.models.config import ModelConfig
+from hydrainfer.checkpoint import ModelConfig
 
 
 class Work(NamedTuple):

@@ -20,8 +20,9 @@ def loaded_weight_bytes(path: Path, dtype: str) -> int:
     """What an EPD instance loads of a checkpoint, without loading it. 12 layers of vision may be 11 in use."""
     import torch
 
+    from hydrainfer.checkpoint import read_config
     from hydrainfer.core import Role
-    from hydrainfer.models import Model, read_config
+    from hydrainfer.models import Model
     from hydrainfer.ops import select_ops
 
     config = read_config(path)

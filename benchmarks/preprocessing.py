@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from hydrainfer.checkpoint import ClipSettings
 from hydrainfer.processor import (
     ClipImages,
-    ClipSettings,
     Encodable,
     ImageAdapter,
     ImagePart,

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.machine import cpu_name, cpuinfo, memory_bytes, n_cores, versions
+from hydrainfer.machine import cpu_name, instruction_sets, memory_bytes, n_cores, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -51,10 +51,9 @@ def revision() -> str:
 
 def hardware() -> dict[str, Any]:
     """Processor, cores this process may use, memory; the accelerator if torch sees one."""
-    flags = cpuinfo().get("flags", "").split()
     found = {
         "cpu": cpu_name(),
-        "vector_instructions": [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if f in flags],
+        "vector_instructions": list(instruction_sets()),
         "cores": n_cores(),
         "memory_bytes": memory_bytes(),
     }

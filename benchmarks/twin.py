@@ -15,9 +15,10 @@ from hydrainfer.assemble.instances import own_options
 from hydrainfer.assemble.media import media_limits
 from hydrainfer.assemble.sizes import cache_sizes, dtype_of, overlap_of, torch_device
 from hydrainfer.cache import CacheSpec
+from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig, read_layout
 from hydrainfer.core import CostModel, Request, Role, SamplingParams, Stage
-from hydrainfer.models import cache_specs, read_config, vision_fingerprint
+from hydrainfer.models import cache_specs, vision_fingerprint
 from hydrainfer.planner.search import mean_interval_s
 from hydrainfer.planner.simulation import InstanceModel, Link, ServedRequest, Simulator
 from hydrainfer.processor import PixelStore, Processor, Timing, load_description, parse_messages
@@ -120,7 +121,10 @@ class Twin:
             running=config.max_running,
         )
         policy = Policy(
-            encode_gate=config.encode_gate, encode_wait_s=config.encode_wait_s, headroom_tokens=config.headroom_tokens
+            order=config.order,
+            encode_gate=config.encode_gate,
+            encode_wait_s=config.encode_wait_s,
+            headroom_tokens=config.headroom_tokens,
         )
         n_context = self._processor.model.n_context
         return [

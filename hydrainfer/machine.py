@@ -15,6 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
+_INSTRUCTION_SETS = (
+    *("avx2", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+)
+
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 """The unit of processor times in /proc."""
 
@@ -45,6 +50,13 @@ def cpuinfo() -> dict[str, str]:
 
 def cpu_name() -> str:
     return cpuinfo().get("model name") or platform.processor() or "unknown"
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """The vector and matrix instructions that matter here, as /proc/cpuinfo calls them, narrowest first; empty where
+    there is no such file."""
+    flags = cpuinfo().get("flags", "").split()
+    return tuple(name for name in _INSTRUCTION_SETS if name in flags)
 
 
 def n_cores() -> int:

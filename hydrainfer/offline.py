@@ -61,7 +61,7 @@ class LLM:
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         named = {} if model is None else {"model": str(model)}
         # a caller's own pictures, and nobody else's requests to protect from them: threads will do
-        here = {"max_waiting": _NO_LIMIT, "request_timeout_s": 1e9, "media_workers": 0}
+        here = {"max_waiting": _NO_LIMIT, "max_queue_s": 1e9, "request_timeout_s": 1e9, "media_workers": 0}
         config = load({**here, **options, **named}).config
         self._instance: Instance = start_instance(config)
         self._turn = threading.Lock()  # sessions belong to one event loop at a time

@@ -8,6 +8,7 @@ import json
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from typing import Any
 import uvicorn
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hydrainfer.assemble import Instance, start_instance
 from hydrainfer.config import Loaded, config_table
@@ -25,33 +28,37 @@ from hydrainfer.core import ConfigError, InternalError, SeldomLog
 from hydrainfer.server import ServerSettings, create_app
 from hydrainfer.version import __version__
 
-GRACEFUL_SHUTDOWN_S = 25
-"""After SIGTERM, requests that are being answered get this long to finish; then they end with an error. A second
-Ctrl-C ends them at once."""
 _LAST_WORDS_S = 1
-"""The time for those errors to leave; then what a request is still doing is cancelled and answered with that error."""
+"""The time for the errors of those that did not finish to leave; then what a request is still doing is cancelled and
+answered with that error."""
 _FLUSH_S = 4
 """The time for clients to take what was sent; then connections are cut."""
 _LOOK_S = 0.05
+_SWITCH_S = 0.0005
+"""How long a thread that computes may keep the interpreter from one that answers: a tenth of Python's own."""
 _log = logging.getLogger(__name__)
 
 
+class _Connection(HttpToolsProtocol):
+    """uvicorn's, but it does not ask the kernel for the addresses of both ends, which nobody here wants: each question
+    lets go of the interpreter's lock, and a thousand connections that come at once would wait for it so often."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.connections.add(self)
+        self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
+
+
 class _Server(uvicorn.Server):
-    """Its owner handles signals, calls `handle_exit` and closes the instance afterwards. Stops, too, once `lost` gives
-    a reason. `on_ready` is called when it listens, `end_requests` when the time to finish is over, both on the event
-    loop."""
+    """Its owner handles signals, calls `handle_exit` and closes the instance afterwards. Stops, too, once the engine is
+    lost. `on_ready` is called when it listens; `say` gets a line when it begins and ends to drain."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        end_requests: Callable[[], None],
-        lost: Callable[[], str | None],
-        on_ready: Callable[[], None],
+        self, config: uvicorn.Config, instance: Instance, on_ready: Callable[[], None], say: Callable[[str], None]
     ) -> None:
         super().__init__(config)
-        self._end_requests = end_requests
-        self._lost = lost
-        self._on_ready = on_ready
+        self._sessions, self._lost = instance.sessions, instance.engine.lost
+        self._drain_s = instance.config.drain_s
+        self._on_ready, self._say = on_ready, say
         self._hurried = False
         self._few_warnings = _FewWarnings()
 
@@ -67,8 +74,11 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's shutdown, in which no request is cut off without an answer."""
-        ending = asyncio.ensure_future(self._end())
+        """Drain, still listening, so that who comes now is told; then uvicorn's shutdown, in which no request is cut
+        off without an answer."""
+        end_s = time.monotonic() + self._drain_s
+        await self._drain(end_s)
+        ending = asyncio.ensure_future(self._end(end_s))
         try:
             await super().shutdown(sockets)
         finally:
@@ -77,12 +87,23 @@ class _Server(uvicorn.Server):
         if self.force_exit:
             await self.lifespan.shutdown()  # which uvicorn has left out
 
-    async def _end(self) -> None:
+    async def _drain(self, end_s: float) -> None:
+        """Refuse new requests and wait for those that are here, but not longer, nor if hurried."""
+        self._sessions.drain()
+        n = self._sessions.n_live
+        if not n:
+            return
+        self._say(f"shutting down: new requests get 503, {n} may finish within {self._drain_s:g} s (Ctrl-C ends them)")
+        while self._sessions.n_live and not self._hurried and time.monotonic() < end_s:
+            await asyncio.sleep(_LOOK_S)
+        left = self._sessions.n_live
+        self._say(f"{n - left} of {n} requests have finished" + (f"; {left} are ended with 503" if left else ""))
+
+    async def _end(self, end_s: float) -> None:
         """End every request once the time to finish is over, or at once if hurried."""
-        end_s = time.monotonic() + GRACEFUL_SHUTDOWN_S
         while not self._hurried and time.monotonic() < end_s:
             await asyncio.sleep(_LOOK_S)
-        self._end_requests()
+        self._sessions.close()
         await asyncio.sleep(_LAST_WORDS_S)
         for task in self.server_state.tasks:
             task.cancel()
@@ -132,7 +153,7 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
         listener = _listen(loaded.config.host, loaded.config.port)
         with closing(listener), closing(_load(loaded, console)) as instance:
             _settle(loaded, console, instance)
-            signals.server = _server(instance, lambda: _greet(console, _url(listener), instance.name))
+            signals.server = _server(instance, console, lambda: _greet(console, _url(listener), instance.name))
             signals.server.run(sockets=[listener])
             why = instance.engine.lost()
     if why is not None:
@@ -145,7 +166,7 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
     listener = _listen(loaded.config.host, loaded.config.port)
     with closing(listener), closing(_load(loaded, console)) as instance:
         _settle(loaded, console, instance)
-        server = _server(instance)
+        server = _server(instance, console)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
         thread.start()
         try:
@@ -169,6 +190,7 @@ def _load(loaded: Loaded, console: Console) -> Instance:
 def _settle(loaded: Loaded, console: Console, instance: Instance) -> None:
     gc.collect()
     gc.freeze()  # what was loaded lives for ever: keep it out of every later collection
+    sys.setswitchinterval(_SWITCH_S)
     console.print(config_table(loaded, instance.facts))
 
 
@@ -185,7 +207,7 @@ class _FewWarnings(logging.Filter):
         return record.levelno > logging.WARNING
 
 
-def _server(instance: Instance, on_ready: Callable[[], None] = lambda: None) -> _Server:
+def _server(instance: Instance, console: Console, on_ready: Callable[[], None] = lambda: None) -> _Server:
     config = instance.config
     settings = ServerSettings(
         model_names=(instance.name,),
@@ -195,13 +217,8 @@ def _server(instance: Instance, on_ready: Callable[[], None] = lambda: None) -> 
         stall_s=config.stall_s,
     )
     app = create_app(settings, instance.intake, metrics=instance.recorder.page)
-    http = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-    return _Server(
-        http,
-        instance.sessions.close,
-        instance.engine.lost,
-        on_ready,
-    )
+    http = uvicorn.Config(app, http=_Connection, log_level="warning", access_log=False, server_header=False)
+    return _Server(http, instance, on_ready, lambda line: console.print(line, highlight=False))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -43,20 +43,23 @@ bar of Figure 14 (8 EPD, stage-level), the only number that is taken from the pa
 
 
 class System(NamedTuple):
-    """How instances schedule. `budgets` None: by the SLOs, as section 4.2 says."""
+    """How instances schedule: first come, first served, as the paper's. `budgets` None: by the SLOs, as section 4.2
+    says."""
 
     overlap: Overlap = "free"
-    policy: Policy = Policy()
+    policy: Policy = Policy(order="fcfs")
     budgets: Budgets | None = None
 
 
 SYSTEMS = {
     "stage-level": System(),
     "stage-level, joined lanes": System("step"),
-    "decode-first": System("off", Policy(encode_wait_s=0.0), Budgets(tokens=2048, images=16, image_tokens=2048)),
+    "decode-first": System(
+        "off", Policy(order="fcfs", encode_wait_s=0.0), Budgets(tokens=2048, images=16, image_tokens=2048)
+    ),
     "prefill-first": System(
         "off",
-        Policy(encode_wait_s=0.0, batching="prefill-first"),
+        Policy(order="fcfs", encode_wait_s=0.0, batching="prefill-first"),
         Budgets(tokens=5120, images=16, image_tokens=5120),
     ),
 }

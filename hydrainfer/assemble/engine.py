@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 from hydrainfer.assemble.sizes import GIB, cache_sizes, dtype_of, no_memory, overlap_of, torch_device
 from hydrainfer.cache import CacheSet, for_stage, tokens_in
+from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
 from hydrainfer.engine import Engine, EventSink, Moves, Runner, Timing
-from hydrainfer.models import DTYPES, Model, ModelConfig, load_model
+from hydrainfer.grammar import Grammars
+from hydrainfer.machine import instruction_sets
+from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, LanguageRunner, VisionRunner, spoken_ids
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
@@ -26,7 +29,7 @@ Facts = dict[str, str | int | float]
 
 class Surroundings(NamedTuple):
     """An engine's surroundings: where its outputs go, where time and pictures come from. `node`: its place among
-    several instances, which share `local` if they are of one process."""
+    several instances, which share `local` if they are of one process. `grammars`: None where no request has one."""
 
     sink: OutputSink
     record: EventSink
@@ -35,6 +38,7 @@ class Surroundings(NamedTuple):
     clock: Callable[[], float] = time.monotonic
     node: Node | None = None
     local: LocalExports | None = None
+    grammars: Grammars | None = None
 
 
 class Sizing(NamedTuple):
@@ -68,7 +72,8 @@ def build_engine(
     dtype = dtype_of(config, device, described.dtype)
     model = None
     if sizing.cost is None:
-        ops = select_ops(device, DTYPES[dtype], described.text.head_dim, use_native=config.native_kernels)
+        head_dim, n_threads = described.text.head_dim, sizing.n_threads
+        ops = select_ops(device, DTYPES[dtype], head_dim, use_native=config.native_kernels, threads=n_threads)
         model = load_model(path, role, device, dtype, on_progress, ops, described)
     sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share)
     shared = around.node is not None and needs_shared(config.transport, device)
@@ -93,14 +98,15 @@ def build_engine(
     moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores)
     moved = None if around.node is None else around.node.moved
     give_up_after = float("inf") if around.node is None else _BROKEN_AFTER  # who is alone is not started again
-    engine = Engine(scheduler, runners, around.sink, around.record, overlap, moves, moved, give_up_after)
+    expect = None if around.grammars is None else around.grammars.expect
+    engine = Engine(scheduler, runners, around.sink, around.record, overlap, moves, moved, give_up_after, expect)
     facts: Facts = {
         "device": str(device) if model is not None else "emulated",
         "dtype": dtype,
         "threads": sizing.n_threads,
         "overlap": overlap,
         **{spec.size_option: round(n * spec.block_bytes / GIB, 3) for spec, n in sizes.items()},
-        **({} if model is None else {"operators": _operators(model)}),
+        **({} if model is None else _operators(model)),
     }
     kv_tokens = tokens_in(sizes)
     return Built(engine, caches, facts, None if kv_tokens == float("inf") else int(kv_tokens))
@@ -122,7 +128,7 @@ def _runners(
     if Lane.LANGUAGE in role.lanes:
         assert kv is not None, "a language model without a KV cache"
         threads = threads_beside(Lane.VISION)
-        runners[Lane.LANGUAGE] = LanguageRunner(model, kv, embeds, around.wake, threads)
+        runners[Lane.LANGUAGE] = LanguageRunner(model, kv, embeds, around.wake, threads, around.grammars)
     return runners
 
 
@@ -142,6 +148,7 @@ def _emulated(
 
 def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
     policy = Policy(
+        order=config.order,
         encode_gate=config.encode_gate,
         encode_wait_s=config.encode_wait_s,
         headroom_tokens=config.headroom_tokens,
@@ -171,9 +178,15 @@ def _moves(
     return Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)
 
 
-def _operators(model: Model) -> str:
-    """The operators of each variant that runs, and why others do not, one line each."""
+def _operators(model: Model) -> Facts:
+    """The operators of each variant that runs, and why others do not, one line each; how matrices are multiplied."""
     by_variant: dict[str, list[str]] = {}
     for op, variant in model.ops.describe():
         by_variant.setdefault(variant, []).append(op)
-    return "\n".join([*(f"{v}: {', '.join(ops)}" for v, ops in by_variant.items()), *model.ops.notes])
+    facts: Facts = {
+        "operators": "\n".join([*(f"{v}: {', '.join(o)}" for v, o in by_variant.items()), *model.ops.notes])
+    }
+    if model.ops.products is not None:
+        facts["matrix_products"] = "\n".join(model.ops.products.describe())
+        facts["instruction_sets"] = " ".join(instruction_sets())
+    return facts

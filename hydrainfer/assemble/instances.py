@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from hydrainfer.assemble.engine import Facts, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.sizes import check_in_process, torch_device
 from hydrainfer.cache import CacheSet
+from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import (
     Front,
     Hub,
@@ -27,10 +29,10 @@ from hydrainfer.cluster import (
     RunFolder,
 )
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, settle
-from hydrainfer.core import ConfigError, CostModel, LifecycleEvent, OutputSink, PixelSource, Role
+from hydrainfer.core import ConfigError, CostModel, Lane, LifecycleEvent, OutputSink, PixelSource, Role
 from hydrainfer.engine import Engine
+from hydrainfer.grammar import load_grammars
 from hydrainfer.machine import host_identity
-from hydrainfer.models import ModelConfig
 from hydrainfer.storage import LocalExports
 
 if TYPE_CHECKING:
@@ -47,11 +49,12 @@ class Cluster(NamedTuple):
 
 
 class Birth(NamedTuple):
-    """What an instance needs to build its engine beside its `NodePlan`."""
+    """What an instance needs to build its engine beside its `NodePlan`. `eos_ids`: the tokens that end an answer."""
 
     config: ServeConfig
     described: ModelConfig
     n_context: int
+    eos_ids: tuple[int, ...]
     share: float
     cost: CostModel | None
 
@@ -62,14 +65,17 @@ def build_node(
     """Builds an instance's engine in its own thread or process. `local`: the stores of all instances of one process."""
 
     def build(node: Node) -> tuple[Engine, Facts]:
-        config, described, n_context, share, cost = births[plan.name]
+        config, described, n_context, eos_ids, share, cost = births[plan.name]
+        role = Role.parse(plan.roles[plan.name])
+        speaks = Lane.LANGUAGE in role.lanes and cost is None
+        grammars = load_grammars(Path(config.model).expanduser(), described.text.vocab, eos_ids) if speaks else None
         pixels = PixelClient(plan.pixels, plan.keys)
         node.at_end.append(pixels.close)
         n_threads = plan.share.threads or len(plan.share.cores) or max(1, _n_cores() // len(plan.roles))
-        around = Surroundings(node.sink, node.record, node.wake, pixels, node.clock, node, local)
-        built = build_engine(
-            config, described, Role.parse(plan.roles[plan.name]), around, Sizing(n_context, share, n_threads, cost)
-        )
+        around = Surroundings(node.sink, node.record, node.wake, pixels, node.clock, node, local, grammars)
+        if grammars is not None:
+            node.at_end.append(grammars.close)
+        built = build_engine(config, described, role, around, Sizing(n_context, share, n_threads, cost))
         kv = {} if built.kv_tokens is None else {"kv_tokens": built.kv_tokens}
         return built.engine, {**built.facts, "transport": config.transport, **kv}
 
@@ -81,6 +87,7 @@ def start_cluster(
     described: ModelConfig,
     specs: Sequence[InstanceSpec],
     n_context: int,
+    eos_ids: tuple[int, ...],
     sink: OutputSink,
     record: Callable[[LifecycleEvent], None],
     pixels: PixelSource,
@@ -91,7 +98,9 @@ def start_cluster(
     cost, device = cost_model_of(config), torch_device(config)
     specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
     births = {
-        s.name: Birth(own_options(config, s), described, n_context, min(s.share.gpus or 1 / len(specs), 1.0), cost)
+        s.name: Birth(
+            own_options(config, s), described, n_context, eos_ids, min(s.share.gpus or 1 / len(specs), 1.0), cost
+        )
         for s in specs
     }
     launcher: InProcess | RayLauncher

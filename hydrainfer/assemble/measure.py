@@ -18,10 +18,10 @@ import torch
 
 from hydrainfer.assemble.copies import measure_copies
 from hydrainfer.assemble.rig import Rig
+from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
-from hydrainfer.models import read_config
 from hydrainfer.planner.costs import BatchTime, Copies, CostFile, Work, fit_cost
 
 OnProgress = Callable[[float, str], None]

@@ -14,6 +14,7 @@ from PIL import Image
 
 from hydrainfer.assemble.sizes import dtype_of, torch_device
 from hydrainfer.cache import CacheSpec, for_stage
+from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import (
     ConfigError,
@@ -29,7 +30,7 @@ from hydrainfer.core import (
     StepResult,
     TokenWork,
 )
-from hydrainfer.models import DTYPES, Model, load_model, read_config
+from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.planner.costs import Work
 from hydrainfer.processor import Picture, Pixels, load_description
@@ -50,9 +51,10 @@ class Rig:
         path, device = Path(config.model).expanduser(), torch_device(config)
         described = read_config(path)
         self.dtype = dtype_of(config, device, described.dtype)
-        ops = select_ops(device, DTYPES[self.dtype], described.text.head_dim, use_native=config.native_kernels)
-        self.model: Model = load_model(path, Role.parse("EPD"), device, self.dtype, ops=ops)
         self.n_threads = config.threads or torch.get_num_threads()
+        head_dim, native = described.text.head_dim, config.native_kernels
+        ops = select_ops(device, DTYPES[self.dtype], head_dim, use_native=native, threads=self.n_threads)
+        self.model: Model = load_model(path, Role.parse("EPD"), device, self.dtype, ops=ops)
         self.n_context = min(n_context, described.text.context)
         specs = self.model.cache_specs(kv_block_tokens=config.block_tokens)
         kv_spec = for_stage(specs, Stage.DECODE)

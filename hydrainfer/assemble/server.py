@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.instances import own_options, start_cluster
 from hydrainfer.assemble.media import (
@@ -23,14 +25,26 @@ from hydrainfer.assemble.media import (
 )
 from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
 from hydrainfer.cache import CacheSet
-from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, read_layout
+from hydrainfer.checkpoint import ModelConfig, parse_config
+from hydrainfer.config import (
+    InstanceSpec,
+    ServeConfig,
+    choose_launcher,
+    cost_model_of,
+    is_slo_part,
+    parse_slo,
+    read_layout,
+)
 from hydrainfer.core import ConfigError, Stage
 from hydrainfer.engine import EngineHandle, EngineThread
+from hydrainfer.grammar import Grammars, load_grammars
 from hydrainfer.metrics import PrometheusRecorder
-from hydrainfer.models import ModelConfig, parse_config, vision_fingerprint
+from hydrainfer.models import vision_fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
-from hydrainfer.server import Intake, Sessions
+from hydrainfer.server import Admission, Intake, Sessions
 from hydrainfer.storage import check_transport
+
+_QUEUE_S = 10.0  # of waiting work, where no SLO says what is too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +80,34 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     check_backends(config)
     fetcher = Fetcher(fetch_limits(config))
     path = Path(config.model).expanduser()
-    model, hf = parse_config(path)
+    parsed = parse_config(path)
+    model = parsed.model
     _check_layout(config.layout, specs, model)
-    description = load_description(path, max_context=config.max_model_len, hf=hf)
+    description = load_description(path, max_context=config.max_model_len, parsed=parsed)
     device = torch_device(config)
     check_transport(config.transport, device)
     dtype = dtype_of(config, device, model.dtype)
+    config = msgspec.structs.replace(config, dtype=dtype)  # chosen once: every instance has the same
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
-    sessions = Sessions(description.vocabulary, pixels, time.monotonic, max_requests=config.max_waiting)
+    admission = _admission(config, model)
+    sessions = Sessions(description.vocabulary, pixels, time.monotonic, admission)
     name = config.served_model_name or path.resolve().name
+    emulated = cost_model_of(config) is not None
+    grammars = None if emulated else load_grammars(path, model.text.vocab, description.eos_ids)
     engine: EngineHandle
     pools: Callable[[], dict[str, CacheSet]]
-    recorder = PrometheusRecorder(name, lambda: engine.instances(), config.prefix_cache)
+    recorder = PrometheusRecorder(name, lambda: engine.instances(), admission.waiting, config.prefix_cache)
     if choose_launcher(config, specs) == "inproc" and len(specs) == 1:
-        engine, built = _one_engine(config, model, specs[0], description, sessions, recorder, pixels, on_progress)
+        around = partial(Surroundings, sessions.sink, recorder.record, pixels=pixels.get, grammars=grammars)
+        engine, built = _one_engine(config, model, specs[0], description, around, on_progress)
         facts, kv_tokens, pools = built.facts, built.kv_tokens, partial(dict, {specs[0].name: built.caches})
     else:
         engine, facts, kv_tokens, pools = start_cluster(
-            config, model, specs, description.n_context, sessions.sink, recorder.record, pixels.get
+            config, model, specs, description.n_context, description.eos_ids, sessions.sink, recorder.record, pixels.get
         )
     try:
         description = fit_context(config, description, kv_tokens or description.n_context)
-        intake = _intake(config, model, description, pixels, sessions, dtype, fetcher)
+        intake = _intake(config, model, description, pixels, sessions, dtype, fetcher, grammars)
     except BaseException:
         engine.close()
         raise
@@ -97,6 +117,16 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     facts["media_workers"] = workers.n if workers else 0
     facts = {"served_model_name": name, "max_model_len": description.n_context, **facts}
     return Instance(config, name, intake, sessions, engine, recorder, facts, pools)
+
+
+def _admission(config: ServeConfig, model: ModelConfig) -> Admission:
+    ttft_s = parse_slo([config.slo]).ttft_s if config.slo and is_slo_part(config.slo.split(",")[0]) else None
+    return Admission(
+        time.monotonic,
+        longest_s=config.max_queue_s or min(ttft_s or _QUEUE_S, config.request_timeout_s),
+        max_requests=config.max_waiting,
+        pictures=model.vision is not None,
+    )
 
 
 def _check_layout(layout: str, specs: Sequence[InstanceSpec], model: ModelConfig) -> None:
@@ -121,9 +151,7 @@ def _one_engine(
     model: ModelConfig,
     spec: InstanceSpec,
     description: ModelDescription,
-    sessions: Sessions,
-    recorder: PrometheusRecorder,
-    pixels: PixelStore,
+    surroundings: Callable[..., Surroundings],
     on_progress: Progress | None,
 ) -> tuple[EngineThread, Built]:
     """The only instance's engine, on a thread of this process, with nothing between it and the server."""
@@ -131,7 +159,7 @@ def _one_engine(
     n_threads = spec.share.threads or config.threads or len(os.sched_getaffinity(0))
     share = config.gpu_share if torch_device(config).type == "cuda" else 1.0
     sizing = Sizing(description.n_context, share, n_threads, cost_model_of(config))
-    around = Surroundings(sessions.sink, recorder.record, thread.wake, pixels.get)
+    around = surroundings(wake=thread.wake)
     built = build_engine(own_options(config, spec), model, spec.role, around, sizing, on_progress)
     thread.start(built.engine)
     return thread, built
@@ -145,6 +173,7 @@ def _intake(
     sessions: Sessions,
     dtype: str,
     fetcher: Fetcher,
+    grammars: Grammars | None,
 ) -> Intake:
     limits = media_limits(config, resampler(config))
     weights = vision_fingerprint(Path(config.model).expanduser(), model)
@@ -157,8 +186,14 @@ def _intake(
         limits=limits,
         videos=video_reading(config, limits.resampler),
         workers=workers,
+        grammars=grammars,
         block_tokens=config.block_tokens if config.prefix_cache else 0,
     )
-    # threads that wait for a worker take no time
-    n_threads, timeout_s = config.preprocess_threads + (2 * workers.n if workers else 0), config.request_timeout_s
-    return Intake(processor, sessions, fetcher=fetcher, n_threads=n_threads, timeout_s=timeout_s)
+    return Intake(
+        processor,
+        sessions,
+        fetcher=fetcher,
+        n_threads=config.preprocess_threads,
+        n_media_threads=2 * workers.n if workers else config.preprocess_threads,  # who waits for a worker takes no time
+        timeout_s=config.request_timeout_s,
+    )

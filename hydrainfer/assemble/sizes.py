@@ -6,14 +6,17 @@ import dataclasses
 import os
 from pathlib import Path
 
+import msgspec
 import torch
 
 from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, size_caches, too_small
+from hydrainfer.checkpoint import ModelConfig, read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, Role
 from hydrainfer.engine import Overlap
 from hydrainfer.machine import memory_bytes
-from hydrainfer.models import ModelConfig, cache_specs
+from hydrainfer.models import DTYPES, cache_specs
+from hydrainfer.ops import computes_sooner
 from hydrainfer.processor import ModelDescription
 
 GIB = 1 << 30
@@ -44,13 +47,22 @@ def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
 
 
 def dtype_of(config: ServeConfig, device: torch.device, checkpoint: str) -> str:
-    """The type to compute in. CPU: float32 (few have 16-bit arithmetic). CUDA: the checkpoint's, or bfloat16 if that is
-    float32."""
+    """The type to compute in. CPU: the checkpoint's if this processor is faster in it than in float32, which is
+    measured once. CUDA: the checkpoint's, or bfloat16 if that is float32."""
     if config.dtype != "auto":
         return config.dtype
     if device.type == "cpu":
-        return "float32"
+        if config.device == "emulated" or checkpoint not in DTYPES or checkpoint == "float32":
+            return "float32"
+        sooner = computes_sooner(DTYPES[checkpoint], use_native=config.native_kernels, threads=config.threads)
+        return checkpoint if sooner else "float32"
     return "bfloat16" if checkpoint == "float32" else checkpoint
+
+
+def with_dtype(config: ServeConfig) -> ServeConfig:
+    """`config` with the type that it computes in on this machine. Raises `CheckpointError`."""
+    dtype = dtype_of(config, torch_device(config), read_config(Path(config.model).expanduser()).dtype)
+    return msgspec.structs.replace(config, dtype=dtype)
 
 
 def cache_sizes(

@@ -134,17 +134,13 @@ class CacheSet:
         if spec is None:
             self._leases.pop(lease.owner, None)
 
-    def listen(self) -> None:
-        """From now on note which prefixes come and go, for `news`."""
-        for name, spec in self.specs.items():
-            if spec.chained:
-                self.pools[name].news = {}
-
     def news(self) -> Cached | None:
-        """The prefixes that came and went since the last call, if somebody listens and there are any."""
+        """The prefixes that came and went since the last call, if there are any; the first call begins to note them."""
         for name, spec in self.specs.items():
-            if news := self.pools[name].news:
-                self.pools[name].news = {}
+            if not spec.chained:
+                continue
+            news, self.pools[name].news = self.pools[name].news, {}
+            if news:
                 came = tuple(key for key, is_there in news.items() if is_there)
                 return Cached(spec.block_tokens, came, tuple(key for key, is_there in news.items() if not is_there))
         return None

@@ -1,9 +1,10 @@
 """The instances that are there, how busy they are, and the choice of one: the `Placement` of hub and instances.
 
-A request that may stay where it is never comes here (the scheduler keeps it): self first. Pictures go to the encoder
-that their content names, everything else by `Balancing`. With `least_load`, the seconds that an instance saves because
-it has computed a prompt's beginning count against those that it is busy; and a request goes past the encoder to one
-that has computed all of its pictures.
+A request that may stay where it is never comes here (the scheduler keeps it): self first. Others go by `Balancing`,
+pictures to the encoder that their content names, which may have them, unless it is so much busier than another that
+encoding them again there takes less. With `least_load`, the seconds that an instance saves because it has computed a
+prompt's beginning count against those that it is busy; and a request goes past the encoder to one that has computed all
+of its pictures.
 """
 
 from __future__ import annotations
@@ -74,48 +75,78 @@ class Roster:
         return min(n, (request.n_prompt - 1) // self._block_tokens) * self._block_tokens
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
-        able = [p for n, p in self.peers.items() if n not in exclude and self.roles[n].runs(stage)]
-        names = [p.name for p in able if not p.suspect] or [p.name for p in able]  # a suspect is better than nobody
+        able = sorted(n for n in self.peers if n not in exclude and self.roles[n].runs(stage))
+        names = [n for n in able if not self.peers[n].suspect] or able  # a suspect is better than nobody
         if not names:
             return None
-        if stage is Stage.ENCODE and (owner := self._encoders.owner(request.media[0].key, names)) is not None:
-            return self._past(owner, request, exclude) or owner
-        if self._balancing == "random":
-            return self._rng.choice(names)
-        delay = dict.fromkeys(names, 0.0)
-        if self._balancing == "least_load":
-            delay = {n: self._delay_s(n, request if stage is Stage.PREFILL else None) for n in names}
+        least = self._balancing == "least_load"
+        delay = self._delays_s(names, request, stage) if least else dict.fromkeys(names, 0.0)
         name = min(names, key=lambda n: (delay[n], self._chosen_at[n]))
-        self._take(name, request, stage)
-        return name
-
-    def _past(self, encoder: str, request: Request, exclude: Collection[str]) -> str | None:
-        """The instance that has computed all of its pictures, if it is there sooner than the encoder would be done."""
-        if self._balancing != "least_load" or not self._prefixes or not request.keys:
-            return None
-        able = [p.name for n, p in self.peers.items() if n in self._prefixes and n not in exclude and not p.suspect]
-        able = [n for n in able if self.found(request, n) >= request.media[-1].end]
-        name = min(able, key=lambda n: self._delay_s(n, request), default=None)
-        if name is None or name == encoder:
-            return None
-        load = self.loads.get(encoder, Load())
-        if self._delay_s(name, request) > delay_s(load) + len(request.media) * (load.picture_s or _GUESS.picture_s):
-            return None
-        self._take(name, request, Stage.PREFILL)
-        return name
-
-    def _delay_s(self, name: str, request: Request | None) -> float:
-        """How long it works on what it has, less what it saves of the prefill of `request`."""
-        load = self.loads.get(name, Load())
-        saved = self.found(request, name) if request is not None and self._prefixes else 0
-        return delay_s(load) - saved * (load.token_s or _GUESS.token_s)
-
-    def _take(self, name: str, request: Request, stage: Stage) -> None:
-        """Note that it was chosen."""
+        if stage is Stage.ENCODE and (owner := self._encoders.owner(request.media[0].key, names)) is not None:
+            again_s = len(request.media) * (self._load(owner).picture_s or _GUESS.picture_s)
+            name = owner if delay[owner] <= delay[name] + again_s else name
+            if (past := self._past(request, exclude, delay[name] + again_s)) is not None:
+                name, stage = past, Stage.PREFILL
+        elif self._balancing == "random":
+            name = self._rng.choice(names)
         self._n_chosen += 1
         self._chosen_at[name] = self._n_chosen
-        found = self.found(request, name) if stage is Stage.PREFILL else 0
-        self.loads[name] = _with(self.loads.get(name, Load()), request, stage, found)
+        self.loads[name] = self._with(name, request, stage)
+        return name
+
+    def _past(self, request: Request, exclude: Collection[str], encoded_s: float) -> str | None:
+        """The instance that has computed all of its pictures and encodes none, if a request gets there sooner than it
+        is encoded."""
+        if self._balancing != "least_load" or not request.keys:
+            return None
+        able = [n for n, p in self.peers.items() if n in self._prefixes and n not in exclude and not p.suspect]
+        able = [n for n in able if not self.roles[n].runs(Stage.ENCODE)]
+        able = [n for n in able if self.found(request, n) >= request.media[-1].end]
+        delay = self._delays_s(able, request, Stage.PREFILL)
+        name = min(able, key=lambda n: delay[n], default=None)
+        return name if name is not None and delay[name] <= encoded_s else None
+
+    def _delays_s(self, names: Iterable[str], request: Request, stage: Stage) -> dict[str, float]:
+        """As `_ways_s`, less what an instance saves of the request's prefill."""
+        delay = self._ways_s(names, request, stage)
+        if self._prefixes and stage is not Stage.DECODE:
+            for name in delay:
+                delay[name] -= self.found(request, name) * (self._load(name).token_s or _GUESS.token_s)
+        return delay
+
+    def _load(self, name: str) -> Load:
+        return self.loads.get(name, Load())
+
+    def _ways_s(self, names: Iterable[str], request: Request, stage: Stage) -> dict[str, float]:
+        """By instance, how long what is there delays a request that enters `stage` at it: there, and at the least busy
+        instances of the later stages that it does not run."""
+        plan = request.plan()
+        best: dict[Stage, float] = {}  # of all instances that run it
+
+        def ways(names: Iterable[str], after: int) -> dict[str, float]:
+            return {
+                n: delay_s(self._load(n)) + next((best[s] for s in plan[after:] if not self.roles[n].runs(s)), 0.0)
+                for n in names
+            }
+
+        first = plan.index(stage) + 1
+        for i in range(len(plan) - 1, first - 1, -1):
+            best[plan[i]] = min(
+                ways((n for n in self.peers if self.roles[n].runs(plan[i])), i + 1).values(), default=0.0
+            )
+        return ways(names, first)
+
+    def _with(self, name: str, request: Request, stage: Stage) -> Load:
+        """The load of an instance once `request` has been placed there."""
+        load = self._load(name)
+        if stage is Stage.DECODE:
+            return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
+        n_prompt = request.n_prompt - self.found(request, name)
+        return msgspec.structs.replace(
+            load,
+            n_pictures=load.n_pictures + (len(request.media) if stage is Stage.ENCODE else 0),
+            n_tokens=load.n_tokens + (n_prompt if self.roles[name].runs(Stage.PREFILL) else 0),
+        )
 
     def dark(self) -> list[Stage]:
         """Stages of the layout that no instance runs now."""
@@ -130,10 +161,3 @@ def delay_s(load: Load) -> float:
         + load.n_tokens * (load.token_s or _GUESS.token_s)
         + load.n_decoding * (load.decode_s or _GUESS.decode_s)
     )
-
-
-def _with(load: Load, request: Request, stage: Stage, n_found: int) -> Load:
-    """The load once `request` has been placed there, where so many of its tokens are found."""
-    if stage is Stage.DECODE:
-        return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
-    return msgspec.structs.replace(load, n_tokens=load.n_tokens + request.n_prompt - n_found)

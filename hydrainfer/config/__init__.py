@@ -1,10 +1,9 @@
-"""Frozen configuration schemas and the one loader (defaults < YAML < environment < flags); a checkpoint's JSON files.
+"""Frozen configuration schemas and the one loader (defaults < YAML < environment < flags).
 
 Called by the CLI and the offline API. Never mutates a configuration, never looks at the machine but for where files
 may lie.
 """
 
-from hydrainfer.config.checkpoint import find_json, preprocessing, read_json
 from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.folders import cache_folder
 from hydrainfer.config.layout import InstanceSpec, Share, choose_launcher, read_layout, settle
@@ -28,15 +27,12 @@ __all__ = [
     "choose_launcher",
     "config_table",
     "cost_model_of",
-    "find_json",
     "is_slo_part",
     "load",
     "locate",
     "options",
     "parse_slo",
-    "preprocessing",
     "read_cost_model",
-    "read_json",
     "read_layout",
     "read_slo",
     "read_yaml",

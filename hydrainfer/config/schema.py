@@ -40,7 +40,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = None
     dtype: Annotated[
-        DType, _help("Model", "float32, bfloat16, float16 or auto (CPU: float32; CUDA: the checkpoint's, 16 bit).")
+        DType, _help("Model", "float32, bfloat16, float16 or auto (the checkpoint's; on a CPU float32 where faster).")
     ] = "auto"
     layout: Annotated[
         str,
@@ -82,6 +82,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: Annotated[int, _help("Server", "Port to listen on; 0 picks a free one.", ge=0, le=65535)] = 8000
     api_key: Annotated[NotEmpty | None, _help("Server", "Require this key as a bearer token.")] = None
     request_timeout_s: Annotated[float, _help("Server", "A request ends with 504 after this long.", gt=0)] = 600.0
+    drain_s: Annotated[
+        float, _help("Server", "After SIGTERM, new requests get 503, and those that run this long to finish.", ge=0)
+    ] = 25.0
     stall_s: Annotated[
         float,
         _help(
@@ -93,7 +96,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     start_timeout_s: Annotated[
         float, _help("Server", "Give up when the instances have not started after this long.", gt=0)
     ] = 600.0
-    max_waiting: Annotated[int, _help("Server", "Requests in the system before new ones get 429.", ge=1)] = 512
+    max_queue_s: Annotated[
+        Positive | None,
+        _help(
+            "Server", "Seconds of work that may wait for its first token, then 429; default: the TTFT of --slo, or 10."
+        ),
+    ] = None
+    max_waiting: Annotated[
+        int, _help("Server", "Requests in the system, whatever their work, before new ones get 429.", ge=1)
+    ] = 4096
 
     launcher: Annotated[
         Literal["auto", "inproc", "ray"],
@@ -123,6 +134,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int, _help("Scheduler", "Embeddings per vision batch; a larger picture is encoded alone.", ge=1)
     ] = 16_384
     max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 64
+    order: Annotated[
+        Literal["rank", "fcfs"],
+        _help("Scheduler", "Who goes next: rank, by age and remaining work; fcfs, by age, and who has begun goes on."),
+    ] = "rank"
     encode_gate: Annotated[
         Literal["paper", "aged"], _help("Scheduler", "When encode may start beside a running prefill.")
     ] = "aged"

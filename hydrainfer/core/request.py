@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,13 +14,27 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_TOKEN_IDS = 1024  # of stop_token_ids and of logit_bias: all are looked at for every token
+MAX_GRAMMAR_CHARS = 1 << 16
 
 PixelSource = Callable[[str], Any]
 """Resolves `MediaSpan.pixels` to the picture's uint8 array, as its model adapter shaped it. Raises `KeyError`."""
 
 
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a whole answer must match. `text` is, by `kind`: a JSON schema, a regular expression, a grammar (Lark, or
+    GBNF), or a JSON list of the possible answers. Raises `InvalidRequest` if it is too long; whether it can be used is
+    found when it is compiled."""
+
+    kind: Literal["json", "regex", "lark", "choice"]
+    text: str
+
+    def __post_init__(self) -> None:
+        n = len(self.text)
+        _check(n <= MAX_GRAMMAR_CHARS, "grammar", f"takes at most {MAX_GRAMMAR_CHARS} characters", n)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen and when a choice ends. Field names and defaults are vLLM's.
+    """How tokens are chosen and when a choice ends. Field names and defaults are vLLM's, but for `grammar`.
 
     `max_tokens=None` means: up to the context length. `seed=None` is replaced by a random seed when the request is
     made, so that a recomputed request draws the same numbers. `logprobs=k` asks for the chosen token's log-probability
@@ -45,6 +59,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):  # as in OpenAI's API, one string is a list of one
@@ -134,7 +149,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are seconds of
     the engine's clock: `arrival_s` None means when it reaches the engine; `deadline_s` travels to the last copy.
-    `keys`: the chain of its prompt (`core.chain`) by which KV is shared; empty if it shares none.
+    `priority`: levels by which it goes before others (or, negative, behind), within the scheduler's bounds. `keys`: the
+    chain of its prompt (`core.chain`) by which KV is shared; empty if it shares none.
     """
 
     id: str
@@ -147,6 +163,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...] = ()
     arrival_s: float | None = None
     deadline_s: float = float("inf")
+    priority: int = 0
     keys: bytes = b""
 
     @property

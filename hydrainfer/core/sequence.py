@@ -32,7 +32,8 @@ class Sequence:
     were computed when the room last did something for it, and are when it next has to. `n_cached`: tokens that were
     found computed when it first came to be prefilled here, -1 before. `pending_media`: indices of pictures that are
     still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present stage has been
-    part of a batch.
+    part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which the scheduler
+    says who goes first (smaller), as `order` says who is older.
     """
 
     __slots__ = (
@@ -53,8 +54,10 @@ class Sequence:
         "pending_media",
         "plan",
         "queued_s",
+        "rank",
         "remapped",
         "request",
+        "rest",
         "started",
         "tokens",
     )
@@ -66,6 +69,8 @@ class Sequence:
         self.plan = request.plan()
         self.cursor = 0
         self.order = order
+        self.rank = (order[0], *order)
+        self.rest = (0, 0)
         self.attempt = 0
         self.hops = 0
         self.tokens: list[int] = [*request.prompt_ids, *produced]

@@ -19,12 +19,14 @@ from hydrainfer.core import (
     DeadlineExceeded,
     ErrorInfo,
     EventKind,
+    Grammar,
     HydraError,
     InstanceStats,
     InternalError,
     Lane,
     LifecycleEvent,
     Load,
+    Offer,
     Output,
     OutputSink,
     Parcel,
@@ -50,7 +52,7 @@ class Engine:
     `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event, if given.
     `moves`: its dealings with other instances, None if there are none. `moved(request id, instance, hops)` hears who
     owns a request that came or went. `step` raises after `give_up_after` batches of a lane that failed as a whole, one
-    after the other."""
+    after the other. `expect` hears of every grammar that will be followed here, as early as it is known."""
 
     def __init__(
         self,
@@ -62,7 +64,9 @@ class Engine:
         moves: Moves | None = None,
         moved: Callable[[str, str, int], None] | None = None,
         give_up_after: float = float("inf"),
+        expect: Callable[[Grammar], None] | None = None,
     ) -> None:
+        self._expect = expect or (lambda _: None)
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler
         self._moves = moves
@@ -75,13 +79,12 @@ class Engine:
         self._last_lane = Lane.LANGUAGE
         self._outputs: list[Output] = []
         self._open: set[str] = set()  # submitted, and their final output not made yet
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines: list[tuple[float, str, bool]] = []  # the flag: only if it still waits, too late to start
         self._progress_s = 0.0
         self._n_steps = 0
         self._costs = Costs()
         self._give_up_after = give_up_after
         self._n_failed: dict[Lane, int] = {}
-        self._listens = False
 
     # ---- requests
 
@@ -89,6 +92,8 @@ class Engine:
         """Queue it, with the tokens that it already has; if it can never run here, its final output says why. Outputs
         leave with the next step."""
         self._open.add(request.id)
+        if request.sampling.grammar is not None:
+            self._expect(request.sampling.grammar)
         arrival_s = now if request.arrival_s is None else request.arrival_s
         if self._record is not None:
             self._record(LifecycleEvent(request.id, EventKind.ARRIVED, arrival_s, n=request.n_prompt))
@@ -99,12 +104,16 @@ class Engine:
         except HydraError as e:
             self._end(request.id, now, "error", error=e)
             return
-        self._watch(request)
+        self._watch(seq)
         self._queued(seq, now)
 
-    def _watch(self, request: Request) -> None:
-        if request.deadline_s != float("inf"):
-            heapq.heappush(self._deadlines, (request.deadline_s, request.id))
+    def _watch(self, seq: Sequence) -> None:
+        deadline_s = seq.request.deadline_s
+        if deadline_s == _NEVER:
+            return
+        heapq.heappush(self._deadlines, (deadline_s, seq.id, False))
+        if seq in self.scheduler.waiting and (latest_s := self.scheduler.latest_s(seq)) < deadline_s:
+            heapq.heappush(self._deadlines, (latest_s, seq.id, True))
 
     def cancel(self, request_ids: Iterable[str], now: float) -> None:
         for request_id in request_ids:
@@ -135,6 +144,9 @@ class Engine:
     def deliver(self, parcel: Parcel) -> None:
         """Hand over a peer's messages, which the next step reads."""
         assert self._moves is not None, "an engine without peers got a message"
+        for message in parcel.messages:
+            if isinstance(message, Offer) and (grammar := message.handoff.request.sampling.grammar) is not None:
+                self._expect(grammar)
         self._moves.deliver(parcel)
 
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
@@ -153,7 +165,7 @@ class Engine:
                     self._open.add(seq.id)
                     self._moved(seq.id, moves.name, seq.hops)
                     self._progress_s = now
-                    self._watch(seq.request)
+                    self._watch(seq)
                     self._queued(seq, now)
                     if cancelled:
                         self.cancel([seq.id], now)
@@ -172,7 +184,7 @@ class Engine:
                 self._n_steps += 1
                 self._progress_s = now
                 if result.error is None:
-                    self._costs.observe(result.batch, now - self._launched_s[lane])
+                    self._measure(result.batch, now - self._launched_s[lane])
                 self._judge(lane, result)
                 self._commit(self.scheduler.apply(result, now), now)
         moves = self._moves
@@ -181,14 +193,19 @@ class Engine:
         if self._deadlines:
             self._expire(now)
         self._launch(now)
-        if moves is not None and self.scheduler.departing:
-            moves.depart(now)
+        if moves is not None:
+            moves.place(now)
         self._flush()
         if moves is not None and moves.to_post:
             moves.post(self.load())
         if not self._busy:
             self._progress_s = now  # so that it counts from when something comes
         return self._wake_at(now)
+
+    def _measure(self, batch: StepBatch, seconds: float) -> None:
+        self._costs.observe(batch, seconds)
+        if self.scheduler.observe(batch, seconds) and self._moves is not None:
+            self._moves.reorder()
 
     def _judge(self, lane: Lane, result: StepResult) -> None:
         """Raise once too many batches of a lane in a row failed: it will not get well by itself."""
@@ -202,28 +219,24 @@ class Engine:
         if self._overlap != "free" and self._in_flight:
             return
         if self._overlap == "off":
-            lanes.sort(key=lambda lane: lane is self._last_lane)  # take turns
+            after = Lane.VISION if self.scheduler.prefers_language() else self._last_lane
+            lanes.sort(key=lambda lane: lane is after)  # take turns
         for lane in lanes:
-            batch = self.scheduler.next(now, lane)
+            batch, started, preempted, departed = self.scheduler.next(now, lane)
+            for seq in preempted:
+                self._event(seq.id, EventKind.PREEMPTED, now)
+                self._queued(seq, now)
+            for seq in departed:
+                self._depart(seq, now)
             if batch is None:
                 continue
             self._launched_s[lane] = now  # first: `stats` may be asked by another thread
             self._in_flight[lane] = self._runners[lane].launch(batch)
             self._last_lane = lane
+            for seq in started:
+                self._event(seq.id, EventKind.STARTED, now, seq.stage)
             if self._overlap == "off":
                 break
-        if self.scheduler.started or self.scheduler.preempted:
-            self._report_moves(now)
-
-    def _report_moves(self, now: float) -> None:
-        scheduler = self.scheduler
-        for seq in scheduler.preempted:
-            self._event(seq.id, EventKind.PREEMPTED, now)
-            self._queued(seq, now)
-        for seq, stage in scheduler.started:
-            self._event(seq.id, EventKind.STARTED, now, stage)
-        scheduler.preempted.clear()
-        scheduler.started.clear()
 
     def _commit(self, outcomes: list[Outcome], now: float) -> None:
         heard, outputs = self._record is not None, self._outputs
@@ -243,6 +256,12 @@ class Engine:
     def _queued(self, seq: Sequence, now: float) -> None:
         here = self.scheduler.role.runs(seq.stage)
         self._event(seq.id, EventKind.QUEUED if here else EventKind.MIGRATING, now, seq.stage)
+        if not here:
+            self._depart(seq, now)
+
+    def _depart(self, seq: Sequence, now: float) -> None:
+        if self._moves is not None:
+            self._moves.depart(seq, now)
 
     def _end(
         self,
@@ -285,9 +304,17 @@ class Engine:
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, request_id = heapq.heappop(self._deadlines)
-            if self._stop(request_id, now):
+            _, request_id, if_waiting = heapq.heappop(self._deadlines)
+            if if_waiting:
+                seq = self.scheduler.get(request_id)
+                if seq is None or seq not in self.scheduler.waiting:
+                    continue
+                error = DeadlineExceeded(
+                    "the request cannot be done by its deadline any more; retry or raise the timeout"
+                )
+            else:
                 error = DeadlineExceeded("the request's deadline passed before it was done; retry or raise the timeout")
+            if self._stop(request_id, now):
                 self._end(request_id, now, "error", error=error)
 
     def _flush(self) -> None:
@@ -373,12 +400,8 @@ class Engine:
         return not self._in_flight and not (self._moves is not None and self._moves.copying)
 
     def news(self) -> Cached | None:
-        """The prefixes that came and went since the last call; the first one begins it."""
-        caches = self.scheduler.room.caches
-        if not self._listens:
-            self._listens = True
-            caches.listen()
-        return caches.news()
+        """As of `CacheSet`."""
+        return self.scheduler.room.caches.news()
 
     def load(self) -> Load:
         return self._costs.load(*backlog(self.scheduler))

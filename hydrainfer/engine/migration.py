@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -271,20 +272,25 @@ def _order(handoff: Handoff) -> tuple[float, int]:
 
 
 class Target:
-    """The offers to this instance."""
+    """The offers to this instance. They wait for room by `rank`, the smallest first; by age if there is none."""
 
-    def __init__(self, timing: Timing) -> None:
-        self._timing = timing
+    def __init__(self, timing: Timing, rank: Callable[[Handoff], tuple[float, ...]] = _order) -> None:
+        self._timing, self._rank = timing, rank
         self._offers: dict[Key, _Incoming] = {}
-        self._waiting: dict[Stage, list[Handoff]] = {}  # those that are OFFERED, oldest first
+        self._waiting: dict[Stage, list[Handoff]] = {}  # those that are OFFERED, best rank first
         self._landed: dict[Key, _Incoming] = {}  # those that are LANDED
         self._n_pulls = 0
         self._renew_at = float("inf")
 
     def waiting(self) -> list[tuple[Stage, Handoff]]:
-        """Offers that wait for room, oldest request first."""
+        """Offers that wait for room, the best rank first."""
         queues = [[(stage, handoff) for handoff in queue] for stage, queue in self._waiting.items() if queue]
-        return queues[0] if len(queues) == 1 else sorted(chain(*queues), key=lambda pair: pair[1].order)
+        return queues[0] if len(queues) == 1 else sorted(chain(*queues), key=lambda pair: self._rank(pair[1]))
+
+    def reorder(self) -> None:
+        """The ranks have changed."""
+        for queue in self._waiting.values():
+            queue.sort(key=self._rank)
 
     @property
     def n_stages_waited_for(self) -> int:
@@ -297,7 +303,7 @@ class Target:
             case Offer(handoff=handoff):
                 if i is None:
                     self._offers[handoff.key] = _Incoming(handoff, peer)
-                    insort(self._waiting.setdefault(handoff.stage, []), handoff, key=_order)
+                    insort(self._waiting.setdefault(handoff.stage, []), handoff, key=self._rank)
                     self._renew_at = min(self._renew_at, now + self._timing.renew_s)
                     return [Send(peer, Renew((handoff.key,)))]
                 if i.state is State.LANDED:

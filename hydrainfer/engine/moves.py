@@ -1,6 +1,6 @@
 """Moves requests between this engine and its peers: the migration machines, tied to scheduler, placement and copies.
 
-scheduler.departing ─> placement ─> Source ─Moved─> forgotten here
+scheduler.migrating ─> placement ─> Source ─Moved─> forgotten here
 peer's offer ─> Target ─room─> copy ─Confirm─> scheduler.land
 """
 
@@ -94,7 +94,7 @@ class Moves:
         self.name, self.incarnation = name, incarnation
         self._timing = timing
         self._scheduler, self._placement, self._link, self._puller = scheduler, placement, link, puller
-        self._source, self._target = Source(timing), Target(timing)
+        self._source, self._target = Source(timing), Target(timing, scheduler.rank_of)
         self._inbox: list[Parcel] = []
         self._dead: set[tuple[str, int]] = set()  # (peer, incarnation): not listened to any more
         self._outbox: dict[str, list[Message]] = {}
@@ -129,8 +129,7 @@ class Moves:
         self._do(self._target.tick(now), now)
         if len(self._target):
             self._admit(now)
-        if self._scheduler.departing or self._unplaced:
-            self.depart(now)
+        self.place(now)
         moves, self._moves = self._moves, []
         return moves
 
@@ -142,17 +141,16 @@ class Moves:
                 self._do(self._target.pulled(key, done, now), now)
         self._copies_at = min(map(_done_at, self._copies.values()), default=_NEVER)
 
-    def depart(self, now: float) -> None:
-        """Take over what the scheduler lets go, and offer it."""
-        for seq in self._scheduler.departing:
-            if seq.cancelled:
-                continue
-            self._n_holds += 1
-            self._holds[self._n_holds] = self._scheduler.room.detach(seq, f"{seq.id}/{self._n_holds}")
-            departure = _Departure(seq, self._n_holds, now + self._timing.patience_s, now)
-            self._out[seq.id] = self._unplaced[seq.id] = departure
-        self._scheduler.departing.clear()
-        for departure in list(self._unplaced.values()):
+    def depart(self, seq: Sequence, now: float) -> None:
+        """Take over a sequence whose next stage runs elsewhere; `place` offers it."""
+        self._n_holds += 1
+        self._holds[self._n_holds] = self._scheduler.room.detach(seq, f"{seq.id}/{self._n_holds}")
+        departure = _Departure(seq, self._n_holds, now + self._timing.patience_s, now)
+        self._out[seq.id] = self._unplaced[seq.id] = departure
+
+    def place(self, now: float) -> None:
+        """Offer what departs and is due to an instance of its stage."""
+        for departure in list(self._unplaced.values()) if self._unplaced else ():
             if departure.try_at <= now:
                 self._place(departure, now)
 
@@ -172,6 +170,10 @@ class Moves:
         self._unplaced.pop(request_id, None)
         if departure is not None:
             self._do(self._source.close(request_id, departure.hold, now), now)
+
+    def reorder(self) -> None:
+        """The scheduler's ranks have changed."""
+        self._target.reorder()
 
     def cancel_arrival(self, request_id: str) -> None:
         """End a request as soon as it is ours, if it ever is: it may be on its way, and nobody will say so again."""
@@ -277,9 +279,9 @@ class Moves:
         self._moves.append(Stranded(d.seq.id, error))
 
     def _admit(self, now: float) -> None:
-        """Reserve room for offers, oldest first. What another arrival is bringing is waited for, and nobody passes who
-        waits so (as in `Admission.to_encode`). What another request is computing is waited for, too."""
-        full: set[Stage] = set()  # stages whose oldest offer found no room
+        """Reserve room for offers, best rank first. What another arrival is bringing is waited for, and nobody passes
+        who waits so (as in `Admission.to_encode`). What another request is computing is waited for, too."""
+        full: set[Stage] = set()  # stages whose best offer found no room
         n_stages = self._target.n_stages_waited_for
         wanted: set[bytes] = set()
         for stage, handoff in self._target.waiting():

@@ -4,7 +4,7 @@ Fed by engines, live or simulated; read by the server and the benchmarks. Never 
 """
 
 from hydrainfer.metrics.attainment import FAILED, Proportion, Verdict, effective_n, judge, quantile_interval, wilson
-from hydrainfer.metrics.prometheus import PrometheusRecorder
+from hydrainfer.metrics.prometheus import PrometheusRecorder, Waiting
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Timeline",
     "Timelines",
     "Verdict",
+    "Waiting",
     "effective_n",
     "judge",
     "quantile_interval",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -31,11 +32,24 @@ _HISTOGRAMS = {
 }
 
 
+class Waiting(NamedTuple):
+    """What the server's admission says: seconds of work by kind, and requests refused so far by reason."""
+
+    queue_s: Mapping[str, float]
+    refused: Mapping[str, int]
+
+
 class PrometheusRecorder:
     """Takes lifecycle events, from one thread at a time; `page` and `timings` may be called from any thread.
-    `instances` is asked at each scrape. `prefix_cache`: whether requests share KV."""
+    `instances` and `waiting` are asked at each scrape. `prefix_cache`: whether requests share KV."""
 
-    def __init__(self, model: str, instances: Callable[[], list[InstanceInfo]], prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        model: str,
+        instances: Callable[[], list[InstanceInfo]],
+        waiting: Callable[[], Waiting] = lambda: Waiting({}, {}),
+        prefix_cache: bool = True,
+    ) -> None:
         self._registry = CollectorRegistry()
         self._done: dict[str, Timeline] = {}  # the latest that nobody has asked for
         self._lock = threading.Lock()  # around those
@@ -72,6 +86,7 @@ class PrometheusRecorder:
         info.labels(model, str(prefix_cache)).set(1)
         self._model = model
         self._registry.register(_InstancesCollector(model, instances))
+        self._registry.register(_WaitingCollector(model, waiting))
 
     def record(self, event: LifecycleEvent) -> None:
         timeline = self._timelines.record(event)
@@ -118,6 +133,23 @@ class PrometheusRecorder:
     def page(self) -> bytes:
         """The text exposition of everything."""
         return generate_latest(self._registry)
+
+
+class _WaitingCollector(Collector):
+    def __init__(self, model: str, waiting: Callable[[], Waiting]) -> None:
+        self._model, self._waiting = model, waiting
+
+    def collect(self) -> Iterator[Metric]:
+        waiting = self._waiting()
+        doc = "Seconds of work that waits for its first token, or (decoding) for its pictures to be decoded."
+        queue_s = GaugeMetricFamily(PREFIX + "admission_queue_seconds", doc, labels=["model_name", "kind"])
+        doc = "Requests refused with 429 by admission, by what had no room."
+        refused = CounterMetricFamily(PREFIX + "requests_refused", doc, labels=["model_name", "reason"])
+        for kind, seconds in waiting.queue_s.items():
+            queue_s.add_metric([self._model, kind], seconds)
+        for reason, n in waiting.refused.items():
+            refused.add_metric([self._model, reason], n)
+        yield from (queue_s, refused)
 
 
 class _InstancesCollector(Collector):

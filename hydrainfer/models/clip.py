@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hydrainfer.checkpoint import ClipConfig
 from hydrainfer.models.activations import activation
-from hydrainfer.models.config import ClipConfig
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
@@ -69,8 +69,8 @@ class Clip:
             )
             for _ in range(max(config.features))
         ]
-        self._mean = torch.tensor(config.mean, device=device)
-        self._std = torch.tensor(config.std, device=device)
+        self._mean = torch.tensor(config.pixels.mean, device=device)
+        self._std = torch.tensor(config.pixels.std, device=device)
 
     def slots(self) -> dict[str, Slot]:
         c = self.config
@@ -88,7 +88,7 @@ class Clip:
         size, p = self.config.image_size, self.config.patch_size
         side = size // p
         pixels = torch.from_numpy(np.stack(pictures)).to(self.patch.device)  # [n, size, size, 3] uint8
-        scaled = (pixels.float().mul_(self.config.rescale) - self._mean).div_(self._std)
+        scaled = (pixels.float().mul_(self.config.pixels.scale) - self._mean).div_(self._std)
         grid = scaled[:, : side * p, : side * p].unflatten(2, (side, p)).unflatten(1, (side, p))
         return grid.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2).to(self.patch.dtype)
 

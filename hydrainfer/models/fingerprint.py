@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from hydrainfer.models.config import ModelConfig, require
-from hydrainfer.models.families import family_of, read_config
+from hydrainfer.checkpoint import ModelConfig, read_config, require
+from hydrainfer.models.layers import layers_of
 from hydrainfer.models.safetensors_file import read_header, weight_files
 
 _SAMPLE_BYTES = 64
@@ -21,7 +21,7 @@ def vision_fingerprint(path: str | Path, config: ModelConfig | None = None) -> b
     config = config or read_config(path)
     if config.vision is None:
         return b""
-    canonical = family_of(config).canonical
+    canonical = layers_of(config).canonical
     parts: dict[str, bytes] = {}
     for file in weight_files(path):
         with file.open("rb") as f:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.models.config import TextConfig
+from hydrainfer.checkpoint import TextConfig
 from hydrainfer.models.rope import angles, axes, inverse_frequencies
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import AttentionBatch, OpSet

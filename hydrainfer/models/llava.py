@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hydrainfer.models.clip_projector import ClipProjector, clip_config
-from hydrainfer.models.config import ModelConfig, dtype_name, require, text_config
+from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.models.clip_projector import ClipProjector
+from hydrainfer.models.layers import Layers
 from hydrainfer.models.picture import Picture
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import OpSet
@@ -33,24 +32,6 @@ def canonical(name: str) -> str:
     return name
 
 
-def read(hf: Any, path: Path) -> ModelConfig:
-    """Check and describe a transformers `LlavaConfig`. Raises `CheckpointError`."""
-    require(hf.model_type == "llava", path, f"model_type {hf.model_type!r} is not supported; supported: llava")
-    return describe("LlavaForConditionalGeneration", hf, clip_config(hf, path), path)
-
-
-def describe(architecture: str, hf: Any, vision: Any, path: Path) -> ModelConfig:
-    """A model of the LLaVA family with this vision."""
-    tied = bool(hf.tie_word_embeddings or hf.text_config.tie_word_embeddings)
-    return ModelConfig(
-        architecture=architecture,
-        text=text_config(hf.text_config, path, tied=tied),
-        vision=vision,
-        media_tokens=(hf.image_token_id if hasattr(hf, "image_token_id") else hf.image_token_index,),
-        dtype=dtype_name(hf),
-    )
-
-
 class LlavaVision:
     """LLaVA-1.5's vision tower: one square per picture."""
 
@@ -69,3 +50,6 @@ class LlavaVision:
     def encode(self, pictures: list[Picture]) -> list[Tensor]:
         """uint8 [image_size, image_size, 3] each → [tokens, width] each."""
         return list(self._tower.encode([p.pixels for p in pictures]))
+
+
+LAYERS = Layers(canonical, LlavaVision)

@@ -3,39 +3,15 @@ each ended by a learned newline (Liu et al., "LLaVA-NeXT: Improved reasoning, OC
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from hydrainfer.models.clip_projector import ClipProjector, clip_config
-from hydrainfer.models.config import AnyresConfig, ModelConfig, require
-from hydrainfer.models.llava import describe
+from hydrainfer.checkpoint import AnyresConfig, ModelConfig
+from hydrainfer.models.clip_projector import ClipProjector
+from hydrainfer.models.llava import LAYERS as LLAVA
 from hydrainfer.models.picture import Picture
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
-
-
-def read(hf: Any, path: Path) -> ModelConfig:
-    """Check and describe a transformers `LlavaNextConfig`. Raises `CheckpointError`."""
-    require(
-        hf.model_type == "llava_next", path, f"model_type {hf.model_type!r} is not supported; supported: llava_next"
-    )
-    clip = clip_config(hf, path)
-    require(
-        not clip.keep_class, path, "vision_feature_select_strategy 'full' is not supported for LLaVA-NeXT; use default"
-    )
-    size, side = clip.image_size, clip.image_size // clip.patch_size
-    points = hf.image_grid_pinpoints
-    require(
-        bool(points) and all(n % size == 0 for p in points for n in p),
-        path,
-        f"image_grid_pinpoints {points} must be pairs of multiples of the vision tower's {size} pixels",
-    )
-    largest = max(h // size * side * (w // size * side + 1) for h, w in points)
-    vision = AnyresConfig(clip, clip.patches + largest)
-    return describe("LlavaNextForConditionalGeneration", hf, vision, path)
 
 
 class LlavaNextVision:
@@ -78,3 +54,6 @@ class LlavaNextVision:
         kept = whole[top : top + height, left : left + width]
         ended = torch.cat((kept, self.newline.expand(height, 1, -1)), dim=1)
         return torch.cat((squares[0], ended.flatten(0, 1)))
+
+
+LAYERS = LLAVA._replace(vision=LlavaNextVision)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from hydrainfer.checkpoint import ModelConfig, read_config, require
 from hydrainfer.core import CheckpointError, Role
-from hydrainfer.models.config import ModelConfig, require
-from hydrainfer.models.families import family_of, read_config
+from hydrainfer.models.layers import layers_of
 from hydrainfer.models.model import Model
 from hydrainfer.models.safetensors_file import StoredTensor, read_header, read_into, weight_files
 from hydrainfer.models.slots import Slot
@@ -57,7 +57,7 @@ def _wanted(
 ) -> dict[Path, list[tuple[StoredTensor, str]]]:
     """The tensors to read, in file order, each with the name of its slot. `model` takes no memory. Raises
     `CheckpointError` unless the files hold all that the model wants, in its shapes."""
-    canonical = family_of(model.config).canonical
+    canonical = layers_of(model.config).canonical
     waiting = model.slots()
     wanted: dict[Path, list[tuple[StoredTensor, str]]] = {}
     for file, tensors in headers.items():

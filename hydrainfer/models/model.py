@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hydrainfer.cache import CacheSpec, specs_of
+from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.core import Role, Stage
-from hydrainfer.models.config import ModelConfig
-from hydrainfer.models.families import family_of
+from hydrainfer.models.layers import layers_of
 from hydrainfer.models.llama import DeepRows, LastRows
 from hydrainfer.models.picture import Picture, VisionTower
 from hydrainfer.models.slots import Slot
@@ -22,12 +22,12 @@ class Model:
     or decodes."""
 
     def __init__(self, config: ModelConfig, role: Role, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
-        family = family_of(config)
+        layers = layers_of(config)
         self.config, self.role, self.ops, self.dtype, self.device = config, role, ops, dtype, device
         speaks = role.runs(Stage.PREFILL) or role.runs(Stage.DECODE)
         sees = config.vision is not None and role.runs(Stage.ENCODE)
-        self.vision: VisionTower | None = family.vision(config, ops, dtype, device) if sees and family.vision else None
-        self.language = family.language(config, ops, dtype, device) if speaks else None
+        self.vision: VisionTower | None = layers.vision(config, ops, dtype, device) if sees and layers.vision else None
+        self.language = layers.language(config.text, ops, dtype, device) if speaks else None
 
     def slots(self) -> dict[str, Slot]:
         """Canonical tensor name → where it goes, for every tensor the role needs."""

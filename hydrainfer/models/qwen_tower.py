@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hydrainfer.checkpoint import ModelConfig, QwenVisionConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.picture import Picture
 from hydrainfer.models.slots import Slot, empty
@@ -27,36 +28,6 @@ _PASS_ROWS = 16_384
 _CPU_PASS_BYTES = 32 << 20
 """The most that a pass's widest activation takes on a CPU. glibc gives larger pieces back at once and every layer gets
 fresh pages, which cost a sixth of the time; and a matrix product of this many rows gains nothing by more."""
-
-
-@dataclass(frozen=True, slots=True)
-class QwenVisionConfig:
-    """`patch` in pixels, `temporal` frames and `merge` squared patches become a token. `gated`: RMS norms and gated
-    MLPs (Qwen2.5), else layer norms and plain ones. `window`: side in tokens of the squares within which all layers but
-    `full_layers` attend, 0 without. `grid`: side of the square of learned positions, 0 without. `levels`: layers whose
-    features go to the first language layers. `tokens`: rows of the largest picture. `mean`, `std`: of RGB scaled to
-    0..1."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    out: int
-    activation: str
-    patch: int
-    temporal: int
-    merge: int
-    theta: float
-    tokens: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    rescale: float
-    gated: bool = False
-    window: int = 0
-    full_layers: tuple[int, ...] = ()
-    grid: int = 0
-    levels: tuple[int, ...] = ()
-    patch_bias: bool = False
 
 
 class _Layout(NamedTuple):
@@ -119,8 +90,9 @@ class QwenVision:
     """A `VisionTower`: uint8 [frames, height, width, 3], already resized → rows [tokens, out * (1 + levels)]. One frame
     alone stands for `temporal` equal ones."""
 
-    def __init__(self, config: QwenVisionConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
-        self.config = c = config
+    def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
+        c: QwenVisionConfig = config.vision
+        self.config = c
         self._ops = ops
         self._activation = activation(c.activation, ops)
         self.device, self.dtype = device, dtype
@@ -153,8 +125,8 @@ class QwenVision:
         self.deep = [_Merger(norm(wide), linear(wide, wide), linear(wide, c.out), late=True) for _ in c.levels]
         quarter = torch.arange(0, c.hidden // c.heads // 2, 2, dtype=torch.int64).float() / (c.hidden // c.heads // 2)
         self._inverse = 1.0 / (c.theta**quarter)
-        self._mean = torch.tensor(c.mean, device=device)
-        self._std = torch.tensor(c.std, device=device)
+        self._mean = torch.tensor(c.pixels.mean, device=device)
+        self._std = torch.tensor(c.pixels.std, device=device)
 
     def slots(self) -> dict[str, Slot]:
         c = self.config
@@ -228,7 +200,7 @@ class QwenVision:
         assert picture.grid is not None
         t, h, w = picture.grid
         pixels = torch.from_numpy(picture.pixels.copy()).to(self.device)  # [frames, height, width, 3]; it is read-only
-        scaled = (pixels.float().mul_(c.rescale) - self._mean).div_(self._std).to(self.dtype)
+        scaled = (pixels.float().mul_(c.pixels.scale) - self._mean).div_(self._std).to(self.dtype)
         scaled = scaled.expand(t * c.temporal, -1, -1, -1) if t == 1 else scaled
         parts = scaled.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3)
         return parts.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).flatten(0, 4).flatten(1)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from hydrainfer.models.config import Rope
+from hydrainfer.checkpoint import Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:

@@ -13,7 +13,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from hydrainfer.config import read_json
+from hydrainfer.checkpoint import read_json
 from hydrainfer.core import CheckpointError
 
 _MAX_HEADER_BYTES = 100_000_000

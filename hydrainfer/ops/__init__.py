@@ -4,6 +4,15 @@ Called by models. Never holds weights, caches or state of requests; never decide
 """
 
 from hydrainfer.ops.batch import AttentionBatch, Segments, causal_mask
-from hydrainfer.ops.select import OPERATORS, OpSet, select_ops, variants
+from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, select_ops, variants
 
-__all__ = ["OPERATORS", "AttentionBatch", "OpSet", "Segments", "causal_mask", "select_ops", "variants"]
+__all__ = [
+    "OPERATORS",
+    "AttentionBatch",
+    "OpSet",
+    "Segments",
+    "causal_mask",
+    "computes_sooner",
+    "select_ops",
+    "variants",
+]

@@ -10,10 +10,6 @@ from torch import Tensor
 from hydrainfer.ops import reference, torch_variants
 from hydrainfer.ops.batch import AttentionBatch
 
-FEW_ROWS = 47
-"""Up to here our matrix kernel, bound by reading the weights once, beats MKL's: `benchmarks/b06_model_step.py` measures
-both for 1 to 48 rows."""
-
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,16 +31,15 @@ class Kernels:
         return dtype in _DTYPES and head_dim % 2 == 0
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if x.shape[0] > FEW_ROWS or not x.is_contiguous():
-            return torch_variants.linear_cpu(x, weight, bias)
+        """Bound by reading each weight once: for few rows."""
         out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
-        self._linear(x, weight, self._no_bias[x.dtype] if bias is None else bias, out, False)
+        self._linear(x.contiguous(), weight, self._no_bias[x.dtype] if bias is None else bias, out, False)
         return out
 
     def linear_add(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if x.shape[0] > FEW_ROWS or not (x.is_contiguous() and out.is_contiguous()):
-            return torch_variants.linear_add_cpu(out, x, weight, bias)
-        self._linear(x, weight, self._no_bias[x.dtype] if bias is None else bias, out, True)
+        if not out.is_contiguous():
+            return out.add_(self.linear(x, weight, bias))
+        self._linear(x.contiguous(), weight, self._no_bias[x.dtype] if bias is None else bias, out, True)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,15 +10,19 @@ import torch
 
 from hydrainfer.ops import native, reference, torch_variants
 from hydrainfer.ops.build import load_kernels
+from hydrainfer.ops.measured import Products, faster_than_float32, products
+from hydrainfer.ops.products import WAYS, ways
 
 
 class Need(NamedTuple):
-    """The conditions that a variant must support. `native`: compiled kernels are wanted and built."""
+    """The conditions that a variant must support. `native`: compiled kernels are wanted and built. `products`: matrix
+    products are chosen by measuring, which is for a CPU."""
 
     device: torch.device
     dtype: torch.dtype
     head_dim: int
     native: native.Kernels | None
+    products: Products | None = None
 
 
 class Variant(NamedTuple):
@@ -44,6 +48,7 @@ class OpSet:
     attention_segments: Callable
     chosen: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
+    products: Products | None = None
 
     def describe(self) -> list[tuple[str, str]]:
         """(operator, variant) for the table printed at start."""
@@ -60,8 +65,8 @@ def _always(_: Need) -> bool:
     return True
 
 
-def _cpu(need: Need) -> bool:
-    return need.device.type == "cpu"
+def _measured(need: Need) -> bool:
+    return need.products is not None
 
 
 def _native(need: Need) -> bool:
@@ -76,15 +81,36 @@ def _kernel(name: str) -> Callable[[Need], Callable]:
     return lambda need: getattr(need.native, name)
 
 
+def _product(op: str, name: str) -> Variant:
+    """One way to multiply on a CPU, as a variant of `linear` or `linear_add`."""
+
+    def supports(need: Need) -> bool:
+        kernels = need.native if _native(need) else None
+        return need.device.type == "cpu" and name in ways(need.dtype, kernels)
+
+    return Variant(name, supports, lambda need: getattr(ways(need.dtype, need.native)[name], op))
+
+
+def computes_sooner(dtype: torch.dtype, *, use_native: bool, threads: int | None) -> bool:
+    """Whether the CPU is faster in this dtype than in float32, by its matrix products."""
+    kernels = load_kernels(torch.device("cpu"))[0] if use_native else None
+    return faster_than_float32(dtype, kernels, threads)
+
+
 def variants(op: str) -> list[Variant]:
     """Every known variant of an operator, best first; the last one is the reference and always applies."""
     faster: dict[str, list[Variant]] = {
-        "linear": [Variant("torch-cpu", _cpu, _torch(torch_variants.linear_cpu))],
-        "linear_add": [Variant("torch-cpu", _cpu, _torch(torch_variants.linear_add_cpu))],
         "rms_norm": [Variant("torch-fused", _always, _torch(torch_variants.rms_norm_torch))],
         "attention": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_sdpa))],
         "attention_segments": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_segments_sdpa))],
     }
+    if op in ("linear", "linear_add"):
+        measured = Variant("measured", _measured, lambda need: getattr(need.products, op))
+        return [
+            measured,
+            *(_product(op, way) for way in WAYS),
+            Variant("reference", _always, _torch(getattr(reference, op))),
+        ]
     found = [Variant("native-cpu", _native, _kernel(op))] if hasattr(native.Kernels, op) else []
     return [*found, *faster.get(op, ()), Variant("reference", _always, _torch(getattr(reference, op)))]
 
@@ -96,12 +122,16 @@ def select_ops(
     *,
     use_native: bool = True,
     only: str | None = None,
+    threads: int | None = None,
 ) -> OpSet:
     """The best supported variant of every operator. `only="reference"` (or another variant's name) restricts the
-    choice where that variant exists; `use_native=False` compiles nothing."""
+    choice where that variant exists; `use_native=False` compiles nothing. On a CPU, matrix products are chosen for this
+    number of threads (default: torch's)."""
     device = torch.device(device)
     kernels, notes = load_kernels(device) if use_native else (None, ())
     need = Need(device, dtype, head_dim, kernels)
+    if device.type == "cpu" and only is None:
+        need = need._replace(products=products(dtype, kernels if _native(need) else None, threads))
     chosen = {}
     for op in OPERATORS:
         usable = [v for v in variants(op) if v.supports(need)]
@@ -110,4 +140,5 @@ def select_ops(
         **{op: v.make(need) for op, v in chosen.items()},
         chosen=tuple((op, v.name) for op, v in chosen.items()),
         notes=notes,
+        products=need.products,
     )

@@ -9,39 +9,8 @@ from torch import Tensor
 from hydrainfer.ops import reference
 from hydrainfer.ops.batch import AttentionBatch, Segments
 
-_FEW_ROWS = 48
-"""Below this, MKL multiplies `weight @ x.T` up to twice as fast as `x @ weight.T` (measured on Zen 3)."""
-
 _TILE = 128
 """Query rows per attention call; 64 to 128 measured best for a prompt of 600 tokens."""
-
-_SLICE_BYTES = 32 << 20
-"""Weights are widened to float32 in slices of this size."""
-
-
-def linear_cpu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`reference.linear` for a CPU. Half-precision weights are widened slice by slice: without bf16 or fp16
-    instructions torch's own product of many rows takes three times as long."""
-    if x.dtype == torch.float32:
-        if not 1 < x.shape[0] <= _FEW_ROWS:
-            return F.linear(x, weight, bias)
-        out = torch.mm(weight, x.t()).t().contiguous()
-        return out if bias is None else out.add_(bias)
-    if x.shape[0] <= 2:
-        return F.linear(x, weight, bias)
-    out, wide = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype), x.float()
-    step = max(1, _SLICE_BYTES // (4 * weight.shape[1]))
-    for first in range(0, weight.shape[0], step):
-        part = slice(first, first + step)
-        out[:, part] = F.linear(wide, weight[part].float(), None if bias is None else bias[part].float())
-    return out
-
-
-def linear_add_cpu(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`reference.linear_add` for a CPU."""
-    if x.dtype == torch.float32 and not 1 < x.shape[0] <= _FEW_ROWS:
-        return reference.linear_add(out, x, weight, bias)
-    return out.add_(linear_cpu(x, weight, bias))
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -15,9 +15,7 @@ from hydrainfer.processor.messages import (
     parse_prompts,
 )
 from hydrainfer.processor.pictures import (
-    PINPOINTS,
     ClipImages,
-    ClipSettings,
     ImageAdapter,
     MediaItem,
     MediaLimits,
@@ -26,9 +24,7 @@ from hydrainfer.processor.pictures import (
     PixelStore,
     agrees,
     decode_image,
-    llava_images,
-    llava_next_images,
-    qwen_images,
+    image_adapter,
 )
 from hydrainfer.processor.processor import Prepared, Processor, Timing
 from hydrainfer.processor.text import ModelDescription, TextStream, Vocabulary, encode, load_description
@@ -36,10 +32,8 @@ from hydrainfer.processor.video import VideoLimits, open_video
 from hydrainfer.processor.workers import Encodable, MediaWorkers, Seal, Ticket, prepare_image
 
 __all__ = [
-    "PINPOINTS",
     "ChatMessage",
     "ClipImages",
-    "ClipSettings",
     "Encodable",
     "FetchLimits",
     "Fetcher",
@@ -67,12 +61,10 @@ __all__ = [
     "agrees",
     "decode_image",
     "encode",
-    "llava_images",
-    "llava_next_images",
+    "image_adapter",
     "load_description",
     "open_video",
     "parse_messages",
     "parse_prompts",
     "prepare_image",
-    "qwen_images",
 ]

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrainfer.core import InvalidRequest, MediaSpan, Request, SamplingParams, chain_of, chain_root
+from hydrainfer.core import Grammar, InvalidRequest, MediaSpan, Request, SamplingParams, chain_of, chain_root
 from hydrainfer.core.request import MAX_CHOICES
+from hydrainfer.grammar import Grammars
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, VideoPart, VideoReading, is_id
 from hydrainfer.processor.pictures import MediaLimits, PixelStore
 from hydrainfer.processor.text import (
@@ -73,9 +74,12 @@ class Processor:
         limits: MediaLimits | None = None,
         videos: VideoReading | None = None,
         workers: MediaWorkers | None = None,
+        grammars: Grammars | None = None,
         block_tokens: int = 16,
     ) -> None:
-        """`workers` decode pictures and videos until `close`; without them the asking thread does."""
+        """`workers` decode pictures and videos until `close`; without them the asking thread does. `grammars`: compiles
+        those of requests until `close`; without it no request may have one."""
+        self.grammars = grammars
         self.model = model
         self.pixels = pixels
         self.limits = limits or MediaLimits()
@@ -97,6 +101,7 @@ class Processor:
         `prompt`: stands in place of what the template makes of the messages; it has a placeholder for each of their
         pictures and videos. `salt`: KV is shared only with requests of the same. Raises `InvalidRequest`
         or as `Preprocessor.prepare`; then nothing is held."""
+        self.check_grammar(sampling.grammar)
         parts = [part for m in messages for part in m.media]
         if prompt is None:
             ids, adapters = self._read_chat(messages, options)
@@ -133,6 +138,7 @@ class Processor:
     ) -> Prepared:
         """Prepare a text, several texts, the ids of one, or the ids of several. `salt`: as of `chat`. Raises
         `InvalidRequest`."""
+        self.check_grammar(sampling.grammar)
         token_lists: list[tuple[int, ...]] = []
         texts = _split(prompt)
         _check_choices(len(texts), sampling.n)  # checked before any work is done for them
@@ -188,6 +194,16 @@ class Processor:
     def close(self) -> None:
         """End the workers. Safe to repeat."""
         self.media.close()
+        if self.grammars is not None:
+            self.grammars.close()
+
+    def check_grammar(self, grammar: Grammar | None) -> None:
+        """Compile it, if there is one. Raises `InvalidRequest` if that cannot be done."""
+        if grammar is None:
+            return
+        if self.grammars is None:
+            raise InvalidRequest("this server has no structured output; its log says why", param="response_format")
+        self.grammars.compiled(grammar)
 
     def _adapters(self, options: Mapping[str, Any] | None) -> Adapters:
         """The model's adapters with these options. Raises `InvalidRequest`."""

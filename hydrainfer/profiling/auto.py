@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from hydrainfer.checkpoint import read_config
 from hydrainfer.config import Loaded, ServeConfig, cache_folder
 from hydrainfer.core import ConfigError, Layout
-from hydrainfer.planner.inputs import prompts_of
+from hydrainfer.planner.inputs import locate_model
 from hydrainfer.planner.search import layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.commands import shown
@@ -89,7 +90,7 @@ def _flag(name: str) -> str:
 
 
 def _question(config: ServeConfig, n_devices: int) -> Question:
-    sees = prompts_of(config.model).picture is not None
+    sees = read_config(locate_model(config.model)).vision is not None
     return Question(
         model=config.model,
         devices=n_devices,

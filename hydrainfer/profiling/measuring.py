@@ -21,9 +21,10 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
 
     def measure(model: str, n_threads: int) -> CostFile:
         from hydrainfer.assemble.measure import measure_model
+        from hydrainfer.assemble.sizes import with_dtype
 
         name = Path(model).expanduser().resolve().name
-        measured = msgspec.structs.replace(config, model=model, threads=n_threads)
+        measured = with_dtype(msgspec.structs.replace(config, model=model, threads=n_threads))
         journal = cache_folder() / "measured" / f"{name}-{_key(measured)}.jsonl"
         journal.parent.mkdir(parents=True, exist_ok=True)
         console.print(f"measuring {name} on this machine for about {minutes:g} minutes", markup=False)

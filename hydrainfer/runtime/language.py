@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydrainfer.core import StepBatch, StepResult
+from hydrainfer.core import HydraError, StepBatch, StepResult
+from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.models import DeepRows, LastRows, Model
 from hydrainfer.ops import AttentionBatch
 from hydrainfer.runtime.lane import Lane, LaneTicket, guarded
@@ -24,7 +25,8 @@ class LanguageRunner:
     """Executes `TokenWork` batches; satisfies `engine.ports.Runner`.
 
     `kv` is the FULL store, `embeds` the EMBED store (None on a role that never prefills). `wake()` is called from the
-    lane's thread when a ticket is complete. `threads()` gives the CPU threads for the next batch.
+    lane's thread when a ticket is complete. `threads()` gives the CPU threads for the next batch. `grammars`: None
+    where no request has one.
     """
 
     def __init__(
@@ -34,7 +36,9 @@ class LanguageRunner:
         embeds: BlockStore | None,
         wake: Callable[[], None],
         threads: Callable[[], int] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
+        self._follower = None if grammars is None else Follower(grammars)
         self._model = model
         self._kv = kv
         self._embeds = embeds
@@ -67,8 +71,18 @@ class LanguageRunner:
             hidden = self._forward(packed)
             if not packed.sample_rows:
                 return StepResult(batch)
-            tokens, logprobs = sample(self._model.logits(hidden), plan)
-        return StepResult(batch, tokens=tokens, logprobs=logprobs)
+            logits = self._model.logits(hidden)
+            failed = self._guide(plan, logits.shape[1])  # a GPU computes meanwhile
+            tokens, logprobs = sample(logits, plan)
+        return StepResult(batch, tokens=tokens, logprobs=logprobs, failed=failed)
+
+    def _guide(self, plan: SamplingPlan, n_columns: int) -> dict[str, HydraError]:
+        """Find what the grammars forbid; returns by request id why one cannot go on."""
+        if not plan.guided:
+            return {}
+        assert self._follower is not None, "a request with a grammar came to a runner without"
+        plan.blocked, failed = self._follower.blocked(plan.guided, n_columns)
+        return failed
 
     def _forward(self, p: PackedTokens) -> Tensor:
         """Hidden states [sampling rows, hidden], in the order of `plan`."""

@@ -1,4 +1,4 @@
-"""Logits → tokens. The order is vLLM's: minimum length, bias, penalties, temperature, min_p / top_k / top_p.
+"""Logits → tokens. The order is vLLM's: minimum length, bias, penalties, grammar, temperature, min_p / top_k / top_p.
 
 Every row's result depends on that row alone: neither the batch around it nor a generator's state matters.
 """
@@ -53,6 +53,21 @@ def _alter(logits: Tensor, plan: SamplingPlan) -> None:
         if len(p.produced):
             counts = torch.from_numpy(p.counts).to(device)
             row[torch.from_numpy(p.produced).to(device)] -= p.frequency * counts + p.presence
+    if plan.blocked is not None:
+        _restrict(logits, [g.row for g in plan.guided], torch.from_numpy(plan.blocked).to(device))
+
+
+def _restrict(logits: Tensor, rows: list[int], blocked: Tensor) -> None:
+    """Leave what is not `blocked` [rows, vocab]. Where a grammar allows nothing but what minimum length forbids, the
+    grammar leads: it is over."""
+    whole = len(rows) == logits.shape[0]
+    kept = logits if whole else logits[rows]
+    kept.masked_fill_(blocked, float("-inf"))
+    stuck = torch.isneginf(kept.amax(-1)).nonzero()[:, 0]
+    if len(stuck):
+        kept[stuck] = torch.zeros_like(kept[stuck]).masked_fill_(blocked[stuck], float("-inf"))
+    if not whole:
+        logits[rows] = kept
 
 
 def _draw_plain(logits: Tensor, draws: list[Draw], chosen: Tensor) -> None:

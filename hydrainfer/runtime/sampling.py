@@ -9,6 +9,7 @@ import numpy as np
 
 from hydrainfer.core import SamplingParams, TokenWork
 from hydrainfer.core.random import uniform
+from hydrainfer.grammar import Guided
 
 
 class Draw(NamedTuple):
@@ -43,10 +44,13 @@ class SamplingPlan:
     biases: list[tuple[int, tuple[int, ...], tuple[float, ...]]] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     logprobs: list[tuple[int, int]] = field(default_factory=list)
+    guided: list[Guided] = field(default_factory=list)
+    blocked: np.ndarray | None = None
+    """Which tokens the grammars of `guided` forbid, bool [guided, vocab]; set once the forward pass runs."""
 
     @property
     def alters_logits(self) -> bool:
-        return bool(self.penalties or self.banned or self.biases)
+        return bool(self.penalties or self.banned or self.biases or self.guided)
 
 
 def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
@@ -68,6 +72,8 @@ def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
         if not s.greedy:
             u = uniform(request.seed, request.choice, start + count)
             plan.draws.append(Draw(row, s.temperature, max(s.top_k, 0), s.top_p, s.min_p, u))
+        if s.grammar is not None:
+            plan.guided.append(Guided(row, seq.id, s.grammar, seq.tokens[request.n_prompt :]))
         if s.logprobs is not None:
             plan.logprobs.append((row, s.logprobs))
     return plan

@@ -4,10 +4,10 @@ Called by the engine and, unchanged, by the simulator. Never touches tensors, so
 """
 
 from hydrainfer.scheduler.backlog import backlog
-from hydrainfer.scheduler.outcome import Outcome
+from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls
 from hydrainfer.scheduler.scheduler import Scheduler
 from hydrainfer.scheduler.skip import skip
 
-__all__ = ["Budgets", "Outcome", "Policy", "Pulls", "Scheduler", "backlog", "skip"]
+__all__ = ["Budgets", "Outcome", "Policy", "Pulls", "Scheduler", "Turn", "backlog", "skip"]

@@ -1,7 +1,7 @@
 """Who gets room at an instance: requests that wait here and requests that arrive from other instances.
 
-Room is first come, first served over all of them: once the oldest finds none, no younger one that wants room in the
-same caches is admitted before it, so neither text nor pictures can be starved by the other kind.
+Room goes by rank over all of them: who finds none is not passed by anyone of worse rank that wants room in the same
+caches, so neither text nor pictures can be starved by the other kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Admission:
         self._n_running, self._prefilling = n_running, prefilling
         self.waiting = Waiting()
         self.arriving: dict[str, Sequence] = {}
-        self._blocked: Sequence | None = None  # the oldest that found no room
+        self._blocked: dict[str, Sequence] = {}  # by id, those that found no room
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
 
     def visit(self, seq: Sequence, cursor: int | None = None) -> Visit:
@@ -41,20 +41,19 @@ class Admission:
 
     # ---- requests that wait here
 
-    def to_prefill(self) -> Sequence | None:
-        """The oldest waiting request that needs no encoding (text, or pictures all in the cache), if it finds room. Who
-        waits for another's prefill is passed: it does not wait for room."""
-        if self._n_running() >= self._budgets.running:
-            return None
-        for seq in self.waiting.oldest(self.repeats):
-            if self._room.needs_encode(seq, self.visit(seq)):
-                continue
-            return seq if self._admit(seq) else None
-        return None
+    def to_prefill(self) -> Iterator[Sequence]:
+        """Waiting requests that need no encoding (text, or pictures all in the cache), best first. Each is to be
+        admitted before the next one is asked for. Who waits for another's prefill is passed: it wants no room yet."""
+        while self._n_running() < self._budgets.running:
+            heads = self.waiting.first(self.repeats)
+            seq = next((s for s in heads if not self._room.needs_encode(s, self.visit(s))), None)
+            if seq is None:
+                return
+            yield seq
 
     def to_encode(self) -> Iterator[Sequence]:
-        """Waiting picture requests, oldest first, that find room. A picture that another request is encoding right now
-        is waited for, not encoded twice; and who waits so is not passed by a younger one that would encode another of
+        """Waiting picture requests, best first; as `to_prefill`. A picture that another request is encoding right now
+        is waited for, not encoded twice; and who waits so is not passed by a later one that would encode another of
         its pictures, or there might always be one to wait for."""
         wanted: set[bytes] = set()
         for seq in list(self.waiting.pictured):
@@ -64,27 +63,26 @@ class Admission:
             if keys & self._being_encoded.keys() or (keys & wanted and self._room.needs_encode(seq, self.visit(seq))):
                 wanted |= keys
                 continue
-            if not self._admit(seq):
-                return
             yield seq
 
     def repeats(self, seq: Sequence) -> bool:
         """Whether it would compute what another is computing here now, or is about to: then it waits and shares it. No
-        younger one can pass it and compute the same, so it waits for no more than those who are here."""
+        other one can pass it and compute the same, so it waits for no more than those who are here."""
         if not seq.request.keys or seq.stage is Stage.DECODE:
             return False
         arriving = (s for s in self.arriving.values() if s.blocks and s.stage is Stage.PREFILL)
         others, visit = chain(self._prefilling.values(), arriving), self.visit(seq)
         return any(self._room.computed_by(other, seq, visit, self._policy.shared_tokens) for other in others)
 
-    def _admit(self, seq: Sequence) -> bool:
+    def admit(self, seq: Sequence) -> bool:
+        """Take a waiting request in, if it finds room for its visit and nobody is passed."""
         if self._full() or not self._may_pass(seq):
             return False
         n_computed, visit = seq.n_computed, self.visit(seq)
         if not self._room.reserve(seq, self._room.match(seq, visit), visit):
-            self._blocked = seq
+            self._blocked[seq.id] = seq
             return False
-        self._unblock(seq.id)
+        self._blocked.pop(seq.id, None)
         self.waiting.remove(seq, n_computed)
         for i in seq.pending_media:
             self._being_encoded[seq.request.media[i].key] = seq.id
@@ -92,17 +90,26 @@ class Admission:
             seq.cursor += 1  # every picture was in the cache
         return True
 
+    def best_text(self) -> Sequence | None:
+        """The best of those that wait for prefill alone, unless it is known to find no room now."""
+        if not self.waiting.ready or self._full():
+            return None
+        seq = self.waiting.ready[0]
+        return None if seq.id in self._blocked or self.repeats(seq) else seq
+
     def _full(self) -> bool:
         return self._n_running() + len(self.arriving) >= self._budgets.running
 
     def _may_pass(self, seq: Sequence) -> bool:
-        """Not before an older one that waits for room in the same caches. (In other caches it may: who already holds KV
+        """Not before a better one that waits for room in the same caches. (In other caches it may: who already holds KV
         elsewhere must not wait for one that wants room for its embeddings, or both may wait for ever.)"""
-        blocked = self._blocked
-        if blocked is None or blocked.order >= seq.order:
+        if not self._blocked:
             return True
-        wanted = self._room.specs_of(blocked.request, self.visit(blocked))
-        return not any(spec in wanted for spec in self._room.specs_of(seq.request, self.visit(seq)))
+        better = [b for b in self._blocked.values() if b.rank < seq.rank]
+        return all(self._wanted(seq).isdisjoint(self._wanted(b)) for b in better)
+
+    def _wanted(self, seq: Sequence) -> set[str]:
+        return {spec.name for spec in self._room.specs_of(seq.request, self.visit(seq))}
 
     # ---- requests that arrive
 
@@ -119,9 +126,9 @@ class Admission:
         visit = self.visit(seq)
         hit = self._room.match(seq, visit)
         if not self._room.reserve(seq, hit, visit):
-            self._blocked = seq
+            self._blocked[seq.id] = seq
             return None
-        self._unblock(seq.id)
+        self._blocked.pop(seq.id, None)
         self.arriving[seq.id] = seq
         return self._room.pulls(seq, handoff, hit)
 
@@ -129,13 +136,13 @@ class Admission:
         """An offer that waited for room is there no more."""
         if request_id not in self.arriving:
             self._room.forget(request_id)
-        self._unblock(request_id)
+        self._blocked.pop(request_id, None)
 
     # ---- requests that go
 
     def forget(self, seq: Sequence) -> None:
         """It asks for room no more."""
-        self._unblock(seq.id)
+        self._blocked.pop(seq.id, None)
         self.waiting.remove(seq)
 
     def encoded(self, seq: Sequence, index: int) -> None:
@@ -149,6 +156,7 @@ class Admission:
             if self._being_encoded.get(span.key) == seq.id:
                 del self._being_encoded[span.key]
 
-    def _unblock(self, request_id: str) -> None:
-        if self._blocked is not None and self._blocked.id == request_id:
-            self._blocked = None
+    def reorder(self) -> None:
+        """All ranks have changed. Who found no room will say so again."""
+        self._blocked.clear()
+        self.waiting.sort()

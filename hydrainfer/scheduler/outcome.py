@@ -1,10 +1,22 @@
-"""The outcome of an applied batch, as the engine hears it."""
+"""What the scheduler tells the engine: the turn of a lane, and the outcomes of an applied batch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from hydrainfer.core import HydraError, Sequence, Stage, TokenLogprobs
+from hydrainfer.core import HydraError, Sequence, Stage, StepBatch, TokenLogprobs
+
+
+class Turn(NamedTuple):
+    """What a lane executes next (`batch`, None if it has nothing to do), and what changed when that was chosen:
+    sequences whose present stage is in a batch for the first time, those that were preempted, and those that go on
+    to another instance: they found all their pictures in the cache here, or need an encoder after all."""
+
+    batch: StepBatch | None = None
+    started: Iterable[Sequence] = ()
+    preempted: Iterable[Sequence] = ()
+    departed: Iterable[Sequence] = ()
 
 
 class Outcome(NamedTuple):

@@ -1,4 +1,4 @@
-"""How an instance fills its batches: budgets, the encode gate, and what preemption may assume."""
+"""How an instance fills its batches: budgets, the order, the encode gate, and what preemption may assume."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+Ordering = Literal["rank", "fcfs"]
 EncodeGate = Literal["paper", "aged"]
 Batching = Literal["stage-level", "prefill-first"]
 
@@ -21,13 +22,22 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """`encode_gate="paper"`: encode only while nothing is in prefill (Algorithm 1, line 20). `"aged"`: the gate also
+    """`order="rank"`: who goes next is decided for every chunk, by age and by the work that remains (`order.py`): a
+    second of waiting is worth `ageing` seconds of work, and each level of priority, up to `max_priority`, is worth
+    `boost_s` of waiting; at most `half_way` requests are half way through prefill. `"fcfs"`: first come, first served,
+    and who has begun goes on (Algorithm 1).
+    `encode_gate="paper"`: encode only while nothing is in prefill (Algorithm 1, line 20). `"aged"`: the gate also
     opens for a picture that has waited `encode_wait_s`, so that steady text cannot starve pictures.
     `headroom_tokens`: tokens reserved beyond prompt and produced, before a lease has to grow. `batching`: "stage-level"
     is Algorithm 1. `"prefill-first"`: while there is something to prefill, nobody decodes (the paper's section 3.2 on
     vLLM v0): the baseline of its ablation, with lanes that take turns and budgets of whole prompts. `shared_tokens`: a
     request waits for a prefill that computes so many of the tokens that it would compute next itself."""
 
+    order: Ordering = "rank"
+    ageing: float = 0.3
+    boost_s: float = 10.0
+    max_priority: int = 2
+    half_way: int = 8
     encode_gate: EncodeGate = "aged"
     encode_wait_s: float = 0.5
     headroom_tokens: int = 32

@@ -86,6 +86,12 @@ class SequenceRoom:
         the cache now."""
         return bool(seq.request.media) and bool(self._missing(seq, self.match(seq, visit)))
 
+    def uncached(self, seq: Sequence, visit: Visit) -> tuple[int, int]:
+        """How many of its tokens and pictures are in no cache here now, for these steps."""
+        hit = self.match(seq, visit)
+        n_pictures = len(self._missing(seq, hit)) if seq.request.media else 0
+        return len(seq.tokens) - max(seq.n_computed, hit.n_tokens), n_pictures
+
     def _missing(self, seq: Sequence, hit: Hit) -> list[int]:
         """Pictures to encode: not computed, not in the cache, and not the same as an earlier one of this request."""
         seen, missing = set(), []

@@ -6,9 +6,10 @@
 
     expect ─reserve─> arriving ─land─> the stage its cursor names; the next stage runs elsewhere ─> migrating
 
-Order of a language batch: all decodes, then continuing prefill chunks, then new prefills within the token budget
-(`Policy.batching` has the baseline in which prefills come without decodes).
-A vision batch is filled within the image budget while the encode gate is open. Each lane asks for itself.
+Order of a language batch: all decodes, then prefill chunks within the token budget, of those who have begun and those
+who wait alike, by rank (`order.py`; FCFS has first those who have begun. `Policy.batching` has the baseline in which
+prefills come without decodes). A vision batch is filled likewise, within the image budget, while the encode gate is
+open. Each lane asks for itself.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ from hydrainfer.core import (
 )
 from hydrainfer.scheduler.admission import Admission
 from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes
-from hydrainfer.scheduler.outcome import Outcome
+from hydrainfer.scheduler.order import Order, Rank, rank_of
+from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom
+
+_IDLE = Turn()
 
 
 class Scheduler:
@@ -51,21 +55,19 @@ class Scheduler:
         self.migrating: dict[str, Sequence] = {}  # live, hold their blocks, wait for an instance of their next stage
         self._live: dict[str, Sequence] = {}
         self._unencoded: dict[str, Sequence] = {}  # wait for prefill though no encoder has seen them
+        self._order = Order(role, self.policy)
         self._admission = Admission(role, self.room, budgets, self.policy, lambda: self.n_running, self.prefilling)
         self.waiting = self._admission.waiting
         self.arriving = self._admission.arriving
         self._n_added = 0
         self.n_batches = 0
         self.n_preemptions = 0
-        self.started: list[tuple[Sequence, Stage]] = []  # first batch of a stage, since the engine last looked
-        self.preempted: list[Sequence] = []
-        self.departing: list[Sequence] = []  # began to migrate since the engine last looked
 
     # ---- requests come and go
 
     def add(self, request: Request, now: float, produced: tuple[int, ...] = ()) -> Sequence:
-        """Queue it, with the tokens it already has. Raises `InvalidRequest` if it could never fit the caches, even
-        alone."""
+        """Queue it, with the tokens it already has; it migrates at once if another instance runs its stage. Raises
+        `InvalidRequest` if it could never fit the caches, even alone."""
         assert request.id not in self._live, f"request {request.id} is already here"
         order = (now if request.arrival_s is None else request.arrival_s, self._n_added)
         seq = Sequence(request, order, now, produced)
@@ -76,14 +78,15 @@ class Scheduler:
         return seq
 
     def _wait(self, seq: Sequence) -> None:
-        """Into the queue of its stage, by age; or out of here, if another instance runs that stage."""
+        """Into the queue of its stage, by rank; or out of here, if another instance runs that stage."""
         if seq.stage is Stage.ENCODE and self._needs_no_encoder(seq):
             seq.cursor += 1
             self._unencoded[seq.id] = seq
-        if not self.role.runs(seq.stage):
-            self._depart(seq)
-            return
-        self.waiting.add(seq)
+        if self.role.runs(seq.stage):
+            self._order.place(seq, *self.room.uncached(seq, self._admission.visit(seq)))
+            self.waiting.add(seq)
+        else:
+            self.migrating[seq.id] = seq
 
     def _needs_no_encoder(self, seq: Sequence) -> bool:
         """Whether it can go on here though pictures are encoded elsewhere: what it would want of them is here."""
@@ -96,20 +99,20 @@ class Scheduler:
             return False
         return not self.room.needs_encode(seq, visit)
 
-    def _find_encoders(self) -> None:
-        """Let go who waits for prefill and needs an encoder after all, for blocks that it found were evicted."""
+    def _find_encoders(self) -> list[Sequence]:
+        """Let go who waits for prefill and needs an encoder after all, for blocks that it found were evicted. Returns
+        those."""
+        departed: list[Sequence] = []
         for seq in list(self._unencoded.values()):
             waits = seq.stage is Stage.PREFILL and not seq.blocks and not seq.cancelled
             if not waits or self.room.needs_encode(seq, self._admission.visit(seq)):
                 del self._unencoded[seq.id]
                 if waits:
-                    self.waiting.remove(seq)
+                    self._admission.forget(seq)
                     seq.cursor -= 1
-                    self._depart(seq)
-
-    def _depart(self, seq: Sequence) -> None:
-        self.migrating[seq.id] = seq
-        self.departing.append(seq)
+                    self.migrating[seq.id] = seq
+                    departed.append(seq)
+        return departed
 
     def cancel(self, request_id: str) -> bool:
         """Forget it and free its blocks, at once or, if a lane is executing it, when that batch is applied. False if it
@@ -136,6 +139,10 @@ class Scheduler:
     def get(self, request_id: str) -> Sequence | None:
         return self._live.get(request_id)
 
+    def latest_s(self, seq: Sequence) -> float:
+        """When a request that waits here must start, if at all it can meet its deadline."""
+        return seq.request.deadline_s - self._order.pace.least_s(*seq.rest)
+
     # ---- arrivals from other instances
 
     def expect(self, handoff: Handoff, now: float) -> Pulls | None:
@@ -145,7 +152,12 @@ class Scheduler:
         self.room.check_fits_empty(seq.request, self._admission.visit(seq))
         if seq.id in self._live or seq.id in self.arriving or self.room.holds(seq.id):
             return None  # a late copy of an old offer
+        self._order.place(seq, *_rest(handoff))
         return self._admission.expect(seq, handoff)
+
+    def rank_of(self, handoff: Handoff) -> Rank:
+        """The rank of an offer, by which it waits for room."""
+        return self._order.rank(handoff.request, handoff.order, *_rest(handoff))
 
     def repeats(self, handoff: Handoff, now: float) -> bool:
         """Whether it would compute what another is computing here now. Then it had better wait for that."""
@@ -174,59 +186,88 @@ class Scheduler:
 
     # ---- batches
 
-    def next(self, now: float, lane: Lane) -> StepBatch | None:
-        """The next batch of a lane that is free, or None if it has nothing to do."""
+    def next(self, now: float, lane: Lane) -> Turn:
+        """The next batch of a lane that is free, and what choosing it changed."""
         if not (self.decoding or self.prefilling or self.encoding or self.waiting):
-            return None
+            return _IDLE
+        preempted: list[Sequence] = []
+        departed: list[Sequence] = []
         if lane is Lane.VISION:
-            work: list = self._fill_vision(now)
+            work: list = self._fill_vision(now, departed)
             n, n_decodes = len(work), 0
         else:
-            work, n, n_decodes = self._fill_language(now)
+            departed += self._find_encoders() if self._unencoded else ()
+            work, n, n_decodes = self._fill_language(now, preempted)
         if not work:
-            return None
+            return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
+        started: list[Sequence] = []
         for item in work:
             seq = item[0]
             seq.in_flight += 1
             if not seq.started:
                 seq.started = True
-                self.started.append((seq, seq.stage))
+                started.append(seq)
         self.n_batches += 1
-        return StepBatch(self.n_batches, lane, work, n, n_decodes)
+        return Turn(StepBatch(self.n_batches, lane, work, n, n_decodes), started, preempted, departed)
 
-    def _fill_language(self, now: float) -> tuple[list[TokenWork], int, int]:
+    def _fill_language(self, now: float, preempted: list[Sequence]) -> tuple[list[TokenWork], int, int]:
         """The work, its tokens, and how many of its first items decode."""
-        if self._unencoded:
-            self._find_encoders()
         budget = self.budgets.tokens
         ready = decodes(self.decoding.values())
         if len(ready) < len(self.decoding):  # some are full
-            self._make_room(now)
+            preempted += self._make_room(now)
             ready = decodes(self.decoding.values())
         work = ready[:] if self.policy.batching == "stage-level" else []
         n = n_decodes = len(work)
-        for seq in self.prefilling.values():
-            if n >= budget:
-                break
-            n += add_chunk(work, seq, budget - n)
-        if self.waiting and self.role.runs(Stage.PREFILL):
-            while n < budget and (new := self._admission.to_prefill()) is not None:
-                self._enter(new)
-                n += add_chunk(work, new, budget - n)
+        if n < budget and self.role.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
+            n = self._fill_prefill(work, n)
         return (work, n, n_decodes) if work else (ready, len(ready), len(ready))
 
-    def _fill_vision(self, now: float) -> list[EncodeWork]:
+    def _fill_prefill(self, work: list[TokenWork], n: int) -> int:
+        """Add chunks to the `n` tokens of `work`; returns how many it has then."""
+        budget, most = self.budgets.tokens, self.policy.half_way
+        n_begun = sum(s.started for s in self.prefilling.values()) if self._order.ranked else 0
+
+        def admit(new: Sequence) -> bool:
+            """Nobody begins beside the most that may be half way, but who is done in this batch."""
+            if n_begun >= most and new.rest[0] > budget - n:
+                return False
+            return self._admission.admit(new) and self._enter(new)
+
+        for seq in self._order.turns(self.prefilling.values(), self._admission.to_prefill(), admit):
+            n += add_chunk(work, seq, budget - n)
+            if n >= budget:
+                break
+        return n
+
+    def _fill_vision(self, now: float, departed: list[Sequence]) -> list[EncodeWork]:
         if not (self.encoding or self.waiting.pictured) or not self._gate_open(now):
             return []
         work: list[EncodeWork] = []
         left = self.budgets.image_tokens
-        for seq in self.encoding.values():
+
+        def admit(new: Sequence) -> bool:
+            if not self._admission.admit(new):
+                return False
+            if not self._enter(new):
+                departed.append(new)
+            return True
+
+        for seq in self._order.turns(self.encoding.values(), self._admission.to_encode(), admit):
             left = add_pictures(work, seq, left, self.budgets)
-        admitted = self._admission.to_encode()
-        while len(work) < self.budgets.images and left > 0 and (new := next(admitted, None)) is not None:
-            self._enter(new)
-            left = add_pictures(work, new, left, self.budgets)
+            if len(work) >= self.budgets.images or left <= 0:
+                break
         return work
+
+    def prefers_language(self) -> bool:
+        """Whether somebody in prefill, or who could enter it now, goes before every picture. Where lanes take turns,
+        the vision lane then waits: no picture is encoded before better requests have their first token."""
+        pictures = (*self.encoding.values(), *self.waiting.pictured[:1])
+        if not pictures or not self._order.ranked:
+            return False
+        text = self._admission.best_text() if self.role.runs(Stage.PREFILL) else None
+        prefills = (*self.prefilling.values(), *((text,) if text else ()))
+        return bool(prefills) and min(map(rank_of, prefills)) < min(map(rank_of, pictures))
 
     def _gate_open(self, now: float) -> bool:
         return not self.prefilling or now >= self.gate_opens_at()
@@ -236,17 +277,16 @@ class Scheduler:
         gate does not age."""
         if not (self.encoding or self.waiting.pictured) or self.policy.encode_gate == "paper":
             return float("inf")
-        queued = (s.queued_s for s in (*self.encoding.values(), *list(self.waiting.pictured)[:1]))
+        queued = (s.queued_s for s in (*self.encoding.values(), *self.waiting.pictured[:1]))
         return min(queued) + self.policy.encode_wait_s
 
     # ---- from stage to stage
 
-    def _enter(self, seq: Sequence) -> None:
-        """Among those that run the stage its cursor names, here or elsewhere."""
-        if self.role.runs(seq.stage):
-            self._running[seq.stage][seq.id] = seq
-        else:
-            self._depart(seq)
+    def _enter(self, seq: Sequence) -> bool:
+        """Put it among those that run the stage its cursor names. False if that stage runs elsewhere: it migrates."""
+        here = self.role.runs(seq.stage)
+        (self._running[seq.stage] if here else self.migrating)[seq.id] = seq
+        return here
 
     def _advance(self, seq: Sequence, now: float) -> None:
         """To the next step of its plan."""
@@ -255,12 +295,15 @@ class Scheduler:
         seq.cursor += 1
         seq.started = False
         seq.queued_s = now
-        self._enter(seq)
+        if self._enter(seq) and seq.stage is Stage.PREFILL:
+            self._order.place(seq, len(seq.tokens) - seq.n_computed, 0)
 
     # ---- when blocks run out
 
-    def _make_room(self, now: float) -> None:
-        """Grow every decoding sequence that is full, oldest first; where there is no room, preempt the youngest."""
+    def _make_room(self, now: float) -> list[Sequence]:
+        """Grow every decoding sequence that is full, oldest first; where there is no room, preempt the youngest.
+        Returns those."""
+        preempted: list[Sequence] = []
         full = [s for s in self.decoding.values() if len(s.tokens) > s.capacity]
         for seq in sorted(full, key=lambda s: s.order):
             while seq.id in self.decoding and not self.room.grow(seq):
@@ -268,6 +311,8 @@ class Scheduler:
                 if victim is None:
                     break  # a younger one is executing on the other lane: wait for it to land
                 self._preempt(victim, now)
+                preempted.append(victim)
+        return preempted
 
     def _youngest_idle(self, than: Sequence) -> Sequence | None:
         """The youngest running sequence that no lane is executing; `than` itself only if nobody younger runs at all or
@@ -286,12 +331,12 @@ class Scheduler:
         seq.queued_s = now
         self._wait(seq)
         self.n_preemptions += 1
-        self.preempted.append(seq)
 
     # ---- results
 
     def apply(self, result: StepResult, now: float) -> list[Outcome]:
-        """Commit what a batch did. Sequences cancelled meanwhile are freed here and yield no outcome."""
+        """Commit what a batch did. Sequences cancelled meanwhile are freed here and yield no outcome; those whose next
+        stage runs elsewhere migrate from now on."""
         outcomes: list[Outcome] = []
         sampled = 0
         encoded, logprobs = result.batch.lane is Lane.VISION, result.logprobs
@@ -317,6 +362,8 @@ class Scheduler:
                 if item.sample:
                     said = logprobs.get(index) if logprobs else None
                     outcomes.append(self._sampled(seq, result.tokens[index], said, now))
+                else:
+                    self._order.place(seq, len(seq.tokens) - seq.n_computed, 0)
         return outcomes
 
     def _fail(self, seq: Sequence, error: HydraError) -> Outcome:
@@ -329,6 +376,7 @@ class Scheduler:
         seq.pending_media.remove(index)
         self._admission.encoded(seq, index)
         if seq.pending_media:
+            self._order.place(seq, len(seq.tokens) - seq.n_computed, len(seq.pending_media))
             return []
         self._advance(seq, now)
         return [Outcome(seq, ended=Stage.ENCODE)]
@@ -345,6 +393,15 @@ class Scheduler:
         ended = stage if finish is not None or stage is Stage.PREFILL else None
         return Outcome(seq, token, logprobs, ended, finish)
 
+    def observe(self, batch: StepBatch, seconds: float) -> bool:
+        """A batch took this long. Returns whether ranks have changed, those of offers (`rank_of`), too."""
+        if not self._order.observe(batch, seconds):
+            return False
+        for seq in (*self.waiting.pictured, *self.waiting.ready, *self.encoding.values(), *self.prefilling.values()):
+            self._order.place(seq, *seq.rest)
+        self._admission.reorder()
+        return True
+
     def check(self) -> None:
         """Every live sequence is in exactly one place and the caches agree with the leases. For tests. (That no lease
         is left at the end is the caller's to check, after the last batch was applied.)"""
@@ -357,3 +414,10 @@ class Scheduler:
             assert all(s.stage is stage for s in group.values()), f"a sequence is not in {stage.value}"
         self.waiting.check()
         self.room.caches.check()
+
+
+def _rest(handoff: Handoff) -> tuple[int, int]:
+    """The tokens and pictures that are still to be computed of what is offered."""
+    request = handoff.request
+    n_pictures = len(request.media) if handoff.stage is Stage.ENCODE else 0
+    return request.n_prompt + len(handoff.produced) - handoff.n_computed, n_pictures

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from itertools import islice
 
 from hydrainfer.core import Sequence, Stage
+from hydrainfer.scheduler.order import rank_of
 
 _MOST_PASSED = 16  # each is looked at in every step
 
 
 class Waiting:
-    """A queue per stage that takes in requests, oldest first, and the work that all of them bring: `n_tokens` to
+    """A queue per stage that takes in requests, best rank first, and the work that all of them bring: `n_tokens` to
     compute, `n_pictures` to encode."""
 
     def __init__(self) -> None:
-        self.queues: Mapping[Stage, deque[Sequence]] = {Stage.ENCODE: deque(), Stage.PREFILL: deque()}
+        self.queues: Mapping[Stage, list[Sequence]] = {Stage.ENCODE: [], Stage.PREFILL: []}
         self.pictured, self.ready = self.queues.values()
         self.n_tokens = self.n_pictures = 0
 
@@ -27,25 +28,31 @@ class Waiting:
         return bool(self.pictured or self.ready)
 
     def add(self, seq: Sequence) -> None:
-        """Queue it by its age."""
-        queue = self.queues[seq.stage]
-        place = len(queue)
-        while place and queue[place - 1].order > seq.order:
-            place -= 1
-        queue.insert(place, seq)
+        """Queue it by its rank, which must stay as it is until `sort`."""
+        insort(self.queues[seq.stage], seq, key=rank_of)
         self._count(seq, 1, seq.n_computed)
 
     def remove(self, seq: Sequence, n_computed: int | None = None) -> None:
         """Forget it. Safe if it does not wait. `n_computed`: of its tokens when it came, if that has changed."""
-        queue = self.queues.get(seq.stage)
-        if queue and seq in queue:
-            queue.remove(seq)
+        if seq in self:
+            queue = self.queues[seq.stage]
+            del queue[bisect_left(queue, seq.rank, key=rank_of)]
             self._count(seq, -1, seq.n_computed if n_computed is None else n_computed)
 
-    def oldest(self, passed: Callable[[Sequence], bool]) -> list[Sequence]:
-        """The heads of the queues, the oldest first; behind those that are to be `passed`, which are few."""
+    def __contains__(self, seq: Sequence) -> bool:
+        queue = self.queues.get(seq.stage, [])
+        place = bisect_left(queue, seq.rank, key=rank_of)
+        return place < len(queue) and queue[place] is seq
+
+    def first(self, passed: Callable[[Sequence], bool]) -> list[Sequence]:
+        """The heads of the queues, the best rank first; behind those that are to be `passed`, which are few."""
         heads = (next((s for s in islice(q, _MOST_PASSED) if not passed(s)), None) for q in self.queues.values() if q)
-        return sorted((s for s in heads if s is not None), key=lambda s: s.order)
+        return sorted((s for s in heads if s is not None), key=rank_of)
+
+    def sort(self) -> None:
+        """Ranks have changed."""
+        for queue in self.queues.values():
+            queue.sort(key=rank_of)
 
     def _count(self, seq: Sequence, by: int, n_computed: int) -> None:
         self.n_tokens += by * (len(seq.tokens) - n_computed)
@@ -58,4 +65,4 @@ class Waiting:
         assert self.n_tokens == sum(len(s.tokens) - s.n_computed for s in queued)
         assert self.n_pictures == sum(len(s.pending_media) for s in self.pictured)
         for queue in self.queues.values():
-            assert sorted(queue, key=lambda s: s.order) == list(queue), "a queue is out of order"
+            assert sorted(queue, key=rank_of) == queue, "a queue is out of order"

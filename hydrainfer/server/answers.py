@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from hydrainfer.core import ModelNotFound
 from hydrainfer.processor import parse_messages
 from hydrainfer.server.body import unless_disconnected
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
+from hydrainfer.server.gate import place_of
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.replies import ChatReply, CompletionReply, Reply
 from hydrainfer.server.sse import DONE, EventStream
@@ -32,6 +33,7 @@ class Answers:
         self.intake = intake
         self.names = names
         self._wall_clock = wall_clock
+        self._random = random.Random()  # names need no more; asking the kernel lets go of the interpreter's lock
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises `ModelNotFound`."""
@@ -46,18 +48,27 @@ class Answers:
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         messages = parse_messages(fields.messages)
-        id = f"chatcmpl-{uuid.uuid4().hex}"
-        options, salt = fields.mm_processor_kwargs, fields.cache_salt or ""
-        work = self.intake.chat(messages, sampling, id=id, options=options, salt=salt)
+        id, place, salt = self._name("chatcmpl"), place_of(request), fields.cache_salt or ""
+        options = fields.mm_processor_kwargs
+        work = self.intake.chat(messages, sampling, id=id, options=options, salt=salt, place=place)
         return await self._answer(request, fields, name, ChatReply, work)
 
     async def complete(self, request: Request, fields: CompletionFields) -> Response:
         name = self.check_model(fields.model)
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
-        id, salt = f"cmpl-{uuid.uuid4().hex}", fields.cache_salt or ""
-        work = self.intake.complete(fields.prompt, sampling, id=id, add_special=fields.add_special_tokens, salt=salt)
+        work = self.intake.complete(
+            fields.prompt,
+            sampling,
+            id=self._name("cmpl"),
+            add_special=fields.add_special_tokens,
+            salt=fields.cache_salt or "",
+            place=place_of(request),
+        )
         return await self._answer(request, fields, name, CompletionReply, work)
+
+    def _name(self, kind: str) -> str:
+        return f"{kind}-{self._random.getrandbits(128):032x}"
 
     async def _answer(
         self, request: Request, fields: CommonFields, name: str, kind: type[Reply], start: Awaitable[TokenStream]

@@ -13,12 +13,13 @@ import orjson
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response
 
-from hydrainfer.core import InvalidRequest, Unauthorized
+from hydrainfer.core import InstanceInfo, InvalidRequest, Unauthorized
 from hydrainfer.processor import parse_messages
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
 from hydrainfer.server.errors import Farewell, install_error_handlers
 from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
+from hydrainfer.server.gate import Gate
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
 
@@ -53,6 +54,7 @@ def create_app(
     app = FastAPI(title="HydraInfer", version=settings.version, lifespan=lifespan)
     install_error_handlers(app)
     app.add_middleware(Farewell)
+    app.add_middleware(Gate, admission=intake.sessions.admission)
     answers = Answers(intake, settings.model_names, wall_clock)
     app.include_router(_open_routes(settings, intake, metrics))
     guarded = [Depends(_require_key(settings.api_keys))] if settings.api_keys else []
@@ -64,11 +66,22 @@ def create_app(
 def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[], bytes]) -> APIRouter:
     router = APIRouter()
 
+    def instances() -> list[InstanceInfo]:
+        return intake.sessions.handle.instances()
+
     @router.get("/health")
     async def health() -> Response:
-        why_not = trouble(intake.sessions.handle.instances(), settings.stall_s)
+        why_not = trouble(instances(), settings.stall_s)
         if why_not is None:
             return _json({"status": "ok"})
+        return _json(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        draining = {"status": "draining", "live": intake.sessions.n_live}
+        why_not = draining if intake.sessions.admission.closed else trouble(instances(), settings.stall_s)
+        if why_not is None:
+            return _json({"status": "ready"})
         return _json(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
     @router.get("/metrics")

@@ -28,10 +28,12 @@ def error_body(error: HydraError) -> bytes:
 
 
 def error_response(error: HydraError) -> Response:
-    """The response to an error, with `Retry-After` (whole seconds, at least 1) where retrying makes sense."""
+    """The response to an error, with `Retry-After` (whole seconds, at least 1; `retry-after-ms`, which the `openai`
+    client prefers, says it to the millisecond) where retrying makes sense."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1e3)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(error_body(error), error.status, headers, "application/json")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hydrainfer.core import InvalidRequest, SamplingParams
+from hydrainfer.server.structured import grammar_of
 
 _REFUSED: Mapping[str, str] = {
     "tools": "tool calling is not supported by this server; leave tools out",
@@ -29,11 +30,7 @@ _REFUSED: Mapping[str, str] = {
     "bad_words": "bad_words is not supported by this server; use logit_bias",
     "allowed_token_ids": "allowed_token_ids is not supported by this server; use logit_bias",
     "logits_processors": "logits_processors is not supported by this server",
-    "structured_outputs": "structured outputs are not supported by this server",
-    "guided_json": "structured outputs are not supported by this server",
-    "guided_regex": "structured outputs are not supported by this server",
-    "guided_choice": "structured outputs are not supported by this server",
-    "guided_grammar": "structured outputs are not supported by this server",
+    "guided_whitespace_pattern": "guided_whitespace_pattern is not supported: JSON is written on one line",
 }
 """Any of these with a value other than null, false, empty or zero would change the answer, so it is an error."""
 
@@ -73,6 +70,11 @@ class CommonFields(BaseModel):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     best_of: int | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     tool_choice: Any = None
     modalities: list[str] | None = None
     prompt_logprobs: int | None = None
@@ -90,8 +92,6 @@ class CommonFields(BaseModel):
                 raise InvalidRequest(why, param=name, code="unsupported_parameter")
         refused = {
             "best_of": (self.best_of or 1) > (self.n or 1) and "best_of is not supported by this server; use n",
-            "response_format": (self.response_format or {}).get("type", "text") != "text"
-            and "response_format supports only {'type': 'text'} on this server",
             "tool_choice": self.tool_choice not in (None, "none", "auto")
             and "tool calling is not supported by this server; tool_choice may be none or auto",
             "modalities": (self.modalities or ["text"]) != ["text"] and "only the modality text is supported",
@@ -113,6 +113,8 @@ class CommonFields(BaseModel):
         fields["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         fields["stop_token_ids"] = tuple(self.stop_token_ids or ())
         fields["logit_bias"] = _biases(self.logit_bias or {})
+        guided = {name: getattr(self, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
+        fields["grammar"] = grammar_of(self.response_format, self.structured_outputs, guided)
         return fields
 
     @property

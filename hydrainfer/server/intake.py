@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
 from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Ticket, Timing
+from hydrainfer.server.admission import Place, Work
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import TokenStream
 
@@ -18,7 +19,8 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class Intake:
-    """Owns the preparation threads. Whatever fails or is cancelled on the way, no place and no picture stays behind."""
+    """Owns the preparation threads; texts and pictures have threads of their own, so that no text waits for pictures to
+    be decoded. Whatever fails or is cancelled on the way, no place and no picture stays behind."""
 
     def __init__(
         self,
@@ -27,14 +29,17 @@ class Intake:
         *,
         fetcher: Fetcher | None = None,
         n_threads: int = 2,
+        n_media_threads: int = 2,
         timeout_s: float = float("inf"),
     ) -> None:
-        """`timeout_s`: seconds from arrival to deadline; fetching counts."""
+        """`n_threads` prepare texts, `n_media_threads` what has pictures. `timeout_s`: seconds from arrival to
+        deadline; fetching counts."""
         self.processor = processor
         self.sessions = sessions
         self._timeout_s = timeout_s
         self._fetcher = fetcher or Fetcher()
         self._threads = ThreadPoolExecutor(n_threads, "hydra-prepare")
+        self._media_threads = ThreadPoolExecutor(n_media_threads, "hydra-prepare-media")
 
     async def chat(
         self,
@@ -45,13 +50,15 @@ class Intake:
         options: Mapping[str, Any] | None = None,
         prompt: str | Sequence[int] | None = None,
         salt: str = "",
+        place: Place | None = None,
     ) -> TokenStream:
-        """Fetch, prepare and start. `options`, `prompt`, `salt`: as of `Processor.chat`. Raises as that,
-        `Fetcher.get` and `Sessions.admit`."""
+        """Fetch, prepare and start. `options`, `prompt`, `salt`: as of `Processor.chat`. `place`: that it has already.
+        Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
         id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(), Ticket()
         try:
             return await self._start(
-                sampling.n,
+                place,
+                Work.of_chat(messages, sampling.n),
                 lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket, prompt, salt),
                 messages,
             )
@@ -67,23 +74,25 @@ class Intake:
         id: str | None = None,
         add_special: bool | None = None,
         salt: str = "",
+        place: Place | None = None,
     ) -> TokenStream:
-        """Prepare and start. Raises as `Processor.complete` and `Sessions.admit`."""
+        """Prepare and start. Raises as `Processor.complete` and `Admission.claim`."""
         id, timing = id or f"cmpl-{uuid.uuid4().hex}", self._timing()
-        several = isinstance(prompt, Sequence) and len(prompt) > 0 and not isinstance(prompt[0], int)
-        n_prompts = len(prompt) if several and not isinstance(prompt, str) else 1
         return await self._start(
-            sampling.n * n_prompts,
+            place,
+            Work.of_prompt(prompt, sampling.n),
             lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special, salt=salt),
         )
 
     async def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
         """The prompt ids a chat would have; it holds a place meanwhile. Raises as `chat`."""
-        place = self.sessions.admit()
+        place = self.sessions.admission.take()
         try:
-            self.processor.check_pictures(messages)
+            media = self.processor.check_pictures(messages)
             async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
-                return await asyncio.wrap_future(self._submit(lambda: self.processor.encode_chat(fetched, options)))
+                return await asyncio.wrap_future(
+                    self._submit(lambda: self.processor.encode_chat(fetched, options), media=media)
+                )
         except TimeoutError:
             raise _too_late() from None
         finally:
@@ -91,7 +100,7 @@ class Intake:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Something else of the processor's, in one of its threads; it holds a place meanwhile."""
-        place = self.sessions.admit()
+        place = self.sessions.admission.take()
         try:
             return await asyncio.wrap_future(self._submit(work))
         finally:
@@ -101,7 +110,8 @@ class Intake:
         """End the downloads, the workers and the threads; what is being prepared is finished or fails."""
         self._fetcher.close()
         self.processor.close()
-        self._threads.shutdown(cancel_futures=True)
+        for threads in (self._threads, self._media_threads):
+            threads.shutdown(cancel_futures=True)
 
     def _timing(self) -> Timing:
         now = self.sessions.clock()
@@ -109,16 +119,17 @@ class Intake:
 
     async def _start(
         self,
-        n: int,
+        place: Place | None,
+        work: Work,
         prepare: Callable[[Sequence[ChatMessage]], Prepared],
         messages: Sequence[ChatMessage] = (),
     ) -> TokenStream:
-        place = self.sessions.admit(n)
+        place = self.sessions.admission.claim(place, work)
         future: Future[Prepared] | None = None
         try:
-            self.processor.check_pictures(messages)
+            media = self.processor.check_pictures(messages)
             async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
-                future = self._submit(lambda: prepare(fetched))
+                future = self._submit(lambda: prepare(fetched), media=media)
                 prepared = await asyncio.wrap_future(future)
         except BaseException as e:
             place.leave()
@@ -127,11 +138,12 @@ class Intake:
             if isinstance(e, TimeoutError):
                 raise _too_late() from None
             raise
+        place.prepared(Work.of_prepared(prepared))
         return self.sessions.start(prepared, place)
 
-    def _submit(self, work: Callable[[], T]) -> Future[T]:
+    def _submit(self, work: Callable[[], T], *, media: bool = False) -> Future[T]:
         try:
-            return self._threads.submit(work)
+            return (self._media_threads if media else self._threads).submit(work)
         except RuntimeError:  # the pool has been shut down
             raise Unavailable("the server is shutting down", retry_after_s=5.0) from None
 

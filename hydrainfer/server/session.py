@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from hydrainfer.core import HydraError, InternalError, Output, Overloaded, Unavailable
+from hydrainfer.core import HydraError, InternalError, Output, Unavailable
 from hydrainfer.engine.ports import EngineHandle
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import PixelStore, Prepared, Vocabulary
+from hydrainfer.server.admission import Admission, Place, Work
 from hydrainfer.server.stream import TokenStream
 
 logger = logging.getLogger(__name__)
@@ -32,14 +33,18 @@ DEADLINE_GRACE_S = 2.0
 class Sessions:
     """Owner of every live API request. Everything but `sink` runs on one event loop, the one that calls `start`.
 
-    `clock` is the engine's, in seconds. `max_requests` bounds the choices being prepared, queued and run.
+    `clock` is the engine's, in seconds. `admission`: who is let in, and what they wait for; default: with its defaults.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, pixels: PixelStore, clock: Callable[[], float], *, max_requests: int = 256
+        self,
+        vocabulary: Vocabulary,
+        pixels: PixelStore,
+        clock: Callable[[], float],
+        admission: Admission | None = None,
     ) -> None:
         self.clock = clock
-        self.max_requests = max_requests
+        self.admission = admission or Admission(clock)
         self._vocabulary = vocabulary
         self._pixels = pixels
         self._handle: EngineHandle | None = None
@@ -47,7 +52,6 @@ class Sessions:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[list[Output]] = deque()  # filled by the engine's thread, emptied by the loop's
         self._streams: dict[str, TokenStream] = {}  # by engine request id
-        self._n_admitted = 0
         self._closing = False
 
     @property
@@ -58,7 +62,7 @@ class Sessions:
     @property
     def n_live(self) -> int:
         """Choices that hold a place: being prepared, queued or running."""
-        return self._n_admitted
+        return self.admission.n_live
 
     def attach(self, handle: EngineHandle, timings: Timings = lambda _: None) -> None:
         """Name the engine whose outputs come to `sink`; once, before the first `start`. `timings` gives the timeline of
@@ -73,21 +77,9 @@ class Sessions:
             with suppress(RuntimeError):  # the loop has been closed; the next one finds them in the inbox
                 loop.call_soon_threadsafe(self._dispatch)
 
-    def admit(self, n: int = 1) -> Place:
-        """A place for `n` choices. Raises `Overloaded`, or `Unavailable` while shutting down."""
-        if self._closing:
-            raise Unavailable("the server is shutting down", retry_after_s=5.0)
-        if self._n_admitted and self._n_admitted + n > self.max_requests:
-            raise Overloaded(
-                f"the server already has {self._n_admitted} of at most {self.max_requests} requests; retry later",
-                retry_after_s=1.0,
-            )
-        self._n_admitted += n
-        return Place(self, n)
-
     def start(self, prepared: Prepared, place: Place | None = None) -> TokenStream:
         """Run a request. The stream takes over `place` and the pictures, whatever happens. Raises what `submit` and
-        `admit` raise."""
+        `Admission.claim` raise."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
@@ -96,12 +88,12 @@ class Sessions:
             place.leave()
             place = None
         try:
-            place = place or self.admit(len(prepared.requests))
+            place = place or self.admission.claim(None, Work.of_prepared(prepared))
         except HydraError:
             self.discard(prepared)
             raise
         stream = TokenStream(prepared, self._vocabulary, self._cancel)
-        stream.on_end = lambda: self._end(prepared, place)
+        stream.on_begun, stream.on_end = place.begun, lambda: self._end(prepared, place)
         for request in prepared.requests:
             assert request.id not in self._streams, f"request id {request.id} is already live"
             self._streams[request.id] = stream
@@ -125,8 +117,13 @@ class Sessions:
         for ref in prepared.pixels:
             self._pixels.release(ref)
 
+    def drain(self) -> None:
+        """Refuse new requests with `Unavailable`; those that have a place go on."""
+        self.admission.closed = True
+
     def close(self) -> None:
         """Refuse new requests and end the live ones with `Unavailable`; the engine itself is closed by its owner."""
+        self.drain()
         self._closing = True
         for stream in set(self._streams.values()):
             stream.fail(Unavailable("the server is shutting down", retry_after_s=5.0))
@@ -141,9 +138,9 @@ class Sessions:
         """Places cover the live streams; with `idle`, nothing is live. Raises `AssertionError`."""
         if self._loop is not None and self._loop.is_closed():
             self._dispatch()
-        assert self._n_admitted >= len(self._streams), "a stream without a place"
+        self.admission.check(idle)
+        assert self.n_live >= len(self._streams), "a stream without a place"
         assert not (idle and self._streams), f"live: {sorted(self._streams)}"
-        assert not (idle and self._n_admitted), f"{self._n_admitted} places not given back"
 
     def _dispatch(self) -> None:
         while self._inbox:
@@ -171,16 +168,3 @@ class Sessions:
     def _end(self, prepared: Prepared, place: Place) -> None:
         self.discard(prepared)
         place.leave()
-
-
-class Place:
-    """Room for `n` choices, held from before a request is prepared until the engine has ended it."""
-
-    def __init__(self, sessions: Sessions, n: int) -> None:
-        self._sessions = sessions
-        self._n = n
-
-    def leave(self) -> None:
-        """Give it back; safe to repeat."""
-        self._sessions._n_admitted -= self._n
-        self._n = 0

@@ -50,11 +50,13 @@ class TokenStream:
         self.n_cached = [0] * len(prepared.requests)
         self.timelines: list[Timeline | None] = [None] * len(prepared.requests)
         self.timer: asyncio.TimerHandle | None = None
+        self.on_begun: Callable[[], None] = lambda: None  # per choice
         self.on_end: Callable[[], None] = lambda: None
         self._index = {r.id: i for i, r in enumerate(prepared.requests)}
         self._stop_tokens = frozenset(sampling.stop_token_ids)
         self._texts = [TextStream(vocabulary, sampling, continues=prepared.continues) for _ in prepared.requests]
         self._cancel = cancel
+        self._unbegun = set(self._index)  # choices that have no token yet
         self._open = set(self._index)  # choices whose consumer wants more
         self._running = set(self._index)  # choices that the engine has not ended
         self._ending: set[str] = set()  # choices that the engine has ended, or was told to
@@ -68,6 +70,9 @@ class TokenStream:
     def push(self, output: Output) -> None:
         """Take new tokens of one choice, or its end."""
         last = output.finish_reason is not None
+        if output.token_ids and output.request_id in self._unbegun:
+            self._unbegun.discard(output.request_id)
+            self.on_begun()
         if last:
             self._ending.add(output.request_id)
         if output.request_id not in self._open:

@@ -1,49 +1,107 @@
 // out[m, n] (+)= sum_k x[m, k] * w[n, k] (+ bias[n]) for few rows m: reads each weight from memory once.
 #pragma once
+#include <algorithm>
+#include <type_traits>
+
 #include "simd.h"
 
 namespace hydra {
 
-// One vector's width of the inner dimension.
+// How a row of x lies in memory, and how vectors of it meet those of a weight. `PART` elements are multiplied at a time.
+//
+// float, f16: x as float in its order.
+template <class T>
+struct Rows {
+  using X = float;
+  static constexpr bool as_is = std::is_same_v<T, float>;
+  static constexpr int PART = W, SPAN = W;  // SPAN: elements of w behind the parts that are read together
+  static vec weights(const T* w, int) { return load(w); }
+  static vec values(const X* x) { return load(x); }
+  static vec fma(vec a, vec b, vec c) { return a * b + c; }
+  static void lay(const T* from, X* to, int64_t K) {
+    for (int64_t k = 0; k < K; ++k) to[k] = to_float(from[k]);
+  }
+};
+
+#if defined(__AVX512BF16__)
+// bf16 with its own instruction: pairs are multiplied exactly and summed in float. x stays as it is.
+template <>
+struct Rows<bf16> {
+  using X = bf16;
+  static constexpr bool as_is = true;
+  static constexpr int PART = 2 * W, SPAN = 2 * W;
+  static vec weights(const bf16* w, int) { return (vec)_mm512_loadu_si512(w); }
+  static vec values(const X* x) { return (vec)_mm512_loadu_si512(x); }
+  static vec fma(vec a, vec b, vec c) { return (vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
+  static void lay(const bf16*, X*, int64_t) {}
+};
+#else
+// bf16 without: of 2 W weights read as W pairs, the first of each pair becomes a float by a shift and the second by a
+// mask, which is less work than widening them in order. x as float, in every 2 W first the even elements, then the odd.
+template <>
+struct Rows<bf16> {
+  using X = float;
+  static constexpr bool as_is = false;
+  static constexpr int PART = W, SPAN = 2 * W;
+  static vec weights(const bf16* w, int part) {
+    uvec pairs;
+    std::memcpy(&pairs, w - part * W, sizeof pairs);  // both parts read the span's pairs
+    pairs = part ? pairs & 0xffff0000u : pairs << 16;
+    vec v;
+    std::memcpy(&v, &pairs, sizeof v);
+    return v;
+  }
+  static vec values(const X* x) { return load(x); }
+  static vec fma(vec a, vec b, vec c) { return a * b + c; }
+  static void lay(const bf16* from, X* to, int64_t K) {
+    int64_t k = 0;
+    for (; k + 2 * W <= K; k += 2 * W)
+      for (int i = 0; i < W; ++i) to[k + i] = to_float(from[k + 2 * i]), to[k + W + i] = to_float(from[k + 2 * i + 1]);
+    for (; k < K; ++k) to[k] = to_float(from[k]);
+  }
+};
+#endif
+
 template <int MR, int NR, class T>
-inline void step(const float* x, int64_t ldx, const T* w, int64_t K, vec (&acc)[MR][NR]) {
+inline void step(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t K, int part, vec (&acc)[MR][NR]) {
   vec b[NR];
   for (int n = 0; n < NR; ++n) {
-    b[n] = load(w + n * K);
+    b[n] = Rows<T>::weights(w + n * K, part);
     if (MR > 1) in_register(b[n]);
   }
   for (int m = 0; m < MR; ++m) {
-    vec a = load(x + m * ldx);
+    vec a = Rows<T>::values(x + m * ldx);
     in_register(a);
-    for (int n = 0; n < NR; ++n) acc[m][n] += a * b[n];
+    for (int n = 0; n < NR; ++n) acc[m][n] = Rows<T>::fma(a, b[n], acc[m][n]);
   }
 }
 
-// MR rows of x against NR rows of w, accumulators in registers (MR * NR <= 12).
+// MR rows of x against NR rows of w, accumulators in registers: MR * NR <= 12, or 24 with AVX-512.
 template <int MR, int NR, class T>
-inline void tile(const float* x, int64_t ldx, const T* w, int64_t K, float (&out)[MR][NR]) {
+inline void tile(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t K, float (&out)[MR][NR]) {
+  constexpr int PART = Rows<T>::PART, SPAN = Rows<T>::SPAN, LINE = std::max(2 * W, SPAN);
   vec acc[MR][NR] = {};
   int64_t k = 0;
-  for (; k + 2 * W <= K; k += 2 * W) {
+  for (; k + LINE <= K; k += LINE) {
     for (int n = 0; n < NR; ++n) __builtin_prefetch(w + (NR + n) * K + k);  // the next panel, while this one computes
-    step<MR, NR>(x + k, ldx, w + k, K, acc);
-    step<MR, NR>(x + k + W, ldx, w + k + W, K, acc);
+    for (int i = 0; i < LINE; i += PART) step<MR, NR>(x + k + i, ldx, w + k + i, K, i % SPAN / PART, acc);
   }
-  for (; k + W <= K; k += W) step<MR, NR>(x + k, ldx, w + k, K, acc);
+  for (; k + SPAN <= K; k += SPAN)
+    for (int i = 0; i < SPAN; i += PART) step<MR, NR>(x + k + i, ldx, w + k + i, K, i / PART, acc);
   for (int m = 0; m < MR; ++m)
     for (int n = 0; n < NR; ++n) {
       float s = sum(acc[m][n]);
-      for (int64_t t = k; t < K; ++t) s += x[m * ldx + t] * to_float(w[n * K + t]);
+      for (int64_t t = k; t < K; ++t) s += to_float(x[m * ldx + t]) * to_float(w[n * K + t]);
       out[m][n] = s;
     }
 }
 
 template <class T>
 struct LinearArgs {
-  const float* x;  // [M, K], contiguous
-  const T* w;      // [N, K], contiguous
-  const T* bias;   // [N] or null
-  T* out;          // [M, ldo]
+  const typename Rows<T>::X* x;  // [M, K], as Rows<T> lays it
+  const T* w;  // [N, K], contiguous
+  const T* bias;  // [N] or null
+  T* out;  // [M, ldo]
   int64_t M, N, K, ldo;
   bool accumulate;
 };
@@ -62,6 +120,15 @@ inline void tile_out(const LinearArgs<T>& a, int64_t m0, int64_t n0) {
     }
 }
 
+// The `left` rows from m0 on, at most MR.
+template <int MR, int NR, class T>
+inline void rest(const LinearArgs<T>& a, int64_t m0, int64_t n0, int64_t left) {
+  if constexpr (MR > 0) {
+    if (left == MR) return tile_out<MR, NR>(a, m0, n0);
+    rest<MR - 1, NR>(a, m0, n0, left);
+  }
+}
+
 // Columns [n0, n1) for all rows; a panel of NR weight rows stays in L1 while every group of rows passes over it.
 template <int MR, int NR, class T>
 inline void panels(const LinearArgs<T>& a, int64_t n0, int64_t n1) {
@@ -69,7 +136,7 @@ inline void panels(const LinearArgs<T>& a, int64_t n0, int64_t n1) {
   for (; n + NR <= n1; n += NR) {
     int64_t m = 0;
     for (; m + MR <= a.M; m += MR) tile_out<MR, NR>(a, m, n);
-    for (; m < a.M; ++m) tile_out<1, NR>(a, m, n);
+    rest<MR - 1, NR>(a, m, n, a.M - m);
   }
   for (; n < n1; ++n)
     for (int64_t m = 0; m < a.M; ++m) tile_out<1, 1>(a, m, n);
@@ -79,8 +146,18 @@ template <class T>
 inline void columns(const LinearArgs<T>& a, int64_t n0, int64_t n1) {
   if (a.M == 1) return panels<1, 8>(a, n0, n1);
   if (a.M == 2) return panels<2, 6>(a, n0, n1);
-  if (a.M % 4 == 0 || a.M > 6) return panels<4, 3>(a, n0, n1);
-  if (a.M % 3 == 0 || a.M == 5) return panels<3, 4>(a, n0, n1);
+  if (a.M == 3) return panels<3, 4>(a, n0, n1);
+#if defined(__AVX512F__)  // 32 registers
+  if (a.M > 4) {
+    const int64_t groups = (a.M + 7) / 8, most = (a.M + groups - 1) / groups;
+    if (most == 5) return panels<5, 4>(a, n0, n1);
+    if (most == 6) return panels<6, 4>(a, n0, n1);
+    if (most == 7) return panels<7, 3>(a, n0, n1);
+    return panels<8, 3>(a, n0, n1);
+  }
+#else
+  if (a.M == 5 || a.M == 6) return panels<3, 4>(a, n0, n1);
+#endif
   return panels<4, 3>(a, n0, n1);
 }
 

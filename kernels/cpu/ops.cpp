@@ -34,14 +34,15 @@ void linear(TensorView x, TensorView w, TensorView bias, TensorView out, bool ac
   by_dtype(w, [&](auto zero) {
     using T = decltype(zero);
     const int64_t M = x.size(0), K = x.size(1), N = w.size(0);
-    std::vector<float> wide;
-    const float* rows;
-    if constexpr (std::is_same_v<T, float>) {
-      rows = data<float>(x);
+    using X = typename Rows<T>::X;
+    std::vector<X> laid;
+    const X* rows;
+    if constexpr (Rows<T>::as_is) {
+      rows = data<T>(x);
     } else {
-      wide.resize(M * K);
-      for (int64_t i = 0; i < M * K; ++i) wide[i] = to_float(data<T>(x)[i]);
-      rows = wide.data();
+      laid.resize(M * K);
+      for (int64_t m = 0; m < M; ++m) Rows<T>::lay(data<T>(x) + m * K, laid.data() + m * K, K);
+      rows = laid.data();
     }
     const LinearArgs<T> a{rows, data<T>(w), bias.size(0) ? data<T>(bias) : nullptr, data<T>(out), M, N, K, N, accumulate};
 #pragma omp parallel if (N * K > 32768)

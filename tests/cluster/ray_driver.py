@@ -1,7 +1,9 @@
 """A server in its own process: starts a layout with Ray, says which processes it has, waits for a signal."""
 
+import faulthandler
 import json
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -13,6 +15,7 @@ from tests.cluster.rig import Rig
 
 
 def main(folder, address=None):
+    faulthandler.register(signal.SIGUSR1)  # says where it stands
     start = time.monotonic()
     from hydrainfer.cluster.ray import RayLauncher
 

@@ -45,6 +45,15 @@ class Driver:
             assert self._facts["right"] and len(alive(self._facts["pids"].values())) == 3
         return self._facts
 
+    def ended(self):
+        """The exit status, or an error and where every thread stands on the standard error."""
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            raise
+
     def end(self):
         """As Ctrl-C does, so that it can tidy up."""
         self.process.send_signal(signal.SIGINT)
@@ -318,7 +327,7 @@ def test_ctrl_c_closes_a_ray_of_our_own_without_a_trace(own_ray):
     pids = in_session(d.process.pid)
     assert set(pids) > set(facts["pids"].values())
     os.killpg(d.process.pid, signal.SIGINT)  # as a terminal does: to all of the group
-    assert d.process.wait(60) == 0
+    assert d.ended() == 0
     close_s = json.loads(d.process.stdout.read())["close_s"]
     assert close_s < 8
     assert alive(pids) == []

@@ -43,15 +43,54 @@ def test_a_ring_moves_only_the_keys_of_who_left():
     assert ring.owner(b"x", []) is None
 
 
-def test_a_picture_goes_to_the_encoder_that_its_content_names_however_busy():
+def test_a_picture_goes_to_the_encoder_that_its_content_names_while_that_is_not_much_busier():
     made = roster("3E1P1D")
     requests = [make_request(f"r{i}", pictures=[i % 7]) for i in range(70)]
-    owners = [made.choose(r, Stage.ENCODE, ()) for r in requests]
+
+    def chosen(request, *busy):
+        made.loads.clear()  # all of them have said that they have nothing to do
+        made.loads.update({n: Load(n_pictures=k, picture_s=0.1) for n, k in busy})
+        return made.choose(request, Stage.ENCODE, ())
+
+    owners = [chosen(r) for r in requests]
     assert owners[:7] * 10 == owners and len(set(owners)) == 3
+    assert chosen(requests[0], (owners[0], 1)) == owners[0], "as long as it takes to encode it again"
+    assert chosen(requests[0], (owners[0], 2)) != owners[0]
     without(made, owners[0])
-    again = [made.choose(r, Stage.ENCODE, ()) for r in requests[:7]]
+    again = [chosen(r) for r in requests[:7]]
     assert owners[0] not in again
     assert all(a == b for a, b in zip(again, owners) if b != owners[0])
+
+
+def test_a_burst_of_different_pictures_is_spread():
+    made = roster("4E1P1D")
+    owners = [made.choose(make_request(f"r{i}", pictures=[i]), Stage.ENCODE, ()) for i in range(200)]
+    assert {owners.count(n) for n in set(owners)} <= {49, 50, 51}
+
+
+def test_of_two_ways_the_one_with_more_behind_it_gets_more():
+    made = roster("1E2PD+1EPD")
+    counts = {"E0": 0, "EPD3": 0}
+    for i in range(90):
+        request = make_request(f"r{i}", n_text=200, pictures=[i])
+        counts[way := made.choose(request, Stage.ENCODE, ())] += 1
+        if way == "E0":
+            made.choose(request, Stage.PREFILL, ["EPD3"])
+    assert counts["E0"] > 1.4 * counts["EPD3"], counts
+
+
+def test_the_order_in_which_a_layout_is_written_changes_nothing():
+    """But the numbers in the names, which decide between equals."""
+    rng = random.Random(1)
+
+    def chosen(roles):
+        made = Roster(dict(roles))
+        made.update(Peer(name, str(role), 1, "-") for name, role in roles)
+        requests = [make_request(f"r{i}", pictures=[i] * (i % 3 == 0)) for i in range(60)]
+        return [made.choose(r, r.plan()[0], ()) for r in requests]
+
+    roles = list(roster("2E2P1ED+2EPD").roles.items())
+    assert all(chosen(rng.sample(roles, len(roles))) == chosen(roles) for _ in range(10))
 
 
 @pytest.mark.parametrize("balancing", ["least_load", "round_robin", "random"])

@@ -126,6 +126,20 @@ def test_deadline_ends_with_504_even_in_the_queue():
     rig.caches.check(idle=True)
 
 
+def test_what_waits_and_cannot_meet_its_deadline_any_more_ends_before_it_costs_anything():
+    rig = Rig(overlap="off")
+    rig.engine.submit(make_request("first", pictures=[1, 2], max_tokens=30), 0.0)
+    rig.run(until=4.0)  # a picture takes 1.5 s: certainly not less than half of that
+    rig.engine.submit(make_request("hopeless", pictures=[3, 4, 5, 6], deadline_s=rig.now + 2.9), rig.now)
+    rig.engine.submit(make_request("hopeful", pictures=[7, 8], deadline_s=rig.now + 19.0), rig.now)
+    rig.run(until=rig.now + 0.5)
+    assert rig.end("hopeless").error.status == 504 and "any more" in rig.end("hopeless").error.message
+    rig.run()
+    assert rig.end("hopeful").finish_reason == "length"
+    assert set(rig.device.n_encoded) == {b"picture%d" % n for n in (1, 2, 7, 8)}
+    rig.caches.check(idle=True)
+
+
 def test_too_large_a_request_ends_with_400_and_the_rest_goes_on():
     rig = Rig(kv_blocks=8)
     rig.engine.submit(make_request("large", n_text=40), 0.0)
@@ -145,10 +159,10 @@ class FailingDevice(FakeDevice):
 def test_a_failed_batch_ends_its_requests_only():
     rig = Rig(device=FailingDevice())
     rig.engine.submit(make_request("bad", pictures=[1, 2]), 0.0)
-    rig.engine.submit(make_request("good", pictures=[3]), 0.0)
+    rig.engine.submit(make_request("good", pictures=[3, 4]), 0.0)
     rig.run()
     assert rig.end("bad").error.status == 500
-    assert rig.tokens("good") == expected_tokens(make_request("good", pictures=[3]))
+    assert rig.tokens("good") == expected_tokens(make_request("good", pictures=[3, 4]))
     rig.caches.check(idle=True)
 
 

@@ -8,8 +8,9 @@ import shutil
 import pytest
 import torch
 
+from hydrainfer.checkpoint import read_config
 from hydrainfer.core import CheckpointError, Role
-from hydrainfer.models import load_model, read_config, vision_fingerprint
+from hydrainfer.models import load_model, vision_fingerprint
 from tests.checkpoints import make_llava
 from tests.checkpoints_next import make_llava_next
 from tests.checkpoints_text import make_text

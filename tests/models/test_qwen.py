@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from hydrainfer.checkpoint import read_config
 from hydrainfer.core import (
     CheckpointError,
     MediaSpan,
@@ -20,7 +21,7 @@ from hydrainfer.core import (
     Sequence,
     TokenWork,
 )
-from hydrainfer.models import Picture, load_model, read_config, vision_fingerprint
+from hydrainfer.models import Picture, load_model, vision_fingerprint
 from hydrainfer.models import qwen_tower as towers
 from hydrainfer.ops import AttentionBatch
 from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages

@@ -118,7 +118,7 @@ def run(s, device, requests):
         s.add(request, 0.0)
     for _ in range(4000):
         for lane in Lane:
-            batch = s.next(0.0, lane)
+            batch = s.next(0.0, lane).batch
             if batch is None:
                 continue
             for outcome in s.apply(device.run(batch), 0.0):
@@ -165,8 +165,8 @@ def test_a_picture_inside_the_hit_is_neither_encoded_nor_leased():
     s.room.caches.pools[EMBED.name].take(400)  # the embeddings are evicted
     s.room.caches.pools[EMBED.name].drop(range(400))
     s.add(make_request("second", n_text=9, pictures=[1, 2], salt=b""), 0.0)
-    assert s.next(0.0, Lane.VISION) is None
-    batch = s.next(0.0, Lane.LANGUAGE)
+    assert s.next(0.0, Lane.VISION).batch is None
+    batch = s.next(0.0, Lane.LANGUAGE).batch
     assert batch.n_items == 21 - 16 and not batch.work[0].seq.blocks[EMBED.name]
     s.apply(device.run(batch), 0.0)
     assert device.n_encoded == {b"picture1": 1, b"picture2": 1}
@@ -178,7 +178,7 @@ def test_a_picture_that_the_hit_only_reaches_into_is_encoded():
     s.room.caches.pools[EMBED.name].take(400)
     s.room.caches.pools[EMBED.name].drop(range(400))
     s.add(make_request("second", n_text=5, pictures=[1, 2], salt=b""), 0.0)
-    (work,) = s.next(0.0, Lane.VISION).work
+    (work,) = s.next(0.0, Lane.VISION).batch.work
     assert work.index == 1 and len(work.seq.blocks[EMBED.name]) == 2 and work.seq.n_computed == 12
 
 
@@ -205,10 +205,10 @@ def test_what_is_being_computed_is_waited_for_and_shared(pictures):
 
 
 def test_who_waits_for_anothers_prefill_is_passed_by_those_who_share_nothing_with_it():
-    s, _ = scheduler(shared_tokens=8)
+    s, _ = scheduler(shared_tokens=8, order="fcfs")
     for name, salt in (("first", b""), ("same", b""), ("other", b"mine"), ("short", b"")):
         s.add(make_request(name, n_text=16, max_tokens=1, salt=salt) if name != "short" else make_request(name), 0.0)
-    assert [(w.seq.id, w.count) for w in s.next(0.0, Lane.LANGUAGE).work] == [("first", 16), ("other", 8)]
+    assert [(w.seq.id, w.count) for w in s.next(0.0, Lane.LANGUAGE).batch.work] == [("first", 16), ("other", 8)]
     assert [seq.id for seq in s.waiting.ready] == ["same", "short"]
 
 
@@ -216,32 +216,32 @@ def test_little_in_common_is_not_waited_for():
     s, _ = scheduler(shared_tokens=16)
     for name in ("first", "second"):  # 12 tokens could be shared
         s.add(make_request(name, n_text=12, max_tokens=1, salt=b""), 0.0)
-    assert [w.seq.id for w in s.next(0.0, Lane.LANGUAGE).work] == ["first", "second"]
+    assert [w.seq.id for w in s.next(0.0, Lane.LANGUAGE).batch.work] == ["first", "second"]
 
 
 def test_a_prefill_that_is_cancelled_keeps_nobody_waiting():
     s, device = scheduler(shared_tokens=8)
     for name in ("first", "second"):
         s.add(make_request(name, n_text=60, max_tokens=1, salt=b""), 0.0)
-    batch = s.next(0.0, Lane.LANGUAGE)
+    batch = s.next(0.0, Lane.LANGUAGE).batch
     s.cancel("first")
     s.apply(device.run(batch), 0.0)
-    assert [w.seq.id for w in s.next(0.0, Lane.LANGUAGE).work] == ["second"]
+    assert [w.seq.id for w in s.next(0.0, Lane.LANGUAGE).batch.work] == ["second"]
 
 
 def test_who_waits_for_prefill_without_an_encoder_leaves_for_one_if_the_kv_is_evicted():
     s, device = scheduler(kv_blocks=40)
     run(s, device, [make_request("first", n_text=9, pictures=[1], max_tokens=1, salt=b"")])
     caches = s.room.caches
-    s = Scheduler(Role.parse("P"), caches, Budgets(tokens=24, running=1))
+    s = Scheduler(Role.parse("P"), caches, Budgets(tokens=24, running=1), Policy(order="fcfs"))
     s.add(make_request("busy", n_text=30), 0.0)
     again = s.add(make_request("again", n_text=12, pictures=[1], salt=b""), 0.0)
-    assert s.next(0.0, Lane.LANGUAGE) is not None and again.stage is Stage.PREFILL and not s.departing
+    assert s.next(0.0, Lane.LANGUAGE).batch is not None and again.stage is Stage.PREFILL and not s.migrating
     for pool in caches.pools.values():
         taken = pool.take(pool.n_available)
         pool.drop(taken)
-    assert s.next(0.0, Lane.LANGUAGE) is None or again.stage is Stage.ENCODE
-    assert s.departing == [again] and again.stage is Stage.ENCODE and not s.n_waiting
+    assert s.next(0.0, Lane.LANGUAGE).departed == [again]
+    assert s.migrating == {"again": again} and again.stage is Stage.ENCODE and not s.n_waiting
     s.check()
 
 

@@ -80,7 +80,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
         for lane in rng.sample(list(Lane), 2):  # lanes start and land in any order
             if lane in flying and rng.random() < 0.7:
                 settle(lane)
-            if lane not in flying and (batch := s.next(float(step), lane)) is not None:
+            if lane not in flying and (batch := s.next(float(step), lane).batch) is not None:
                 flying[lane] = batch
                 if lane is Lane.VISION:
                     assert batch.n_items <= images
@@ -110,7 +110,7 @@ def test_a_prefix_computed_before_is_not_computed_again():
     for name in ("first", "second"):
         s.add(make_request(name, n_text=18, max_tokens=3, salt=b""), 0.0)
         while s.n_running or s.n_waiting:
-            batch = s.next(0.0, Lane.LANGUAGE)
+            batch = s.next(0.0, Lane.LANGUAGE).batch
             computed.append((name, batch.n_items))
             s.apply(device.run(batch), 0.0)
             s.check()

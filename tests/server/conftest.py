@@ -12,9 +12,10 @@ import pytest
 import uvicorn
 from PIL import Image
 
+from hydrainfer.grammar import load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import Fetcher, FetchLimits, MediaLimits, PixelStore, Processor, load_description
-from hydrainfer.server import Intake, ServerSettings, Sessions, create_app
+from hydrainfer.server import Admission, Intake, ServerSettings, Sessions, create_app
 from tests.checkpoints import make_llava
 from tests.server.fakes import FakeEngine
 
@@ -44,8 +45,13 @@ class ServerUnderTest:
         self.fail = None
         self.pixels = PixelStore(pixel_bytes)
         limits = MediaLimits(max_images=3)
-        processor = Processor(model, self.pixels, weights=b"w", dtype="float32", limits=limits, workers=workers)
-        self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic, max_requests=max_requests)
+        grammars = load_grammars(model.path, model.vocabulary.n_tokens, model.eos_ids)
+        processor = Processor(
+            model, self.pixels, weights=b"w", dtype="float32", limits=limits, workers=workers, grammars=grammars
+        )
+        self.sessions = Sessions(
+            model.vocabulary, self.pixels, time.monotonic, Admission(time.monotonic, max_requests=max_requests)
+        )
         self.recorder = PrometheusRecorder("tiny", lambda: self.engine.instances())
         self.engine = FakeEngine(
             self.sessions.sink,

@@ -80,7 +80,8 @@ REFUSED = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "functions": [{"name": "f"}],
-    "response_format": {"type": "json_object"},
+    "response_format": {"type": "structural_tag"},
+    "guided_whitespace_pattern": " ?",
     "audio": {"voice": "x"},
     "modalities": ["text", "audio"],
     "chat_template": "{{ messages }}",
@@ -88,7 +89,6 @@ REFUSED = {
     "prompt_logprobs": 1,
     "echo": True,
     "suffix": "x",
-    "guided_json": {"type": "object"},
     "use_beam_search": True,
 }
 

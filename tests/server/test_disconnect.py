@@ -94,9 +94,11 @@ def test_too_many_requests_are_429(start):
     server = start(step_s=0.01, max_requests=2)
     with server.http.stream("POST", "/v1/chat/completions", json={**ENDLESS, "stream": True, "n": 2}) as response:
         next(response.iter_lines())
+        server.engine.hold.set()
         refused = server.chat()
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
+        server.engine.hold.clear()
     server.check_idle()
     assert server.chat(n=3, max_tokens=1).status_code == 200  # alone, even more than the bound
 

@@ -18,6 +18,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.processor import PixelStore, Processor, parse_messages
 from hydrainfer.server import Intake, Sessions
+from hydrainfer.server.admission import Work
 from tests.server.conftest import image_part, wait_until
 from tests.server.fakes import FakeEngine
 
@@ -29,7 +30,7 @@ LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 class Bench:
     def __init__(self, model, **engine):
         self.pixels = PixelStore(1 << 20)
-        self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic, max_requests=64)
+        self.sessions = Sessions(model.vocabulary, self.pixels, time.monotonic)
         self.said = model.tokenizer.encode("one two three").ids
         self.engine = FakeEngine(self.sessions.sink, lambda r: [*self.said, 2], pixels=self.pixels.get, **engine)
         self.sessions.attach(self.engine)
@@ -185,10 +186,11 @@ async def test_refusals_hold_no_place_and_no_picture(make):
         await bench.intake.chat(CHAT, SamplingParams(max_tokens=5000))
     with pytest.raises(InvalidRequest):
         await bench.intake.complete([], SamplingParams())
-    bench.sessions.admit(64)
+    admission = bench.sessions.admission
+    place = admission.claim(None, Work("text", 1.0, admission.max_requests))
     with pytest.raises(Overloaded):
         await bench.intake.chat(CHAT, SamplingParams())
-    bench.sessions._n_admitted = 0
+    place.leave()
     bench.sessions.close()
     with pytest.raises(Unavailable):
         await bench.intake.chat(CHAT, SamplingParams())

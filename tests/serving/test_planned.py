@@ -104,11 +104,8 @@ def test_what_is_measured_is_what_will_serve(monkeypatch):
     for more in ({}, {"dtype": "bfloat16"}, {"native_kernels": False}):
         settle(load({**given, **more}), quiet())
     configs, journals = zip(*measured)
-    assert [(c.device, c.dtype, c.native_kernels) for c in configs] == [
-        ("cpu", "auto", True),
-        ("cpu", "bfloat16", True),
-        ("cpu", "auto", False),
-    ]
+    assert [(c.device, c.native_kernels) for c in configs] == [("cpu", True), ("cpu", True), ("cpu", False)]
+    assert configs[1].dtype == "bfloat16" and "auto" not in {c.dtype for c in configs}, "what the server would choose"
     assert len(set(journals)) == 3, "each is measured for itself"
 
 

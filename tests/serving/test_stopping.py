@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from tests.serving.test_leaving import COSTS
 from tests.serving.test_real_engine import chat, picture
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
+PATH = "/v1/chat/completions"
 ENDLESS = {"max_tokens": 500, "ignore_eos": True}
 
 
@@ -37,10 +39,10 @@ def options(tmp_path_factory):
     return {"model": str(make_llava(folder / "llava")), "port": 0, "launcher": "inproc", "max_running": 4, **device}
 
 
-def serve(options, monkeypatch, when_ready):
+def serve(options, monkeypatch, when_ready, console=None):
     """`serve_forever` in this thread; `when_ready` is called with the URL and the model's name in place of its word."""
     monkeypatch.setattr(serving, "_greet", lambda console, url, model: when_ready(url, model))
-    serving.serve_forever(load(options), Console(quiet=True))
+    serving.serve_forever(load(options), console or Console(quiet=True))
 
 
 @contextmanager
@@ -135,6 +137,38 @@ def test_when_nothing_can_be_served_again_it_says_so_and_ends(options, monkeypat
     else:
         assert (answers[0].status_code, error["code"]) == (503, "stage_lost")
         assert e.value.message.startswith("the server has ended: no instance can prefill any more: P0 has died")
+
+
+def test_while_it_drains_those_who_are_in_finish_and_those_who_come_are_told(options, monkeypatch):
+    done, found, said = threading.Event(), {}, io.StringIO()
+
+    def drain(url):
+        body = {"messages": chat(), "max_tokens": 40, "ignore_eos": True, "stream": True}
+        with httpx.Client(base_url=url, timeout=60) as http, http.stream("POST", PATH, json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            found["before"] = http.get("/ready").json()
+            os.kill(os.getpid(), signal.SIGTERM)
+            while (ready := http.get("/ready")).status_code == 200:
+                time.sleep(0.02)
+            found["ready"], found["refused"] = ready, http.post(PATH, json=body)
+            found["health"] = http.get("/health").status_code
+            found["last"] = [line for line in lines if line][-1]
+        done.set()
+
+    def when_ready(url, _):
+        threading.Thread(target=drain, args=(url,)).start()
+
+    with signals_restored():
+        serve(options, monkeypatch, when_ready, Console(file=said, width=200))
+    assert done.wait(20)
+    assert found["before"] == {"status": "ready"}
+    assert found["ready"].json() == {"status": "draining", "live": 1}
+    refused = found["refused"]
+    assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable")
+    assert int(refused.headers["retry-after"]) >= 1 and refused.headers["connection"] == "close"
+    assert (found["health"], found["last"]) == (200, "data: [DONE]")
+    assert "1 may finish within 25 s" in said.getvalue() and "1 of 1 requests have finished" in said.getvalue()
 
 
 class Clients:

@@ -31,9 +31,8 @@ def checkpoint(tmp_path_factory):
 
 
 def test_who_is_not_done_when_the_server_must_stop_is_told_so(checkpoint, monkeypatch):
-    monkeypatch.setattr(serving, "GRACEFUL_SHUTDOWN_S", 0.3)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "ignore_eos": True, "n": 16}
-    loaded = load({"model": str(checkpoint), "port": 0})
+    loaded = load({"model": str(checkpoint), "port": 0, "drain_s": 0.3})
     with serving.serve_in_background(loaded, Console(quiet=True)) as (url, instance):
         monkeypatch.setattr(instance.sessions.handle._engine, "_launch", lambda now: None)  # it takes for ever
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from hydrainfer.processor import ClipImages, ClipSettings, Picture
+from hydrainfer.checkpoint import ClipSettings
+from hydrainfer.processor import ClipImages, Picture
 from training.builtin import draw, sources
 from training.builtin.scene import COLOURS, KINDS, Scene, Thing, sample_shapes
 

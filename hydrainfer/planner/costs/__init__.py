@@ -15,7 +15,7 @@ from hydrainfer.planner.costs.costfile import (
 )
 from hydrainfer.planner.costs.fitting import fit_cost
 from hydrainfer.planner.costs.hardware import Hardware, read_hardware
-from hydrainfer.planner.costs.shape import ModelShape, VisionShape, blocks_of, cost_of
+from hydrainfer.planner.costs.shape import ModelShape, blocks_of, cost_of
 
 __all__ = [
     "SEQUENCES",
@@ -25,7 +25,6 @@ __all__ = [
     "Hardware",
     "Mix",
     "ModelShape",
-    "VisionShape",
     "Work",
     "blocks_of",
     "budgets_for",

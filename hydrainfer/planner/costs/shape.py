@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from hydrainfer.cache import DTYPE_BYTES, CacheSpec, Wishes, size_caches, specs_of
+from hydrainfer.checkpoint import VisionShape
 from hydrainfer.core import ConfigError, CostModel, Role, Stage
 from hydrainfer.planner.costs.hardware import GIB, Hardware
 
@@ -19,26 +20,6 @@ TAKE_TURNS = 1000.0
 _PICTURE_TOKENS = 1024
 _USUAL_DECODES, _USUAL_CONTEXT, _USUAL_PICTURES = 64, 1024, 4  # for the interference of the lanes
 _ACTIVATIONS = 16  # values moved per row, layer and column of a vision tower: 8 + 4 + 4 of Table 2
-
-
-class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A vision tower and its projector, of the layers that run. `row_weights`: multiplied with every patch;
-    `token_weights`: with every embedding token; `rows_per_token` patches come to one token. `window_rows`: patches that
-    attend to each other, 0 for all of a picture; `full_layers`: those in which all of a picture do in spite of windows.
-    `picture_tokens`: of the largest picture."""
-
-    layers: int
-    hidden: int
-    row_weights: int
-    token_weights: int
-    rows_per_token: float
-    picture_tokens: int
-    window_rows: int = 0
-    full_layers: int = 0
-
-    @property
-    def weights(self) -> int:
-        return self.row_weights + self.token_weights
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ import io
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -26,7 +25,6 @@ from hydrainfer.workload.sources import (
     Poisson,
     Workload,
     due_times_s,
-    read_arrivals,
 )
 
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
@@ -73,14 +71,6 @@ def trace_of(workload: Workload, prompts: Prompts, n: int, seed: int = 0) -> lis
     else:
         at_s = due_times_s(Poisson(1.0), len(chats), seed)
     return [_request(i, chat, t, prompts) for i, (chat, t) in enumerate(zip(chats, at_s))]
-
-
-def arrivals_of(path: Path, kind: str | None = None) -> list[TraceRequest]:
-    """A published trace of text requests (`workload.sources.traces`), whose lengths are already tokens."""
-    return [
-        TraceRequest(arrival_s=a.at_s, n_text=max(1, a.n_prompt), n_output=max(1, a.n_output))
-        for a in read_arrivals(path, kind)
-    ]
 
 
 def summary(trace: Sequence[TraceRequest]) -> dict[str, float]:

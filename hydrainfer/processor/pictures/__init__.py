@@ -11,9 +11,10 @@ from hydrainfer.processor.pictures.adapter import (
     VideoShape,
     content_key,
     frames_key,
+    image_adapter,
+    video_adapter,
 )
-from hydrainfer.processor.pictures.anyres import PINPOINTS, llava_next_images
-from hydrainfer.processor.pictures.clip import ClipImages, ClipSettings, llava_images
+from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.media import (
     MediaLimits,
     Picture,
@@ -26,21 +27,16 @@ from hydrainfer.processor.pictures.media import (
     silence_pillow,
 )
 from hydrainfer.processor.pictures.pixels import Pixels, PixelStore
-from hydrainfer.processor.pictures.qwen import QwenImages, qwen_images
-from hydrainfer.processor.pictures.qwen_video import qwen_videos
 from hydrainfer.processor.pictures.resample import agrees
 
 __all__ = [
-    "PINPOINTS",
     "ClipImages",
-    "ClipSettings",
     "ImageAdapter",
     "MediaItem",
     "MediaLimits",
     "Picture",
     "PixelStore",
     "Pixels",
-    "QwenImages",
     "Target",
     "VideoAdapter",
     "VideoShape",
@@ -50,11 +46,9 @@ __all__ = [
     "frames_key",
     "from_image",
     "header_pixels",
-    "llava_images",
-    "llava_next_images",
-    "qwen_images",
-    "qwen_videos",
+    "image_adapter",
     "read_data_url",
     "read_image_url",
     "silence_pillow",
+    "video_adapter",
 ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from hydrainfer.checkpoint import ModelConfig, family_of
 from hydrainfer.core import InvalidRequest
 from hydrainfer.processor.pictures.media import Picture
 from hydrainfer.processor.pictures.pixels import Pixels
@@ -70,6 +72,18 @@ class VideoAdapter(Protocol):
 
     def pixels(self, video: VideoShape, frames: np.ndarray, resampler: str = "") -> list[Pixels]:
         """One uint8 array per item, from frames uint8 [n, height, width, 3]. `resampler` is that of `MediaLimits`."""
+
+
+def image_adapter(model: ModelConfig) -> ImageAdapter | None:
+    """The adapter that the table of families names for this model; None for one that takes text only."""
+    pictures = family_of(model).pictures
+    return resolve_name(pictures)(model) if pictures else None
+
+
+def video_adapter(model: ModelConfig, around: Sequence[str]) -> VideoAdapter | None:
+    """The same for videos. `around`: the texts before and after each picture."""
+    videos = family_of(model).videos
+    return resolve_name(videos)(model, *around) if videos else None
 
 
 def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageAdapter:

@@ -9,13 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from hydrainfer.core import CheckpointError
+from hydrainfer.checkpoint import ClipSettings, ModelConfig
 from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem, without_options
-from hydrainfer.processor.pictures.clip import ClipSettings, check_tower
 from hydrainfer.processor.pictures.media import Picture
 from hydrainfer.processor.pictures.pixels import Pixels
-
-PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 
 
 class AnyresSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,29 +83,7 @@ class AnyresImages:
         return _Canvas(best, (high, min(math.ceil(width * down), wide)))
 
 
-def llava_next_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> AnyresImages:
-    """The adapter of a LLaVA-NeXT checkpoint: `config` is config.json with defaults filled in. Raises `CheckpointError`
-    if the squares and tiles that preprocessing makes are not those that the vision tower takes."""
-    vision = config["vision_config"]
-    check_tower(vision)
-    side, patch = vision["image_size"], vision["patch_size"]
-    try:
-        clip = ClipSettings.read({**preprocessor, "do_resize": True, "do_center_crop": True, "do_pad": False})
-        points = preprocessor.get("image_grid_pinpoints") or PINPOINTS
-        settings = AnyresSettings(
-            tile=side, patch=patch, pinpoints=msgspec.convert(points, tuple[tuple[int, int], ...]), clip=clip
-        )
-    except (ValueError, TypeError, KeyError) as e:
-        raise CheckpointError(f"preprocessor_config.json cannot be used: {type(e).__name__}: {e}") from None
-    if clip.resize not in (side, (side, side)) or clip.crop != (side, side):
-        raise CheckpointError(
-            f"preprocessor_config.json has size {clip.resize} and crop_size {clip.crop}, "
-            f"but the vision tower takes ({side}, {side})"
-        )
-    expected = tuple(tuple(p) for p in config.get("image_grid_pinpoints") or PINPOINTS)
-    if settings.pinpoints != expected:
-        raise CheckpointError(
-            f"image_grid_pinpoints of preprocessor_config.json are {[*settings.pinpoints]}, those of config.json "
-            f"{[*expected]}; they must be the same"
-        )
-    return AnyresImages(settings)
+def llava_next_images(model: ModelConfig) -> AnyresImages:
+    """The adapter of a LLaVA-NeXT checkpoint."""
+    clip, points = model.vision.clip, model.vision.pinpoints
+    return AnyresImages(AnyresSettings(tile=clip.image_size, patch=clip.patch_size, pinpoints=points, clip=clip.pixels))

@@ -9,50 +9,11 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from hydrainfer.core import CheckpointError
+from hydrainfer.checkpoint import ClipSettings, ModelConfig
 from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem, without_options
 from hydrainfer.processor.pictures.media import Picture, Target
 from hydrainfer.processor.pictures.pixels import Pixels
 from hydrainfer.processor.pictures.resample import Box
-
-_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-
-
-class ClipSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """preprocessor_config.json, resolved. Sizes in pixels; `resize` is the short edge, or (height, width); `pad` first
-    makes the picture square, filled with the mean colour. `scale`, `mean`, `std` are applied on the device; here they
-    are part of the picture's key."""
-
-    resize: int | tuple[int, int] | None = 224
-    crop: tuple[int, int] | None = (224, 224)
-    resample: int = Image.Resampling.BICUBIC
-    pad: bool = False
-    scale: float = 1 / 255
-    mean: tuple[float, ...] = _CLIP_MEAN
-    std: tuple[float, ...] = _CLIP_STD
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> ClipSettings:
-        """Read preprocessor_config.json, old and new spellings. Raises `ValueError`, `TypeError` or `KeyError`."""
-        size, crop = config.get("size", 224), config.get("crop_size", 224)
-        if isinstance(size, Mapping):
-            size = size["shortest_edge"] if size.get("shortest_edge") else (size["height"], size["width"])
-        crop = (crop["height"], crop["width"]) if isinstance(crop, Mapping) else (crop, crop)
-        kind = str(config.get("image_processor_type"))
-        rescale, normalise = config.get("do_rescale", True), config.get("do_normalize", True)
-        return msgspec.convert(
-            {
-                "resize": size if config.get("do_resize", True) else None,
-                "crop": crop if config.get("do_center_crop", True) else None,
-                "resample": int(config.get("resample", Image.Resampling.BICUBIC)),
-                "pad": bool(config.get("do_pad", False)) and kind.startswith("Llava"),
-                "scale": config.get("rescale_factor", 1 / 255) if rescale else 1.0,
-                "mean": config.get("image_mean", _CLIP_MEAN) if normalise else (0.0,) * 3,
-                "std": config.get("image_std", _CLIP_STD) if normalise else (1.0,) * 3,
-            },
-            cls,
-        )
 
 
 class ClipImages:
@@ -88,35 +49,9 @@ class ClipImages:
         return _surrounded(array, crop)
 
 
-def llava_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> ClipImages:
-    """The adapter of a LLaVA-1.5 checkpoint: `config` is config.json with defaults filled in. Raises `CheckpointError`
-    if the picture size that preprocessing makes is not the one the vision tower takes."""
-    vision = config["vision_config"]
-    check_tower(vision)
-    try:
-        settings = ClipSettings.read(preprocessor)
-    except (ValueError, TypeError, KeyError) as e:
-        raise CheckpointError(f"preprocessor_config.json cannot be used: {type(e).__name__}: {e}") from None
-    side, patch = vision["image_size"], vision["patch_size"]
-    made = settings.crop or (settings.resize if isinstance(settings.resize, tuple) else None)
-    if made != (side, side):
-        raise CheckpointError(
-            f"preprocessor_config.json makes pictures of {made or 'varying'} pixels, "
-            f"but the vision tower takes ({side}, {side})"
-        )
-    class_token = 0 if config.get("vision_feature_select_strategy", "default") == "default" else 1
-    return ClipImages(settings, (side // patch) ** 2 + class_token)
-
-
-def check_tower(vision: Mapping[str, Any]) -> None:
-    """Check that the vision tower is CLIP's and sees at least one patch. Raises `CheckpointError`."""
-    if vision.get("model_type") != "clip_vision_model":
-        raise CheckpointError(
-            f"LLaVA with a {vision.get('model_type')} vision tower is not supported; supported: clip_vision_model"
-        )
-    side, patch = vision["image_size"], vision["patch_size"]
-    if patch > side:
-        raise CheckpointError(f"config.json: vision_config.patch_size is {patch}, more than image_size, {side}")
+def llava_images(model: ModelConfig) -> ClipImages:
+    """The adapter of a LLaVA-1.5 checkpoint, and of any whose `ClipConfig` says how many tokens a picture has."""
+    return ClipImages(model.vision.pixels, model.vision.tokens)
 
 
 def _target(width: int, height: int, resize: int | tuple[int, int]) -> tuple[int, int]:

@@ -7,24 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from PIL import Image
 
-from hydrainfer.core import CheckpointError, InvalidRequest, MediaError
+from hydrainfer.checkpoint import MAX_ASPECT, ModelConfig, PixelBounds, QwenSettings
+from hydrainfer.core import InvalidRequest, MediaError
 from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem
 from hydrainfer.processor.pictures.media import Picture, Target
 from hydrainfer.processor.pictures.pixels import Pixels
 
-MAX_ASPECT = 200
-_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 KNOWN = ("min_pixels", "max_pixels", "size", "fps", "num_frames", "max_frames")
-
-
-class PixelBounds(msgspec.Struct, frozen=True):
-    """The least and most pixels after resizing a picture, a frame or a whole video."""
-
-    least: int
-    most: int
 
 
 class QwenOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,49 +62,6 @@ class QwenOptions(msgspec.Struct, frozen=True, kw_only=True):
         return PixelBounds(least, most)
 
 
-class QwenSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """preprocessor_config.json, resolved. `patch` in pixels; `merge` squared patches and `temporal` frames are one
-    token. `scale`, `mean`, `std` are applied on the device; here they are part of a picture's key."""
-
-    patch: int = 14
-    merge: int = 2
-    temporal: int = 2
-    bounds: PixelBounds = PixelBounds(56 * 56, 28 * 28 * 1280)
-    resample: int = Image.Resampling.BICUBIC
-    resize: bool = True
-    scale: float = 1 / 255
-    mean: tuple[float, ...] = _CLIP_MEAN
-    std: tuple[float, ...] = _CLIP_STD
-
-    @property
-    def factor(self) -> int:
-        """The side of a token's square, in pixels."""
-        return self.patch * self.merge
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any], default: PixelBounds, patch: int = 14) -> QwenSettings:
-        """Read preprocessor_config.json or video_preprocessor_config.json, old and new spellings. Raises `ValueError`,
-        `TypeError` or `KeyError`."""
-        size = config.get("size") or {}
-        least = config.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels") or default.least
-        most = config.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or default.most
-        rescale, normalise = config.get("do_rescale", True), config.get("do_normalize", True)
-        return msgspec.convert(
-            {
-                "patch": config.get("patch_size", patch),
-                "merge": config.get("merge_size", 2),
-                "temporal": config.get("temporal_patch_size", 2),
-                "bounds": PixelBounds(least, most),
-                "resample": int(config.get("resample", Image.Resampling.BICUBIC)),
-                "resize": config.get("do_resize", True),
-                "scale": config.get("rescale_factor", 1 / 255) if rescale else 1.0,
-                "mean": config.get("image_mean") or _CLIP_MEAN if normalise else (0.0,) * 3,
-                "std": config.get("image_std") or _CLIP_STD if normalise else (1.0,) * 3,
-            },
-            cls,
-        )
-
-
 class QwenImages:
     """An `ImageAdapter` that keeps a picture's shape: both sides become multiples of a token's square."""
 
@@ -152,21 +99,9 @@ class QwenImages:
         return smart_resize(height, width, s.factor, s.bounds)
 
 
-def qwen_images(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> QwenImages:
-    """The adapter of a checkpoint of the three families. Raises `CheckpointError` if its vision tower cuts pictures
-    differently from its preprocessor."""
-    vision = config["vision_config"]
-    try:
-        settings = QwenSettings.read(preprocessor, PixelBounds(56 * 56, 28 * 28 * 1280))
-    except (ValueError, TypeError, KeyError) as e:
-        raise CheckpointError(f"preprocessor_config.json cannot be used: {type(e).__name__}: {e}") from None
-    made = settings.patch, settings.merge, settings.temporal
-    wanted = vision["patch_size"], vision["spatial_merge_size"], vision["temporal_patch_size"]
-    if made != wanted:
-        raise CheckpointError(
-            f"preprocessor_config.json has patch, merge and temporal patch sizes {made}, the vision tower {wanted}"
-        )
-    return QwenImages(settings)
+def qwen_images(model: ModelConfig) -> QwenImages:
+    """The adapter of a checkpoint of the three families."""
+    return QwenImages(model.vision.pixels)
 
 
 def smart_resize(height: int, width: int, factor: int, bounds: PixelBounds) -> tuple[int, int]:

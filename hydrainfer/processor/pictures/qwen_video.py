@@ -10,44 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 from PIL import Image
 
-from hydrainfer.core import CheckpointError
+from hydrainfer.checkpoint import ModelConfig, PixelBounds, QwenVideoSettings
 from hydrainfer.processor.pictures.adapter import MediaItem, VideoAdapter, VideoShape
 from hydrainfer.processor.pictures.pixels import Pixels
-from hydrainfer.processor.pictures.qwen import PixelBounds, QwenOptions, QwenSettings, check_aspect, smart_resize
+from hydrainfer.processor.pictures.qwen import QwenOptions, check_aspect, smart_resize
 from hydrainfer.processor.pictures.resample import resized
 
 _FPS = 24.0  # assumed for a file that gives no rate
 _JOINED_TOKENS = 1024  # most tokens of the pairs that are encoded at once, unless it is a single pair
-_DEFAULTS = {
-    "counted": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
-    "timed": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
-    "told": PixelBounds(128 * 32 * 32, 768 * 32 * 32),
-}
-_TIMES = {"qwen2_vl": "counted", "qwen2_5_vl": "timed", "qwen3_vl": "told"}
-
-
-class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """video_preprocessor_config.json, resolved. `times`: how a pair's time enters the prompt (see above).
-    `frames.bounds` are of a frame, or, with times told, of all frames together. `shared`: every frame has an even share
-    of `max_tokens` at most."""
-
-    frames: QwenSettings
-    times: Literal["counted", "timed", "told"]
-    fps: float = 2.0
-    num_frames: int | None = None
-    min_frames: int = 4
-    max_frames: int = 768
-    shared: bool = False
-    max_tokens: int = 128_000
-    tokens_per_second: float = 1.0
-    start: str = "<|vision_start|>"
-    end: str = "<|vision_end|>"
 
 
 class QwenVideos:
@@ -163,36 +139,9 @@ class QwenVideos:
         return _resize_in_time(n, video.height, video.width, pair, factor, bounds)
 
 
-def qwen_videos(
-    config: Mapping[str, Any], preprocessor: Mapping[str, Any], pictures: QwenSettings, start: str, end: str
-) -> QwenVideos:
-    """The adapter of a checkpoint of the three families. `pictures`: the settings that the vision tower normalises by.
-    Raises `CheckpointError`."""
-    times = _TIMES[config["model_type"]]
-    try:
-        frames = QwenSettings.read(preprocessor, _DEFAULTS[times], pictures.patch)
-        settings = msgspec.convert(
-            {
-                "frames": msgspec.to_builtins(frames),
-                "times": times,
-                "fps": float(preprocessor.get("fps") or 2.0),
-                "num_frames": preprocessor.get("num_frames"),
-                "min_frames": preprocessor.get("min_frames", 4),
-                "max_frames": preprocessor.get("max_frames", 768),
-                "shared": bool(preprocessor.get("cap_pixels_per_frame")),
-                "max_tokens": preprocessor.get("max_video_tokens", 768 if times == "told" else 128_000),
-                "tokens_per_second": config["vision_config"].get("tokens_per_second", 1.0),
-                "start": start,
-                "end": end,
-            },
-            QwenVideoSettings,
-        )
-    except (ValueError, TypeError, KeyError) as e:
-        raise CheckpointError(f"video_preprocessor_config.json cannot be used: {type(e).__name__}: {e}") from None
-    same = [(s.patch, s.merge, s.temporal, s.scale, s.mean, s.std) for s in (frames, pictures)]
-    if same[0] != same[1]:
-        raise CheckpointError("video_preprocessor_config.json cuts or normalises frames otherwise than pictures are")
-    return QwenVideos(settings)
+def qwen_videos(model: ModelConfig, start: str, end: str) -> QwenVideos:
+    """The adapter of a checkpoint of the three families. `start` and `end` are the texts around each frame pair."""
+    return QwenVideos(msgspec.structs.replace(model.vision.videos, start=start, end=end))
 
 
 def _resize_in_time(

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.config import find_json, preprocessing, read_json
+from hydrainfer.checkpoint import ModelConfig, ParsedConfig, find_json, parse_config, preprocessing
 from hydrainfer.core import CheckpointError, InvalidRequest, SamplingParams
-from hydrainfer.processor.pictures import (
-    ImageAdapter,
-    QwenImages,
-    VideoAdapter,
-    llava_images,
-    llava_next_images,
-    qwen_images,
-    qwen_videos,
-)
+from hydrainfer.processor.pictures import ImageAdapter, VideoAdapter, image_adapter, video_adapter
 from hydrainfer.processor.text.template import ChatTemplate
 from hydrainfer.processor.text.vocabulary import Vocabulary, read_vocabulary
 
@@ -74,36 +66,26 @@ class ModelDescription:
     sampling_defaults: Mapping[str, float]
 
 
-def _adapters() -> dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageAdapter]]:
-    """Model type of config.json → maker of its adapter. A new family is one line here and one module."""
-    qwen = dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), qwen_images)
-    return {"llava": llava_images, "llava_next": llava_next_images, **qwen}
-
-
 def load_description(
     path: Path,
     *,
     max_context: int | None = None,
     chat_template: str | None = None,
-    hf: Any = None,
+    parsed: ParsedConfig | None = None,
 ) -> ModelDescription:
     """Read a checkpoint directory. `max_context` lowers the context length; `chat_template` replaces the checkpoint's;
-    `hf`: config.json as transformers' own object, if it has been read already.
+    `parsed`: its configuration, if it has been read already.
 
     Raises `CheckpointError`, one line that says what is missing or unsupported.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: no such checkpoint directory")
-    hf = _hf_config(path) if hf is None else hf
-    config = hf.to_dict()
-    text = config.get("text_config") or config
+    config, hf = parsed or parse_config(path)
     generation = find_json(path / "generation_config.json") or {}
     written = _written_template(path)
     tokenizer = _load_tokenizer(path, hf)
     backend = tokenizer.backend_tokenizer
     try:
-        vocabulary = read_vocabulary(backend, text["vocab_size"])
+        vocabulary = read_vocabulary(backend, config.text.vocab)
     except ValueError as e:
         raise CheckpointError(f"{path / 'tokenizer.json'}: cannot stream text of this tokenizer ({e})") from None
     images = _image_input(path, config, tokenizer)
@@ -113,11 +95,8 @@ def load_description(
         images.video.placeholder if images and images.video else None,
     )
     template = ChatTemplate(tokenizer, source, *placeholders) if source else None
-    limit = text.get("max_position_embeddings")
-    n_context = min((n for n in (limit, max_context) if n), default=0)
-    if not n_context:
-        raise CheckpointError(f"{path / 'config.json'}: max_position_embeddings is missing; give a context length")
-    if max_context and limit and max_context > limit:
+    limit = config.text.context
+    if max_context and max_context > limit:
         raise CheckpointError(f"a context length of {max_context} was asked for, but the model has {limit} positions")
     return ModelDescription(
         path=path,
@@ -126,25 +105,10 @@ def load_description(
         template=template,
         images=images,
         bos=tokenizer.bos_token,
-        eos_ids=_eos_ids(generation, text, tokenizer),
-        n_context=n_context,
+        eos_ids=_eos_ids(generation, getattr(hf, "text_config", hf), tokenizer),
+        n_context=max_context or limit,
         sampling_defaults=_sampling_defaults(generation, path),
     )
-
-
-def _hf_config(path: Path) -> Any:
-    from transformers import AutoConfig
-
-    raw = read_json(path / "config.json")
-    kind, supported = raw.get("model_type"), ", ".join(_adapters())
-    if "vision_config" in raw and kind not in _adapters():
-        raise CheckpointError(f"{path}: model type {kind!r} is not supported; supported: {supported}")
-    try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as e:
-        raise CheckpointError(
-            f"{path / 'config.json'} cannot be used: {_one_line(e)}; supported: {supported}"
-        ) from None
 
 
 def _load_tokenizer(path: Path, hf: Any) -> Any:
@@ -172,28 +136,19 @@ def _bound_cache(tokenizer: Any) -> None:
         tokenizer.model._resize_cache(CACHED_WORDS)
 
 
-def _image_input(path: Path, config: Mapping[str, Any], tokenizer: Any) -> ImageInput | None:
-    make = _adapters().get(config["model_type"])
-    if make is None:
+def _image_input(path: Path, config: ModelConfig, tokenizer: Any) -> ImageInput | None:
+    adapter = image_adapter(config)
+    if adapter is None:
         return None
-    preprocessor = preprocessing(path)
-    if preprocessor is None:
+    if preprocessing(path) is None:
         raise CheckpointError(f"{path / 'preprocessor_config.json'} is missing")
-    token_id: Any = config.get("image_token_id")
-    if token_id is None:
-        token_id = config.get("image_token_index")
-    placeholder = _special(path, tokenizer, token_id, "image")
-    adapter = make(config, preprocessor)
-    if not isinstance(adapter, QwenImages):
-        return ImageInput(adapter, placeholder, token_id)
+    texts = [_special(path, tokenizer, token, noun) for token, noun in zip(config.media_tokens, ("image", "video"))]
     around = tuple(
-        _special(path, tokenizer, config.get(f"vision_{end}_token_id"), f"vision {end}") for end in ("start", "end")
+        _special(path, tokenizer, token, f"vision {end}") for token, end in zip(config.around, ("start", "end"))
     )
-    video_id: Any = config.get("video_token_id")
-    clips = preprocessing(path, "video")
-    videos = qwen_videos(config, preprocessor if clips is None else clips, adapter.settings, *around)
-    video = VideoInput(videos, _special(path, tokenizer, video_id, "video"), video_id)
-    return ImageInput(adapter, placeholder, token_id, around, video)
+    videos = video_adapter(config, around)
+    video = VideoInput(videos, texts[1], config.media_tokens[1]) if videos is not None else None
+    return ImageInput(adapter, texts[0], config.media_tokens[0], around, video)
 
 
 def _special(path: Path, tokenizer: Any, token_id: Any, noun: str) -> str:
@@ -219,9 +174,9 @@ def _default(template: Any) -> Any:
     return template.get("default") if isinstance(template, dict) else template
 
 
-def _eos_ids(generation: Mapping[str, Any], text: Mapping[str, Any], tokenizer: Any) -> tuple[int, ...]:
+def _eos_ids(generation: Mapping[str, Any], text: Any, tokenizer: Any) -> tuple[int, ...]:
     ids: list[int] = []
-    for value in (generation.get("eos_token_id", text.get("eos_token_id")), tokenizer.eos_token_id):
+    for value in (generation.get("eos_token_id", text.eos_token_id), tokenizer.eos_token_id):
         ids += value if isinstance(value, list) else [value] if value is not None else []
     return tuple(dict.fromkeys(ids))
 

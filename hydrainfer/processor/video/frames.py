@@ -143,24 +143,6 @@ def open_video(
     return Video(source, limits, decoder)
 
 
-def probe(data: bytes, limits: VideoLimits | None = None, *, param: str = "messages") -> VideoFacts:
-    """The facts of a file. Raises as `open_video`."""
-    return open_video(data, limits, param=param).facts
-
-
-def read_frames(
-    data: bytes,
-    indices: Sequence[int],
-    *,
-    limits: VideoLimits | None = None,
-    n_decoders: int = 1,
-    backend: Backend = "auto",
-    param: str = "messages",
-) -> np.ndarray:
-    """The frames of a file: `open_video`, then `Video.read`."""
-    return open_video(data, limits, backend=backend, param=param).read(indices, n_decoders=n_decoders)
-
-
 def _decoder(backend: Backend) -> Decoder:
     if backend == "decord":
         if importlib.util.find_spec("decord") is None:

@@ -10,7 +10,7 @@ from PIL import Image
 from hydrainfer.builtin import MODEL
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.inputs.models import prompts_of
-from hydrainfer.planner.inputs.workloads import Prompts, arrivals_of, summary, trace_of, words_to_tokens
+from hydrainfer.planner.inputs.workloads import Prompts, summary, trace_of, words_to_tokens
 from hydrainfer.planner.simulation import as_requests, at_rate
 from hydrainfer.workload.sources import (
     ChatRequest,
@@ -109,13 +109,6 @@ def test_conversations(tmp_path, next_):
     (tmp_path / "r.json").write_text(json.dumps(body))
     with pytest.raises(ConfigError, match="planning needs data: URLs"):
         trace_of(workload, next_, 1)
-
-
-def test_a_published_trace(tmp_path):
-    path = tmp_path / "t.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 100, "output_length": 9}\n'
-                    '{"timestamp": 500, "input_length": 50, "output_length": 3}\n')  # fmt: skip
-    assert [(t.arrival_s, t.n_text, t.n_output) for t in arrivals_of(path)] == [(0.0, 100, 9), (0.5, 50, 3)]
 
 
 def test_what_cannot_be_planned_for(tmp_path, next_):

@@ -6,6 +6,7 @@ import pytest
 from hydrainfer.planner.simulation.links import Link
 from hydrainfer.planner.simulation.simulator import Simulator
 from hydrainfer.planner.simulation.trace import as_requests
+from hydrainfer.scheduler import Policy
 from tests.planner.simulation.production import Production, described
 from tests.planner.simulation.test_leaps import deployment, trace
 
@@ -33,10 +34,12 @@ def logged(simulator):
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "3EPD", "1E1P1D", "2EP1D", "1ED2P", "1E1PD+1EPD", "2E2P3D"])
-@pytest.mark.parametrize("kv_blocks", [100, 400])
-def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks):
+@pytest.mark.parametrize(
+    ("kv_blocks", "order", "overlap"), [(100, "rank", "free"), (400, "fcfs", "free"), (400, "rank", "off")]
+)
+def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks, order, overlap):
     requests = as_requests(trace(7, n=50, rate=15.0))
-    instances = list(deployment(layout, kv_blocks=kv_blocks))
+    instances = list(deployment(layout, kv_blocks=kv_blocks, policy=Policy(order=order), overlap=overlap))
     real = Production(instances, LINK)
     try:
         real.run(requests)

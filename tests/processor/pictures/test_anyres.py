@@ -11,9 +11,10 @@ import skimage
 import transformers
 from PIL import Image, ImageOps
 
+from hydrainfer.checkpoint import ClipSettings
 from hydrainfer.core import CheckpointError, InvalidRequest
 from hydrainfer.processor import load_description
-from hydrainfer.processor.pictures.anyres import llava_next_images
+from hydrainfer.processor.pictures.anyres import AnyresImages, AnyresSettings
 from hydrainfer.processor.pictures.media import MediaLimits, Picture, decode_image
 from tests.checkpoints_next import PINPOINTS, SIDE, make_llava_next
 
@@ -37,10 +38,9 @@ MANY = {
 
 def ours(preprocessor):
     size = preprocessor["size"]
-    vision = {"model_type": "clip_vision_model", "patch_size": 14}
-    vision["image_size"] = size.get("shortest_edge") or size["height"]
-    points = preprocessor.get("image_grid_pinpoints")
-    return llava_next_images({"vision_config": vision, "image_grid_pinpoints": points}, preprocessor)
+    side = size.get("shortest_edge") or size["height"]
+    points = tuple(map(tuple, preprocessor["image_grid_pinpoints"]))
+    return AnyresImages(AnyresSettings(tile=side, patch=14, pinpoints=points, clip=ClipSettings.read(preprocessor)))
 
 
 def check(preprocessor, picture, image):

@@ -8,10 +8,10 @@ import pytest
 import skimage
 from PIL import Image
 
-from hydrainfer.core import CheckpointError
+from hydrainfer.checkpoint import ClipSettings
 from hydrainfer.processor.messages.chat import ImagePart
 from hydrainfer.processor.pictures import adapter
-from hydrainfer.processor.pictures.clip import ClipImages, ClipSettings, llava_images
+from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.media import MediaLimits, Picture, decode_image
 from hydrainfer.processor.workers.prepare import Seal, prepare_image
 
@@ -68,27 +68,6 @@ def test_fast_jpeg_differs_little_and_is_another_picture(size):
     assert bool(difference.any()) == (min(size) >= 2 * 336), "only where half the size is enough"
     with_grid = type("WithGrid", (), {"fit": seen.fit, "pixels": seen.pixels, "parameters": b""})()
     assert np.array_equal(prepare_image(part, with_grid, fast, seal)[0].pixels, theirs.pixels)
-
-
-def vision(**more):
-    return {"vision_config": {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14}, **more}
-
-
-def test_tokens_per_picture():
-    fits = {"size": 56, "crop_size": 56}
-    assert llava_images(vision(), fits).fit(100, 30).n_tokens == 16
-    assert llava_images(vision(vision_feature_select_strategy="full"), fits).fit(1, 1).n_tokens == 17
-
-
-def test_what_the_tower_cannot_take_is_refused_at_load():
-    with pytest.raises(CheckpointError, match=r"\(224, 224\).*takes \(56, 56\)"):
-        llava_images(vision(), {})
-    with pytest.raises(CheckpointError, match="varying"):
-        llava_images(vision(), {"size": 56, "do_center_crop": False})
-    with pytest.raises(CheckpointError, match="cannot be used"):
-        llava_images(vision(), {"size": "big"})
-    with pytest.raises(CheckpointError, match="siglip"):
-        llava_images({"vision_config": {"model_type": "siglip_vision_model"}}, {})
 
 
 def test_the_key_depends_on_everything_that_the_embedding_does():

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hydrainfer.checkpoint import ClipSettings, PixelBounds, QwenSettings
 from hydrainfer.core import MediaError
 from hydrainfer.processor import ImagePart, MediaLimits, MediaWorkers
-from hydrainfer.processor.pictures.clip import ClipImages, ClipSettings
-from hydrainfer.processor.pictures.qwen import PixelBounds, QwenImages, QwenSettings
+from hydrainfer.processor.pictures.clip import ClipImages
+from hydrainfer.processor.pictures.qwen import QwenImages
 from hydrainfer.processor.workers.prepare import Seal, prepare_image
 from tests.equivalence.reference import photo
 

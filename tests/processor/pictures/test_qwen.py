@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hydrainfer.checkpoint import PixelBounds, QwenSettings
 from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge, SamplingParams
 from hydrainfer.processor import (
     ImagePart,
@@ -25,7 +26,7 @@ from hydrainfer.processor import (
 )
 from hydrainfer.processor.pictures.adapter import VideoShape
 from hydrainfer.processor.pictures.media import from_image
-from hydrainfer.processor.pictures.qwen import PixelBounds, QwenImages, QwenSettings
+from hydrainfer.processor.pictures.qwen import QwenImages
 from hydrainfer.processor.workers.prepare import Seal, prepare_image
 from tests.checkpoints import make_picture
 from tests.checkpoints_qwen import FAMILIES, make_qwen

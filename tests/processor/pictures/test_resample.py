@@ -7,16 +7,17 @@ import pytest
 from PIL import Image
 
 from hydrainfer.assemble.media import media_limits, resampler, video_reading
+from hydrainfer.checkpoint import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings
 from hydrainfer.config import load
 from hydrainfer.ops.build import build_resampler
 from hydrainfer.processor import ImagePart, MediaLimits, MediaWorkers
 from hydrainfer.processor.pictures import resample
 from hydrainfer.processor.pictures.adapter import VideoShape
 from hydrainfer.processor.pictures.anyres import AnyresImages, AnyresSettings
-from hydrainfer.processor.pictures.clip import ClipImages, ClipSettings
+from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.media import from_image
-from hydrainfer.processor.pictures.qwen import PixelBounds, QwenImages, QwenSettings
-from hydrainfer.processor.pictures.qwen_video import QwenVideos, QwenVideoSettings
+from hydrainfer.processor.pictures.qwen import QwenImages
+from hydrainfer.processor.pictures.qwen_video import QwenVideos
 from hydrainfer.processor.workers.prepare import Seal, prepare_image
 from tests.equivalence.reference import photo
 

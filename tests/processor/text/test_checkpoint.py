@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hydrainfer.checkpoint import parse_config
 from hydrainfer.core import CheckpointError
 from hydrainfer.processor import load_description, parse_messages
 from hydrainfer.processor.text import checkpoint as checkpoint_module
@@ -118,7 +119,7 @@ def vision_of(path):
 
 
 DAMAGE = {
-    "no directory": (lambda d: shutil.rmtree(d), "no such checkpoint"),
+    "no directory": (lambda d: shutil.rmtree(d), "no such directory; pass"),
     "no config": (lambda d: (d / "config.json").unlink(), r"config\.json is missing"),
     "broken config": (lambda d: (d / "config.json").write_text('{"model_type":'), "damaged"),
     "list config": (lambda d: (d / "config.json").write_text("[]"), "damaged"),
@@ -199,7 +200,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "generation_config.json"])
 def test_damage_of_any_field_is_said_in_one_line_or_does_not_matter(broken, file, monkeypatch):
-    tokenizer = checkpoint_module._load_tokenizer(broken, checkpoint_module._hf_config(broken))
+    tokenizer = checkpoint_module._load_tokenizer(broken, parse_config(broken).hf)
     monkeypatch.setattr(checkpoint_module, "_load_tokenizer", lambda *_: tokenizer)
     if file == "generation_config.json":
         edit(broken / file, temperature=0.5, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hydrainfer.core import DeadlineExceeded, MediaError, RequestTooLarge
-from hydrainfer.processor.video.frames import VideoFacts, VideoLimits, open_video, probe, read_frames
+from hydrainfer.processor.video.frames import VideoFacts, VideoLimits, open_video
 from tests.processor.video.videos import all_frames, make_sound, make_video, turned, with_duration
 
 pytestmark = pytest.mark.cpu
@@ -59,24 +59,26 @@ def test_rotation_is_applied(degrees, backend):
     plain = make_video(n=12)
     data = turned(plain, degrees)
     expected = np.rot90(all_frames(plain), -degrees // 90, (1, 2))
-    facts = probe(data)
+    facts = open_video(data).facts
     assert (facts.height, facts.width) == expected.shape[1:3]
     for n_decoders in (1, 2):
-        assert np.array_equal(read_frames(data, range(12), n_decoders=n_decoders, backend=backend), expected)
+        assert np.array_equal(open_video(data, backend=backend).read(range(12), n_decoders=n_decoders), expected)
 
 
 def test_facts():
-    assert probe(make_video()) == VideoFacts(40, 10.0, 96, 64, 4.0)
-    assert probe(make_video(rate=25, kind="matroska")) == pytest.approx(VideoFacts(40, 25.0, 96, 64, 1.6), rel=0.01)
-    facts = probe(make_video(n=len(VARIABLE), pts=VARIABLE))
+    assert open_video(make_video()).facts == VideoFacts(40, 10.0, 96, 64, 4.0)
+    assert open_video(make_video(rate=25, kind="matroska")).facts == pytest.approx(
+        VideoFacts(40, 25.0, 96, 64, 1.6), rel=0.01
+    )
+    facts = open_video(make_video(n=len(VARIABLE), pts=VARIABLE)).facts
     assert facts.n_frames == 20 and facts.duration_s == pytest.approx(8.5, abs=0.2)
     assert facts.fps == pytest.approx(20 / facts.duration_s)
 
 
 def test_nothing_asked_nothing_decoded():
-    assert read_frames(make_video(n=3), []).shape == (0, 64, 96, 3)
+    assert open_video(make_video(n=3)).read([]).shape == (0, 64, 96, 3)
     with pytest.raises(AssertionError):
-        read_frames(make_video(n=3), [3])
+        open_video(make_video(n=3)).read([3])
 
 
 NO_VIDEO = {
@@ -172,11 +174,11 @@ def test_limits_are_enforced():
     with pytest.raises(MediaError, match="96 x 64"):
         open_video(data, VideoLimits(max_frame_pixels=6143))
     with pytest.raises(MediaError, match=r"5 frames.*at most 4"):
-        read_frames(data, range(5), limits=VideoLimits(max_frames=4))
+        open_video(data, VideoLimits(max_frames=4)).read(range(5))
     with pytest.raises(MediaError, match="30720 pixels together"):
-        read_frames(data, range(5), limits=VideoLimits(max_total_pixels=30_000))
+        open_video(data, VideoLimits(max_total_pixels=30_000)).read(range(5))
     with pytest.raises(MediaError, match="30720 pixels together"):
-        read_frames(data, [1] * 5, limits=VideoLimits(max_total_pixels=30_000))
+        open_video(data, VideoLimits(max_total_pixels=30_000)).read([1] * 5)
 
 
 @pytest.mark.parametrize("kind", ["mp4", "avi"])

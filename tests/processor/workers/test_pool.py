@@ -21,9 +21,10 @@ import pytest
 import skimage
 from PIL import Image
 
+from hydrainfer.checkpoint import ClipSettings
 from hydrainfer.core import DeadlineExceeded, InternalError, MediaError, Overloaded, RequestTooLarge, Unavailable
 from hydrainfer.processor import ImagePart, MediaLimits, MediaWorkers
-from hydrainfer.processor.pictures.clip import ClipImages, ClipSettings
+from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.workers import channel
 from hydrainfer.processor.workers import pool as room
 from hydrainfer.processor.workers.channel import timeval

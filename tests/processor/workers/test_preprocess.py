@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hydrainfer.checkpoint import ClipSettings
 from hydrainfer.core import MediaError, Overloaded
 from hydrainfer.processor import ImagePart, MediaLimits, MediaWorkers, PixelStore, Ticket, VideoReading
-from hydrainfer.processor.pictures.clip import ClipImages, ClipSettings
+from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.media import decode_image
 from hydrainfer.processor.workers import preprocess as room
 from hydrainfer.processor.workers.prepare import Seal

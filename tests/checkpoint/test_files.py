@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hydrainfer.config import find_json, preprocessing, read_json
+from hydrainfer.checkpoint import find_json, preprocessing, read_json
 from hydrainfer.core import CheckpointError
 
 pytestmark = pytest.mark.unit
@@ -179,9 +179,15 @@ def test_what_is_no_file(tmp_path):
 
 def test_each_place_of_preprocessing(tmp_path):
     assert preprocessing(tmp_path) is None
-    both = {"image_processor": {"resample": 2, "crop_size": None}, "video_processor": {"fps": 2}}
+    both = {
+        "image_processor": {"resample": 2, "crop_size": None, "size": {"height": 3, "width": None}},
+        "video_processor": {"fps": 2},
+    }
     (tmp_path / "processor_config.json").write_text(json.dumps(both))
-    assert (preprocessing(tmp_path), preprocessing(tmp_path, "video")) == ({"resample": 2}, {"fps": 2})
+    assert (preprocessing(tmp_path), preprocessing(tmp_path, "video")) == (
+        {"resample": 2, "size": {"height": 3}},
+        {"fps": 2},
+    )
     (tmp_path / "preprocessor_config.json").write_text('{"resample": 3}')
     (tmp_path / "video_preprocessor_config.json").write_text('{"fps": 4}')
     assert (preprocessing(tmp_path), preprocessing(tmp_path, "video")) == ({"resample": 3}, {"fps": 4})

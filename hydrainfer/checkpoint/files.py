@@ -14,6 +14,12 @@ Rule = Callable[[Any], str | None]
 """Returns what a value must be, in words, if it is not; None if it is. `None` as a value is JSON's null."""
 
 
+def require(ok: bool, path: Path, problem: str) -> None:
+    """Raise `CheckpointError` naming the checkpoint, or the file, unless `ok`."""
+    if not ok:
+        raise CheckpointError(f"{path}: {problem}")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """One JSON object of a checkpoint directory. Raises `CheckpointError`, one line that names the file and, for a
     value out of range, the field."""
@@ -35,12 +41,17 @@ def find_json(path: Path) -> dict[str, Any] | None:
 
 
 def preprocessing(path: Path, kind: str = "image") -> dict[str, Any] | None:
-    """How a checkpoint directory says that its pictures (or, of the kind "video", videos) are prepared, without what is
-    null: a file of its own, or a part of processor_config.json. None if there is neither. Raises `CheckpointError`."""
+    """How a checkpoint directory says that its pictures (or, of the kind "video", videos) are prepared: a file of its
+    own, or a part of processor_config.json. What is null is left out, in its parts too. None if there is neither.
+    Raises `CheckpointError`."""
     found = find_json(path / ("preprocessor_config.json" if kind == "image" else f"{kind}_preprocessor_config.json"))
     if found is None:
         found = (find_json(path / "processor_config.json") or {}).get(f"{kind}_processor")
-    return None if found is None else {name: value for name, value in found.items() if value is not None}
+    return None if found is None else _without_nulls(found)
+
+
+def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
+    return {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in content.items() if v is not None}
 
 
 def _check(content: Mapping[str, Any], path: Path, section: str, rules: Mapping[str, Rule]) -> None:
@@ -111,6 +122,7 @@ _POSITIVE = _number(1e-9, 1e12)
 _PARTS = ("text_config", "vision_config", "rope_scaling", "rope_parameters")
 _PROCESSORS = ("image_processor", "video_processor")
 _SECTIONS = (*_PARTS, *_PROCESSORS, "size", "crop_size")
+_SWITCHES = ("do_resize", "do_center_crop", "do_pad", "do_rescale", "do_normalize", "cap_pixels_per_frame")
 _POINTS = {"image_grid_pinpoints": _maybe(_called("a list of pairs of sides in pixels", _list(_list(_SIDE, 2))))}
 _MODEL: dict[str, Rule] = {
     **dict.fromkeys(_PARTS, _OBJECT),
@@ -145,6 +157,7 @@ _PREPROCESSING: dict[str, Rule] = {
     **dict.fromkeys(("height", "width"), _maybe(_SIDE)),
     **dict.fromkeys(("shortest_edge", "longest_edge", "min_pixels", "max_pixels"), _COUNT),
     **dict.fromkeys(("num_frames", "min_frames", "max_frames", "max_video_tokens"), _COUNT),
+    **dict.fromkeys(_SWITCHES, _maybe(_instance(bool, "true or false"))),
     "fps": _maybe(_POSITIVE),
     "resample": _maybe(_whole(0, 5)),
     "rescale_factor": _maybe(_POSITIVE),

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
+from hydrainfer.checkpoint import FAMILIES, read_config
 from hydrainfer.core import CheckpointError
-from hydrainfer.models import read_config
-from hydrainfer.models.families import FAMILIES
 from hydrainfer.planner.inputs import shape_of
 from tests.damage import damages
 

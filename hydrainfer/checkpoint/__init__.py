@@ -1,0 +1,40 @@
+"""What a checkpoint directory says, read and checked once: configuration, preprocessing, and the table of families.
+
+Called by models, processor, planner and assemble. Never imports torch, never reads weights or a tokenizer.
+"""
+
+from hydrainfer.checkpoint.clip import AnyresConfig, ClipConfig
+from hydrainfer.checkpoint.decoder import Decoder, Rope, TextConfig
+from hydrainfer.checkpoint.families import FAMILIES, Family, ParsedConfig, family_of, parse_config, read_config
+from hydrainfer.checkpoint.files import find_json, preprocessing, read_json, require
+from hydrainfer.checkpoint.model import Fit, ModelConfig, VisionConfig, VisionShape
+from hydrainfer.checkpoint.pixels import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings
+from hydrainfer.checkpoint.qwen import MAX_ASPECT, QwenVisionConfig
+
+__all__ = [
+    "FAMILIES",
+    "MAX_ASPECT",
+    "AnyresConfig",
+    "ClipConfig",
+    "ClipSettings",
+    "Decoder",
+    "Family",
+    "Fit",
+    "ModelConfig",
+    "ParsedConfig",
+    "PixelBounds",
+    "QwenSettings",
+    "QwenVideoSettings",
+    "QwenVisionConfig",
+    "Rope",
+    "TextConfig",
+    "VisionConfig",
+    "VisionShape",
+    "family_of",
+    "find_json",
+    "parse_config",
+    "preprocessing",
+    "read_config",
+    "read_json",
+    "require",
+]

@@ -1,0 +1,182 @@
+"""The LLaVA family's eyes: a CLIP tower and its projector, of which LLaVA-NeXT shows the picture whole and in tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hydrainfer.checkpoint.files import preprocessing, require
+from hydrainfer.checkpoint.model import ACTIVATIONS, REFERENCE, Fit, VisionConfig, VisionShape
+from hydrainfer.checkpoint.pixels import ClipSettings
+
+Points = tuple[tuple[int, int], ...]
+PINPOINTS: Points = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+
+
+@dataclass(frozen=True)
+class ClipConfig(VisionConfig):
+    """A CLIP-style vision tower and its projector. `features`: outputs taken, 0 = the embeddings, i = after layer i;
+    `keep_class`: does the class token's row stay. Sizes in pixels."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    norm_eps: float
+    image_size: int
+    patch_size: int
+    activation: str
+    features: tuple[int, ...]
+    keep_class: bool
+    pixels: ClipSettings
+    projector_activation: str
+    projector_bias: bool
+
+    @property
+    def patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def tokens(self) -> int:
+        """Rows of one encoded picture."""
+        return self.patches + self.keep_class
+
+    def shape(self, width: int, fit: Fit) -> VisionShape:
+        """One square: every patch row and the class row pass all layers up to the one whose output is taken."""
+        layers, hidden, rows = max(self.features), self.hidden, self.patches + 1
+        n_tokens = fit(*REFERENCE)
+        return VisionShape(
+            layers=layers,
+            hidden=hidden,
+            row_weights=3 * self.patch_size**2 * hidden + layers * (4 * hidden**2 + 2 * hidden * self.intermediate),
+            token_weights=hidden * len(self.features) * width + width**2,
+            rows_per_token=rows / n_tokens,
+            window_rows=rows,
+            picture_tokens=n_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class AnyresConfig(VisionConfig):
+    """LLaVA-NeXT's: a CLIP tower that sees a picture whole and in tiles. `pinpoints`: the (height, width) in pixels
+    that a picture may be brought to, multiples of the tower's square."""
+
+    clip: ClipConfig
+    pinpoints: Points
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the largest picture."""
+        size, side = self.clip.image_size, self.clip.image_size // self.clip.patch_size
+        return self.clip.patches + max(h // size * side * (w // size * side + 1) for h, w in self.pinpoints)
+
+    def shape(self, width: int, fit: Fit) -> VisionShape:
+        """The picture and its tiles, a square each, of which padding is cut off after the tower. Patches per token are
+        those of a picture of 4:3, five squares; a square one has a fifth fewer for its tokens, one of 3:2 a tenth
+        more."""
+        one = self.clip.shape(width, lambda *_: self.clip.patches)
+        squares = 1 + max(h * w for h, w in self.pinpoints) // self.clip.image_size**2
+        return msgspec.structs.replace(
+            one,
+            rows_per_token=squares * one.window_rows / fit(*REFERENCE),
+            picture_tokens=max(fit(w, h) for h, w in self.pinpoints),
+        )
+
+
+def llava(hf: Any, path: Path) -> ClipConfig:
+    """Check and describe the eyes of a `LlavaConfig`. Raises `CheckpointError`."""
+    pixels = ClipSettings.read(_preprocessing(hf, path))
+    made = pixels.crop or (pixels.resize if isinstance(pixels.resize, tuple) else None)
+    side = hf.vision_config.image_size
+    require(
+        made == (side, side),
+        path,
+        f"preprocessor_config.json makes pictures of {made or 'varying'} pixels, "
+        f"but the vision tower takes ({side}, {side})",
+    )
+    return _clip(hf, pixels, path)
+
+
+def llava_next(hf: Any, path: Path) -> AnyresConfig:
+    """Check and describe the eyes of a `LlavaNextConfig`. Raises `CheckpointError`."""
+    given = _preprocessing(hf, path)
+    clip = _clip(hf, ClipSettings.read(given | {"do_resize": True, "do_center_crop": True, "do_pad": False}), path)
+    require(
+        not clip.keep_class, path, "vision_feature_select_strategy 'full' is not supported for LLaVA-NeXT; use default"
+    )
+    side, points, size, crop = clip.image_size, hf.image_grid_pinpoints, clip.pixels.resize, clip.pixels.crop
+    require(
+        bool(points) and all(n % side == 0 for p in points for n in p),
+        path,
+        f"image_grid_pinpoints {points} must be pairs of multiples of the vision tower's {side} pixels",
+    )
+    require(
+        size in (side, (side, side)) and crop == (side, side),
+        path,
+        f"preprocessor_config.json has size {size} and crop_size {crop}, but the vision tower takes ({side}, {side})",
+    )
+    expected, found = (tuple(tuple(p) for p in ps) for ps in (points, given.get("image_grid_pinpoints", PINPOINTS)))
+    require(
+        expected == found,
+        path,
+        f"image_grid_pinpoints of preprocessor_config.json are {[*found]}, those of config.json {[*expected]}; "
+        "they must be the same",
+    )
+    return AnyresConfig(clip, expected)
+
+
+def _preprocessing(hf: Any, path: Path) -> dict[str, Any]:
+    """The preprocessor configuration; without one, what the tower takes."""
+    v = hf.vision_config
+    require(
+        v.model_type in ("clip_vision_model", "clip"),
+        path,
+        f"vision model {v.model_type!r} is not supported; supported: clip_vision_model",
+    )
+    given = preprocessing(path)
+    if given is None:
+        points = getattr(hf, "image_grid_pinpoints", PINPOINTS)
+        return {"size": v.image_size, "crop_size": v.image_size, "image_grid_pinpoints": points}
+    return given
+
+
+def _clip(hf: Any, pixels: ClipSettings, path: Path) -> ClipConfig:
+    v, n = hf.vision_config, hf.vision_config.num_hidden_layers
+    require(v.num_channels == 3, path, f"num_channels {v.num_channels} is not supported; supported: 3")
+    require(
+        v.patch_size <= v.image_size,
+        path / "config.json",
+        f"vision_config.patch_size is {v.patch_size}, more than image_size, {v.image_size}",
+    )
+    for field, act in (("vision hidden_act", v.hidden_act), ("projector_hidden_act", hf.projector_hidden_act)):
+        require(act in ACTIVATIONS, path, f"{field} {act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    strategy, wanted = hf.vision_feature_select_strategy, hf.vision_feature_layer
+    require(
+        strategy in ("default", "full"),
+        path,
+        f"vision_feature_select_strategy {strategy!r} is not supported; supported: default, full",
+    )
+    chosen = tuple(wanted) if isinstance(wanted, list | tuple) else (wanted,)
+    require(
+        bool(chosen) and all(isinstance(i, int) and -n - 1 <= i <= n for i in chosen),
+        path,
+        f"vision_feature_layer {wanted} is out of range; the vision tower has {n} layers",
+    )
+    return ClipConfig(
+        hidden=v.hidden_size,
+        intermediate=v.intermediate_size,
+        layers=n,
+        heads=v.num_attention_heads,
+        norm_eps=v.layer_norm_eps,
+        image_size=v.image_size,
+        patch_size=v.patch_size,
+        activation=v.hidden_act,
+        features=tuple(i if i >= 0 else n + 1 + i for i in chosen),
+        keep_class=strategy == "full",
+        pixels=pixels,
+        projector_activation=hf.projector_hidden_act,
+        projector_bias=bool(hf.multimodal_projector_bias),
+    )

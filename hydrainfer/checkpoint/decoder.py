@@ -1,0 +1,153 @@
+"""The decoder of a checkpoint: what config.json says of it, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from hydrainfer.checkpoint.files import require
+from hydrainfer.core import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding. `kind`: "default", "linear" (positions divided by `factor`) or "llama3" (the three after it).
+    `sections`: pairs turned by (time, row, column), which sum to head_dim / 2, None with one position per token;
+    `interleaved`: they take turns instead of following each other."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+    sections: tuple[int, int, int] | None = None
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    """A Llama-style decoder. `context` is the longest sequence in tokens; `qk_norm`: queries and keys are normalised
+    per head before they are turned."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    context: int
+    rope: Rope
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    tied: bool
+    qk_norm: bool = False
+
+
+class Decoder(NamedTuple):
+    """The decoder of one `model_type`, as far as it differs from Llama's: biases (None: as `attention_bias` and
+    `mlp_bias` say), normalised queries and keys, the default `sections` of `Rope`, and which layers slide: all, those
+    that `layer_types` names, or none (of which "refused" wants to be told)."""
+
+    model_type: str
+    qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    mlp_bias: bool | None = False
+    qk_norm: bool = False
+    sliding: Literal["none", "all", "named", "refused"] = "none"
+    sections: tuple[int, int, int] | None = None
+    interleaved: bool = False
+
+
+ROPE_KINDS = ("default", "linear", "llama3")
+
+
+def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig:
+    """A decoder's configuration from that of transformers, whose defaults fill what the file leaves out. Raises
+    `CheckpointError`."""
+    require(hf.hidden_act == "silu", path, f"hidden_act {hf.hidden_act!r} is not supported; supported: silu")
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    kv_heads = hf.num_key_value_heads or hf.num_attention_heads
+    require(hf.num_attention_heads % kv_heads == 0, path, f"{hf.num_attention_heads} heads over {kv_heads} KV heads")
+    require(head_dim % 2 == 0, path, f"head_dim {head_dim} is odd")
+    _check_window(hf, kind, path)
+
+    def bias(fixed: bool | None, field: str) -> bool:
+        return bool(getattr(hf, field)) if fixed is None else fixed
+
+    return TextConfig(
+        vocab=hf.vocab_size,
+        hidden=hf.hidden_size,
+        intermediate=hf.intermediate_size,
+        layers=hf.num_hidden_layers,
+        heads=hf.num_attention_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=hf.rms_norm_eps,
+        context=hf.max_position_embeddings,
+        rope=_with_sections(rope_config(hf, path), hf, kind, head_dim, path),
+        qkv_bias=bias(kind.qkv_bias, "attention_bias"),
+        out_bias=bias(kind.out_bias, "attention_bias"),
+        mlp_bias=bias(kind.mlp_bias, "mlp_bias"),
+        tied=tied,
+        qk_norm=kind.qk_norm,
+    )
+
+
+def _check_window(hf: Any, kind: Decoder, path: Path) -> None:
+    """Attention over the last tokens only is not supported where it would leave any out."""
+    named = set(getattr(hf, "layer_types", None) or ())
+    if kind.sliding == "refused":
+        others = " and ".join(sorted(named - {"full_attention"}))
+        require(not others, path, f"{others} is not supported; supported: use_sliding_window false")
+    window = getattr(hf, "sliding_window", None)
+    slides = kind.sliding == "all" or (kind.sliding == "named" and "sliding_attention" in named)
+    context = hf.max_position_embeddings
+    require(
+        not slides or window is None or window >= context,
+        path,
+        f"sliding_window {window} is smaller than max_position_embeddings {context}, which is not supported; "
+        f"supported: null, or a context of at most {window} (lower max_position_embeddings in config.json)",
+    )
+
+
+def _with_sections(rope: Rope, hf: Any, kind: Decoder, head_dim: int, path: Path) -> Rope:
+    """The rotary embedding with the sections of multimodal positions, where this kind of decoder has such."""
+    if kind.sections is None:
+        return rope
+    given = (getattr(hf, "rope_parameters", None) or {}).get("mrope_section")
+    sections = tuple(given or kind.sections)
+    fits = len(sections) == 3 and 2 * sum(sections) == head_dim
+    require(fits, path, f"mrope_section {list(sections)} does not sum to half of head_dim {head_dim}")
+    return dataclasses.replace(rope, sections=sections, interleaved=kind.interleaved)
+
+
+def rope_config(hf: Any, path: Path) -> Rope:
+    """The rotary embedding, by `rope_parameters` (transformers 5), which also holds older files' `rope_scaling`."""
+    given = {name: value for name, value in (getattr(hf, "rope_parameters", None) or {}).items() if value is not None}
+    kind = given.get("rope_type") or given.get("type") or "default"
+    require(kind in ROPE_KINDS, path, f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+    partial = given.get("partial_rotary_factor", 1.0)
+    require(partial == 1.0, path, f"partial_rotary_factor {partial} is not supported; supported: 1.0")
+    try:
+        rope = Rope(theta=float(given.get("rope_theta", 10000.0)), kind=kind)
+        if kind == "default":
+            return rope
+        rope = Rope(theta=rope.theta, kind=kind, factor=float(given["factor"]))
+        if kind == "linear":
+            return rope
+        return Rope(
+            theta=rope.theta,
+            kind=kind,
+            factor=rope.factor,
+            low_freq_factor=float(given["low_freq_factor"]),
+            high_freq_factor=float(given["high_freq_factor"]),
+            original_context=int(given["original_max_position_embeddings"]),
+        )
+    except KeyError as e:
+        raise CheckpointError(f"{path}: rope type {kind!r} lacks {e.args[0]}") from None

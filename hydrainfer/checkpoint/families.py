@@ -1,0 +1,152 @@
+"""The table of families, and how a checkpoint directory becomes a `ModelConfig` by it.
+
+A new family is one entry here and one file of layers; a file in `processor.pictures` besides if its pictures are
+prepared in a new way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydrainfer.checkpoint import clip
+from hydrainfer.checkpoint.decoder import Decoder, text_config
+from hydrainfer.checkpoint.files import read_json, require
+from hydrainfer.checkpoint.model import ModelConfig, VisionConfig
+from hydrainfer.checkpoint.qwen import qwen
+from hydrainfer.core import CheckpointError
+
+
+class Family(NamedTuple):
+    """One architecture. `layers`, `pictures` and `videos` are "module:name", imported when they are needed: the
+    `models.Layers`, and what makes the processor's adapters from a `ModelConfig`.
+
+    `decoder`: its own one; None if config.json names that of another family. `vision(hf, path)` checks and describes
+    its eyes, None: takes text only. `around`: the fields of config.json that name the tokens around each picture.
+    `dtype`: assumed where config.json names none. `n_template` and `n_around` are the planner's, where there is no
+    tokenizer: tokens of the chat template with the system text that it puts in, and beside each picture."""
+
+    model_type: str
+    layers: str
+    decoder: Decoder | None = None
+    vision: Callable[[Any, Path], VisionConfig] | None = None
+    pictures: str = ""
+    videos: str = ""
+    around: tuple[str, ...] = ()
+    dtype: str = "float16"
+    n_template: int = 12
+    n_around: int = 0
+
+
+def _text_only(decoder: Decoder) -> Family:
+    return Family(decoder.model_type, "hydrainfer.models.decoder:LAYERS", decoder)
+
+
+_PICTURES = "hydrainfer.processor.pictures"
+_QWEN = Family(
+    "",
+    "hydrainfer.models.qwen:LAYERS",
+    vision=qwen,
+    pictures=f"{_PICTURES}.qwen:qwen_images",
+    videos=f"{_PICTURES}.qwen_video:qwen_videos",
+    around=("vision_start_token_id", "vision_end_token_id"),
+    dtype="bfloat16",
+    n_template=20,  # "You are a helpful assistant." and three turns' marks
+    n_around=2,
+)
+FAMILIES = {
+    "LlavaForConditionalGeneration": Family(
+        "llava",
+        "hydrainfer.models.llava:LAYERS",
+        vision=clip.llava,
+        pictures=f"{_PICTURES}.clip:llava_images",
+        n_template=10,  # BOS, USER:, the newline after the picture, ASSISTANT:
+    ),
+    "LlavaNextForConditionalGeneration": Family(
+        "llava_next",
+        "hydrainfer.models.llava_next:LAYERS",
+        vision=clip.llava_next,
+        pictures=f"{_PICTURES}.anyres:llava_next_images",
+        n_template=45,  # the same, after "A chat between a curious human and an artificial intelligence assistant. ..."
+    ),
+    "LlamaForCausalLM": _text_only(Decoder("llama", mlp_bias=None)),
+    "MistralForCausalLM": _text_only(Decoder("mistral", qkv_bias=False, out_bias=False, sliding="all")),
+    "Qwen2ForCausalLM": _text_only(Decoder("qwen2", qkv_bias=True, out_bias=False, sliding="named")),
+    "Qwen3ForCausalLM": _text_only(Decoder("qwen3", qk_norm=True, sliding="named")),
+    "Qwen2VLForConditionalGeneration": _QWEN._replace(
+        model_type="qwen2_vl",
+        decoder=Decoder("qwen2_vl_text", qkv_bias=True, out_bias=False, sliding="refused", sections=(16, 24, 24)),
+    ),
+    "Qwen2_5_VLForConditionalGeneration": _QWEN._replace(
+        model_type="qwen2_5_vl",
+        decoder=Decoder("qwen2_5_vl_text", qkv_bias=True, out_bias=False, sliding="refused", sections=(16, 24, 24)),
+    ),
+    "Qwen3VLForConditionalGeneration": _QWEN._replace(
+        model_type="qwen3_vl",
+        decoder=Decoder("qwen3_vl_text", qk_norm=True, sliding="refused", sections=(24, 20, 20), interleaved=True),
+        n_template=12,
+    ),
+}
+
+
+class ParsedConfig(NamedTuple):
+    """config.json, read once: what it says of the model, and `hf`, all of it as transformers' own object."""
+
+    model: ModelConfig
+    hf: Any
+
+
+def family_of(model: ModelConfig) -> Family:
+    return FAMILIES[model.architecture]
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """Describe a Hugging Face checkpoint directory. Raises `CheckpointError` in one line."""
+    return parse_config(path).model
+
+
+def parse_config(path: str | Path) -> ParsedConfig:
+    """Read the configurations of a checkpoint directory. Raises `CheckpointError` in one line."""
+    path = Path(path).expanduser()
+    require(path.exists(), path, "no such directory; pass a Hugging Face checkpoint directory")
+    require(path.is_dir(), path, "is not a directory; pass a Hugging Face checkpoint directory")
+    raw = read_json(path / "config.json")
+    kind = raw.get("model_type")
+    name = str((raw.get("architectures") or [f"model_type {kind!r}"])[0])
+    require(name in FAMILIES, path, f"architecture {name} is not supported; supported: {', '.join(FAMILIES)}")
+    family = FAMILIES[name]
+    fits = kind == family.model_type
+    require(fits, path, f"{name} with model_type {kind!r} is not supported; use {family.model_type}")
+    hf = _hf_config(path)
+    return ParsedConfig(_describe(name, family, hf, path), hf)
+
+
+def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
+    text = getattr(hf, "text_config", hf)
+    decoders = {f.decoder.model_type: f.decoder for f in FAMILIES.values() if f.decoder is not None}
+    supported = ", ".join(decoders)
+    known = text.model_type in decoders
+    require(known, path, f"text model {text.model_type!r} is not supported; supported: {supported}")
+    tied = bool(hf.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))
+    dtype = hf.dtype or text.dtype or family.dtype
+    media = (*(["image_token_id"] if family.pictures else []), *(["video_token_id"] if family.videos else []))
+    return ModelConfig(
+        architecture=name,
+        text=text_config(text, decoders[text.model_type], path, tied=tied),
+        vision=family.vision(hf, path) if family.vision is not None else None,
+        media_tokens=tuple(getattr(hf, field) for field in media),
+        dtype=str(dtype).removeprefix("torch."),
+        around=tuple(getattr(hf, field) for field in family.around),
+    )
+
+
+def _hf_config(path: Path) -> Any:
+    """transformers' view of config.json, for its defaults."""
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as e:  # huggingface_hub's strict dataclasses raise kinds of their own
+        first = " ".join(str(e).split())[:200] or type(e).__name__
+        raise CheckpointError(f"{path}: config.json is not valid: {first}") from None

@@ -1,0 +1,163 @@
+"""How a checkpoint's pictures and videos are prepared: the one reader of preprocessor configurations.
+
+`files.preprocessing` has judged each value by itself and left out what is null. What is left out has the default of
+transformers' processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import msgspec
+
+from hydrainfer.core import CheckpointError
+
+BICUBIC = 3  # as Pillow numbers its filters
+_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
+Times = Literal["counted", "timed", "told"]
+
+
+class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What every preprocessing has. `resample`: Pillow's number of the filter. `scale`, then `mean` and `std` of red,
+    green and blue, are applied on the device; for the processor they are part of a picture's key."""
+
+    resample: int = BICUBIC
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = _MEAN
+    std: tuple[float, ...] = _STD
+
+    @classmethod
+    def _settled(cls, given: Mapping[str, Any], **own: Any) -> Self:
+        rescale, normalise = given.get("do_rescale", True), given.get("do_normalize", True)
+        return cls(
+            resample=given.get("resample", BICUBIC),
+            scale=given.get("rescale_factor", 1 / 255) if rescale else 1.0,
+            mean=tuple(map(float, given.get("image_mean", _MEAN))) if normalise else (0.0,) * 3,
+            std=tuple(map(float, given.get("image_std", _STD))) if normalise else (1.0,) * 3,
+            **own,
+        )
+
+
+class ClipSettings(PixelSettings, frozen=True, kw_only=True):
+    """Sizes in pixels; `resize` is the short edge, or (height, width); `pad` first makes the picture square, filled
+    with the mean colour."""
+
+    resize: int | tuple[int, int] | None = 224
+    crop: tuple[int, int] | None = (224, 224)
+    pad: bool = False
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> ClipSettings:
+        """Read a preprocessor configuration, in old and new spellings. Raises `CheckpointError`."""
+        size, crop = given.get("size", 224), given.get("crop_size", 224)
+        if isinstance(size, Mapping):
+            size = size.get("shortest_edge") or _pair(size, "size", "shortest_edge, or ")
+        return cls._settled(
+            given,
+            resize=size if given.get("do_resize", True) else None,
+            crop=_pair(crop, "crop_size") if given.get("do_center_crop", True) else None,
+            pad=given.get("do_pad", False) and str(given.get("image_processor_type")).startswith("Llava"),
+        )
+
+
+class PixelBounds(msgspec.Struct, frozen=True):
+    """The least and most pixels after resizing a picture, a frame or a whole video."""
+
+    least: int
+    most: int
+
+
+PICTURE_BOUNDS = PixelBounds(56 * 56, 28 * 28 * 1280)
+_FRAME_BOUNDS = {
+    "counted": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
+    "timed": PixelBounds(128 * 28 * 28, 768 * 28 * 28),
+    "told": PixelBounds(128 * 32 * 32, 768 * 32 * 32),
+}
+
+
+class QwenSettings(PixelSettings, frozen=True, kw_only=True):
+    """`patch` in pixels; `merge` squared patches and `temporal` frames are one token."""
+
+    patch: int = 14
+    merge: int = 2
+    temporal: int = 2
+    bounds: PixelBounds = PICTURE_BOUNDS
+    resize: bool = True
+
+    @property
+    def factor(self) -> int:
+        """The side of a token's square, in pixels."""
+        return self.patch * self.merge
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], default: PixelBounds = PICTURE_BOUNDS, patch: int = 14) -> QwenSettings:
+        """Read the configuration of a picture or video preprocessor, in old and new spellings. Raises
+        `CheckpointError`."""
+        size = given.get("size", {})
+        if not isinstance(size, Mapping):
+            raise CheckpointError("preprocessor_config.json: size must give shortest_edge and longest_edge")
+        least, most = (
+            given.get(f"{end}_pixels") or size.get(edge) or size.get(f"{end}_pixels") or otherwise
+            for end, edge, otherwise in (("min", "shortest_edge", default.least), ("max", "longest_edge", default.most))
+        )
+        return cls._settled(
+            given,
+            patch=given.get("patch_size", patch),
+            merge=given.get("merge_size", 2),
+            temporal=given.get("temporal_patch_size", 2),
+            bounds=PixelBounds(least, most),
+            resize=given.get("do_resize", True),
+        )
+
+
+class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`times`: how the time of a pair of frames enters the prompt: counted, at their time, or told in words.
+    `frames.bounds` are of a frame, or, with times told, of all frames together. `shared`: every frame has an even share
+    of `max_tokens` at most. `start` and `end` stand around each pair whose time is told."""
+
+    frames: QwenSettings
+    times: Times
+    fps: float = 2.0
+    num_frames: int | None = None
+    min_frames: int = 4
+    max_frames: int = 768
+    shared: bool = False
+    max_tokens: int = 128_000
+    tokens_per_second: float = 1.0
+    start: str = "<|vision_start|>"
+    end: str = "<|vision_end|>"
+
+    @classmethod
+    def read(
+        cls, given: Mapping[str, Any], times: Times, tokens_per_second: float, pictures: QwenSettings
+    ) -> QwenVideoSettings:
+        """Read the configuration of a video preprocessor. `pictures`: how the vision tower cuts and normalises. Raises
+        `CheckpointError`."""
+        frames = QwenSettings.read(given, _FRAME_BOUNDS[times], pictures.patch)
+        cut, wanted = ((s.patch, s.merge, s.temporal, s.scale, s.mean, s.std) for s in (frames, pictures))
+        if cut != wanted:
+            raise CheckpointError(
+                "video_preprocessor_config.json cuts or normalises frames otherwise than pictures are; "
+                "give it the patch sizes, scale, mean and deviation of preprocessor_config.json"
+            )
+        return cls(
+            frames=frames,
+            times=times,
+            fps=float(given.get("fps", 2.0)),
+            num_frames=given.get("num_frames"),
+            min_frames=given.get("min_frames", 4),
+            max_frames=given.get("max_frames", 768),
+            shared=given.get("cap_pixels_per_frame", False),
+            max_tokens=given.get("max_video_tokens", 768 if times == "told" else 128_000),
+            tokens_per_second=tokens_per_second,
+        )
+
+
+def _pair(size: Any, name: str, before: str = "") -> tuple[int, int]:
+    """(height, width) of what one number, or an object, says."""
+    if not isinstance(size, Mapping):
+        return size, size
+    if "height" not in size or "width" not in size:
+        raise CheckpointError(f"preprocessor_config.json: {name} must give {before}height and width")
+    return size["height"], size["width"]

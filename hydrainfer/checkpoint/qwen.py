@@ -1,0 +1,153 @@
+"""The eyes of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: towers for pictures and frames of any size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrainfer.checkpoint.files import preprocessing, require
+from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionConfig, VisionShape
+from hydrainfer.checkpoint.pixels import QwenSettings, QwenVideoSettings, Times
+
+MAX_ASPECT = 200
+"""Sides of a picture differ at most so many times."""
+_TIMES: dict[str, Times] = {"qwen2_vl": "counted", "qwen2_5_vl": "timed", "qwen3_vl": "told"}
+
+
+@dataclass(frozen=True)
+class QwenVisionConfig(VisionConfig):
+    """`pixels.temporal` frames and `merge` squared patches become a token. `gated`: RMS norms and gated MLPs (Qwen2.5),
+    else layer norms and plain ones. `window`: side in tokens of the squares within which all layers but `full_layers`
+    attend, 0 without. `grid`: side of the square of learned positions, 0 without. `levels`: layers whose features go to
+    the first language layers."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    out: int
+    activation: str
+    theta: float
+    pixels: QwenSettings
+    videos: QwenVideoSettings
+    gated: bool = False
+    window: int = 0
+    full_layers: tuple[int, ...] = ()
+    grid: int = 0
+    levels: tuple[int, ...] = ()
+    patch_bias: bool = False
+
+    @property
+    def patch(self) -> int:
+        """The side of a patch in pixels."""
+        return self.pixels.patch
+
+    @property
+    def temporal(self) -> int:
+        return self.pixels.temporal
+
+    @property
+    def merge(self) -> int:
+        """The side of a token in patches."""
+        return self.pixels.merge
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the largest picture: of the most pixels, or of a narrow one, whose short side is at least one
+        token."""
+        least, most, side = self.pixels.bounds.least, self.pixels.bounds.most, self.pixels.factor
+        narrow = (math.sqrt(least / MAX_ASPECT) // side + 1) * (math.sqrt(max(least, most) * MAX_ASPECT) // side + 1)
+        return int(max(most // side**2, narrow, 1))
+
+    def shape(self, width: int, fit: Fit) -> VisionShape:
+        """Patches of two frames (a still picture counts as two) attend to each other, all of a picture or those of a
+        window; a square of them becomes a token, once more for each level of features that the decoder gets besides."""
+        hidden, n_merged = self.hidden, self.merge**2
+        patch, merged = 3 * self.temporal * self.patch**2, hidden * n_merged
+        mlp = (3 if self.gated else 2) * hidden * self.intermediate
+        return VisionShape(
+            layers=self.layers,
+            hidden=hidden,
+            row_weights=patch * hidden + self.layers * (4 * hidden**2 + mlp),
+            token_weights=(1 + len(self.levels)) * (merged**2 + merged * width),
+            rows_per_token=float(n_merged),
+            picture_tokens=fit(10_000, 10_000),
+            window_rows=(self.window * self.merge) ** 2,
+            full_layers=len(self.full_layers),
+        )
+
+
+def qwen(hf: Any, path: Path) -> QwenVisionConfig:
+    """Check and describe the eyes of a configuration of one of the three. Raises `CheckpointError`."""
+    v, kind = hf.vision_config, hf.model_type
+    gated, qwen3 = kind == "qwen2_5_vl", kind == "qwen3_vl"
+    out = v.hidden_size if kind == "qwen2_vl" else v.out_hidden_size
+    hidden = v.embed_dim if kind == "qwen2_vl" else v.hidden_size
+    levels = tuple(v.deepstack_visual_indexes) if qwen3 else ()
+    full_layers = tuple(v.fullatt_block_indexes) if gated else ()
+    _check(hf, hidden, out, {"fullatt_block_indexes": full_layers, "deepstack_visual_indexes": levels}, path)
+    pixels, videos = _pixels(v, _TIMES[kind], path)
+    window = v.window_size if gated else 0
+    require(
+        not gated or window >= pixels.factor,
+        path,
+        f"window_size {window} is smaller than a token's {pixels.factor} pixels",
+    )
+    return QwenVisionConfig(
+        hidden=hidden,
+        intermediate=int(hidden * v.mlp_ratio) if kind == "qwen2_vl" else v.intermediate_size,
+        layers=v.depth,
+        heads=v.num_heads,
+        out=out,
+        activation=v.hidden_act,
+        theta=float((getattr(v, "rope_parameters", None) or {}).get("rope_theta") or 10000.0),
+        pixels=pixels,
+        videos=videos,
+        gated=gated,
+        window=window // pixels.factor,
+        full_layers=full_layers,
+        grid=math.isqrt(v.num_position_embeddings) if qwen3 else 0,
+        levels=levels,
+        patch_bias=qwen3,
+    )
+
+
+def _check(hf: Any, hidden: int, out: int, indexes: dict[str, tuple[int, ...]], path: Path) -> None:
+    v, text = hf.vision_config, hf.text_config
+    require(v.in_channels == 3, path, f"in_channels {v.in_channels} is not supported; supported: 3")
+    supported = ("silu",) if hf.model_type == "qwen2_5_vl" else ACTIVATIONS
+    require(
+        v.hidden_act in supported,
+        path,
+        f"vision hidden_act {v.hidden_act!r} is not supported; supported: {', '.join(supported)}",
+    )
+    require(hidden % (4 * v.num_heads) == 0, path, f"{v.num_heads} vision heads over {hidden} columns")
+    for field, layers in indexes.items():
+        lacking = f"{field} {[*layers]} names layers that depth {v.depth} lacks"
+        require(all(i < v.depth for i in layers), path, lacking)
+    require(out == text.hidden_size, path, f"the vision tower makes {out} columns, the text has {text.hidden_size}")
+    require(
+        len(indexes["deepstack_visual_indexes"]) < text.num_hidden_layers,
+        path,
+        "deepstack_visual_indexes has as many levels as the text has layers",
+    )
+
+
+def _pixels(v: Any, times: Times, path: Path) -> tuple[QwenSettings, QwenVideoSettings]:
+    """How pictures and videos are prepared; where no file says it, cut as the tower takes them."""
+    wanted = v.patch_size, v.spatial_merge_size, v.temporal_patch_size
+    given = preprocessing(path)
+    if given is None:
+        given = dict(zip(("patch_size", "merge_size", "temporal_patch_size"), wanted))
+    pixels = QwenSettings.read(given)
+    made = pixels.patch, pixels.merge, pixels.temporal
+    require(
+        made == wanted,
+        path,
+        f"preprocessor_config.json has patch, merge and temporal patch sizes {made}, the vision tower {wanted}",
+    )
+    clips = preprocessing(path, "video")
+    rate = float(getattr(v, "tokens_per_second", 1.0))
+    return pixels, QwenVideoSettings.read(given if clips is None else clips, times, rate, pixels)

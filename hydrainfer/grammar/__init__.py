@@ -1,0 +1,10 @@
+"""Grammars that answers must match (JSON schema, regular expression, Lark): compiled within bounds, cached, followed.
+
+Called by `processor`, which compiles and so checks them, and by `runtime`, which asks what may come next. Never
+samples, never touches a device.
+"""
+
+from hydrainfer.grammar.compile import Grammars, load_grammars
+from hydrainfer.grammar.follow import Follower, Guided
+
+__all__ = ["Follower", "Grammars", "Guided", "load_grammars"]

@@ -1,0 +1,117 @@
+"""Grammars compiled by llguidance, within limits of size and work, and kept for the next request that has the same."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hydrainfer.core import Grammar, InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+_KEPT = 64
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 1000,
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 10_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+"""A fraction of the library's defaults: with these and `MAX_GRAMMAR_CHARS` the worst grammars we know take well under a
+second to compile, and to say what may come next (tests/grammar/test_hostile.py)."""
+_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One line, as `json.dumps` writes it: what most models write, and a model cannot fill its answer with white space."""
+_MAX_GBNF_CHARS = 8192  # it is translated in Python
+
+
+class Grammars:
+    """Compiler and cache for one tokenizer. Thread-safe. The library lets go of the interpreter while it compiles."""
+
+    def __init__(self, tokenizer: Any, eos_ids: Sequence[int]) -> None:
+        """`tokenizer`: an `llguidance.LLTokenizer`. `eos_ids` end an answer."""
+        import llguidance
+
+        self.n_vocab: int = tokenizer.vocab_size
+        self.eos_ids = frozenset(eos_ids)
+        self._tokenizer = tokenizer
+        self._limits = llguidance.LLParserLimits(**_LIMITS)
+        self._lock = threading.Lock()
+        self._kept: dict[Grammar, Future[Any]] = {}  # a matcher, or why there is none; the last used last
+        self._worker = ThreadPoolExecutor(1, "hydra-grammar")
+
+    def compiled(self, grammar: Grammar) -> Any:
+        """The `LLMatcher` at its start, not to be moved: copy it. Raises `InvalidRequest` if there can be none."""
+        future, mine = self._entry(grammar)
+        if mine:
+            self._compile(grammar, future)
+        found = future.result()
+        if isinstance(found, str):
+            raise InvalidRequest(found, code="invalid_grammar")
+        return found
+
+    def expect(self, grammar: Grammar) -> None:
+        """Begin to compile it in the background; returns at once."""
+        future, mine = self._entry(grammar)
+        if mine:
+            self._worker.submit(self._compile, grammar, future)
+
+    def close(self) -> None:
+        self._worker.shutdown(cancel_futures=True)
+
+    def _entry(self, grammar: Grammar) -> tuple[Future[Any], bool]:
+        """Its future, and whether the caller has to fill it."""
+        with self._lock:
+            found = self._kept.pop(grammar, None)
+            future = self._kept[grammar] = found or Future()
+            if len(self._kept) > _KEPT:
+                del self._kept[next(iter(self._kept))]
+            return future, found is None
+
+    def _compile(self, grammar: Grammar, future: Future[Any]) -> None:
+        try:
+            matcher = self._matcher(grammar)
+            first = matcher.deep_copy()
+            first.compute_bitmask()  # what it builds on the way is shared by all copies
+            error = matcher.get_error() or first.get_error()
+            future.set_result(_complaint(error) if error else matcher)
+        except Exception as e:
+            future.set_result(_complaint(str(e)))
+
+    def _matcher(self, grammar: Grammar) -> Any:
+        from llguidance import LLMatcher, grammar_from
+
+        if grammar.kind == "json":
+            source = LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_STYLE)
+        elif grammar.kind == "lark" and "::=" in grammar.text:  # GBNF, as llama.cpp has it and vLLM's users send it
+            if len(grammar.text) > _MAX_GBNF_CHARS:
+                raise ValueError(f"a GBNF grammar takes at most {_MAX_GBNF_CHARS} characters; write it in Lark")
+            source = grammar_from("gbnf", grammar.text)
+        else:
+            source = grammar_from(grammar.kind, grammar.text)
+        return LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+
+
+def load_grammars(path: Path, n_vocab: int, eos_ids: Sequence[int]) -> Grammars | None:
+    """Read a checkpoint's tokenizer.json; 2 s and 100 MB for 150,000 tokens. `n_vocab`: columns of the logits. Returns
+    None, with a line in the log, where that is impossible: then no request may have a grammar."""
+    try:
+        from llguidance import LLTokenizer
+
+        if not eos_ids:
+            raise ValueError("the model has no token that ends an answer")
+        text = (path / "tokenizer.json").read_text("utf-8")
+        return Grammars(LLTokenizer(text, n_vocab=n_vocab, eos_token=list(eos_ids)), eos_ids)
+    except Exception as e:
+        logger.warning("structured output is not available: %s", str(e)[:300])
+        return None
+
+
+def _complaint(text: str) -> str:
+    """The library's words, short."""
+    return f"the grammar or schema cannot be used: {' '.join(text.split())[:300]}"

@@ -1,0 +1,81 @@
+"""Where live requests are in their grammars.
+
+The place is a function of the grammar and of the tokens produced so far, so nothing of it ever travels: after a
+preemption, a migration or a lost instance it is computed again from the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hydrainfer.core import Grammar, HydraError, InternalError, InvalidRequest
+from hydrainfer.grammar.compile import Grammars
+
+_KEPT = 256
+
+
+class Guided(NamedTuple):
+    """One row of logits whose token must follow `grammar`, after `produced`. `id`: of the request."""
+
+    row: int
+    id: str
+    grammar: Grammar
+    produced: Sequence[int]
+
+
+class _Place:
+    """A matcher that has read `n_read` tokens."""
+
+    __slots__ = ("matcher", "n_read")
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher = matcher
+        self.n_read = 0
+
+
+class Follower:
+    """The places of the requests seen last; a request that comes back later is read from its start. One thread only."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._places: dict[str, _Place] = {}  # by request, the last used last
+
+    def blocked(self, rows: Sequence[Guided], n_columns: int) -> tuple[np.ndarray, dict[str, HydraError]]:
+        """Which tokens may not come next, bool [rows, n_columns], and by request id why one cannot go on."""
+        n_bytes = (n_columns + 7) // 8
+        allowed = np.zeros((len(rows), n_bytes), dtype=np.uint8)
+        failed: dict[str, HydraError] = {}
+        for i, guided in enumerate(rows):
+            try:
+                bits = self._advance(guided).matcher.compute_bitmask()[:n_bytes]
+                allowed[i, : len(bits)] = np.frombuffer(bits, dtype=np.uint8)
+                if not bits.strip(b"\0"):
+                    raise _too_complex(self._places.pop(guided.id).matcher.get_error())
+            except HydraError as e:
+                failed[guided.id] = e
+                allowed[i] = 0xFF
+        while len(self._places) > max(_KEPT, len(rows)):
+            del self._places[next(iter(self._places))]
+        return np.unpackbits(~allowed, axis=1, bitorder="little", count=n_columns).view(bool), failed
+
+    def _advance(self, guided: Guided) -> _Place:
+        """The request's place after all that it has produced. Raises `HydraError`."""
+        place = self._places.pop(guided.id, None)
+        if place is None or place.n_read > len(guided.produced):
+            place = _Place(self._grammars.compiled(guided.grammar).deep_copy())
+        for token in guided.produced[place.n_read :]:
+            ended = token in self._grammars.eos_ids  # `ignore_eos`: it stays at its end
+            if not ended and not place.matcher.consume_token(token):
+                raise _too_complex(place.matcher.get_error())
+        place.n_read = len(guided.produced)
+        self._places[guided.id] = place
+        return place
+
+
+def _too_complex(why: str) -> HydraError:
+    if not why:
+        return InternalError("the answer left its grammar; see the server's log")
+    return InvalidRequest(f"the grammar became too complex within the answer: {why[:200]}", code="invalid_grammar")

@@ -1,0 +1,24 @@
+"""What a file of layers offers, under the name that the table of families gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import NamedTuple
+
+from hydrainfer.checkpoint import ModelConfig, family_of
+from hydrainfer.models.llama import Llama
+from hydrainfer.models.picture import VisionTower
+
+
+class Layers(NamedTuple):
+    """One architecture. `canonical(name)` maps a checkpoint's tensor name to ours; `vision` (None: takes text only)
+    builds an empty tower from (`ModelConfig`, ops, dtype, device), `language` a decoder from (`TextConfig`, ...)."""
+
+    canonical: Callable[[str], str]
+    vision: Callable[..., VisionTower] | None = None
+    language: Callable[..., Llama] = Llama
+
+
+def layers_of(config: ModelConfig) -> Layers:
+    return resolve_name(family_of(config).layers)

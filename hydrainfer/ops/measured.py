@@ -1,0 +1,180 @@
+"""Which way to multiply, by number of rows and size of the weight: measured on this machine once, and remembered."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import time
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from hydrainfer.config import cache_folder
+from hydrainfer.machine import cpu_name, instruction_sets
+from hydrainfer.ops.native import Kernels
+from hydrainfer.ops.products import WAYS, Way, ways
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
+"""Numbers of rows that are measured. One between two of them is multiplied as the larger, above as the last."""
+
+_SMALL, _LARGE = (256, 256), (2048, 1024)
+_SMALL_UP_TO = 1 << 19
+"""Elements of a weight up to which the time of a call matters more than the arithmetic."""
+
+_BYTES = 96 << 20  # of large weights: more than a processor's cache holds
+_SMALL_WEIGHTS = 8
+_READS = 8  # rows up to which a product is bound by reading the weight
+_ROUNDS = 3
+_BUDGET_S = 0.7  # then one round is enough
+_MARGIN = 0.95  # a later way must take less than this share of an earlier one's time
+_HOPELESS = 3.0  # times the fastest: not tried again
+_SLOW_S = 0.02  # a first call that takes longer is slow whatever it prepares
+
+Times = dict[int, dict[str, float]]
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Seconds of one product, by rows and way."""
+
+    small: Times
+    large: Times
+
+
+class Products:
+    """`linear` and `linear_add` by the fastest way for each number of rows."""
+
+    def __init__(self, measured: Measured, found: Mapping[str, Way], dtype: torch.dtype) -> None:
+        self._measured, self._dtype = measured, dtype
+        self._small, self._large = (_by_rows(times, found) for times in (measured.small, measured.large))
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self._way(x, weight).linear(x, weight, bias)
+
+    def linear_add(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self._way(x, weight).linear_add(out, x, weight, bias)
+
+    def describe(self) -> list[str]:
+        """What was chosen, and the measurements that were the reason, one line each."""
+        n, k = _LARGE
+        few, many = self._measured.large[ROWS[0]], self._measured.large[ROWS[-1]]
+        gb = n * k * self._dtype.itemsize / 1e9
+        rates = [
+            f"{way} {gb / few[way]:.0f} GB/s, {2e-9 * ROWS[-1] * n * k / many[way]:.0f} GFLOP/s" for way in sorted(few)
+        ]
+        return [_ranges(self._large), f"(weights at 1 row, {ROWS[-1]} rows: {'; '.join(rates)})"]
+
+    def _way(self, x: Tensor, weight: Tensor) -> Way:
+        by_rows = self._small if weight.numel() <= _SMALL_UP_TO else self._large
+        return by_rows[min(x.shape[0], ROWS[-1])]
+
+
+def products(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> Products:
+    """The products for this dtype, measured with as many threads (default: torch's present number). The first call on a
+    machine takes up to a second."""
+    found = ways(dtype, kernels)
+    return Products(_measured(dtype, found, threads), found, dtype)
+
+
+def faster_than_float32(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> bool:
+    """Whether the processor itself multiplies many rows sooner in this dtype, and few rows not much later. Where it has
+    to widen them, a long prompt takes longer."""
+    narrow, wide = (_measured(d, ways(d, kernels), threads).large for d in (dtype, torch.float32))
+    many = min(took_s for way, took_s in narrow[ROWS[-1]].items() if way != "widened")
+    few = min(narrow[ROWS[0]].values())
+    return many < 0.9 * min(wide[ROWS[-1]].values()) and few < 1.1 * min(wide[ROWS[0]].values())
+
+
+def fastest(times: Mapping[str, float]) -> str:
+    """The way that takes the least time; of two that are about equal, the one that `WAYS` names first."""
+    ordered = [way for way in WAYS if way in times]
+    best = ordered[0]
+    for way in ordered[1:]:
+        if times[way] < _MARGIN * times[best]:
+            best = way
+    return best
+
+
+def _by_rows(times: Times, found: Mapping[str, Way]) -> list[Way]:
+    """The way for 0, 1, … ROWS[-1] rows."""
+    chosen: list[Way] = []
+    for rows in ROWS:
+        chosen += [found[fastest(times[rows])]] * (rows + 1 - len(chosen))
+    return chosen
+
+
+def _ranges(by_rows: list[Way]) -> str:
+    """ "native-cpu up to 8 rows, onednn above"."""
+    runs = [(name, len(list(run))) for name, run in groupby(way.name for way in by_rows)]
+    parts, end = [], -1
+    for name, n in runs[:-1]:
+        end += n
+        parts.append(f"{name} up to {end} rows")
+    return ", ".join([*parts, f"{runs[-1][0]} above" if parts else runs[-1][0]])
+
+
+def _measured(dtype: torch.dtype, found: Mapping[str, Way], threads: int | None) -> Measured:
+    """What was measured before, or now. Of processes that start together one measures and the others wait."""
+    before = torch.get_num_threads()
+    threads = threads or before
+    what = (cpu_name(), instruction_sets(), torch.__version__, threads, str(dtype), sorted(found), ROWS)
+    path = cache_folder() / "products" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
+    path.parent.mkdir(exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        measured = _read(path, found)
+        if measured is None:
+            torch.set_num_threads(threads)
+            measured = measure(dtype, found)
+            torch.set_num_threads(before)
+            part = path.with_suffix(".part")
+            part.write_bytes(msgspec.json.encode(measured))
+            part.replace(path)
+    return measured
+
+
+def _read(path: Path, found: Mapping[str, Way]) -> Measured | None:
+    try:
+        measured = msgspec.json.decode(path.read_bytes(), type=Measured)
+    except (OSError, msgspec.DecodeError):
+        return None
+    times = [(measured.small.get(rows), measured.large.get(rows)) for rows in ROWS]
+    return measured if all(t and t.keys() == found.keys() for pair in times for t in pair) else None
+
+
+def measure(dtype: torch.dtype, found: Mapping[str, Way]) -> Measured:
+    """Time every way for every number of rows. The least time of several products counts, so that what else runs on
+    the machine matters little."""
+    end_s = time.perf_counter() + _BUDGET_S
+    with torch.inference_mode():
+        large = torch.ones((_BYTES // (_LARGE[0] * _LARGE[1] * dtype.itemsize), *_LARGE), dtype=dtype).unbind()
+        small = torch.ones((_SMALL_WEIGHTS, *_SMALL), dtype=dtype).unbind()
+        of_small = {rows: _race(found, small, rows, end_s) for rows in ROWS}
+        of_large = {rows: _race(found, large if rows <= _READS else large[:2], rows, end_s) for rows in ROWS}
+        return Measured(of_small, of_large)
+
+
+def _race(found: Mapping[str, Way], weights: tuple[Tensor, ...], rows: int, end_s: float) -> dict[str, float]:
+    """Seconds of one product by way. A way passes over all weights before the next one does, so that it finds none of
+    them in a cache."""
+    x = torch.ones((rows, weights[0].shape[1]), dtype=weights[0].dtype)
+    best = {
+        name: _seconds(way, x, weights[0]) for name, way in found.items()
+    }  # may compile: too long, but not hopeless
+    in_race = {name: way for name, way in found.items() if best[name] < max(_SLOW_S, _HOPELESS * min(best.values()))}
+    for i in range(_ROUNDS):
+        if i and time.perf_counter() > end_s:
+            break
+        for name, way in in_race.items():
+            best[name] = min(best[name], *(_seconds(way, x, weight) for weight in weights))
+        in_race = {name: way for name, way in in_race.items() if best[name] < _HOPELESS * min(best.values())}
+    return best
+
+
+def _seconds(way: Way, x: Tensor, weight: Tensor) -> float:
+    start_s = time.perf_counter()
+    way.linear(x, weight)
+    return time.perf_counter() - start_s

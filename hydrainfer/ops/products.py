@@ -1,0 +1,82 @@
+"""Matrix products on a CPU: the ways to compute one, each with the signatures of `reference.linear` and `linear_add`.
+
+Which is fastest differs between processors by factors: `measured.py` finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hydrainfer.ops import reference
+from hydrainfer.ops.native import Kernels
+
+_SLICE_BYTES = 32 << 20
+"""Weights are widened to float32 in slices of this size."""
+
+WAYS = ("native-cpu", "onednn", "torch", "transposed", "widened")
+"""All ways, and which is taken of two that are equally fast."""
+
+Linear = Callable[..., Tensor]
+
+
+class Way(NamedTuple):
+    """One way to multiply: `linear(x, weight, bias=None)` and `linear_add(out, x, weight, bias=None)`."""
+
+    name: str
+    linear: Linear
+    linear_add: Linear
+
+
+def ways(dtype: torch.dtype, kernels: Kernels | None) -> dict[str, Way]:
+    """The ways that this machine has for numbers of `dtype`, by name. None of them keeps a second copy of a weight."""
+    found = [] if kernels is None else [Way("native-cpu", kernels.linear, kernels.linear_add)]
+    if _onednn_has(dtype):
+        found.append(_way("onednn", _onednn))
+    if dtype == torch.float32:
+        found.append(Way("torch", reference.linear, reference.linear_add))
+        found.append(_way("transposed", _transposed))
+    else:
+        found.append(_way("torch", reference.linear))
+        found.append(_way("widened", _widened))
+    return {way.name: way for way in found}
+
+
+def _way(name: str, linear: Linear) -> Way:
+    return Way(name, linear, lambda out, x, weight, bias=None: out.add_(linear(x, weight, bias)))
+
+
+def _onednn_has(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies them: its bf16 and fp16 want a processor with wide vectors."""
+    ops = torch.ops.mkldnn
+    if not (torch.backends.mkldnn.is_available() and hasattr(ops, "_linear_pointwise")):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(ops._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or bool(ops._is_mkldnn_fp16_supported())
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """oneDNN whatever torch would choose, which for float32 is MKL: half as fast on an AMD processor with AVX-512."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def _transposed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """MKL multiplies `weight @ x.T` up to twice as fast as `x @ weight.T` if rows are few (measured on Zen 3)."""
+    out = torch.mm(weight, x.t()).t().contiguous()
+    return out if bias is None else out.add_(bias)
+
+
+def _widened(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Weights are widened to float32 slice by slice: without bf16 or fp16 instructions a product of many rows of them
+    takes three times as long."""
+    linear = _onednn if _onednn_has(torch.float32) else reference.linear
+    out, wide = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype), x.float()
+    step = max(1, _SLICE_BYTES // (4 * weight.shape[1]))
+    for first in range(0, weight.shape[0], step):
+        part = slice(first, first + step)
+        out[:, part] = linear(wide, weight[part].float(), None if bias is None else bias[part].float())
+    return out

@@ -1,0 +1,73 @@
+"""Who goes next: one rank for requests that wait and for those that run, chunk by chunk.
+
+    rank = arrival_s + remaining_s / a - boost_s * priority        the smallest goes first
+
+There is no clock in it: of two that wait, neither gains on the other. So a rank stands still while its request waits,
+and changes with the chunks of the request alone. Nobody starves: q passes r only if it arrived less than C / a seconds
+(and a bounded boost) after r, where C is what the largest request takes. a -> 0 is shortest remaining first, a = 1 puts
+a second of waiting on a level with a second of work, and infinity is first come, first served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from hydrainfer.core import Request, Role, Sequence, StepBatch
+from hydrainfer.scheduler.pace import Pace
+from hydrainfer.scheduler.policy import Policy
+
+Rank = tuple[float, float, int]
+"""The rank in seconds, and the request's age, by which equals are told apart."""
+
+
+class Order:
+    """Gives every sequence its rank. What remains of one is counted in the stages that run here, at the pace measured
+    here."""
+
+    def __init__(self, role: Role, policy: Policy) -> None:
+        self.ranked = policy.order == "rank"
+        self.pace = Pace(role)
+        self._policy = policy
+
+    def rank(self, request: Request, age: tuple[float, int], n_tokens: int, n_pictures: int) -> Rank:
+        """`age`: see `Sequence.order`. `n_tokens`, `n_pictures`: what of it is still to be computed."""
+        if not self.ranked:
+            return age[0], *age
+        p = self._policy
+        level = max(-p.max_priority, min(request.priority, p.max_priority))
+        return age[0] + self.pace.seconds(n_tokens, n_pictures) / p.ageing - p.boost_s * level, *age
+
+    def place(self, seq: Sequence, n_tokens: int, n_pictures: int) -> None:
+        """Set the rank of a sequence of which so much remains."""
+        seq.rest = n_tokens, n_pictures
+        seq.rank = self.rank(seq.request, seq.order, n_tokens, n_pictures)
+
+    def observe(self, batch: StepBatch, seconds: float) -> bool:
+        """A batch took this long. Returns whether all ranks have to be made anew."""
+        return self.pace.observe(batch, seconds) and self.ranked
+
+    def turns(
+        self, running: Iterable[Sequence], waiting: Iterator[Sequence], admit: Callable[[Sequence], bool]
+    ) -> Iterator[Sequence]:
+        """Those that run and those that wait, in the order in which they take of a batch: by rank, or first those that
+        run. `waiting`: in their order. Each is admitted when it is its turn; once one is not, no other is."""
+        new = None
+        if self.ranked:
+            new = next(waiting, None)
+            running = sorted(running, key=rank_of)
+        for seq in running:
+            while new is not None and new.rank < seq.rank:
+                if not admit(new):
+                    waiting, new = iter(()), None
+                    break
+                yield new
+                new = next(waiting, None)
+            yield seq
+        new = new or next(waiting, None)
+        while new is not None and admit(new):
+            yield new
+            new = next(waiting, None)
+
+
+def rank_of(seq: Sequence) -> Rank:
+    return seq.rank

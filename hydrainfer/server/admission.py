@@ -1,0 +1,225 @@
+"""Who is let in: bounds on the seconds of work that wait, and on how many requests there are.
+
+A request holds a `Place` from its headers to its last token. What it will cost is guessed from the headers, known
+better when its body has been read, and exactly when it has been prepared; it waits in one queue or two:
+
+    headers ── enter ──> place ── claim(work) ── prepared(work) ── begun, per choice ── leave
+                 │ 429             │ 429
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeGuard
+
+from hydrainfer.core import Overloaded, Unavailable
+from hydrainfer.core.request import MAX_CHOICES
+from hydrainfer.metrics import Waiting
+from hydrainfer.processor import ChatMessage, Prepared, TextPart
+from hydrainfer.server.queues import Queue
+
+TEXT, PICTURES, DECODING = "text", "pictures", "decoding"
+"""Kinds of waiting work: prompt tokens without pictures and with, until their first token; bytes of pictures and
+videos, until they are decoded. Texts and pictures have queues of their own: neither is refused for the other."""
+_SMALL_BODY = 2048
+"""A body of fewer bytes has no room for a picture, unless by its URL; it is taken for a text."""
+_NEWEST = 0.05  # weight of the newest request in the mean
+_REQUEST_TOKENS = 64.0  # what a request costs beside its tokens: a step has its price, however small the prompt
+_PICTURE_TOKENS = 576.0  # until it is known
+_PICTURE_BYTES = 65536.0  # what a picture costs beside its bytes, or if they are still to be fetched
+_BYTES_PER_TOKEN = 4.0
+
+
+class Work(NamedTuple):
+    """What `n` choices will cost: `units` each (tokens), and `n_bytes` of pictures to decode."""
+
+    kind: str
+    units: float
+    n: int = 1
+    n_bytes: float = 0.0
+
+    @classmethod
+    def of_prompt(cls, prompt: object, n: int) -> Work:
+        """A text, token ids, or several of either, as a client wrote them; `n` of each."""
+        several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        prompts = prompt if several and isinstance(prompt, list) else [prompt]
+        n_tokens = sum(len(p) / _BYTES_PER_TOKEN if isinstance(p, str) else len(p) for p in prompts if _is_text(p))
+        return cls(TEXT, _REQUEST_TOKENS + n_tokens / len(prompts), min(n * len(prompts), MAX_CHOICES))
+
+    @classmethod
+    def of_chat(cls, messages: Sequence[ChatMessage], n: int) -> Work:
+        media = [part.source for m in messages for part in m.media]
+        n_characters = sum(len(part.text) for m in messages for part in m.parts if isinstance(part, TextPart))
+        n_bytes = sum(_PICTURE_BYTES + (len(s) if isinstance(s, str | bytes) else 0) for s in media)
+        n_tokens = n_characters / _BYTES_PER_TOKEN + _PICTURE_TOKENS * len(media)
+        return cls(PICTURES if media else TEXT, _REQUEST_TOKENS + n_tokens, n, n_bytes)
+
+    @classmethod
+    def of_prepared(cls, prepared: Prepared) -> Work:
+        n = len(prepared.requests)
+        kind = PICTURES if prepared.pixels else TEXT
+        return cls(kind, _REQUEST_TOKENS + prepared.n_prompt_tokens * prepared.sampling.n / n, n)
+
+
+class Admission:
+    """The queues and the places. Everything on one thread, in constant time.
+
+    `clock`: in seconds. `longest_s`: of waiting work, per kind. `max_requests` bounds the choices being prepared,
+    queued and run, whatever their work: their memory. `pictures`: whether the model takes any."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        longest_s: float = 10.0,
+        max_requests: int = 4096,
+        pictures: bool = True,
+    ) -> None:
+        self.clock = clock
+        self.max_requests = max_requests
+        self.n_live = 0
+        self.refused: Counter[str] = Counter()  # by kind of work, or "requests"
+        self.closed = False  # to those who have no place
+        self._pictures = pictures
+        self.queues = {kind: Queue(longest_s) for kind in (TEXT, PICTURES, DECODING)}
+        self._mean_units = _REQUEST_TOKENS
+
+    def enter(self, n_bytes: int | None = None, *, returning: bool = False) -> Place:
+        """A place for a request of which only the headers are known. `n_bytes`: its body's length, if that is said;
+        `returning`: it was refused before, and comes when it was told to. Raises `Overloaded` if none of the kinds that
+        it can be has room, or `Unavailable` while shutting down."""
+        self._check(1)
+        now = self.clock()
+        place = Place(self, returning)
+        place.checked = self.queues[TEXT].has_room(now, returning=returning)
+        text_only = not self._pictures or (n_bytes is not None and n_bytes < _SMALL_BODY)
+        if not place.checked and (text_only or not self.queues[PICTURES].has_room(now, returning=returning)):
+            place.leave()
+            raise self._refusal(TEXT, now)
+        place.wait(TEXT, self._mean_units, 1)  # most are, and it is not for long
+        return place
+
+    def claim(self, place: Place | None, work: Work) -> Place:
+        """A place for what is now known of a request: `place`, if it has one. Raises as `enter`; then `place` is as it
+        was. Whoever claims it gives it back."""
+        held = place.n if place is not None else 0
+        self._check(work.n - held, held)
+        returning, checked = (place.returning, place.checked) if place is not None else (False, False)
+        now = self.clock()
+        for kind in (TEXT,) if work.kind == TEXT else (DECODING, PICTURES):
+            if not (checked and kind == TEXT) and not self.queues[kind].has_room(now, returning=returning):
+                raise self._refusal(kind, now)
+        place = place or Place(self, returning)
+        place.claimed = True
+        place.wait(work.kind, work.units, work.n)
+        if work.n_bytes:
+            place.decode(work.n_bytes)
+        self._mean_units += _NEWEST * (work.units - self._mean_units)
+        return place
+
+    def take(self) -> Place:
+        """A place for something short, which waits in no queue. Raises as `enter`."""
+        self._check(1)
+        return Place(self, returning=False)
+
+    def seconds(self) -> Mapping[str, float]:
+        """The waiting work of each kind."""
+        now = self.clock()
+        return {kind: queue.seconds(now) for kind, queue in self.queues.items()}
+
+    def waiting(self) -> Waiting:
+        """For the metrics."""
+        return Waiting(self.seconds(), self.refused)
+
+    def check(self, idle: bool = False) -> None:
+        """With `idle`, nobody has a place. Raises `AssertionError`."""
+        waiting = {kind: queue.n_waiting for kind, queue in self.queues.items()}
+        assert self.n_live >= 0 and min(waiting.values()) >= 0, "a place was given back twice"
+        assert not (idle and self.n_live), f"{self.n_live} places not given back"
+        assert not (idle and any(waiting.values())), f"waiting: {waiting}"
+
+    def _check(self, n: int, held: int = 0) -> None:
+        """Whether there may be `n` more; `held` of those that are there are the asker's."""
+        if self.closed and not held:
+            raise Unavailable("the server is shutting down", retry_after_s=5.0)
+        if self.n_live > held and self.n_live + n > self.max_requests:
+            self.refused["requests"] += 1
+            raise Overloaded(
+                f"the server already has {self.n_live} of at most {self.max_requests} requests; retry later",
+                retry_after_s=self.queues[TEXT].promise(self.clock()),
+            )
+
+    def _refusal(self, kind: str, now: float) -> Overloaded:
+        self.refused[kind] += 1
+        queue = self.queues[kind]
+        return Overloaded(
+            f"{queue.seconds(now):.1f} s of work ({kind}) wait already; retry when Retry-After says",
+            retry_after_s=queue.promise(now),
+        )
+
+
+class Place:
+    """Room for `n` choices, from a request's headers until the engine has ended the last. `checked`: there was room for
+    a text. `claimed`: the request's body is known, and somebody else than the gate gives it back."""
+
+    def __init__(self, admission: Admission, returning: bool) -> None:
+        self.returning = returning
+        self.checked = self.claimed = False
+        self.n = 1
+        self._admission = admission
+        self._kind, self._units, self._n_waiting = TEXT, 0.0, 0
+        self._n_bytes = 0.0
+        admission.n_live += 1
+
+    def wait(self, kind: str, units: float, n: int) -> None:
+        """Wait with `n` choices of `units` each, and no longer as it did."""
+        self._stop_waiting()
+        self._admission.n_live += n - self.n
+        self.n = self._n_waiting = n
+        self._kind, self._units = kind, units
+        now = self._admission.clock()
+        for _ in range(n):
+            self._queue.enter(units, now)
+
+    def decode(self, n_bytes: float) -> None:
+        """Wait for pictures of so many bytes as well."""
+        self._n_bytes = n_bytes
+        self._admission.queues[DECODING].enter(n_bytes, self._admission.clock())
+
+    def prepared(self, work: Work) -> None:
+        """The pictures are decoded, and the work is known exactly."""
+        self._stop_decoding(done=True)
+        self._queue.correct((work.units - self._units) * self._n_waiting)
+        self._units = work.units
+
+    def begun(self) -> None:
+        """One more choice has its first token."""
+        if self._n_waiting:
+            self._n_waiting -= 1
+            self._queue.leave(self._units, self._admission.clock(), done=True)
+
+    def leave(self) -> None:
+        """Give it back; safe to repeat."""
+        self._stop_decoding(done=False)
+        self._stop_waiting()
+        self._admission.n_live -= self.n
+        self.n = 0
+
+    @property
+    def _queue(self) -> Queue:
+        return self._admission.queues[self._kind]
+
+    def _stop_waiting(self) -> None:
+        for _ in range(self._n_waiting):
+            self._queue.leave(self._units, self._admission.clock(), done=False)
+        self._n_waiting = 0
+
+    def _stop_decoding(self, *, done: bool) -> None:
+        if self._n_bytes:
+            self._admission.queues[DECODING].leave(self._n_bytes, self._admission.clock(), done=done)
+        self._n_bytes = 0.0
+
+
+def _is_text(prompt: object) -> TypeGuard[str | list[int]]:
+    return isinstance(prompt, str | list)

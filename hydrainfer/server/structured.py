@@ -1,0 +1,94 @@
+"""What a request says its answer must look like, in OpenAI's and in vLLM's fields, as one `Grammar`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from hydrainfer.core import Grammar, InvalidRequest
+
+_ANY_OBJECT = Grammar("json", '{"type":"object"}')
+_KINDS: Mapping[str, str] = {"json": "json", "regex": "regex", "choice": "choice", "grammar": "lark"}
+"""vLLM's names (`guided_NAME`, a key of `structured_outputs`) → `Grammar.kind`."""
+_HARMLESS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+
+
+def grammar_of(
+    response_format: Mapping[str, Any] | None, structured_outputs: Mapping[str, Any] | None, guided: Mapping[str, Any]
+) -> Grammar | None:
+    """The grammar of these fields; `guided`: by vLLM's names, None where a field is not sent. Raises `InvalidRequest`
+    naming the field, also if there are several."""
+    found: dict[str, Grammar] = {}
+    formatted = _of_format(response_format) if response_format else None
+    if formatted is not None:
+        found["response_format"] = formatted
+    for name, value in (structured_outputs or {}).items():
+        where = f"structured_outputs.{name}"
+        if name == "json_object" and value:
+            found[where] = _ANY_OBJECT
+        elif name in _KINDS and value is not None:
+            found[where] = _grammar(_KINDS[name], value, where)
+        elif value and name not in (*_HARMLESS, "json_object"):
+            raise InvalidRequest(f"{where} is not supported by this server", param=where, code="unsupported_parameter")
+    for name, value in guided.items():
+        if value is not None:
+            found[f"guided_{name}"] = _grammar(_KINDS[name], value, f"guided_{name}")
+    if len(found) > 1:
+        raise InvalidRequest(f"an answer has one form; send one of {', '.join(found)}", param=list(found)[1])
+    return next(iter(found.values()), None)
+
+
+def json_grammar(schema: object, where: str) -> Grammar:
+    """The grammar of a JSON schema. Raises `InvalidRequest` naming `where`."""
+    if not isinstance(schema, Mapping | bool):
+        raise InvalidRequest(f"{where} must be a JSON schema", param=where)
+    try:
+        text = orjson.dumps(schema).decode()
+    except orjson.JSONEncodeError:
+        raise InvalidRequest(f"{where} is nested too deeply", param=where) from None
+    return _made("json", text, where)
+
+
+def _of_format(response_format: Mapping[str, Any]) -> Grammar | None:
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return _ANY_OBJECT
+    if kind != "json_schema":
+        raise InvalidRequest(
+            "response_format.type must be text, json_object or json_schema",
+            param="response_format",
+            code="unsupported_parameter",
+        )
+    named = response_format.get("json_schema")
+    schema = named.get("schema") if isinstance(named, Mapping) else None
+    if schema is None:
+        raise InvalidRequest(
+            "response_format.json_schema must be an object with name and schema", param="response_format"
+        )
+    return json_grammar(schema, "response_format")
+
+
+def _grammar(kind: str, value: object, where: str) -> Grammar:
+    if kind == "json":
+        try:
+            return json_grammar(orjson.loads(value) if isinstance(value, str) else value, where)
+        except orjson.JSONDecodeError:
+            raise InvalidRequest(f"{where} must be a JSON schema", param=where) from None
+    if kind == "choice":
+        if not isinstance(value, list) or not value or not all(isinstance(v, str) and v for v in value):
+            raise InvalidRequest(f"{where} must be a list of texts, none empty", param=where)
+        return _made(kind, orjson.dumps(value).decode(), where)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{where} must be a text, not empty", param=where)
+    return _made(kind, value, where)
+
+
+def _made(kind: Any, text: str, where: str) -> Grammar:
+    try:
+        return Grammar(kind, text)
+    except InvalidRequest as e:
+        raise InvalidRequest(e.message.replace("grammar", where, 1), param=where) from None

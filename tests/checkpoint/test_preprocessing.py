@@ -1,0 +1,109 @@
+"""Preprocessor configurations: every family's are read by one reader, and refused alike whoever asks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hydrainfer.checkpoint import FAMILIES, read_config
+from hydrainfer.core import CheckpointError
+from hydrainfer.planner.inputs import prompts_of, shape_of
+from hydrainfer.processor import load_description
+from tests.checkpoint.test_damage import PREPROCESSING, whole_config
+
+pytestmark = pytest.mark.cpu
+CLIPS, QWENS = ("Llava", "LlavaNext"), ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+READERS = (read_config, load_description, lambda path: shape_of(str(path)), lambda path: prompts_of(str(path)))
+POINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """`write(name, preprocessing)` → a directory that holds the configuration of a family, and this one."""
+
+    def write(name, preprocessing, **config):
+        content = whole_config(f"{name}ForConditionalGeneration") | config
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(preprocessing))
+        return tmp_path
+
+    return write
+
+
+def test_every_family_that_sees_is_here():
+    seeing = {name for name, family in FAMILIES.items() if family.pictures}
+    assert seeing == {f"{name}ForConditionalGeneration" for name in (*CLIPS, *QWENS)}
+
+
+@pytest.mark.parametrize("name", [*CLIPS, *QWENS])
+def test_null_is_left_out_and_what_is_left_out_has_a_default(write, name):
+    given = PREPROCESSING | {"size": {"shortest_edge": 336, "longest_edge": 9999}, "image_grid_pinpoints": POINTS}
+    needed = {"size", "crop_size"} if name in CLIPS else {"patch_size", "merge_size", "temporal_patch_size"}
+    for field in [*given, "do_resize", "do_normalize", "do_center_crop", "do_pad", "fps", "max_frames"]:
+        if field not in needed:
+            without = read_config(write(name, {k: v for k, v in given.items() if k != field}))
+            assert read_config(write(name, given | {field: None})) == without, field
+    spelled = given["size"] | {"height": None, "width": None, "max_pixels": None}
+    assert read_config(write(name, given | {"size": spelled})) == read_config(write(name, given))
+    silent = {k: v for k, v in given.items() if k in needed}
+    default = read_config(write(name, silent)).vision
+    pixels = default.clip.pixels if name == "LlavaNext" else default.pixels
+    assert pixels.mean == (0.48145466, 0.4578275, 0.40821073) and pixels.std[0] == 0.26862954
+    assert (pixels.scale, pixels.resample) == (1 / 255, 3)
+
+
+WRONG = {
+    "mean": ({"image_mean": "grey"}, 'image_mean is "grey"; it must be a list of 3'),
+    "deviation": ({"image_std": [0, 1, 1]}, "image_std is [0, 1, 1]; it must be a list of 3"),
+    "switch": ({"do_normalize": "no"}, 'do_normalize is "no"; it must be true or false, or null'),
+    "filter": ({"resample": 9}, "resample is 9; it must be a whole number from 0 to 5"),
+    "scale": ({"rescale_factor": 0}, "rescale_factor is 0; it must be"),
+    "size": ({"size": "big"}, 'size is "big"; it must be'),
+    "edge": ({"size": {"shortest_edge": -1}}, "size.shortest_edge is -1; it must be"),
+}
+OF_CLIP = {
+    "half a size": ({"size": {"height": 336}}, "size must give shortest_edge, or height and width"),
+    "no size": ({"size": {}}, "size must give shortest_edge, or height and width"),
+    "half a crop": ({"crop_size": {"width": None, "height": 336}}, "crop_size must give height and width"),
+    "other crop": ({"crop_size": 28}, "(28, 28)"),
+}
+OF_LLAVA = {
+    "silent": ({"size": None, "crop_size": None}, "makes pictures of (224, 224) pixels, but the vision tower takes"),
+    "any size": ({"do_center_crop": False}, "makes pictures of varying pixels"),
+}
+OF_QWEN = {
+    "one size": ({"size": 336}, "size must give shortest_edge and longest_edge"),
+    "other patches": ({"patch_size": 7}, "has patch, merge and temporal patch sizes (7, 2, 2), the vision tower"),
+}
+CASES = [
+    *((name, case) for name in (*CLIPS, *QWENS) for case in WRONG.values()),
+    *((name, case) for name in CLIPS for case in OF_CLIP.values()),
+    *(("Llava", case) for case in OF_LLAVA.values()),
+    *((name, case) for name in QWENS for case in OF_QWEN.values()),
+]
+
+
+@pytest.mark.parametrize(("name", "case"), CASES, ids=lambda v: v if isinstance(v, str) else next(iter(v[0])))
+def test_what_is_wrong_is_said_alike_by_all_who_ask(write, name, case):
+    changes, says = case
+    path, messages = write(name, PREPROCESSING | changes), set()
+    for read in READERS:
+        with pytest.raises(CheckpointError) as caught:
+            read(path)
+        messages.add(caught.value.message)
+    (message,) = messages
+    assert says in message and "preprocessor_config.json" in message and "\n" not in message
+
+
+@pytest.mark.parametrize(("strategy", "n"), [("default", 576), ("full", 577)])
+def test_tokens_per_picture(write, strategy, n):
+    path = write("Llava", PREPROCESSING, vision_feature_select_strategy=strategy)
+    assert prompts_of(str(path)).picture(100, 30) == read_config(path).vision.tokens == n
+
+
+@pytest.mark.parametrize("name", [*CLIPS, *QWENS])
+def test_without_a_file_pictures_are_made_as_the_tower_takes_them(write, name):
+    path = write(name, PREPROCESSING)
+    (path / "preprocessor_config.json").unlink()
+    assert shape_of(str(path)).vision.picture_tokens > 0

@@ -1,0 +1,104 @@
+"""Answers follow their grammars wherever they are computed: in chunks, after a move, a preemption, a lost instance."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+
+import jsonschema
+import pytest
+
+from hydrainfer import LLM, SamplingParams
+from hydrainfer.core import Grammar
+from hydrainfer.processor import parse_messages
+from tests.equivalence.mixed import CHUNKED, image, settled_stats, user
+from tests.equivalence.test_layouts import check_whole, start
+from tests.grammar.schemas import random_schema
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
+
+SCHEMAS = [random_schema(random.Random(seed)) for seed in range(24)]
+CHATS = [user("Say it as JSON."), user(image(1), "What is this?"), user("in chunks: " + "seven eight nine " * 9)]
+HOW = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 1, "n": 2},
+    {"temperature": 1.3, "seed": 2, "top_p": 0.95, "logprobs": 2, "repetition_penalty": 1.1},
+    {"temperature": 1.0, "seed": 3, "min_tokens": 30, "presence_penalty": 1.0},
+]
+PARAMS = [
+    SamplingParams(max_tokens=70, grammar=Grammar("json", json.dumps(schema)), **HOW[i % len(HOW)])
+    for i, schema in enumerate(SCHEMAS)
+]
+CODE = SamplingParams(max_tokens=60, temperature=1.0, seed=4, grammar=Grammar("regex", "([a-f]{3}-){8}[0-9]"))
+
+
+def ask(llm):
+    outputs = llm.chat([CHATS[i % len(CHATS)] for i in range(len(PARAMS))], PARAMS, use_tqdm=False)
+    return [[(c.text, c.token_ids, c.finish_reason) for c in out.outputs] for out in outputs]
+
+
+@pytest.fixture(scope="module")
+def said(tiny):
+    with LLM(tiny, layout="1EPD", **CHUNKED | {"token_budget": 2048}) as llm:
+        answers = ask(llm)
+        check_whole(llm)
+    return answers
+
+
+def test_every_finished_answer_is_valid(said):
+    n_finished, n = 0, 0
+    for schema, answer in zip(SCHEMAS, said):
+        for text, _, finish in answer:
+            n += 1
+            if finish == "stop":
+                n_finished += 1
+                jsonschema.validate(json.loads(text), schema)
+    assert n_finished >= 0.7 * n, (n_finished, n)
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1E1P1D", "1EP1D", "1E2PD+1EPD"])
+def test_few_blocks_and_moves_change_nothing(tiny, said, layout):
+    with start(tiny, layout, few=True) as llm:
+        assert ask(llm) == said
+        check_whole(llm)
+        if layout == "1EPD":
+            assert llm._instance.engine.stats().n_preemptions > 0
+        else:
+            assert settled_stats(llm).n_landed > 0
+
+
+def test_a_lost_instance_changes_nothing(tiny):
+    """The tokens so far are all that is left of the place in the grammar."""
+
+    def broken(now):
+        raise RuntimeError("broken by a test")
+
+    async def ask_while_they_die(llm):
+        hub = llm._instance.engine
+        streams = [await llm._instance.intake.chat(parse_messages(CHATS[0]), CODE) for _ in range(6)]
+        while not any(max(s.n_tokens) > 4 for s in streams):
+            await asyncio.sleep(0.002)
+        hub.launcher.nodes["D0"].engine.step = broken
+        return [(await s.result())[0] for s in streams]
+
+    with LLM(tiny, layout="1EP2D", launcher="inproc", **CHUNKED) as llm:
+        (want,) = llm.chat(CHATS[0], CODE, use_tqdm=False)
+        assert re.fullmatch("([a-f]{3}-){8}[0-9]", want.outputs[0].text)
+        answers = asyncio.run(ask_while_they_die(llm))
+    assert [c.text for c in answers] == [want.outputs[0].text] * 6
+
+
+def test_stop_strings_and_ignore_eos(tiny):
+    grammar = Grammar("regex", "[a-c]{5}-[a-c]{5}")
+    with LLM(tiny, **CHUNKED) as llm:
+        params = [
+            SamplingParams(max_tokens=40, seed=1, stop=("-",), grammar=grammar),
+            SamplingParams(max_tokens=40, seed=1, ignore_eos=True, grammar=grammar),
+            SamplingParams(max_tokens=2, seed=1, grammar=grammar),
+        ]
+        stopped, endless, short = (out.outputs[0] for out in llm.generate(["x"] * 3, params, use_tqdm=False))
+    assert re.fullmatch("[a-c]{5}", stopped.text) and (stopped.finish_reason, stopped.stop_reason) == ("stop", "-")
+    assert re.fullmatch("[a-c]{5}-[a-c]{5}", endless.text) and len(endless.token_ids) == 40
+    assert short.finish_reason == "length"

@@ -1,0 +1,121 @@
+"""Grammars are compiled once, and followed from the produced tokens alone."""
+
+import json
+import random
+
+import jsonschema
+import numpy as np
+import pytest
+
+from hydrainfer.core import Grammar, HydraError, InvalidRequest, SamplingParams
+from hydrainfer.grammar import Follower, Guided
+from tests.grammar.conftest import EOS, N_VOCAB
+from tests.grammar.schemas import random_schema
+
+pytestmark = pytest.mark.cpu
+ABC = Grammar("regex", "(abc)+")
+
+
+def allowed(follower, grammar, produced, id="r"):
+    blocked, failed = follower.blocked([Guided(0, id, grammar, produced)], N_VOCAB)
+    assert not failed and blocked.shape == (1, N_VOCAB)
+    return set(np.flatnonzero(~blocked[0]).tolist())
+
+
+def walk(follower, grammar, seed, n_most=300, id="r"):
+    """The tokens of a random answer; EOS is taken as soon as it may."""
+    rng, produced = random.Random(seed), []
+    while len(produced) < n_most and EOS not in produced:
+        can = allowed(follower, grammar, produced, id)
+        produced.append(EOS if EOS in can else rng.choice(sorted(can)))
+    return produced
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_answers_of_random_schemas_are_valid(grammars, tokenizer, seed):
+    schema = random_schema(random.Random(seed))
+    produced = walk(Follower(grammars), Grammar("json", json.dumps(schema)), seed)
+    assert produced[-1] == EOS
+    jsonschema.validate(json.loads(tokenizer.decode(produced[:-1])), schema)
+
+
+def test_a_place_is_a_function_of_the_tokens(grammars):
+    """Another follower (another instance), one that has seen more, one that has forgotten: all say the same."""
+    schema = Grammar("json", json.dumps({"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}}))
+    first = Follower(grammars)
+    produced = walk(first, schema, 3)
+    for n in [*range(len(produced)), 2, 0, len(produced) - 1]:
+        assert allowed(first, schema, produced[:n]) == allowed(Follower(grammars), schema, produced[:n])
+
+
+def test_several_rows_and_the_end(grammars, tokenizer):
+    ids = [tokenizer.token_to_id(c) for c in "abc"]
+    rows = [Guided(2, "x", ABC, []), Guided(0, "y", ABC, ids[:1]), Guided(5, "z", Grammar("choice", '["a"]'), ids[:1])]
+    blocked, failed = Follower(grammars).blocked(rows, N_VOCAB + 40)
+    assert not failed and blocked.shape == (3, N_VOCAB + 40) and blocked[:, N_VOCAB:].all()
+    assert not blocked[0][ids[0]] and blocked[0][ids[1]] and not blocked[1][ids[1]]
+    assert np.flatnonzero(~blocked[2]).tolist() == [EOS]
+    assert allowed(Follower(grammars), Grammar("choice", '["a"]'), [ids[0], EOS, EOS]) == {EOS}  # ignore_eos
+
+
+def test_places_are_forgotten_and_found_again(grammars):
+    follower = Follower(grammars)
+    answers = {f"r{i}": walk(follower, ABC, i, id=f"r{i}") for i in range(300)}
+    assert len(follower._places) <= 256
+    assert allowed(follower, ABC, answers["r0"][:-1], "r0") == allowed(Follower(grammars), ABC, answers["r0"][:-1])
+
+
+def test_tokens_that_leave_the_grammar_fail_their_request_only(grammars, tokenizer):
+    wrong = [tokenizer.token_to_id("c")]
+    blocked, failed = Follower(grammars).blocked([Guided(0, "bad", ABC, wrong), Guided(1, "good", ABC, [])], N_VOCAB)
+    assert set(failed) == {"bad"} and isinstance(failed["bad"], HydraError) and not blocked[0].any()
+    assert blocked[1].any()
+
+
+def test_a_grammar_is_compiled_once(grammars):
+    grammars.expect(ABC)
+    assert grammars.compiled(ABC) is grammars.compiled(Grammar("regex", "(abc)+"))
+    for i in range(100):
+        grammars.compiled(Grammar("regex", f"a{i}"))
+    assert len(grammars._kept) == 64
+
+
+@pytest.mark.parametrize(
+    ("grammar", "answer"),
+    [
+        (Grammar("lark", 'start: "yes" | "no"'), {"yes", "no"}),
+        (Grammar("lark", 'root ::= "yes" | "no"\n'), {"yes", "no"}),
+        (Grammar("choice", json.dumps(["é😀", 'q"uo\\te', "new\nline"])), {"é😀", 'q"uo\\te', "new\nline"}),
+        (Grammar("json", '{"type": "object", "additionalProperties": false}'), {"{}"}),
+        (Grammar("json", '{"const": {"a": [1, 2]}}'), {'{"a": [1, 2]}'}),
+    ],
+)
+def test_kinds(grammars, tokenizer, grammar, answer):
+    said = {tokenizer.decode(walk(Follower(grammars), grammar, seed)[:-1]) for seed in range(20)}
+    assert said <= answer and (said == answer or len(answer) == 3)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json", '{"type": "nothing"}'),
+        Grammar("json", '{"not": {"type": "string"}}'),
+        Grammar("json", '{"type": "integer", "minimum": 2, "maximum": 1}'),
+        Grammar("json", "no json"),
+        Grammar("json", '{"$ref": "http://example.com/x.json"}'),
+        Grammar("regex", "(a"),
+        Grammar("lark", "start: missing"),
+        Grammar("lark", "root ::= missing"),
+    ],
+    ids=lambda g: g.text,
+)
+def test_what_cannot_be_compiled_is_said_each_time(grammars, grammar):
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="cannot be used") as e:
+            grammars.compiled(grammar)
+    assert e.value.code == "invalid_grammar"
+
+
+def test_a_grammar_is_bounded_in_size():
+    with pytest.raises(InvalidRequest, match="at most 65536 characters"):
+        SamplingParams(grammar=Grammar("regex", "a" * 70_000))

@@ -1,0 +1,74 @@
+"""How the way to multiply is chosen: by what was measured, once, in words that say why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hydrainfer.assemble.sizes import dtype_of
+from hydrainfer.config import ServeConfig
+from hydrainfer.ops import measured, select_ops
+from hydrainfer.ops.measured import ROWS, Measured, Products, fastest
+from hydrainfer.ops.products import Way
+
+pytestmark = pytest.mark.cpu
+CPU = torch.device("cpu")
+
+
+def times(few: dict[str, float], many: dict[str, float], few_up_to: int = 8) -> dict[int, dict[str, float]]:
+    return {rows: few if rows <= few_up_to else many for rows in ROWS}
+
+
+def ways(*names: str) -> dict[str, Way]:
+    """Ways that return their name instead of a product."""
+    return {name: Way(name, lambda *_, n=name: n, lambda *_, n=name: n) for name in names}
+
+
+def test_the_choice_goes_by_rows_and_size():
+    few, many = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 4.0, "onednn": 3.0}
+    chosen = Products(Measured(times(few, few), times(few, many)), ways("native-cpu", "onednn"), torch.bfloat16)
+    small, large = torch.empty(4, 4), torch.empty(2048, 1024)
+    taken = {rows: chosen.linear(torch.empty(rows, 4), large) for rows in (0, 1, 8, 9, 64, 5000)}
+    assert taken == dict.fromkeys((0, 1, 8), "native-cpu") | dict.fromkeys((9, 64, 5000), "onednn")
+    assert chosen.linear_add(torch.empty(0), torch.empty(5000, 4), small) == "native-cpu"
+    assert chosen.describe()[0] == "native-cpu up to 8 rows, onednn above"
+    assert "onednn 0 GB/s" in chosen.describe()[1]
+
+
+def test_the_first_of_equal_ways_is_taken():
+    assert fastest({"torch": 1.0, "onednn": 1.02, "native-cpu": 1.5}) == "onednn"
+    assert fastest({"widened": 0.5, "torch": 1.0}) == "widened"
+
+
+def test_it_is_measured_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured, "_BYTES", 16 << 20)
+    first = select_ops("cpu", torch.float32, 64, use_native=False, threads=1).products
+    (kept,) = tmp_path.glob("hydrainfer/products/*.json")
+    was = kept.read_bytes()
+    assert select_ops("cpu", torch.float32, 64, use_native=False, threads=1).products.describe() == first.describe()
+    assert kept.read_bytes() == was
+    kept.write_bytes(was[:40])  # a full disk
+    select_ops("cpu", torch.float32, 64, use_native=False, threads=1)
+    assert kept.read_bytes().startswith(was[:10]) and len(kept.read_bytes()) > 40
+
+
+@pytest.mark.parametrize(
+    ("narrow", "sooner"),
+    [((0.5, 0.3), True), ((1.0, 0.3), True), ((0.5, 1.0), False), ((1.5, 0.3), False)],
+)
+def test_auto_is_the_checkpoints_dtype_where_that_is_faster(monkeypatch, narrow, sooner):
+    """`narrow`: its time with one row and with many, where float32 takes 1."""
+
+    def remembered(dtype, _found, threads):
+        few, many = narrow if dtype == torch.bfloat16 else (1.0, 1.0)
+        assert threads == 3
+        widened = ({}, {}) if dtype == torch.float32 else ({"widened": 2.0}, {"widened": 0.8})
+        return Measured({}, times({"torch": few} | widened[0], {"torch": many} | widened[1]))
+
+    monkeypatch.setattr(measured, "_measured", remembered)
+    auto = ServeConfig(model="", native_kernels=False, threads=3, device="cpu")
+    assert dtype_of(auto, CPU, "bfloat16") == ("bfloat16" if sooner else "float32")
+    assert dtype_of(auto, CPU, "float32") == "float32"
+    assert dtype_of(ServeConfig(model="", dtype="float16"), CPU, "bfloat16") == "float16"
+    assert dtype_of(ServeConfig(model="", device="emulated"), CPU, "bfloat16") == "float32"

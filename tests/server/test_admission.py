@@ -1,0 +1,312 @@
+"""Admission on a virtual clock: what is bounded, what is promised, what is given back."""
+
+import heapq
+import random
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydrainfer.core import HydraError, Overloaded, Unavailable
+from hydrainfer.metrics import PrometheusRecorder
+from hydrainfer.processor import parse_messages
+from hydrainfer.server import Admission
+from hydrainfer.server.admission import DECODING, PICTURES, TEXT, Work
+from hydrainfer.server.queues import LATEST_TURN_S, Queue
+from tests.server.conftest import image_part, wait_until
+
+SMALL = Work(TEXT, 100.0)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_queue_is_as_long_as_what_left_it_lately_took():
+    queue, now = Queue(10.0), 50.0
+    for _ in range(100):
+        queue.enter(30.0, now)
+    assert queue.seconds(now) == 0.0, "nothing is known"
+    for _ in range(40):
+        now += 0.25
+        queue.leave(30.0, now, done=True)
+    assert queue.seconds(now) == pytest.approx(60 * 0.25, rel=0.05)
+    assert not queue.has_room(now, returning=True)
+    for _ in range(60):  # ten times faster
+        now += 0.025
+        queue.leave(30.0, now, done=True)
+    assert (queue.n_waiting, queue.seconds(now)) == (0, 0.0)
+
+
+def test_a_queue_from_which_nothing_leaves_gets_no_longer_than_its_limit():
+    queue = Queue(2.0)
+    for _ in range(10):
+        queue.enter(1.0, 0.0)
+    assert queue.has_room(1.9, returning=False) and not queue.has_room(9.0, returning=False)
+
+
+def test_the_few_are_never_refused():
+    """One request after the other, each slow: that is no measure of what many would take."""
+    queue, now = Queue(1.0), 0.0
+    for _ in range(20):
+        queue.enter(64_000.0, now)
+        now += 30.0
+        queue.leave(64_000.0, now, done=True)
+    for _ in range(3):
+        queue.enter(64_000.0, now)
+    assert queue.has_room(now + 100.0, returning=False)
+
+
+def test_turns_come_one_after_the_other_and_are_void_when_the_queue_has_eased():
+    queue, now = Queue(1.0), 0.0
+    for _ in range(200):
+        queue.enter(1.0, now)
+    for _ in range(50):
+        now += 0.1
+        queue.leave(1.0, now, done=True)
+    promised = [queue.promise(now) for _ in range(100)]
+    gaps = [b - a for a, b in pairwise(promised)]
+    assert min(gaps) == pytest.approx(max(gaps)) and gaps[0] == pytest.approx(0.1 / 0.9, rel=0.05)
+    many = [queue.promise(now) for _ in range(10_000)]
+    assert max(many) <= LATEST_TURN_S and len({round(s) for s in many[-3000:]}) > 100, "spread, however many"
+    while queue.n_waiting:
+        now += 0.1
+        queue.leave(1.0, now, done=True)
+    assert queue.has_room(now, returning=False) and queue.promise(now) < 1.0
+
+
+class Flood:
+    """A server of `rate` requests per second behind an `Admission`, and clients of whom the refused come back once."""
+
+    def __init__(self, rate, factor, flood_s, *, known, come_back=True, seed=1):
+        self.clock = Clock()
+        self.admission = Admission(self.clock, longest_s=4.0)
+        self.rng, self.rate, self.known, self.come_back = random.Random(seed), rate, known, come_back
+        self.start_s, self.busy_until = self.clock.now, self.clock.now
+        self.served_s, self.back, self.waits = [], [], []
+        self.events, self.n = [], 0
+        due_s = self.start_s
+        while due_s < self.start_s + flood_s:
+            self.at(due_s, self.arrive, False)
+            due_s += self.rng.expovariate(rate * factor)
+
+    def at(self, when_s, what, *args):
+        self.n += 1
+        heapq.heappush(self.events, (when_s, self.n, what, args))
+
+    def run(self):
+        while self.events:
+            self.clock.now, _, what, args = heapq.heappop(self.events)
+            what(*args)
+        self.admission.check(idle=True)
+
+    def arrive(self, returning):
+        now = self.clock.now
+        try:
+            place = self.admission.enter(300, returning=returning and self.known)
+            place = self.admission.claim(place, SMALL)
+        except Overloaded as e:
+            assert e.retry_after_s is not None
+            if returning:
+                self.back.append((now, False))
+            elif self.come_back:
+                self.at(now + max(1, round(e.retry_after_s + 0.5)), self.arrive, True)
+            return
+        if returning:
+            self.back.append((now, True))
+        self.busy_until = max(self.busy_until, now) + self.rng.uniform(0.5, 1.5) / self.rate
+        self.waits.append(self.busy_until - now)
+        self.at(self.busy_until, self.end, place)
+
+    def end(self, place):
+        self.served_s.append(self.clock.now)
+        place.begun()
+        place.leave()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_at_ten_times_the_capacity_all_of_it_is_used_and_those_who_obey_are_served(known):
+    flood = Flood(100.0, 10.0, 15.0, known=known)
+    flood.run()
+    during = [s for s in flood.served_s if 1.0 <= s - flood.start_s <= 15.0]
+    assert len(during) >= 0.95 * 100.0 * 14.0, "it was idle in between"
+    assert sorted(flood.waits)[int(0.99 * len(flood.waits))] <= 4.0 * 1.4, "the queue was longer than it may"
+    early = [ok for s, ok in flood.back if s - flood.start_s <= 15.0]
+    assert sum(ok for _, ok in flood.back) >= 0.8 * len(flood.back)
+    assert not known or sum(early) >= 0.8 * len(early), "who says that he returns is served even in the flood"
+
+
+def test_who_stays_away_is_not_waited_for():
+    flood = Flood(50.0, 4.0, 5.0, known=True, come_back=False)
+    flood.run()
+    now = flood.clock.now
+    assert flood.admission.queues[TEXT].has_room(now, returning=False)
+    assert flood.admission.queues[TEXT].promise(now) < 1.0
+
+
+def full(admission, kind, clock):
+    """Fill one queue beyond its limit; the places."""
+    places = [admission.claim(None, Work(kind, 100.0, 1, 10.0 if kind is PICTURES else 0.0)) for _ in range(50)]
+    for place in places[:5]:
+        clock.now += 1.0
+        place.begun()
+    with pytest.raises(Overloaded):
+        admission.claim(None, Work(kind, 100.0))
+    return places
+
+
+def test_neither_kind_is_refused_for_the_other():
+    clock = Clock()
+    admission = Admission(clock, longest_s=5.0)
+    pictures = full(admission, PICTURES, clock)
+    place = admission.claim(admission.enter(300), SMALL)
+    place.leave()
+    large = admission.enter(100_000)  # it may be a text
+    with pytest.raises(Overloaded, match="pictures"):
+        admission.claim(large, Work(PICTURES, 100.0))
+    large.leave()
+    for place in pictures:
+        place.leave()
+    clock.now += 1.0
+    texts = full(admission, TEXT, clock)
+    with pytest.raises(Overloaded, match="text"):
+        admission.enter(300)
+    large = admission.enter(100_000)
+    admission.claim(large, Work(PICTURES, 100.0)).leave()
+    with pytest.raises(Overloaded, match="text"):
+        admission.claim(admission.enter(100_000), SMALL)
+    assert admission.refused == {TEXT: 3, PICTURES: 2}
+    page = PrometheusRecorder("m", list, admission.waiting).page().decode()
+    assert 'hydrainfer:requests_refused_total{model_name="m",reason="text"} 3.0' in page
+    assert 'hydrainfer:admission_queue_seconds{kind="pictures",model_name="m"} 0.0' in page
+    for place in texts:
+        place.leave()
+
+
+def test_a_model_without_pictures_refuses_a_large_body_too():
+    clock = Clock()
+    admission = Admission(clock, longest_s=5.0, pictures=False)
+    places = full(admission, TEXT, clock)
+    with pytest.raises(Overloaded):
+        admission.enter(100_000)
+    for place in places:
+        place.leave()
+
+
+def test_requests_are_bounded_whatever_their_work():
+    admission = Admission(Clock(), max_requests=3)
+    held = [admission.claim(None, SMALL) for _ in range(3)]
+    with pytest.raises(Overloaded, match="3 of at most 3"):
+        admission.enter(10)
+    held.pop().leave()
+    with pytest.raises(Overloaded):
+        admission.claim(None, Work(TEXT, 1.0, 2))
+    for place in held:
+        place.leave()
+    alone = admission.claim(admission.enter(10), Work(TEXT, 1.0, 9))  # or it could never be served
+    assert admission.n_live == 9
+    alone.leave()
+    admission.closed = True
+    with pytest.raises(Unavailable):
+        admission.enter(10)
+    admission.check(idle=True)
+
+
+def test_work_is_guessed_from_what_the_client_wrote_and_counted_when_it_is_known():
+    assert Work.of_prompt("x" * 400, 2) == (TEXT, 164.0, 2, 0.0)
+    assert Work.of_prompt([1, 2, 3], 1).units == 67.0
+    assert Work.of_prompt([[1, 2], [3, 4, 5, 6]], 3) == (TEXT, 67.0, 6, 0.0)
+    for nonsense in ([], None, {}, 3, [None], [[]], "", [1, None]):
+        assert Work.of_prompt(nonsense, 1).units >= 64.0
+    assert Work.of_prompt(["x"] * 10_000, 128).n == 128
+    chat = parse_messages([{"role": "user", "content": [image_part(), {"type": "text", "text": "y" * 40}]}])
+    kind, units, n, n_bytes = Work.of_chat(chat, 1)
+    assert (kind, units, n) == (PICTURES, 64 + 576 + 10, 1) and n_bytes > 65536
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.floats(0.0, 3.0)), max_size=80))
+def test_whatever_becomes_of_them_no_work_is_left(moves):
+    clock = Clock()
+    admission = Admission(clock, longest_s=3.0, max_requests=12)
+    places = {}
+    for what, who, passed_s in moves:
+        clock.now += passed_s
+        try:
+            if what == 0 and who not in places:
+                places[who] = admission.enter(who * 1000, returning=bool(who % 2))
+            elif what == 1 and who in places and not places[who].claimed:
+                admission.claim(
+                    places[who], Work(PICTURES if who > 3 else TEXT, 50.0 + who, 1 + who % 3, 9.0 * (who > 3))
+                )
+            elif what == 2 and who in places and places[who].claimed:
+                places[who].prepared(Work(PICTURES if who > 3 else TEXT, 70.0))
+            elif what == 3 and who in places and places[who].claimed:
+                places[who].begun()
+            elif what == 4 and who in places:
+                places.pop(who).leave()
+            elif what == 5:
+                assert all(s >= 0.0 for s in admission.seconds().values())
+        except HydraError:
+            pass
+        admission.check()
+    for place in places.values():
+        place.leave()
+        place.leave()
+    admission.check(idle=True)
+    assert all(queue.units == 0.0 for queue in admission.queues.values())
+
+
+def test_who_is_refused_is_answered_before_his_body_is_read(start):
+    """Only the headers are sent: an answer that waits for the body never comes."""
+    server = start(max_requests=1)
+    place = server.sessions.admission.take()
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=20) as raw:
+        raw.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 3000000\r\n\r\n"
+        )
+        answer = raw.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 429 ")
+    assert b"\r\nretry-after: 1\r\n" in answer.lower() and b"\r\nretry-after-ms: " in answer.lower()
+    assert b'"code":"overloaded"' in answer
+    assert server.http.get("/health").status_code == 200
+    assert server.http.get("/v1/models").status_code == 200
+    place.leave()
+    server.check_idle()
+
+
+def test_places_come_back_from_requests_that_never_get_as_far_as_to_use_them(start):
+    server = start(api_keys=("k",))
+    assert server.chat().status_code == 401
+    server.http.headers["authorization"] = "Bearer k"
+    assert server.http.post("/v1/chat/completions", content=b"{").status_code == 400
+    assert server.chat(model="another").status_code == 404
+    assert server.http.get("/v1/chat/completions").status_code == 405
+    assert server.chat(max_tokens=1).status_code == 200
+    server.check_idle()
+
+
+def test_pictures_that_are_decoded_keep_no_text_waiting(start, monkeypatch):
+    server = start()
+    media, done = server.intake.processor.media, threading.Event()
+    prepare = media.prepare
+    monkeypatch.setattr(media, "prepare", lambda parts, *rest: (parts and done.wait(30), prepare(parts, *rest))[1])
+    queue = server.sessions.admission.queues[DECODING]
+    with ThreadPoolExecutor(4) as threads:
+        pictures = [threads.submit(server.chat, [image_part()], max_tokens=2) for _ in range(4)]
+        try:
+            wait_until(lambda: queue.n_waiting == 4)
+            assert server.chat("a text", max_tokens=2).status_code == 200
+        finally:
+            done.set()
+        assert [p.result().status_code for p in pictures] == [200] * 4
+    server.check_idle()

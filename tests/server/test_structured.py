@@ -1,0 +1,124 @@
+"""The fields that say what an answer must look like, in OpenAI's and vLLM's spelling."""
+
+import json
+import time
+
+import openai
+import pydantic
+import pytest
+
+from hydrainfer.core import Grammar
+from hydrainfer.server.fields import ChatFields, parse
+
+pytestmark = pytest.mark.cpu
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+
+
+def error(response, status=400):
+    assert response.status_code == status, response.text
+    said = response.json()["error"]
+    assert set(said) == {"message", "type", "param", "code"} and said["type"] == "invalid_request_error"
+    return said
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar("json", '{"type":"object"}')),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+                }
+            },
+            Grammar("json", TEXT),
+        ),
+        ({"guided_json": SCHEMA}, Grammar("json", TEXT)),
+        ({"guided_json": json.dumps(SCHEMA)}, Grammar("json", TEXT)),
+        ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+        ({"guided_choice": ["a", "b"]}, Grammar("choice", '["a","b"]')),
+        ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
+        ({"structured_outputs": {"json": SCHEMA, "regex": None}}, Grammar("json", TEXT)),
+        ({"structured_outputs": {"choice": ["a"]}}, Grammar("choice", '["a"]')),
+        ({"structured_outputs": {"json_object": True}}, Grammar("json", '{"type":"object"}')),
+        ({"structured_outputs": {}, "guided_json": None}, None),
+    ],
+)
+def test_every_spelling(fields, grammar):
+    assert parse(ChatFields, {"messages": [], **fields}).sampling({}).grammar == grammar
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_it_travels_with_the_request(server, path):
+    ask = {"prompt": "hi"} if path.endswith("/completions") and "chat" not in path else {}
+    ask = ask or {"messages": [{"role": "user", "content": "hi"}]}
+    assert server.post(path, **ask, n=2, guided_regex="[a-z]+").status_code == 200
+    assert [r.sampling.grammar for r in server.engine.submitted] == [Grammar("regex", "[a-z]+")] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": [1]}, "guided_choice"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex"),
+        ({"guided_json": {"type": "string", "description": "x" * 70_000}}, "guided_json"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(server, fields, param):
+    assert error(server.chat(**fields))["param"] == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_regex": "(a"},
+        {"guided_grammar": "start: nothing"},
+        {"guided_json": {"$ref": "http://127.0.0.1/secret.json"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {"type": "string"}}}}},
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(server, fields):
+    said = error(server.chat(**fields))
+    assert said["code"] == "invalid_grammar" and "cannot be used" in said["message"]
+    assert not server.engine.submitted
+
+
+def test_a_hostile_schema_ends_in_a_second(server):
+    nested: dict = {"type": "string"}
+    for _ in range(400):
+        nested = {"items": nested}
+    any_of = [{"anyOf": [{"properties": {f"a{i}_{j}": {}}} for j in range(10)]} for i in range(9)]
+    for schema in (nested, {"allOf": any_of}):
+        begin_s = time.monotonic()
+        error(server.chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}))
+        assert time.monotonic() - begin_s < 1.0
+
+
+def test_the_official_client_parses(server):
+    class Answer(pydantic.BaseModel):
+        n: int
+
+    server.say = '{"n": 4}'
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+        answer = client.chat.completions.parse(
+            model="tiny", messages=[{"role": "user", "content": "?"}], response_format=Answer
+        )
+    assert answer.choices[0].message.parsed == Answer(n=4)
+    assert json.loads(server.engine.submitted[-1].sampling.grammar.text)["required"] == ["n"]
+
+
+def test_a_server_without_grammars_says_so(server, monkeypatch):
+    monkeypatch.setattr(server.intake.processor, "grammars", None)
+    assert "has no structured output" in error(server.chat(guided_regex="a"))["message"]
