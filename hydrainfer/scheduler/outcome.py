@@ -10,8 +10,8 @@ from hydrainfer.core import HydraError, Sequence, Stage, StepBatch, TokenLogprob
 
 class Turn(NamedTuple):
     """What a lane executes next (`batch`, None if it has nothing to do), and what changed when that was chosen:
-    sequences whose present stage is in a batch for the first time, those that were preempted, and those that found all
-    their pictures in the cache here and go on to another instance."""
+    sequences whose present stage is in a batch for the first time, those that were preempted, and those that go on
+    to another instance: they found all their pictures in the cache here, or need an encoder after all."""
 
     batch: StepBatch | None = None
     started: Iterable[Sequence] = ()

@@ -36,7 +36,7 @@ def test_a_chain_goes_on_as_if_it_had_been_made_at_once():
         {"media": []},
         {"root": chain_root(b"weights", b"float32", b"mine")},
         {"root": chain_root(b"weights", b"bfloat16", b"")},
-        {"root": chain_root(b"others", b"float32", b"")},
+        {"root": chain_root(b"weighty", b"float32", b"")},
     ],
 )
 def test_nothing_is_shared_from_the_first_difference_on(other):

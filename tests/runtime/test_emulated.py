@@ -20,6 +20,7 @@ from hydrainfer.core import (
     Sequence,
     StepBatch,
     TokenWork,
+    split_chain,
 )
 from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, spoken_ids
@@ -311,3 +312,19 @@ def test_spoken_ids_leave_out_specials_bytes_and_what_was_added():
     assert spoken_ids(32064, 32000) == range(259, 32000)
     assert spoken_ids(2048, 2000) == range(259, 2000)
     assert spoken_ids(100, 0) == range(3, 100)
+
+
+def test_equal_beginnings_share_blocks_whose_words_both_expect():
+    requests = [make_request(f"r{i}", n_text=21, pictures=[1], max_tokens=12, salt=b"") for i in range(3)]
+    rig = Rig(tokens=64)
+    for r in requests:
+        rig.run(r)
+    assert rig.scheduler.room.n_tokens_found == 2 * 24 and not any(o.error for o in rig.outputs)
+    assert len({tuple(rig.tokens(r.id)) for r in requests}) == 1
+    shared = make_request("r", n_text=21, pictures=[1], max_tokens=12, salt=b"")
+    rig.stores["kv"].data[rig.caches.pools["kv"].lookup(split_chain(shared.keys)[3])] = 0
+    rig.run(shared)
+    check_fails(rig, "r")
+    rig.run(make_request("other", n_text=21, pictures=[1], max_tokens=12, salt=b"mine"))
+    assert rig.end("other").finish_reason == "length"
+    rig.caches.check(idle=True)

@@ -159,6 +159,17 @@ def test_with_few_blocks_what_is_found_is_right_and_whole(tree, at_once, spare, 
     s.room.caches.check(idle=True)
 
 
+def test_who_was_second_to_compute_a_block_keeps_the_first_ones():
+    """Else that would be evicted before those that continue it."""
+    s, device = scheduler(kv_blocks=12, headroom_tokens=0)
+    requests = [make_request(f"r{n}", n_text=9, max_tokens=n, salt=b"") for n in (1, 16)]
+    run(s, device, requests)
+    assert s.room.caches.usage()[KV.name] == (12, 0, 6)
+    for n_text in (25, 33, 41):
+        run(s, device, [make_request(f"other{n_text}", n_text=n_text, max_tokens=1)])
+        closed(s, requests)
+
+
 def test_a_picture_inside_the_hit_is_neither_encoded_nor_leased():
     s, device = scheduler()
     run(s, device, [make_request("first", n_text=4, pictures=[1, 2], max_tokens=1, salt=b"")])
