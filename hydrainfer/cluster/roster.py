@@ -94,13 +94,11 @@ class Roster:
         self.loads[name] = self._with(name, request, stage)
         return name
 
-    def _past(self, request: Request, exclude: Collection[str], encoded_s: float) -> str | None:
-        """The instance that has computed all of its pictures and encodes none, if a request gets there sooner than it
-        is encoded."""
-        if self._balancing != "least_load" or not request.keys:
+    def _past(self, encoder: str, request: Request, exclude: Collection[str]) -> str | None:
+        """The instance that has computed all of its pictures, if it is there sooner than the encoder would be done."""
+        if self._balancing != "least_load" or not self._prefixes or not request.keys:
             return None
-        able = [n for n, p in self.peers.items() if n in self._prefixes and n not in exclude and not p.suspect]
-        able = [n for n in able if not self.roles[n].runs(Stage.ENCODE)]
+        able = [p.name for n, p in self.peers.items() if n in self._prefixes and n not in exclude and not p.suspect]
         able = [n for n in able if self.found(request, n) >= request.media[-1].end]
         name = min(able, key=lambda n: self._prefill_s(n, request), default=None)
         if name is None or name == encoder:

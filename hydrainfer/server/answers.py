@@ -78,7 +78,6 @@ class Answers:
             sampling,
             id=self._name("cmpl"),
             add_special=fields.add_special_tokens,
-            salt=fields.cache_salt or "",
             place=place_of(request),
             salt=salt_of(request, fields.cache_salt),
             urgency=urgency_of(request, fields.priority, fields.deadline_s),
