@@ -94,4 +94,4 @@ def test_it_ends_within_a_second(make_grammars, name):
         if failed or can == [EOS]:
             break
         produced.append(rng.choice(can))
-    assert worst_s < 0.25, "it holds up the others of its batch"
+    assert worst_s < 0.5, "it holds up the others of its batch"
