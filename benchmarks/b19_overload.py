@@ -5,8 +5,8 @@
 The built-in model. First its capacity: answers per second with `--clients` requests always under way. Then requests
 arrive at `--factor` times that rate, whatever becomes of them; `--obedient` of those who are refused come back once,
 when `Retry-After` says. Another process asks `/health` all the while. Told: good answers (within `--limit-s`) per
-second against the capacity, how long a refusal takes, `/health`, connections that broke, and who came back and was
-served.
+second of the second half against the capacity, how long a refusal takes, `/health`, connections that broke, and who
+came back and was served.
 
 The generator is a process of its own but shares the machine: it costs the server `generator_cores`. As a control, the
 capacity is measured once more while such a generator sends its requests to a server that is nothing (`--control`).
@@ -217,16 +217,17 @@ class Process:
 
 
 def judged(records: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """What one run was for its clients. Good answers are counted by when they ended."""
-    n_good = sum(_good(r, args) for r in records if 0.2 * args.seconds <= r["due_s"] + r["took_s"] <= args.seconds)
+    """What one run was for its clients. Good answers are counted by when they ended, in the second half: before, the
+    queue fills."""
     back = [r["again"] for r in records if "again" in r]
-    n_good += sum(_good(r, args) for r in back if 0.2 * args.seconds <= r["due_s"] + r["took_s"] <= args.seconds)
+    ended = [(r["due_s"] + r["took_s"], r) for r in [*records, *back]]
+    n_good = sum(_good(r, args) for end_s, r in ended if args.seconds / 2 <= end_s <= args.seconds)
     refused = [r for r in [*records, *back] if r["status"] in REFUSED]
     told = [r["retry_after_s"] for r in records if r["status"] in REFUSED]
     early = [r for r in back if r["due_s"] <= args.seconds]
     return {
         "statuses": {str(k): n for k, n in sorted(Counter(r["status"] for r in [*records, *back]).items())},
-        "goodput_per_s": n_good / (0.8 * args.seconds),
+        "goodput_per_s": n_good / (0.5 * args.seconds),
         "answers_s": percentiles([r["took_s"] for r in records if r["status"] == 200]),
         "refusals_s": percentiles([r["took_s"] for r in refused]),
         "retry_after_s": percentiles(told),
@@ -307,10 +308,10 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
                     flood.recv()
             before = server.memory()["pss_bytes"]
             with Process(watch_health, server.url) as health:
-                watch = CpuWatch([server])
                 ask(flood, "run", server.url, args.factor * capacity, args.seconds, seed + 3)
-                while not flood.poll(0.1) and watch.stop().wall_s < args.seconds:
-                    await asyncio.sleep(0)
+                await asyncio.sleep(args.seconds / 2)
+                watch = CpuWatch([server])
+                await asyncio.sleep(args.seconds / 2)
                 use = watch.stop()
                 health.send("stop")
                 took_s, n_failed = health.recv()
@@ -320,8 +321,8 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
             found |= {"health_s": percentiles(took_s), "n_health_failed": n_failed, "generator_cores": cores}
             found |= {"server_cores": use.servers["built-in"], "other_cores": use.others}
             found |= {"pss_bytes": [before, server.memory()["pss_bytes"]]}
-            n_answers = sum(r["status"] == 200 and r["due_s"] + r["took_s"] <= use.wall_s for r in records)
-            found["flood_cpu_s_per_answer"] = use.servers["built-in"] * use.wall_s / max(1, n_answers)
+            n_good = found["goodput_per_s"] * args.seconds / 2
+            found["flood_cpu_s_per_answer"] = use.servers["built-in"] * use.wall_s / max(1.0, n_good)
             found["goodput_share"] = found["goodput_per_s"] / capacity
             control = found["beside_nothing_per_s"]
             found["goodput_share_beside_nothing"] = found["goodput_per_s"] / control if control else None

@@ -119,6 +119,7 @@ class Twin:
             images=config.image_budget,
             image_tokens=config.image_token_budget,
             running=config.max_running,
+            step_s=config.step_s,
         )
         policy = Policy(
             order=config.order,

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,9 +24,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hydrainfer.assemble import Instance, start_instance
-from hydrainfer.config import Loaded, config_table
+from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
-from hydrainfer.server import ServerSettings, create_app
+from hydrainfer.server import ServerSettings, Tenants, access_log, create_app, read_origins
 from hydrainfer.version import __version__
 
 _LAST_WORDS_S = 1
@@ -59,7 +60,8 @@ class _Server(uvicorn.Server):
         self._sessions, self._lost = instance.sessions, instance.engine.lost
         self._drain_s = instance.config.drain_s
         self._on_ready, self._say = on_ready, say
-        self._hurried = False
+        self.on_hang_up: Callable[[], None] = lambda: None
+        self._hurried = self._hung_up = False
         self._few_warnings = _FewWarnings()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -71,6 +73,9 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._lost() is not None:
             self.should_exit = True
+        if self._hung_up:
+            self._hung_up = False
+            self.on_hang_up()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -112,6 +117,9 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Note a signal; called by the handler, so no more than that."""
+        if sig == signal.SIGHUP:
+            self._hung_up = True
+            return
         if self.should_exit and sig == signal.SIGINT:
             self._hurried = True
         self.should_exit = True
@@ -123,15 +131,17 @@ class _Server(uvicorn.Server):
 
 class _Signals:
     """SIGINT and SIGTERM while it is entered: the first one ends the start; once there is a `server`, they are for it.
-    Any that come while things are being closed change nothing."""
+    Any that come while things are being closed change nothing. `hang_up`: SIGHUP is for the server, too, and means
+    nothing before there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, hang_up: bool = False) -> None:
         self.server: _Server | None = None
+        self._signals = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hang_up else []))
         self._before: dict[int, Any] = {}
         self._ending = False
 
     def __enter__(self) -> _Signals:
-        self._before = {sig: signal.signal(sig, self._handle) for sig in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {sig: signal.signal(sig, self._handle) for sig in self._signals}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,7 +151,7 @@ class _Signals:
     def _handle(self, sig: int, frame: FrameType | None) -> None:
         if self.server is not None:
             self.server.handle_exit(sig, frame)
-        elif not self._ending:
+        elif not self._ending and sig != signal.SIGHUP:
             self._ending = True
             raise KeyboardInterrupt if sig == signal.SIGINT else SystemExit(128 + sig)
 
@@ -149,11 +159,15 @@ class _Signals:
 def serve_forever(loaded: Loaded, console: Console) -> None:
     """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` before it listens, `InternalError` once
     what runs can never again do its work."""
-    with _Signals() as signals:
+    if loaded.config.access_log:
+        _write_access_log()
+    tenants = _tenants(loaded.config)
+    with _Signals(hang_up=loaded.config.tenants is not None) as signals:
         listener = _listen(loaded.config.host, loaded.config.port)
         with closing(listener), closing(_load(loaded, console)) as instance:
             _settle(loaded, console, instance)
-            signals.server = _server(instance, console, lambda: _greet(console, _url(listener), instance.name))
+            signals.server = _server(instance, console, tenants, lambda: _greet(console, _url(listener), instance.name))
+            signals.server.on_hang_up = lambda: _reload(tenants, console)
             signals.server.run(sockets=[listener])
             why = instance.engine.lost()
     if why is not None:
@@ -163,10 +177,10 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
 @contextmanager
 def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str, Instance]]:
     """Yields the server's URL and the instance behind it; on exit everything is stopped."""
-    listener = _listen(loaded.config.host, loaded.config.port)
+    tenants, listener = _tenants(loaded.config), _listen(loaded.config.host, loaded.config.port)
     with closing(listener), closing(_load(loaded, console)) as instance:
         _settle(loaded, console, instance)
-        server = _server(instance, console)
+        server = _server(instance, console, tenants)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
         thread.start()
         try:
@@ -180,7 +194,16 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
             thread.join()
 
 
+def _write_access_log() -> None:
+    lines = logging.StreamHandler()
+    lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    access_log.handlers = [lines]
+    access_log.setLevel(logging.INFO)
+    access_log.propagate = False
+
+
 def _load(loaded: Loaded, console: Console) -> Instance:
+    read_origins(loaded.config.allowed_origins)  # before anything takes time
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("load", total=None)
@@ -207,16 +230,30 @@ class _FewWarnings(logging.Filter):
         return record.levelno > logging.WARNING
 
 
-def _server(instance: Instance, console: Console, on_ready: Callable[[], None] = lambda: None) -> _Server:
+def _tenants(config: ServeConfig) -> Tenants:
+    keys = (config.api_key,) if config.api_key else ()
+    return Tenants(keys, Path(config.tenants).expanduser() if config.tenants else None)
+
+
+def _reload(tenants: Tenants, console: Console) -> None:
+    try:
+        console.print(f"tenants: {tenants.reload()} keys", highlight=False)
+    except ConfigError as e:
+        console.print(f"tenants as before: {e.message}", style="red", markup=False, highlight=False)
+
+
+def _server(
+    instance: Instance, console: Console, tenants: Tenants, on_ready: Callable[[], None] = lambda: None
+) -> _Server:
     config = instance.config
     settings = ServerSettings(
-        model_names=(instance.name,),
+        model_names=instance.names,
         version=__version__,
-        api_keys=(config.api_key,) if config.api_key else (),
         max_body_bytes=int(config.max_body_mib * 2**20),
         stall_s=config.stall_s,
+        allowed_origins=read_origins(config.allowed_origins),
     )
-    app = create_app(settings, instance.intake, metrics=instance.recorder.page)
+    app = create_app(settings, instance.intake, metrics=instance.recorder.page, tenants=tenants)
     http = uvicorn.Config(app, http=_Connection, log_level="warning", access_log=False, server_header=False)
     return _Server(http, instance, on_ready, lambda line: console.print(line, highlight=False))
 

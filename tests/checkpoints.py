@@ -137,7 +137,7 @@ def make_llava(
     )
     torch.manual_seed(seed)
     model = transformers.LlavaForConditionalGeneration(whole).float().eval()
-    _randomise(model, seed)
+    randomise(model, seed)
     _scale_pictures(model, image_size)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=1, eos_token_id=2, pad_token_id=tokenizer.pad_token_id, do_sample=False
@@ -146,12 +146,12 @@ def make_llava(
     total = sum(p.numel() * p.element_size() for p in model.parameters())
     model.save_pretrained(out, max_shard_size=f"{max(1, math.ceil(total / shards / 1000))}KB" if shards > 1 else "50GB")
     if published_names:
-        _publish_names(out)
+        publish_names(out)
     _save_processor(out, tokenizer, image_size, whole)
     return out
 
 
-def _randomise(model, seed: int) -> None:
+def randomise(model, seed: int) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -188,7 +188,7 @@ def _scale_pictures(model, image_size: int) -> None:
             projector.bias.sub_(rows.mean(0)).mul_(scale)
 
 
-def _publish_names(out: Path) -> None:
+def publish_names(out: Path) -> None:
     """Rename what transformers saved to the names of the published repositories."""
     from safetensors.torch import load_file, save_file
 

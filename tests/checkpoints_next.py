@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.checkpoints import TEMPLATE, VOCAB, _publish_names, _randomise, make_picture, make_tokenizer
+from tests.checkpoints import TEMPLATE, VOCAB, make_picture, make_tokenizer, publish_names, randomise
 
 SIDE = 42  # of the vision tower's square: 3 x 3 patches, so that paddings are odd and even
 PINPOINTS = [[42, 84], [84, 42], [84, 84], [126, 42], [42, 126]]  # as the published ones, in squares
@@ -60,14 +60,14 @@ def make_llava_next(
     )
     torch.manual_seed(seed)
     model = transformers.LlavaNextForConditionalGeneration(whole).float().eval()
-    _randomise(model, seed)
+    randomise(model, seed)
     _scale(model, seed)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=1, eos_token_id=2, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
     model.save_pretrained(out)
     if published_names:
-        _publish_names(out)
+        publish_names(out)
     _save_processor(out, tokenizer, template, whole)
     return out
 

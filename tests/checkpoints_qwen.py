@@ -130,7 +130,7 @@ def make_qwen(
     )
     torch.manual_seed(seed)
     model = kind(whole).float().eval()
-    _randomise(model, seed, tied)
+    randomise(model, seed, tied)
     _scale_pictures(model)
     model.generation_config = transformers.GenerationConfig(eos_token_id=ids["<|im_end|>"], do_sample=False)
     total = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -144,7 +144,7 @@ def make_qwen(
     return out
 
 
-def _randomise(model, seed: int, tied: bool) -> None:
+def randomise(model, seed: int, tied: bool) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed)

@@ -9,7 +9,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from tests.checkpoints import VOCAB, _randomise, make_tokenizer
+from tests.checkpoints import VOCAB, make_tokenizer, randomise
 
 CHATML = (  # takes strings only, as Qwen2's does
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
@@ -84,7 +84,7 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
     )
     torch.manual_seed(seed)
     model = getattr(transformers, f"{make}ForCausalLM")(whole).float().eval()
-    _randomise(model, seed)
+    randomise(model, seed)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=whole.bos_token_id, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )

@@ -161,6 +161,7 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
         images=config.image_budget,
         image_tokens=config.image_token_budget,
         running=config.max_running,
+        step_s=config.step_s,
     )
     return Scheduler(role, caches, budgets, policy)
 

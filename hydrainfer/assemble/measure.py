@@ -18,7 +18,6 @@ import torch
 
 from hydrainfer.assemble.copies import measure_copies
 from hydrainfer.assemble.rig import Rig
-from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
@@ -101,8 +100,7 @@ def measure_model(
     grid, say = grid or Grid(), on_progress or (lambda _share, _what: None)
     note = _note(busy_cores())
     say(0.0, "loading the model")
-    n_context = min(grid.n_context, read_config(Path(model).expanduser()).text.context)
-    rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, n_context)
+    rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, grid.n_context)
     try:
         device = str(rig.model.device)
         head = _Head(Path(model).expanduser().resolve().name, device, rig.dtype, rig.n_threads)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from hydrainfer.assemble.sizes import dtype_of, torch_device
 from hydrainfer.cache import CacheSpec, for_stage
-from hydrainfer.checkpoint import read_config
+from hydrainfer.checkpoint import ModelConfig, read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import (
     ConfigError,
@@ -33,7 +33,7 @@ from hydrainfer.core import (
 from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.planner.costs import Work
-from hydrainfer.processor import Picture, Pixels, load_description
+from hydrainfer.processor import Picture, Pixels, image_adapter
 from hydrainfer.runtime import LanguageRunner, VisionRunner
 from hydrainfer.storage import BlockStore
 
@@ -54,7 +54,7 @@ class Rig:
         self.n_threads = config.threads or torch.get_num_threads()
         head_dim, native = described.text.head_dim, config.native_kernels
         ops = select_ops(device, DTYPES[self.dtype], head_dim, use_native=native, threads=self.n_threads)
-        self.model: Model = load_model(path, Role.parse("EPD"), device, self.dtype, ops=ops)
+        self.model: Model = load_model(path, Role.parse("EPD"), device, self.dtype, ops=ops, config=described)
         self.n_context = min(n_context, described.text.context)
         specs = self.model.cache_specs(kv_block_tokens=config.block_tokens)
         kv_spec = for_stage(specs, Stage.DECODE)
@@ -69,7 +69,7 @@ class Rig:
         self._pixels: dict[str, Pixels] = {}
         self._pictures: dict[int, list[Sequence]] = {}  # by embedding tokens
         if self.embed is not None:
-            self._draw(path, self.embed, sizes, n_pictures)
+            self._draw(described, self.embed, sizes, n_pictures)
             n_rows = n_pictures * self.embed.blocks_for(max(self._pictures))
             embeds = _filled(self.embed, n_rows, device)
             pixels = self._pixels.__getitem__
@@ -117,27 +117,26 @@ class Rig:
 
     # ---- inside
 
-    def _draw(self, path: Path, spec: CacheSpec, sizes: list[tuple[int, int]], n_pictures: int) -> None:
-        images = load_description(path).images
-        if images is None:
-            raise ConfigError(f"{path}: has a vision tower, but its pictures cannot be prepared")
+    def _draw(self, model: ModelConfig, spec: CacheSpec, sizes: list[tuple[int, int]], n_pictures: int) -> None:
+        adapter = image_adapter(model)
+        assert adapter is not None, "a vision tower, but no adapter"
         rng = np.random.default_rng(0)
         for width, height in sizes:
-            item = images.adapter.fit(width, height)
+            item = adapter.fit(width, height)
             if item.n_tokens in self._pictures or item.n_tokens + 2 > self.n_context:
                 continue
             n_blocks, drawn = spec.blocks_for(item.n_tokens), []
             for i in range(n_pictures):
                 noise = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
                 name = f"{item.n_tokens}/{i}"
-                self._pixels[name] = images.adapter.pixels(Picture(noise, "RGB"))
+                self._pixels[name] = adapter.pixels(Picture(noise, "RGB"))
                 span = MediaSpan(1, item.n_tokens, name.encode(), name, item.grid)
-                seq = _sequence(name, (1, *[images.token_id] * item.n_tokens, 2), (span,))
+                seq = _sequence(name, (1, *[model.media_tokens[0]] * item.n_tokens, 2), (span,))
                 seq.blocks = {spec.name: list(range(i * n_blocks, (i + 1) * n_blocks))}
                 drawn.append(seq)
             self._pictures[item.n_tokens] = drawn
         if not self._pictures:
-            raise ConfigError(f"{path}: no picture of {sizes} fits a context of {self.n_context} tokens")
+            raise ConfigError(f"{model.architecture}: no picture of {sizes} fits a context of {self.n_context} tokens")
 
     def _threads(self, other: Lane) -> Callable[[], int]:
         """The threads for a lane's next batch, as in an engine: half of the cores while the other lane runs."""

@@ -53,13 +53,18 @@ class Instance:
     the hub of several. `facts`: the resolved values of options that were `auto`."""
 
     config: ServeConfig
-    name: str
+    names: tuple[str, ...]
     intake: Intake
     sessions: Sessions
     engine: EngineHandle
     recorder: PrometheusRecorder
     facts: dict[str, Any]
     pools: Callable[[], dict[str, CacheSet]]
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.names[0]
 
     @property
     def caches(self) -> CacheSet:
@@ -83,7 +88,9 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     parsed = parse_config(path)
     model = parsed.model
     _check_layout(config.layout, specs, model)
-    description = load_description(path, max_context=config.max_model_len, parsed=parsed)
+    description = load_description(
+        path, max_context=config.max_model_len, tool_calls=config.tool_call_parser, parsed=parsed
+    )
     device = torch_device(config)
     check_transport(config.transport, device)
     dtype = dtype_of(config, device, model.dtype)
@@ -91,12 +98,12 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
     admission = _admission(config, model)
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, admission)
-    name = config.served_model_name or path.resolve().name
+    names = _names(config)
     emulated = cost_model_of(config) is not None
     grammars = None if emulated else load_grammars(path, model.text.vocab, description.eos_ids)
     engine: EngineHandle
     pools: Callable[[], dict[str, CacheSet]]
-    recorder = PrometheusRecorder(name, lambda: engine.instances(), admission.waiting, config.prefix_cache)
+    recorder = PrometheusRecorder(names[0], lambda: engine.instances(), admission.waiting, config.prefix_cache)
     if choose_launcher(config, specs) == "inproc" and len(specs) == 1:
         around = partial(Surroundings, sessions.sink, recorder.record, pixels=pixels.get, grammars=grammars)
         engine, built = _one_engine(config, model, specs[0], description, around, on_progress)
@@ -115,8 +122,8 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     workers = intake.processor.media.workers
     facts["image_backend"] = backend_name(intake.processor.limits)
     facts["media_workers"] = workers.n if workers else 0
-    facts = {"served_model_name": name, "max_model_len": description.n_context, **facts}
-    return Instance(config, name, intake, sessions, engine, recorder, facts, pools)
+    facts = {"served_model_name": ", ".join(names), "max_model_len": description.n_context, **facts}
+    return Instance(config, names, intake, sessions, engine, recorder, facts, pools)
 
 
 def _admission(config: ServeConfig, model: ModelConfig) -> Admission:
@@ -127,6 +134,15 @@ def _admission(config: ServeConfig, model: ModelConfig) -> Admission:
         max_requests=config.max_waiting,
         pictures=model.vision is not None,
     )
+
+
+def _names(config: ServeConfig) -> tuple[str, ...]:
+    """What clients may call the model. Raises `ConfigError`."""
+    given = config.served_model_name or Path(config.model).expanduser().resolve().name
+    names = tuple(name.strip() for name in given.split(",")) if config.served_model_name else (given,)
+    if not all(names):
+        raise ConfigError("served_model_name: a name is empty; write them like mine,gpt-4o", param="served_model_name")
+    return tuple(dict.fromkeys(names))
 
 
 def _check_layout(layout: str, specs: Sequence[InstanceSpec], model: ModelConfig) -> None:

@@ -135,7 +135,7 @@ class CacheSet:
             self._leases.pop(lease.owner, None)
 
     def news(self) -> Cached | None:
-        """The prefixes that came and went since the last call, if there are any; the first call begins to note them."""
+        """The prefixes that came and went since the last call, if there are any; the first call begins it."""
         for name, spec in self.specs.items():
             if not spec.chained:
                 continue

@@ -79,13 +79,13 @@ class Roster:
         names = [n for n in able if not self.peers[n].suspect] or able  # a suspect is better than nobody
         if not names:
             return None
-        least = self._balancing == "least_load"
-        delay = self._delays_s(names, request, stage) if least else dict.fromkeys(names, 0.0)
+        delay = dict.fromkeys(names, 0.0)
+        if self._balancing == "least_load":
+            delay = self._ways_s(names, request, stage)
         name = min(names, key=lambda n: (delay[n], self._chosen_at[n]))
         if stage is Stage.ENCODE and (owner := self._encoders.owner(request.media[0].key, names)) is not None:
-            again_s = len(request.media) * (self._load(owner).picture_s or _GUESS.picture_s)
-            name = owner if delay[owner] <= delay[name] + again_s else name
-            if (past := self._past(request, exclude, delay[name] + again_s)) is not None:
+            name = owner if delay[owner] <= delay[name] + self._encode_s(owner, request) else name
+            if past := self._past(name, request, exclude):
                 name, stage = past, Stage.PREFILL
         elif self._balancing == "random":
             name = self._rng.choice(names)
@@ -94,59 +94,59 @@ class Roster:
         self.loads[name] = self._with(name, request, stage)
         return name
 
-    def _past(self, request: Request, exclude: Collection[str], encoded_s: float) -> str | None:
-        """The instance that has computed all of its pictures and encodes none, if a request gets there sooner than it
-        is encoded."""
-        if self._balancing != "least_load" or not request.keys:
+    def _past(self, encoder: str, request: Request, exclude: Collection[str]) -> str | None:
+        """The instance that has computed all of its pictures, if it is there sooner than the encoder would be done."""
+        if self._balancing != "least_load" or not self._prefixes or not request.keys:
             return None
-        able = [n for n, p in self.peers.items() if n in self._prefixes and n not in exclude and not p.suspect]
-        able = [n for n in able if not self.roles[n].runs(Stage.ENCODE)]
+        able = [p.name for n, p in self.peers.items() if n in self._prefixes and n not in exclude and not p.suspect]
         able = [n for n in able if self.found(request, n) >= request.media[-1].end]
-        delay = self._delays_s(able, request, Stage.PREFILL)
-        name = min(able, key=lambda n: delay[n], default=None)
-        return name if name is not None and delay[name] <= encoded_s else None
+        name = min(able, key=lambda n: self._prefill_s(n, request), default=None)
+        if name is None or name == encoder:
+            return None
+        by_encoder_s = delay_s(self._load(encoder)) + self._encode_s(encoder, request)
+        return name if self._prefill_s(name, request) <= by_encoder_s else None
 
-    def _delays_s(self, names: Iterable[str], request: Request, stage: Stage) -> dict[str, float]:
-        """As `_ways_s`, less what an instance saves of the request's prefill."""
-        delay = self._ways_s(names, request, stage)
-        if self._prefixes and stage is not Stage.DECODE:
-            for name in delay:
-                delay[name] -= self.found(request, name) * (self._load(name).token_s or _GUESS.token_s)
-        return delay
+    def _encode_s(self, name: str, request: Request) -> float:
+        """How long encoding its pictures takes there."""
+        return len(request.media) * (self._load(name).picture_s or _GUESS.picture_s)
+
+    def _prefill_s(self, name: str, request: Request) -> float:
+        """How long an instance works on what it has, less what it saves of the prefill of `request`."""
+        load = self._load(name)
+        saved = self.found(request, name) if self._prefixes else 0
+        return delay_s(load) - saved * (load.token_s or _GUESS.token_s)
 
     def _load(self, name: str) -> Load:
         return self.loads.get(name, Load())
 
     def _ways_s(self, names: Iterable[str], request: Request, stage: Stage) -> dict[str, float]:
         """By instance, how long what is there delays a request that enters `stage` at it: there, and at the least busy
-        instances of the later stages that it does not run."""
+        instances of the later stages that it does not run. What it has computed of the prompt counts against that."""
         plan = request.plan()
+        n_prefill = plan.index(Stage.PREFILL)
         best: dict[Stage, float] = {}  # of all instances that run it
 
-        def ways(names: Iterable[str], after: int) -> dict[str, float]:
-            return {
-                n: delay_s(self._load(n)) + next((best[s] for s in plan[after:] if not self.roles[n].runs(s)), 0.0)
-                for n in names
-            }
+        def way_s(name: str, n: int) -> float:
+            runs = self.roles[name].runs
+            here_s = delay_s(self._load(name))
+            if n <= n_prefill and runs(Stage.PREFILL):
+                here_s = self._prefill_s(name, request)
+            return here_s + next((best[s] for s in plan[n + 1 :] if not runs(s)), 0.0)
 
-        first = plan.index(stage) + 1
-        for i in range(len(plan) - 1, first - 1, -1):
-            best[plan[i]] = min(
-                ways((n for n in self.peers if self.roles[n].runs(plan[i])), i + 1).values(), default=0.0
-            )
-        return ways(names, first)
+        first = plan.index(stage)
+        for n in range(len(plan) - 1, first, -1):
+            ways = (way_s(name, n) for name in self.peers if self.roles[name].runs(plan[n]))
+            best[plan[n]] = min(ways, default=0.0)
+        return {name: way_s(name, first) for name in names}
 
     def _with(self, name: str, request: Request, stage: Stage) -> Load:
         """The load of an instance once `request` has been placed there."""
         load = self._load(name)
         if stage is Stage.DECODE:
             return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
-        n_prompt = request.n_prompt - self.found(request, name)
-        return msgspec.structs.replace(
-            load,
-            n_pictures=load.n_pictures + (len(request.media) if stage is Stage.ENCODE else 0),
-            n_tokens=load.n_tokens + (n_prompt if self.roles[name].runs(Stage.PREFILL) else 0),
-        )
+        n_pictures = load.n_pictures + (len(request.media) if stage is Stage.ENCODE else 0)
+        n_tokens = request.n_prompt - self.found(request, name) if self.roles[name].runs(Stage.PREFILL) else 0
+        return msgspec.structs.replace(load, n_pictures=n_pictures, n_tokens=load.n_tokens + n_tokens)
 
     def dark(self) -> list[Stage]:
         """Stages of the layout that no instance runs now."""

@@ -26,7 +26,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """`None` means `auto`: resolved once, into a new object, when the model and the device are known."""
 
     model: Annotated[str, _help("Model", "Checkpoint directory (Hugging Face format); default: the built-in one.")]
-    served_model_name: Annotated[str | None, _help("Model", "Name clients use; default: the directory's name.")] = None
+    served_model_name: Annotated[
+        NotEmpty | None, _help("Model", "Names clients use, e.g. mine,gpt-4o; default: the directory's name.")
+    ] = None
     device: Annotated[
         Device,
         _help(
@@ -81,6 +83,23 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     host: Annotated[str, _help("Server", "Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, _help("Server", "Port to listen on; 0 picks a free one.", ge=0, le=65535)] = 8000
     api_key: Annotated[NotEmpty | None, _help("Server", "Require this key as a bearer token.")] = None
+    tenants: Annotated[
+        NotEmpty | None, _help("Server", "File of tenants: their keys and limits (docs/api.md); read again on SIGHUP.")
+    ] = None
+    allowed_origins: Annotated[
+        NotEmpty | None,
+        _help("Server", "Whose pages may ask from a browser, e.g. https://chat.example.com; * is all; default: none."),
+    ] = None
+    access_log: Annotated[
+        bool, _help("Server", "A line per request on stderr, without its content (true or false).")
+    ] = True
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes", "llama3_json", "mistral"],
+        _help(
+            "Server",
+            "How the model writes tool calls: hermes (Qwen), llama3_json, mistral; auto: as its template says.",
+        ),
+    ] = "auto"
     request_timeout_s: Annotated[float, _help("Server", "A request ends with 504 after this long.", gt=0)] = 600.0
     drain_s: Annotated[
         float, _help("Server", "After SIGTERM, new requests get 503, and those that run this long to finish.", ge=0)
@@ -133,6 +152,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     image_token_budget: Annotated[
         int, _help("Scheduler", "Embeddings per vision batch; a larger picture is encoded alone.", ge=1)
     ] = 16_384
+    step_s: Annotated[
+        float, _help("Scheduler", "A batch takes about this long at most: chunks shrink, fewer pictures.", gt=0)
+    ] = 0.5
     max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 64
     order: Annotated[
         Literal["rank", "fcfs"],

@@ -13,6 +13,7 @@ from hydrainfer.core.stage import Stage
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
+MAX_PRIORITY = 2
 MAX_TOKEN_IDS = 1024  # of stop_token_ids and of logit_bias: all are looked at for every token
 MAX_GRAMMAR_CHARS = 1 << 16
 
@@ -149,8 +150,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are seconds of
     the engine's clock: `arrival_s` None means when it reaches the engine; `deadline_s` travels to the last copy.
-    `priority`: levels by which it goes before others (or, negative, behind), within the scheduler's bounds. `keys`: the
-    chain of its prompt (`core.chain`) by which KV is shared; empty if it shares none.
+    `priority`: levels by which it goes before others (or, negative, behind), within the scheduler's bounds.
+    `keys`: the chain of its prompt (`core.chain`) by which KV is shared; empty if it shares none.
     """
 
     id: str

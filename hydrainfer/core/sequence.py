@@ -33,7 +33,8 @@ class Sequence:
     found computed when it first came to be prefilled here, -1 before. `pending_media`: indices of pictures that are
     still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present stage has been
     part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which the scheduler
-    says who goes first (smaller), as `order` says who is older.
+    says who goes first (smaller), as `order` says who is older. `token_s`: seconds per token of the latest batch that
+    had a chunk of it, 0 before.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Sequence:
         "request",
         "rest",
         "started",
+        "token_s",
         "tokens",
     )
 
@@ -71,6 +73,7 @@ class Sequence:
         self.order = order
         self.rank = (order[0], *order)
         self.rest = (0, 0)
+        self.token_s = 0.0
         self.attempt = 0
         self.hops = 0
         self.tokens: list[int] = [*request.prompt_ids, *produced]
@@ -109,6 +112,7 @@ class Sequence:
         self.pending_media = list(range(len(self.request.media)))
         self.blocks = {}
         self.started = False
+        self.token_s = 0.0
 
     def finish_reason(self, token: int) -> str | None:
         """Whether the just appended `token` ends the choice: "stop", "length" or None. (Stop strings are found where

@@ -400,7 +400,7 @@ class Engine:
         return not self._in_flight and not (self._moves is not None and self._moves.copying)
 
     def news(self) -> Cached | None:
-        """As of `CacheSet`."""
+        """The prefixes that came and went since the last call; the first one begins it."""
         return self.scheduler.room.caches.news()
 
     def load(self) -> Load:

@@ -10,9 +10,11 @@ from hydrainfer.processor.messages import (
     ImagePart,
     PythonPrompt,
     TextPart,
+    Tools,
     VideoReading,
     parse_messages,
     parse_prompts,
+    parse_tools,
 )
 from hydrainfer.processor.pictures import (
     ClipImages,
@@ -27,11 +29,25 @@ from hydrainfer.processor.pictures import (
     image_adapter,
 )
 from hydrainfer.processor.processor import Prepared, Processor, Timing
-from hydrainfer.processor.text import ModelDescription, TextStream, Vocabulary, encode, load_description
+from hydrainfer.processor.text import (
+    FORMATS,
+    CallDelta,
+    ModelDescription,
+    TextStream,
+    ToolCallStream,
+    ToolDelta,
+    ToolFormat,
+    Vocabulary,
+    calls_grammar,
+    encode,
+    load_description,
+)
 from hydrainfer.processor.video import VideoLimits, open_video
 from hydrainfer.processor.workers import Encodable, MediaWorkers, Seal, Ticket, prepare_image
 
 __all__ = [
+    "FORMATS",
+    "CallDelta",
     "ChatMessage",
     "ClipImages",
     "Encodable",
@@ -54,11 +70,16 @@ __all__ = [
     "TextStream",
     "Ticket",
     "Timing",
+    "ToolCallStream",
+    "ToolDelta",
+    "ToolFormat",
+    "Tools",
     "VideoLimits",
     "VideoReading",
     "Vocabulary",
     "Wanted",
     "agrees",
+    "calls_grammar",
     "decode_image",
     "encode",
     "image_adapter",
@@ -66,5 +87,6 @@ __all__ = [
     "open_video",
     "parse_messages",
     "parse_prompts",
+    "parse_tools",
     "prepare_image",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from hydrainfer.core import Grammar, InvalidRequest, MediaSpan, Request, SamplingParams, chain_of, chain_root
 from hydrainfer.core.request import MAX_CHOICES
 from hydrainfer.grammar import Grammars
-from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, VideoPart, VideoReading, is_id
+from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, Tools, VideoPart, VideoReading, is_id
 from hydrainfer.processor.pictures import MediaLimits, PixelStore
 from hydrainfer.processor.text import (
     ModelDescription,
@@ -27,10 +28,11 @@ from hydrainfer.processor.workers import Adapters, MediaWorkers, Preprocessor, S
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The arrival and deadline of a request, in seconds of the engine's clock."""
+    """The arrival and deadline of a request, in seconds of the engine's clock, and its priority."""
 
     arrival_s: float | None = None
     deadline_s: float = float("inf")
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +98,17 @@ class Processor:
         ticket: Ticket | None = None,
         prompt: str | Sequence[int] | None = None,
         salt: str = "",
+        tools: Tools | None = None,
     ) -> Prepared:
         """Prepare a chat. `options`: the request's `mm_processor_kwargs`. `ticket`: lets another thread cancel it.
+        `tools`: shown to the model.
         `prompt`: stands in place of what the template makes of the messages; it has a placeholder for each of their
-        pictures and videos. `salt`: KV is shared only with requests of the same. Raises `InvalidRequest`
-        or as `Preprocessor.prepare`; then nothing is held."""
+        pictures and videos. `salt`: KV is shared only with requests of the same. Raises `InvalidRequest` or as
+        `Preprocessor.prepare`; then nothing is held."""
         self.check_grammar(sampling.grammar)
         parts = [part for m in messages for part in m.media]
         if prompt is None:
-            ids, adapters = self._read_chat(messages, options)
+            ids, adapters = self._read_chat(messages, options, tools)
         else:
             self.check_pictures(messages)
             ids, adapters = self._read_prompt(prompt), self._adapters(options)
@@ -156,9 +160,14 @@ class Processor:
         check_text(text, self.model, "prompt")
         return encode(text, self.model, add_special=add_special)
 
-    def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        options: Mapping[str, Any] | None = None,
+        tools: Tools | None = None,
+    ) -> list[int]:
         """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
-        ids, adapters = self._read_chat(messages, options)
+        ids, adapters = self._read_chat(messages, options, tools)
         parts = [part for m in messages for part in m.media]
         items = self.media.items(parts, adapters)
         return list(expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
@@ -221,7 +230,7 @@ class Processor:
         return Adapters(images.adapter.configured(options), video, ids)
 
     def _read_chat(
-        self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None
+        self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None, tools: Tools | None = None
     ) -> tuple[list[int], Adapters]:
         """The parts of a chat that need no decoded picture: the ids with one placeholder per picture or video, and the
         adapters that prepare these."""
@@ -238,7 +247,12 @@ class Processor:
         for i, part in parts:
             if isinstance(part, TextPart):
                 check_text(part.text, model, f"messages.{i}.content")
-        text = model.template.render(messages)
+        for m in messages:
+            for call in m.calls:
+                check_text(json.dumps(call.arguments, ensure_ascii=False), model, "messages")
+        if tools is not None:
+            check_text(json.dumps(tools.given, ensure_ascii=False), model, "tools")
+        text = model.template.render(messages, tools)
         check_length(text, model, "messages")
         return encode(text, model), adapters
 
@@ -284,6 +298,7 @@ class Processor:
                 arrival_s=timing.arrival_s,
                 deadline_s=timing.deadline_s,
                 keys=chains[p],
+                priority=timing.priority,
             )
             for p, token_ids in enumerate(token_lists)
             for choice in range(sampling.n)

@@ -43,10 +43,11 @@ class Admission:
 
     def to_prefill(self) -> Iterator[Sequence]:
         """Waiting requests that need no encoding (text, or pictures all in the cache), best first. Each is to be
-        admitted before the next one is asked for. Who waits for another's prefill is passed: it wants no room yet."""
+        admitted before the next one is asked for. Who waits for another's prefill is passed: it does not wait for
+        room."""
         while self._n_running() < self._budgets.running:
-            heads = self.waiting.first(self.repeats)
-            seq = next((s for s in heads if not self._room.needs_encode(s, self.visit(s))), None)
+            first = self.waiting.first(self.repeats)
+            seq = next((s for s in first if not self._room.needs_encode(s, self.visit(s))), None)
             if seq is None:
                 return
             yield seq
@@ -67,7 +68,7 @@ class Admission:
 
     def repeats(self, seq: Sequence) -> bool:
         """Whether it would compute what another is computing here now, or is about to: then it waits and shares it. No
-        other one can pass it and compute the same, so it waits for no more than those who are here."""
+        later one can pass it and compute the same, so it waits for no more than those who are here."""
         if not seq.request.keys or seq.stage is Stage.DECODE:
             return False
         arriving = (s for s in self.arriving.values() if s.blocks and s.stage is Stage.PREFILL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hydrainfer.core import EncodeWork, Sequence, TokenWork
-from hydrainfer.scheduler.policy import Budgets
 
 
 def decodes(seqs: Iterable[Sequence]) -> list[TokenWork]:
@@ -22,10 +21,10 @@ def add_chunk(work: list[TokenWork], seq: Sequence, budget: int) -> int:
     return count
 
 
-def add_pictures(work: list[EncodeWork], seq: Sequence, left: int, budgets: Budgets) -> int:
-    """Add the sequence's pictures, in order, until one does not fit the `left` tokens; a batch takes at least one.
-    Returns what is then left."""
-    for i in seq.pending_media[: max(budgets.images - len(work), 0)]:
+def add_pictures(work: list[EncodeWork], seq: Sequence, left: int, most: int) -> int:
+    """Add the sequence's pictures, in order, until there are `most` or one does not fit the `left` tokens; a batch
+    takes at least one. Returns what is then left."""
+    for i in seq.pending_media[: max(most - len(work), 0)]:
         n = seq.request.media[i].n_tokens
         if work and n > left:
             return 0

@@ -34,8 +34,10 @@ class Order:
         if not self.ranked:
             return age[0], *age
         p = self._policy
-        level = max(-p.max_priority, min(request.priority, p.max_priority))
-        return age[0] + self.pace.seconds(n_tokens, n_pictures) / p.ageing - p.boost_s * level, *age
+        rank_s = age[0] + self.pace.seconds(n_tokens, n_pictures) / p.ageing
+        if request.priority:
+            rank_s -= p.boost_s * max(-p.max_priority, min(request.priority, p.max_priority))
+        return rank_s, *age
 
     def place(self, seq: Sequence, n_tokens: int, n_pictures: int) -> None:
         """Set the rank of a sequence of which so much remains."""

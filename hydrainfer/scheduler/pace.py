@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from hydrainfer.core import Lane, Role, Stage, StepBatch
+from typing import NamedTuple
+
+from hydrainfer.core import Lane, Role, Sequence, Stage, StepBatch
 
 _PICTURE_S, _TOKEN_S = 0.3, 1e-3  # before anything is measured
 _KEEP = 0.9  # what each batch leaves of the weight of those before it
 _BAND = 1.5  # the pace in force changes when the recent one is so many times as fast, or as slow
+_CHUNK = 64  # tokens: smaller ones take about as long, and tell little of what a token takes
 _LARGE = 256  # tokens of a batch by which the fastest pace may be told
+_MOST = 1 << 30
 _FASTER = 2.0  # a request may be so many times as fast as anything measured
+
+
+class _Seconds(NamedTuple):
+    picture: float
+    token: float
 
 
 class Pace:
@@ -17,34 +26,61 @@ class Pace:
     """
 
     def __init__(self, role: Role) -> None:
-        self._runs = {Lane.VISION: role.runs(Stage.ENCODE), Lane.LANGUAGE: role.runs(Stage.PREFILL)}
+        self._encodes, self._prefills = role.runs(Stage.ENCODE), role.runs(Stage.PREFILL)
         self._recent = dict.fromkeys(Lane, (0.0, 0.0))  # seconds, pictures or tokens
-        self._in_force = {Lane.VISION: _PICTURE_S, Lane.LANGUAGE: _TOKEN_S}
         self._fastest: dict[Lane, float] = {}
+        self._in_force = self._now = _Seconds(_PICTURE_S, _TOKEN_S)
 
     def observe(self, batch: StepBatch, seconds: float) -> bool:
         """A batch took this long. Returns whether the pace in force has changed."""
         lane, n = batch.lane, batch.n_items
         if (lane is Lane.LANGUAGE and not batch.chunked) or seconds <= 0.0:
             return False
+        if lane is Lane.LANGUAGE:
+            self._note_chunks(batch, seconds)
         if lane is Lane.VISION or n >= _LARGE:
             self._fastest[lane] = min(self._fastest.get(lane, float("inf")), seconds / n)
         before_s, before_n = self._recent[lane]
         recent_s, recent_n = self._recent[lane] = _KEEP * before_s + seconds, _KEEP * before_n + n
-        measured, old = recent_s / recent_n, self._in_force[lane]
-        if old / _BAND <= measured <= old * _BAND:
+        each_s = recent_s / recent_n
+        self._now = self._now._replace(**{"picture" if lane is Lane.VISION else "token": each_s})
+        if all(old / _BAND <= new <= old * _BAND for new, old in zip(self._now, self._in_force)):
             return False
-        self._in_force[lane] = measured
+        self._in_force = self._now
         return True
+
+    def _note_chunks(self, batch: StepBatch, seconds: float) -> None:
+        """Keep with each sequence what a token of it takes: the longer the context before a chunk, the more."""
+        if batch.n_items >= _CHUNK:
+            for item in batch.work[batch.n_decodes :]:
+                item.seq.token_s = seconds / batch.n_items
+
+    def pictures_in(self, seconds: float) -> int:
+        """How many pictures are encoded in so long, going by recent batches; at least one."""
+        return max(1, _whole(seconds / self._now.picture))
+
+    def token_s(self, seq: Sequence | None = None) -> float:
+        """Seconds of one more token of this sequence, or of any."""
+        recent_s = self._now.token
+        return recent_s if seq is None or seq.token_s < recent_s else seq.token_s
+
+    def chunk_in(self, seconds: float, seq: Sequence, *, first: bool) -> int:
+        """How many tokens of it may be prefilled in so long. Fewer than make a chunk are none, unless it is the `first`
+        of a batch, which has a chunk in any case."""
+        n, least = _whole(seconds / self.token_s(seq)), min(_CHUNK, len(seq.tokens) - seq.n_computed)
+        return n if n >= least else least if first else 0
 
     def seconds(self, n_tokens: int, n_pictures: int) -> float:
         """How long so much work takes here, by the pace in force."""
-        return self._seconds(self._in_force, n_tokens, n_pictures)
+        tokens_s = n_tokens * self._in_force.token if self._prefills else 0.0
+        return tokens_s + n_pictures * self._in_force.picture if self._encodes else tokens_s
 
     def least_s(self, n_tokens: int, n_pictures: int) -> float:
         """How long so much work takes at least, going by what was measured; 0 if nothing was."""
-        return self._seconds(self._fastest, n_tokens, n_pictures) / _FASTER
+        fastest = self._fastest
+        return (n_tokens * fastest.get(Lane.LANGUAGE, 0.0) + n_pictures * fastest.get(Lane.VISION, 0.0)) / _FASTER
 
-    def _seconds(self, pace: dict[Lane, float], n_tokens: int, n_pictures: int) -> float:
-        work = {Lane.LANGUAGE: n_tokens, Lane.VISION: n_pictures}
-        return sum(n * pace.get(lane, 0.0) for lane, n in work.items() if self._runs[lane])
+
+def _whole(number: float) -> int:
+    """Rounded down, but not by what only the last bits of a clock make a difference of."""
+    return int(min(number + 1e-6, _MOST))

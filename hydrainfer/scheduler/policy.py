@@ -7,18 +7,23 @@ from typing import Literal
 import msgspec
 
 Ordering = Literal["rank", "fcfs"]
+STEP_S = 0.5
+"""The `step_s` of a server."""
 EncodeGate = Literal["paper", "aged"]
 Batching = Literal["stage-level", "prefill-first"]
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """`tokens`: language tokens per batch (τ_t of Algorithm 1). `images`: pictures per vision batch (τ_e), which have
-    at most `image_tokens` embeddings together, unless it is one. `running`: requests that may hold caches at once."""
+    at most `image_tokens` embeddings together, unless it is one. `running`: requests that may hold caches at once.
+    `step_s`: how long a batch may take, going by recent ones, beside which a chunk shrinks that is slow (behind a long
+    context, or on a slow device); it goes no lower than one picture or a small chunk."""
 
     tokens: int = 1024
     images: int = 4
     image_tokens: int = 16_384
     running: int = 256
+    step_s: float = float("inf")
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,10 +65,11 @@ class SequenceRoom:
     def computed_by(self, other: Sequence, seq: Sequence, visit: Visit, n_tokens: int) -> bool:
         """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens that
         `seq` could then share and has not found."""
-        hit, theirs = self.match(seq, visit), self._keys.get(other.id)
-        if theirs is None:
-            return False
-        chained, n_most = False, len(seq.tokens) - 1
+        theirs, own = self._keys.get(other.id), self._keys.get(seq.id) or self._keys_of(seq)
+        chains = [spec.name for spec in self._specs if spec.chained]
+        if theirs is None or not any(own.get(name, [])[:1] == theirs.get(name, [])[:1] for name in chains):
+            return False  # not even the first block
+        hit, chained, n_most = self.match(seq, visit), False, len(seq.tokens) - 1
         for spec in self.specs_of(seq.request, visit):
             if not spec.chained:
                 if spec.safe((), n_most) is not None:
@@ -87,7 +88,7 @@ class SequenceRoom:
         return bool(seq.request.media) and bool(self._missing(seq, self.match(seq, visit)))
 
     def uncached(self, seq: Sequence, visit: Visit) -> tuple[int, int]:
-        """How many of its tokens and pictures are in no cache here now, for these steps."""
+        """How many of its tokens and pictures are in no cache here now."""
         hit = self.match(seq, visit)
         n_pictures = len(self._missing(seq, hit)) if seq.request.media else 0
         return len(seq.tokens) - max(seq.n_computed, hit.n_tokens), n_pictures

@@ -102,7 +102,7 @@ class Scheduler:
     def _find_encoders(self) -> list[Sequence]:
         """Let go who waits for prefill and needs an encoder after all, for blocks that it found were evicted. Returns
         those."""
-        departed: list[Sequence] = []
+        departed = []
         for seq in list(self._unencoded.values()):
             waits = seq.stage is Stage.PREFILL and not seq.blocks and not seq.cancelled
             if not waits or self.room.needs_encode(seq, self._admission.visit(seq)):
@@ -196,7 +196,7 @@ class Scheduler:
             work: list = self._fill_vision(now, departed)
             n, n_decodes = len(work), 0
         else:
-            departed += self._find_encoders() if self._unencoded else ()
+            departed = self._find_encoders() if self._unencoded else []
             work, n, n_decodes = self._fill_language(now, preempted)
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
@@ -213,10 +213,9 @@ class Scheduler:
     def _fill_language(self, now: float, preempted: list[Sequence]) -> tuple[list[TokenWork], int, int]:
         """The work, its tokens, and how many of its first items decode."""
         budget = self.budgets.tokens
+        if full := [s for s in self.decoding.values() if len(s.tokens) > s.capacity]:
+            preempted += self._make_room(full, now)
         ready = decodes(self.decoding.values())
-        if len(ready) < len(self.decoding):  # some are full
-            preempted += self._make_room(now)
-            ready = decodes(self.decoding.values())
         work = ready[:] if self.policy.batching == "stage-level" else []
         n = n_decodes = len(work)
         if n < budget and self.role.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
@@ -225,18 +224,23 @@ class Scheduler:
 
     def _fill_prefill(self, work: list[TokenWork], n: int) -> int:
         """Add chunks to the `n` tokens of `work`; returns how many it has then."""
-        budget, most = self.budgets.tokens, self.policy.half_way
+        pace, budget, n_decodes = self._order.pace, self.budgets.tokens, n
+        left_s = self.budgets.step_s - n * pace.token_s()
         n_begun = sum(s.started for s in self.prefilling.values()) if self._order.ranked else 0
 
         def admit(new: Sequence) -> bool:
             """Nobody begins beside the most that may be half way, but who is done in this batch."""
-            if n_begun >= most and new.rest[0] > budget - n:
+            in_time = pace.chunk_in(left_s, new, first=n == n_decodes)
+            if not in_time or (n_begun >= self.policy.half_way and new.rest[0] > min(budget - n, in_time)):
                 return False
             return self._admission.admit(new) and self._enter(new)
 
         for seq in self._order.turns(self.prefilling.values(), self._admission.to_prefill(), admit):
-            n += add_chunk(work, seq, budget - n)
-            if n >= budget:
+            in_time = pace.chunk_in(left_s, seq, first=n == n_decodes)
+            count = add_chunk(work, seq, min(budget - n, in_time))
+            n += count
+            left_s -= count * pace.token_s(seq)
+            if n >= budget or not in_time:
                 break
         return n
 
@@ -245,6 +249,7 @@ class Scheduler:
             return []
         work: list[EncodeWork] = []
         left = self.budgets.image_tokens
+        most = min(self.budgets.images, self._order.pace.pictures_in(self.budgets.step_s))
 
         def admit(new: Sequence) -> bool:
             if not self._admission.admit(new):
@@ -254,8 +259,8 @@ class Scheduler:
             return True
 
         for seq in self._order.turns(self.encoding.values(), self._admission.to_encode(), admit):
-            left = add_pictures(work, seq, left, self.budgets)
-            if len(work) >= self.budgets.images or left <= 0:
+            left = add_pictures(work, seq, left, most)
+            if len(work) >= most or left <= 0:
                 break
         return work
 
@@ -300,11 +305,9 @@ class Scheduler:
 
     # ---- when blocks run out
 
-    def _make_room(self, now: float) -> list[Sequence]:
-        """Grow every decoding sequence that is full, oldest first; where there is no room, preempt the youngest.
-        Returns those."""
+    def _make_room(self, full: list[Sequence], now: float) -> list[Sequence]:
+        """Grow these decoding sequences, oldest first; where there is no room, preempt the youngest. Returns those."""
         preempted: list[Sequence] = []
-        full = [s for s in self.decoding.values() if len(s.tokens) > s.capacity]
         for seq in sorted(full, key=lambda s: s.order):
             while seq.id in self.decoding and not self.room.grow(seq):
                 victim = self._youngest_idle(than=seq)

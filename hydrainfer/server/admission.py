@@ -9,12 +9,13 @@ better when its body has been read, and exactly when it has been prepared; it wa
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeGuard
 
-from hydrainfer.core import Overloaded, Unavailable
-from hydrainfer.core.request import MAX_CHOICES
+from hydrainfer.core import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
+from hydrainfer.core.request import MAX_CHOICES, MAX_PRIORITY
 from hydrainfer.metrics import Waiting
 from hydrainfer.processor import ChatMessage, Prepared, TextPart
 from hydrainfer.server.queues import Queue
@@ -62,6 +63,26 @@ class Work(NamedTuple):
         return cls(kind, _REQUEST_TOKENS + prepared.n_prompt_tokens * prepared.sampling.n / n, n)
 
 
+class Urgency(NamedTuple):
+    """`priority`: levels by which a request goes before others. `within_s`: it must be done so long after it came."""
+
+    priority: int = 0
+    within_s: float = math.inf
+
+    @classmethod
+    def read(cls, priority: float | None, within_s: float | None) -> Urgency:
+        """What a client asks for; None: nothing. Raises `InvalidRequest`."""
+        if priority is not None and not (abs(priority) <= MAX_PRIORITY and priority == int(priority)):
+            rule = f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise InvalidRequest(f"{rule}, not {priority:g}", param="priority")
+        if within_s is not None and not within_s > 0:
+            raise InvalidRequest(f"deadline_s must be a positive time, not {within_s:g}", param="deadline_s")
+        return cls(int(priority or 0), math.inf if within_s is None else within_s)
+
+
+_NOT_URGENT = Urgency()
+
+
 class Admission:
     """The queues and the places. Everything on one thread, in constant time.
 
@@ -79,39 +100,43 @@ class Admission:
         self.clock = clock
         self.max_requests = max_requests
         self.n_live = 0
-        self.refused: Counter[str] = Counter()  # by kind of work, or "requests"
+        self.refused: Counter[str] = Counter()  # by kind of work, "requests" or "deadline"
         self.closed = False  # to those who have no place
         self._pictures = pictures
         self.queues = {kind: Queue(longest_s) for kind in (TEXT, PICTURES, DECODING)}
         self._mean_units = _REQUEST_TOKENS
 
-    def enter(self, n_bytes: int | None = None, *, returning: bool = False) -> Place:
+    def enter(self, n_bytes: int | None = None, *, returning: bool = False, urgency: Urgency = _NOT_URGENT) -> Place:
         """A place for a request of which only the headers are known. `n_bytes`: its body's length, if that is said;
         `returning`: it was refused before, and comes when it was told to. Raises `Overloaded` if none of the kinds that
-        it can be has room, or `Unavailable` while shutting down."""
+        it can be has room, `DeadlineExceeded` if what waits takes longer than it may, or `Unavailable` while shutting
+        down."""
         self._check(1)
         now = self.clock()
-        place = Place(self, returning)
-        place.checked = self.queues[TEXT].has_room(now, returning=returning)
+        favoured = returning or urgency.priority > 0
         text_only = not self._pictures or (n_bytes is not None and n_bytes < _SMALL_BODY)
-        if not place.checked and (text_only or not self.queues[PICTURES].has_room(now, returning=returning)):
-            place.leave()
+        checked = self.queues[TEXT].has_room(now, favoured=favoured)
+        if text_only:
+            self._check_deadline(TEXT, urgency, now)
+        if not checked and (text_only or not self.queues[PICTURES].has_room(now, favoured=favoured)):
             raise self._refusal(TEXT, now)
-        place.wait(TEXT, self._mean_units, 1)  # most are, and it is not for long
+        place = Place(self, returning, urgency)
+        place.checked = checked
+        place.wait(TEXT, self._mean_units, 1)  # as most will
         return place
 
-    def claim(self, place: Place | None, work: Work) -> Place:
+    def claim(self, place: Place | None, work: Work, urgency: Urgency = _NOT_URGENT) -> Place:
         """A place for what is now known of a request: `place`, if it has one. Raises as `enter`; then `place` is as it
         was. Whoever claims it gives it back."""
-        held = place.n if place is not None else 0
-        self._check(work.n - held, held)
+        self._check(work.n, entered=place is not None)
         returning, checked = (place.returning, place.checked) if place is not None else (False, False)
-        now = self.clock()
+        favoured, now = returning or urgency.priority > 0, self.clock()
         for kind in (TEXT,) if work.kind == TEXT else (DECODING, PICTURES):
-            if not (checked and kind == TEXT) and not self.queues[kind].has_room(now, returning=returning):
+            self._check_deadline(kind, urgency, now)
+            if not (checked and kind == TEXT) and not self.queues[kind].has_room(now, favoured=favoured):
                 raise self._refusal(kind, now)
         place = place or Place(self, returning)
-        place.claimed = True
+        place.hold(work.n)
         place.wait(work.kind, work.units, work.n)
         if work.n_bytes:
             place.decode(work.n_bytes)
@@ -121,7 +146,9 @@ class Admission:
     def take(self) -> Place:
         """A place for something short, which waits in no queue. Raises as `enter`."""
         self._check(1)
-        return Place(self, returning=False)
+        place = Place(self, returning=False)
+        place.hold(1)
+        return place
 
     def seconds(self) -> Mapping[str, float]:
         """The waiting work of each kind."""
@@ -139,15 +166,23 @@ class Admission:
         assert not (idle and self.n_live), f"{self.n_live} places not given back"
         assert not (idle and any(waiting.values())), f"waiting: {waiting}"
 
-    def _check(self, n: int, held: int = 0) -> None:
-        """Whether there may be `n` more; `held` of those that are there are the asker's."""
-        if self.closed and not held:
+    def _check(self, n: int, *, entered: bool = False) -> None:
+        """Whether there may be `n` more."""
+        if self.closed and not entered:
             raise Unavailable("the server is shutting down", retry_after_s=5.0)
-        if self.n_live > held and self.n_live + n > self.max_requests:
+        if self.n_live and self.n_live + n > self.max_requests:
             self.refused["requests"] += 1
             raise Overloaded(
                 f"the server already has {self.n_live} of at most {self.max_requests} requests; retry later",
                 retry_after_s=self.queues[TEXT].promise(self.clock()),
+            )
+
+    def _check_deadline(self, kind: str, urgency: Urgency, now: float) -> None:
+        """Refuse what cannot be in time before it costs anything. (Who is favoured may pass those who wait.)"""
+        if urgency.priority <= 0 and self.queues[kind].seconds(now) > urgency.within_s:
+            self.refused["deadline"] += 1
+            raise DeadlineExceeded(
+                f"{self.queues[kind].seconds(now):.1f} s of work ({kind}) wait already, longer than deadline_s"
             )
 
     def _refusal(self, kind: str, now: float) -> Overloaded:
@@ -160,27 +195,39 @@ class Admission:
 
 
 class Place:
-    """Room for `n` choices, from a request's headers until the engine has ended the last. `checked`: there was room for
-    a text. `claimed`: the request's body is known, and somebody else than the gate gives it back."""
+    """Room for `n` choices, from when a request's body is known (`claimed`) until the engine has ended the last;
+    before, leave to send the body. `checked`: there was room for a text. `urgency`: by the headers."""
 
-    def __init__(self, admission: Admission, returning: bool) -> None:
-        self.returning = returning
+    def __init__(self, admission: Admission, returning: bool, urgency: Urgency = _NOT_URGENT) -> None:
+        self.returning, self.urgency = returning, urgency
         self.checked = self.claimed = False
-        self.n = 1
+        self.on_tokens: Callable[[int], None] = lambda _: None  # told of those that it takes, once they are known
+        self.on_leave: Callable[[], None] = lambda: None
+        self.n = 0
         self._admission = admission
         self._kind, self._units, self._n_waiting = TEXT, 0.0, 0
         self._n_bytes = 0.0
-        admission.n_live += 1
+
+    def hold(self, n: int) -> None:
+        """It is claimed, for so many choices."""
+        self.claimed = True
+        self.n = n
+        self._admission.n_live += n
 
     def wait(self, kind: str, units: float, n: int) -> None:
         """Wait with `n` choices of `units` each, and no longer as it did."""
-        self._stop_waiting()
-        self._admission.n_live += n - self.n
-        self.n = self._n_waiting = n
+        self.stop_waiting()
+        self._n_waiting = n
         self._kind, self._units = kind, units
         now = self._admission.clock()
         for _ in range(n):
             self._queue.enter(units, now)
+
+    def stop_waiting(self) -> None:
+        """Be in no queue."""
+        for _ in range(self._n_waiting):
+            self._queue.leave(self._units, self._admission.clock(), done=False)
+        self._n_waiting = 0
 
     def decode(self, n_bytes: float) -> None:
         """Wait for pictures of so many bytes as well."""
@@ -202,18 +249,15 @@ class Place:
     def leave(self) -> None:
         """Give it back; safe to repeat."""
         self._stop_decoding(done=False)
-        self._stop_waiting()
+        self.stop_waiting()
         self._admission.n_live -= self.n
         self.n = 0
+        on_leave, self.on_leave = self.on_leave, lambda: None
+        on_leave()
 
     @property
     def _queue(self) -> Queue:
         return self._admission.queues[self._kind]
-
-    def _stop_waiting(self) -> None:
-        for _ in range(self._n_waiting):
-            self._queue.leave(self._units, self._admission.clock(), done=False)
-        self._n_waiting = 0
 
     def _stop_decoding(self, *, done: bool) -> None:
         if self._n_bytes:

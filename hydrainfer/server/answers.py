@@ -5,20 +5,23 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hydrainfer.core import ModelNotFound
-from hydrainfer.processor import parse_messages
+from hydrainfer.processor import parse_messages, parse_tools
 from hydrainfer.server.body import unless_disconnected
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
-from hydrainfer.server.gate import place_of
+from hydrainfer.server.gate import place_of, salt_of, urgency_of
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.replies import ChatReply, CompletionReply, Reply
 from hydrainfer.server.sse import DONE, EventStream
 from hydrainfer.server.stream import TokenStream
+from hydrainfer.server.tool_reply import ToolReply, sampling_for, tool_format
 
+MakeReply = Callable[..., Reply]
 FIRST_OUTPUT_S = 5.0
 """A stream's headers wait this long for the first output, so that an early failure has its status code; then they go
 out, so that a client in a long queue sees that it is being served."""
@@ -48,10 +51,23 @@ class Answers:
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         messages = parse_messages(fields.messages)
-        id, place, salt = self._name("chatcmpl"), place_of(request), fields.cache_salt or ""
-        options = fields.mm_processor_kwargs
-        work = self.intake.chat(messages, sampling, id=id, options=options, salt=salt, place=place)
-        return await self._answer(request, fields, name, ChatReply, work)
+        tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+        kind: MakeReply = ChatReply
+        if tools is not None:
+            how = tool_format(self.intake.processor.model)
+            sampling = sampling_for(sampling, tools, how)
+            kind = partial(ToolReply, tools=tools, how=how)
+        work = self.intake.chat(
+            messages,
+            sampling,
+            id=self._name("chatcmpl"),
+            options=fields.mm_processor_kwargs,
+            place=place_of(request),
+            urgency=urgency_of(request, fields.priority, fields.deadline_s),
+            salt=salt_of(request, fields.cache_salt),
+            tools=tools,
+        )
+        return await self._answer(request, fields, name, kind, work)
 
     async def complete(self, request: Request, fields: CompletionFields) -> Response:
         name = self.check_model(fields.model)
@@ -62,8 +78,9 @@ class Answers:
             sampling,
             id=self._name("cmpl"),
             add_special=fields.add_special_tokens,
-            salt=fields.cache_salt or "",
             place=place_of(request),
+            salt=salt_of(request, fields.cache_salt),
+            urgency=urgency_of(request, fields.priority, fields.deadline_s),
         )
         return await self._answer(request, fields, name, CompletionReply, work)
 
@@ -71,7 +88,7 @@ class Answers:
         return f"{kind}-{self._random.getrandbits(128):032x}"
 
     async def _answer(
-        self, request: Request, fields: CommonFields, name: str, kind: type[Reply], start: Awaitable[TokenStream]
+        self, request: Request, fields: CommonFields, name: str, kind: MakeReply, start: Awaitable[TokenStream]
     ) -> Response:
         created = int(self._wall_clock())
 

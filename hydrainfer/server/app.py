@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,10 +10,12 @@ from typing import Any
 import msgspec
 import orjson
 from fastapi import APIRouter, Depends, FastAPI, Request
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from hydrainfer.core import InstanceInfo, InvalidRequest, Unauthorized
-from hydrainfer.processor import parse_messages
+from hydrainfer.core import InstanceInfo, InvalidRequest
+from hydrainfer.processor import parse_messages, parse_tools
+from hydrainfer.server.access import EXPOSED, Access
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
 from hydrainfer.server.errors import Farewell, install_error_handlers
@@ -22,19 +23,20 @@ from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFie
 from hydrainfer.server.gate import Gate
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
+from hydrainfer.server.tenants import Tenants
 
 _RETRY_AFTER_S = "5"
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`model_names`: what clients may call the model. `api_keys`: any of them opens /v1, /tokenize and /detokenize;
-    none means open to all. `stall_s`: seconds without progress of an instance after which `/health` says 503."""
+    """`model_names`: what clients may call the model. `stall_s`: seconds without progress of an instance after which
+    `/health` says 503. `allowed_origins`: whose pages may ask from a browser; `*` is all."""
 
     model_names: tuple[str, ...]
     version: str
-    api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 64 << 20
     stall_s: float = 30.0
+    allowed_origins: tuple[str, ...] = ()
 
 
 def create_app(
@@ -42,22 +44,34 @@ def create_app(
     intake: Intake,
     *,
     metrics: Callable[[], bytes],
+    tenants: Tenants | None = None,
     wall_clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """`metrics` returns Prometheus text. The caller closes the engine and the intake after the server has stopped."""
+    """`metrics` returns Prometheus text. `tenants`: their keys open /v1, /tokenize and /detokenize; default: open to
+    all. The caller closes the engine and the intake after the server has stopped."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         intake.sessions.close()
 
+    tenants = tenants or Tenants()
     app = FastAPI(title="HydraInfer", version=settings.version, lifespan=lifespan)
     install_error_handlers(app)
     app.add_middleware(Farewell)
-    app.add_middleware(Gate, admission=intake.sessions.admission)
+    app.add_middleware(Gate, admission=intake.sessions.admission, tenants=tenants)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED,
+        )
+    app.add_middleware(Access)
     answers = Answers(intake, settings.model_names, wall_clock)
     app.include_router(_open_routes(settings, intake, metrics))
-    guarded = [Depends(_require_key(settings.api_keys))] if settings.api_keys else []
+    guarded = [Depends(_require_key(tenants))]
     app.include_router(_model_routes(settings, answers, int(wall_clock())), dependencies=guarded)
     app.include_router(_text_routes(settings, answers), dependencies=guarded)
     return app
@@ -69,14 +83,14 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
     def instances() -> list[InstanceInfo]:
         return intake.sessions.handle.instances()
 
-    @router.get("/health")
+    @router.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         why_not = trouble(instances(), settings.stall_s)
         if why_not is None:
             return _json({"status": "ok"})
         return _json(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
-    @router.get("/ready")
+    @router.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         draining = {"status": "draining", "live": intake.sessions.n_live}
         why_not = draining if intake.sessions.admission.closed else trouble(instances(), settings.stall_s)
@@ -144,7 +158,8 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
             text, special = fields.prompt, fields.add_special_tokens
             ids = await intake.run(lambda: processor.encode(text, add_special=special))
         else:
-            ids = await intake.encode_chat(parse_messages(fields.messages), fields.mm_processor_kwargs)
+            messages, tools = parse_messages(fields.messages), parse_tools(fields.tools)
+            ids = await intake.encode_chat(messages, fields.mm_processor_kwargs, tools)
         body = {"count": len(ids), "max_model_len": processor.model.n_context, "tokens": ids}
         if fields.return_token_strs:
             body["token_strs"] = [processor.model.vocabulary.token_text(i) for i in ids]
@@ -159,13 +174,9 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
     return router
 
 
-def _require_key(keys: tuple[str, ...]) -> Callable[[Request], Awaitable[None]]:
-    accepted = [f"Bearer {key}".encode() for key in keys]
-
+def _require_key(tenants: Tenants) -> Callable[[Request], Awaitable[None]]:
     async def check(request: Request) -> None:  # async: a plain function would cost a thread per request
-        given = request.headers.get("authorization", "").encode("latin-1")
-        if not any([hmac.compare_digest(given, one) for one in accepted]):  # noqa: C419  # all, in constant time
-            raise Unauthorized("a valid API key is needed: send the header Authorization: Bearer KEY")
+        tenants.find(request.headers.get("authorization", ""))
 
     return check
 

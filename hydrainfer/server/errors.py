@@ -40,8 +40,9 @@ def error_response(error: HydraError) -> Response:
 
 
 class Farewell:
-    """Wraps an application: a request that is cancelled before it is answered gets a 503. Only a server that ends
-    cancels one."""
+    """Wraps an application: a request that is cancelled before it is answered gets a 503 (only a server that ends
+    cancels one), and one that fails unexpectedly a 500, here rather than in Starlette's outermost layer, which the
+    wrappers around this one would not see."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,6 +63,10 @@ class Farewell:
             if not answered:
                 ending = Unavailable("the server is shutting down", retry_after_s=5.0)
                 await error_response(ending)(scope, receive, send)
+        except Exception as e:
+            if scope["type"] != "http" or answered:
+                raise
+            await error_response(as_hydra_error(e))(scope, receive, send)
 
 
 def as_hydra_error(error: Exception) -> HydraError:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.server.structured import grammar_of
 
 _REFUSED: Mapping[str, str] = {
-    "tools": "tool calling is not supported by this server; leave tools out",
-    "functions": "function calling is not supported by this server; leave functions out",
-    "function_call": "function calling is not supported by this server; leave function_call out",
+    "tools": "tools are for /v1/chat/completions",
+    "functions": "functions is not supported by this server; send tools",
+    "function_call": "function_call is not supported by this server; send tool_choice",
     "audio": "audio output is not supported by this server",
     "prediction": "predicted outputs are not supported by this server",
     "web_search_options": "web search is not supported by this server",
@@ -35,6 +35,14 @@ _REFUSED: Mapping[str, str] = {
 """Any of these with a value other than null, false, empty or zero would change the answer, so it is an error."""
 
 
+def _whole(value: object) -> object:
+    """16.0 is 16: JSON has one kind of number, and some clients write all of them with a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
     include_usage: bool | None = None
@@ -48,16 +56,16 @@ class CommonFields(BaseModel):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    n: Whole | None = None
+    max_tokens: Whole | None = None
+    min_tokens: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Whole] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
@@ -68,16 +76,17 @@ class CommonFields(BaseModel):
     return_token_ids: bool | None = None
     timings: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    best_of: int | None = None
+    priority: Whole | None = None
+    deadline_s: float | None = None
+    best_of: Whole | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    tool_choice: Any = None
     modalities: list[str] | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Whole | None = None
     length_penalty: float | None = None
 
     _copied: ClassVar[tuple[str, ...]] = (
@@ -92,8 +101,6 @@ class CommonFields(BaseModel):
                 raise InvalidRequest(why, param=name, code="unsupported_parameter")
         refused = {
             "best_of": (self.best_of or 1) > (self.n or 1) and "best_of is not supported by this server; use n",
-            "tool_choice": self.tool_choice not in (None, "none", "auto")
-            and "tool calling is not supported by this server; tool_choice may be none or auto",
             "modalities": (self.modalities or ["text"]) != ["text"] and "only the modality text is supported",
             "prompt_logprobs": self.prompt_logprobs is not None and "prompt_logprobs is not supported by this server",
             "length_penalty": self.length_penalty not in (None, 1.0) and "beam search is not supported by this server",
@@ -130,10 +137,13 @@ class ChatFields(CommonFields):
     """`/v1/chat/completions`. `messages` is checked by `processor.parse_messages`."""
 
     messages: Any
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     add_generation_prompt: bool | None = None
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
@@ -158,7 +168,7 @@ class CompletionFields(CommonFields):
     """`/v1/completions`. `prompt` is checked by `Processor.complete`."""
 
     prompt: Any
-    logprobs: int | None = None
+    logprobs: Whole | None = None
     add_special_tokens: bool | None = None
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
@@ -176,6 +186,7 @@ class TokenizeFields(BaseModel):
     model: str | None = None
     prompt: str | None = None
     messages: Any = None
+    tools: Any = None
     mm_processor_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None

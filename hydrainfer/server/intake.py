@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
-from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Ticket, Timing
-from hydrainfer.server.admission import Place, Work
+from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Ticket, Timing, Tools
+from hydrainfer.server.admission import Place, Urgency, Work
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import TokenStream
 
@@ -49,17 +49,21 @@ class Intake:
         id: str | None = None,
         options: Mapping[str, Any] | None = None,
         prompt: str | Sequence[int] | None = None,
-        salt: str = "",
         place: Place | None = None,
+        salt: str = "",
+        urgency: Urgency | None = None,
+        tools: Tools | None = None,
     ) -> TokenStream:
-        """Fetch, prepare and start. `options`, `prompt`, `salt`: as of `Processor.chat`. `place`: that it has already.
-        Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
-        id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(), Ticket()
+        """Fetch, prepare and start. `options`, `prompt`, `salt`, `tools`: as of `Processor.chat`. `place`: that it has
+        already. Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
+        id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(urgency), Ticket()
         try:
             return await self._start(
-                place,
-                Work.of_chat(messages, sampling.n),
-                lambda fetched: self.processor.chat(id, fetched, sampling, timing, options, ticket, prompt, salt),
+                self._claim(place, Work.of_chat(messages, sampling.n), urgency),
+                timing,
+                lambda fetched: self.processor.chat(
+                    id, fetched, sampling, timing, options, ticket, prompt, salt, tools
+                ),
                 messages,
             )
         except BaseException:
@@ -73,25 +77,31 @@ class Intake:
         *,
         id: str | None = None,
         add_special: bool | None = None,
-        salt: str = "",
         place: Place | None = None,
+        salt: str = "",
+        urgency: Urgency | None = None,
     ) -> TokenStream:
         """Prepare and start. Raises as `Processor.complete` and `Admission.claim`."""
-        id, timing = id or f"cmpl-{uuid.uuid4().hex}", self._timing()
+        id, timing = id or f"cmpl-{uuid.uuid4().hex}", self._timing(urgency)
         return await self._start(
-            place,
-            Work.of_prompt(prompt, sampling.n),
+            self._claim(place, Work.of_prompt(prompt, sampling.n), urgency),
+            timing,
             lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special, salt=salt),
         )
 
-    async def encode_chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None = None) -> list[int]:
+    async def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        options: Mapping[str, Any] | None = None,
+        tools: Tools | None = None,
+    ) -> list[int]:
         """The prompt ids a chat would have; it holds a place meanwhile. Raises as `chat`."""
         place = self.sessions.admission.take()
         try:
             media = self.processor.check_pictures(messages)
             async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
                 return await asyncio.wrap_future(
-                    self._submit(lambda: self.processor.encode_chat(fetched, options), media=media)
+                    self._submit(lambda: self.processor.encode_chat(fetched, options, tools), media=media)
                 )
         except TimeoutError:
             raise _too_late() from None
@@ -113,22 +123,25 @@ class Intake:
         for threads in (self._threads, self._media_threads):
             threads.shutdown(cancel_futures=True)
 
-    def _timing(self) -> Timing:
-        now = self.sessions.clock()
-        return Timing(now, now + self._timeout_s)
+    def _timing(self, urgency: Urgency | None) -> Timing:
+        now, (priority, within_s) = self.sessions.clock(), urgency or Urgency()
+        return Timing(now, now + min(self._timeout_s, within_s), priority)
+
+    def _claim(self, place: Place | None, work: Work, urgency: Urgency | None) -> Place:
+        return self.sessions.admission.claim(place, work, urgency or Urgency())
 
     async def _start(
         self,
-        place: Place | None,
-        work: Work,
+        place: Place,
+        timing: Timing,
         prepare: Callable[[Sequence[ChatMessage]], Prepared],
         messages: Sequence[ChatMessage] = (),
     ) -> TokenStream:
-        place = self.sessions.admission.claim(place, work)
         future: Future[Prepared] | None = None
         try:
             media = self.processor.check_pictures(messages)
-            async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
+            left_s = timing.deadline_s - self.sessions.clock()
+            async with asyncio.timeout(left_s), self._fetcher.fetched(messages) as fetched:
                 future = self._submit(lambda: prepare(fetched), media=media)
                 prepared = await asyncio.wrap_future(future)
         except BaseException as e:
@@ -139,6 +152,7 @@ class Intake:
                 raise _too_late() from None
             raise
         place.prepared(Work.of_prepared(prepared))
+        place.on_tokens(prepared.n_prompt_tokens * prepared.sampling.n)
         return self.sessions.start(prepared, place)
 
     def _submit(self, work: Callable[[], T], *, media: bool = False) -> Future[T]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 _CROWD = 4
 """With fewer requests before their first token nobody knows how fast they could be: they are not measured."""
-_MEMORY_S = 5.0
-"""Of crowded time: a measurement so old has lost two thirds of its weight."""
+_MEMORY_S, _MEMORY_N = 5.0, 16
+"""A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
 _PACE = 0.9
 """Turns are promised for this part of the measured rate; the rest is for those whom nobody told to come."""
 _EASED = 0.25
 """A queue shorter than this part of the longest: who was promised a turn has not come, and the promises are void."""
-_RESERVED_S = 2.0
-"""Kept free for those who return. `Retry-After` has whole seconds, so they come in heaps of one second's work."""
+_RESERVED, _RESERVED_S = 0.4, 2.0
+"""Of the longest queue, kept free for those who return: rates change, and `Retry-After` has whole seconds, so that they
+come in heaps of one second's work; at least these seconds, unless that is half of it."""
 LATEST_TURN_S = 600.0
 
 
@@ -26,9 +25,10 @@ class Queue:
 
     def __init__(self, longest_s: float) -> None:
         self.longest_s = longest_s
+        self._reserve_s = max(_RESERVED * longest_s, min(_RESERVED_S, longest_s / 2))
         self.n_waiting = 0
         self.units = 0.0
-        self._crowded_s = self._done = self._n_done = 0.0  # fading
+        self._crowded_s = self._done = self._n_done = 0.0  # of that memory
         self._at_s = 0.0
         self._turn_s = 0.0
 
@@ -47,6 +47,9 @@ class Queue:
         if done and self.n_waiting >= _CROWD:
             self._done += units
             self._n_done += 1
+            forgotten = max(min(self._crowded_s / _MEMORY_S, self._n_done / _MEMORY_N), 1.0)
+            self._done, self._n_done = self._done / forgotten, self._n_done / forgotten
+            self._crowded_s /= forgotten
         self.n_waiting -= 1
         self.units = self.units - units if self.n_waiting else 0.0
 
@@ -57,13 +60,14 @@ class Queue:
             return self.units * self._crowded_s / self._done
         return self._crowded_s if self.n_waiting >= _CROWD else 0.0
 
-    def has_room(self, now: float, *, returning: bool) -> bool:
-        """Whether one more may enter. While turns are promised, a part of the queue is for those who return."""
+    def has_room(self, now: float, *, favoured: bool) -> bool:
+        """Whether one more may enter. While turns are promised, a part of the queue is for those who return, and for
+        the urgent."""
         seconds = self.seconds(now)
         if seconds < _EASED * self.longest_s:
             self._turn_s = 0.0
-        reserved = not returning and self._turn_s > now
-        return seconds < self.longest_s - (min(_RESERVED_S, self.longest_s / 2) if reserved else 0.0)
+        reserved = not favoured and self._turn_s > now
+        return seconds < self.longest_s - (self._reserve_s if reserved else 0.0)
 
     def promise(self, now: float) -> float:
         """Seconds until the turn of one that is refused now."""
@@ -75,11 +79,6 @@ class Queue:
         return wait_s
 
     def _pass(self, now: float) -> None:
-        passed_s, self._at_s = max(now - self._at_s, 0.0), now
-        if self.n_waiting < _CROWD:
-            return
-        kept = math.exp(-passed_s / _MEMORY_S)
-        self._done *= kept
-        self._n_done *= kept
-        # the integral of what fades, so that a rate that stays the same is measured as such
-        self._crowded_s = self._crowded_s * kept + _MEMORY_S * (1.0 - kept)
+        if self.n_waiting >= _CROWD:
+            self._crowded_s += max(now - self._at_s, 0.0)
+        self._at_s = now

@@ -93,7 +93,7 @@ class Sessions:
             self.discard(prepared)
             raise
         stream = TokenStream(prepared, self._vocabulary, self._cancel)
-        stream.on_begun, stream.on_end = place.begun, lambda: self._end(prepared, place)
+        stream.on_begun, stream.on_end = place.begun, lambda: self._end(stream, place)
         for request in prepared.requests:
             assert request.id not in self._streams, f"request id {request.id} is already live"
             self._streams[request.id] = stream
@@ -165,6 +165,7 @@ class Sessions:
     def _cancel(self, request_ids: list[str]) -> None:
         self.handle.cancel(request_ids)
 
-    def _end(self, prepared: Prepared, place: Place) -> None:
-        self.discard(prepared)
+    def _end(self, stream: TokenStream, place: Place) -> None:
+        self.discard(stream.prepared)
+        place.on_tokens(sum(stream.n_tokens))
         place.leave()

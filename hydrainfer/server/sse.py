@@ -33,8 +33,8 @@ class EventStream(Response):
         self._events = events
         self._close = close
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        pump = asyncio.ensure_future(self._pump(send))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.ensure_future(self._pump(scope, send))
         watcher = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((pump, watcher), return_when=asyncio.FIRST_COMPLETED)
@@ -44,7 +44,7 @@ class EventStream(Response):
             pump.cancel()
             await asyncio.gather(pump, watcher, return_exceptions=True)
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._events):
             try:
@@ -53,6 +53,8 @@ class EventStream(Response):
             except OSError:  # the connection broke while sending
                 return
             except Exception as e:
-                body = event(error_body(as_hydra_error(e))) + DONE
+                error = as_hydra_error(e)
+                scope.setdefault("state", {})["error"] = error.type  # for the access log: the status has been sent
+                body = event(error_body(error)) + DONE
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

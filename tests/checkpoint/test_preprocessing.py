@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pkgutil import resolve_name
 
 import pytest
 
@@ -34,6 +35,13 @@ def write(tmp_path):
 def test_every_family_that_sees_is_here():
     seeing = {name for name, family in FAMILIES.items() if family.pictures}
     assert seeing == {f"{name}ForConditionalGeneration" for name in (*CLIPS, *QWENS)}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_an_entry_names_is_there(name):
+    family = FAMILIES[name]
+    assert (resolve_name(family.layers).vision is not None) == (family.vision is not None) == bool(family.pictures)
+    assert all(callable(resolve_name(made)) for made in (family.pictures, family.videos) if made)
 
 
 @pytest.mark.parametrize("name", [*CLIPS, *QWENS])

@@ -123,7 +123,7 @@ class Fleet:
         with self.heard:
             ended = self.heard.wait_for(lambda: any(o.finish_reason for o in self.said(request)), timeout_s)
             said = self.said(request)
-        assert ended, (request.id, said[-1:], self.front._live, self.hub.instances())
+        assert ended, (request.id, said[-1:], self.front.n_live, self.hub.instances())
         assert [o.finish_reason is not None for o in said] == [False] * (len(said) - 1) + [True], said
         return said[-1].finish_reason, [t for o in said for t in o.token_ids], said[-1].error
 

@@ -265,7 +265,7 @@ def random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, 
         if cancel_after is not None:
             cluster.at(arrives + cancel_after, lambda r=r: cluster.cancel(r.id), awaited=True)
     cluster.run()
-    assert cluster.quiet, (cluster.front._live, {n: e.stats(cluster.now) for n, e in cluster.engines.items()})
+    assert cluster.quiet, (cluster.front.n_live, {n: e.stats(cluster.now) for n, e in cluster.engines.items()})
     for r, cancel_after, deadline_after in requests:
         end, tokens, wanted = cluster.end(r.id), cluster.tokens(r.id), expected_tokens(r)
         if end.finish_reason == "length":

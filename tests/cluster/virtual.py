@@ -307,7 +307,7 @@ class Cluster:
 
     def check_whole(self):
         for name, engine in self.engines.items():
-            assert engine.idle, (name, engine.stats(self.now), engine._moves._out, engine._moves._target._offers)
-            assert engine._moves._source.idle, (name, engine._moves._source._offers)
+            assert engine.idle, (name, engine.stats(self.now))
+            assert engine._moves._source.idle, name
             engine.scheduler.check()
             self.caches[name].check(idle=True)

@@ -41,9 +41,11 @@ class TimedTicket:
 
 
 class Rig:
-    """An engine on a virtual clock."""
+    """An engine on a virtual clock. `engine`: further arguments of it."""
 
-    def __init__(self, overlap="free", encode_s=3.0, step_s=1.0, device=None, headroom=32, **caches):
+    def __init__(
+        self, overlap="free", encode_s=3.0, step_s=1.0, device=None, headroom=32, sink=None, engine=None, **caches
+    ):
         self.now = 0.0
         self.device = device or FakeDevice()
         self.runners = {
@@ -54,7 +56,8 @@ class Rig:
         policy = Policy(encode_wait_s=2.0, headroom_tokens=headroom)
         s = Scheduler(Role.parse("EPD"), self.caches, Budgets(tokens=16, images=2), policy)
         self.outputs, self.events = [], []
-        self.engine = Engine(s, self.runners, self.outputs.extend, self.events.append, overlap)
+        told = sink or self.outputs.extend
+        self.engine = Engine(s, self.runners, told, self.events.append, overlap, **engine or {})
 
     def run(self, until=1000.0):
         wake = self.engine.step(self.now)
@@ -186,14 +189,13 @@ def test_intervals_of_a_request_add_up_to_its_life():
 
 def test_the_end_is_recorded_before_it_is_told():
     """So an answer finds the timeline of its request."""
-    rig = Rig()
     told = []
 
     def sink(outputs):
         finished = {e.request_id for e in rig.events if e.kind is EventKind.FINISHED}
         told.extend(o.request_id in finished for o in outputs if o.finish_reason)
 
-    rig.engine._sink = sink
+    rig = Rig(sink=sink)
     for name, options in {"a": {}, "b": {"deadline_s": 2.5}, "c": {}, "large": {"n_text": 400}}.items():
         rig.engine.submit(make_request(name, **options), 0.0)
     rig.engine.cancel(["c"], 0.0)
@@ -375,8 +377,7 @@ def test_a_lane_whose_every_batch_fails_ends_the_engine():
         def run(self, batch):
             return StepResult(batch, error=InternalError("the model step failed"))
 
-    rig = Rig(device=Broken())
-    rig.engine._give_up_after = 3
+    rig = Rig(device=Broken(), engine={"give_up_after": 3})
     for i in range(2):
         rig.engine.submit(make_request(f"r{i}"), rig.now)
         rig.run()

@@ -9,6 +9,7 @@ from PIL import Image
 from hydrainfer import SamplingParams
 from hydrainfer.cluster import Pulse
 from tests.checkpoints import make_picture
+from tests.parts import parts
 
 LAYOUTS = ["1E1P1D", "1EP1D", "1ED1P", "1E1PD", "2E1P2D", "1E2PD+1EPD", "4EPD"]
 TRANSPORTS = ["local", "shared-memory", "gloo", "tcp"]
@@ -65,4 +66,4 @@ def check_moves(stats, layout):
 def settled_stats(llm):
     """Instances tell theirs now and then."""
     time.sleep(3 * Pulse().beat_s)
-    return llm._instance.engine.stats()
+    return parts(llm).engine.stats()

@@ -64,7 +64,7 @@ class Reference:
     def patches(self, frames: np.ndarray) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """Resized, normalised, cut: [rows, 3 * 2 * patch ** 2], and (t, h, w) in patches."""
         p = self.pictures.patch_size
-        h, w = self._target(*frames.shape[:3])
+        h, w = self.target(*frames.shape[:3])
         made = [np.asarray(Image.fromarray(f).resize((w, h), Image.Resampling.BICUBIC)) for f in frames]
         made += [made[-1]] * (len(made) % 2)
         x = torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).float() / 255
@@ -74,7 +74,7 @@ class Reference:
         flat = x.permute(0, 3, 4, 5, 6, 2, 1, 7, 8).reshape(-1, 6 * p * p)
         return flat, (len(made) // 2, h // p, w // p)
 
-    def _target(self, n: int, height: int, width: int) -> tuple[int, int]:
+    def target(self, n: int, height: int, width: int) -> tuple[int, int]:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         size = self.video.get("size") or self.pictures.size

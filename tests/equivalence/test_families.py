@@ -18,6 +18,7 @@ from tests.checkpoints_next import make_llava_next
 from tests.checkpoints_text import make_text
 from tests.equivalence.criterion import Tally
 from tests.equivalence.reference import PHOTOS, Reference, TextReference, photo
+from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
@@ -141,7 +142,7 @@ def test_tokens_are_those_of_transformers(cases, tally, family, layout, budgets)
         for (name, (prompt_ids, ids, gaps)), out in zip(wanted.items(), outputs):
             assert list(out.prompt_token_ids) == prompt_ids, name
             tally.add(f"{family}/{layout}/{budgets}/{name}", list(out.outputs[0].token_ids), ids, gaps)
-        for pool in llm._instance.pools().values():
+        for pool in parts(llm).pools().values():
             pool.check(idle=True)
 
 

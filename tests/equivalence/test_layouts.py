@@ -16,6 +16,7 @@ from hydrainfer.cluster.messages import Close, Orders, encode
 from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.processor import parse_messages
 from tests.equivalence.mixed import CHATS, CHUNKED, LAYOUTS, PARAMS, TRANSPORTS, ask, check_moves, settled_stats
+from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
@@ -31,7 +32,7 @@ def start(tiny, layout, few=False, **options):
 
 
 def check_whole(llm, seconds=10.0):
-    instance, end = llm._instance, time.monotonic() + seconds
+    instance, end = parts(llm), time.monotonic() + seconds
     pixels = instance.intake.processor.pixels  # of a request that was given up while it was prepared, they come later
     while len(pixels) or any(leased for p in instance.pools().values() for _, leased, _ in p.usage().values()):
         assert time.monotonic() < end, instance.engine.stats()
@@ -49,7 +50,7 @@ def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
         assert ask(llm) == wanted
         check_whole(llm)
         check_moves(settled_stats(llm), layout)
-        for name, node in llm._instance.engine.launcher.nodes.items():
+        for name, node in parts(llm).engine.launcher.nodes.items():
             engine = node.engine
             model = next(iter(engine._runners.values()))._model
             assert (model.vision is not None) == ("E" in name)
@@ -59,7 +60,7 @@ def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
 def test_messages_and_blocks_over_tcp(tiny, wanted):
     """As between machines: CURVE on every socket, nobody else is heard."""
     with start(tiny, "1E1P1D", transport="tcp", cluster_host="127.0.0.1") as llm:
-        hub = llm._instance.engine
+        hub = parts(llm).engine
         nodes = hub.launcher.nodes.values()
         addresses = [hub.address, hub.pixels_at, *(node._mesh.address for node in nodes)]
         assert all(a.startswith("tcp://127.0.0.1:") for a in addresses)
@@ -82,7 +83,7 @@ def watched(llm):
 
     def look():
         while not over.wait(0.002):
-            most[0] = max(most[0], llm._instance.engine._front.n_live)
+            most[0] = max(most[0], parts(llm).engine._front.n_live)
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -120,10 +121,10 @@ def test_clients_that_leave_at_random_moments(tiny, wanted, layout):
         return None
 
     async def everyone(llm):
-        answers = await asyncio.gather(*(one(llm._instance.intake, i) for i in range(48)))
+        answers = await asyncio.gather(*(one(parts(llm).intake, i) for i in range(48)))
         end = time.monotonic() + 10
-        while llm._instance.sessions.n_live:
-            assert time.monotonic() < end, llm._instance.engine.stats()
+        while parts(llm).sessions.n_live:
+            assert time.monotonic() < end, parts(llm).engine.stats()
             await asyncio.sleep(0.005)
         return answers
 
@@ -141,7 +142,7 @@ def test_deadlines_at_every_stage(tiny, layout):
     params = SamplingParams(max_tokens=45, ignore_eos=True)
 
     async def all_of(llm):
-        intake, n_late = llm._instance.intake, 0
+        intake, n_late = parts(llm).intake, 0
         works = [intake.chat(parse_messages(c, local=True), params) for c in CHATS * 6]
         for stream in await asyncio.gather(*works, return_exceptions=True):
             answer = stream
@@ -149,7 +150,7 @@ def test_deadlines_at_every_stage(tiny, layout):
                 (answer,) = await asyncio.gather(stream.result(), return_exceptions=True)
             assert isinstance(answer, list) or answer.status == 504, answer
             n_late += not isinstance(answer, list)
-        while llm._instance.sessions.n_live:
+        while parts(llm).sessions.n_live:
             await asyncio.sleep(0.005)
         return n_late
 
@@ -163,7 +164,7 @@ def test_deadlines_at_every_stage(tiny, layout):
 
 def test_a_server_that_closes_ends_everything(tiny):
     llm = start(tiny, "1E1P1D", few=True)
-    instance = llm._instance
+    instance = parts(llm)
 
     async def leave():
         streams = [await instance.intake.chat(parse_messages(c, local=True), PARAMS[0]) for c in CHATS]

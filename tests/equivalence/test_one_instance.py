@@ -19,6 +19,7 @@ from hydrainfer.serving import serve_in_background
 from tests.checkpoints import make_llava
 from tests.equivalence.criterion import Tally
 from tests.equivalence.reference import PHOTOS, Reference, photo
+from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(600)]
 
@@ -110,7 +111,7 @@ def test_offline(case, engine, tally):
     wanted = case[2]
     greedy = SamplingParams(temperature=0.0, max_tokens=N_NEW)
     with start(case, engine) as llm:
-        instance = llm._instance
+        instance = parts(llm)
         copies = 4 if engine == "few blocks" else 1
         outputs = llm.chat(list(CHATS.values()) * copies, greedy, use_tqdm=False)
         for i in range(copies):

@@ -7,6 +7,7 @@ import pytest
 from hydrainfer import LLM, SamplingParams
 from tests.equivalence.mixed import CHUNKED, LAYOUTS, image, settled_stats
 from tests.equivalence.test_layouts import FEW_PICTURES, KV_BLOCK, PICTURE, check_whole
+from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
@@ -17,7 +18,7 @@ OPENINGS = [[1, 9, 8, 7] * 3, [1, 9, 8, 7] * 3, [1, 9, 8, 6] * 3]
 def converse(llm):
     """Several conversations side by side, each turn with the answer of the one before; the first two show the same
     picture, the third has other ids before another."""
-    placeholder = llm._instance.intake.processor.model.images.token_id
+    placeholder = parts(llm).intake.processor.model.images.token_id
     shown = [image(1)["image"], image(1)["image"], image(2)["image"]]
     histories = [[*ids, placeholder, 5 + min(i, 1), 11, 12] for i, ids in enumerate(OPENINGS)]
     greedy, said = SamplingParams(temperature=0.0, max_tokens=N_NEW, ignore_eos=True), []
@@ -36,7 +37,7 @@ def converse(llm):
 def without(tiny):
     with LLM(tiny, launcher="inproc", prefix_cache=False, **CHUNKED) as llm:
         said = converse(llm)
-        stats = llm._instance.engine.stats()
+        stats = parts(llm).engine.stats()
         assert (stats.tokens_wanted, stats.cache_blocks["kv"][2]) == (0, 0)
     return said
 
@@ -47,7 +48,7 @@ def test_tokens_are_those_without_reuse(tiny, without, layout):
         assert converse(llm) == without
         check_whole(llm)
         stats = settled_stats(llm)
-        assert stats.tokens_found > 0.5 * stats.tokens_wanted or len(llm._instance.pools()) > 3
+        assert stats.tokens_found > 0.5 * stats.tokens_wanted or len(parts(llm).pools()) > 3
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1EP1D", "1E1P1D"])

@@ -14,6 +14,7 @@ from tests.checkpoints_qwen import FAMILIES, make_qwen
 from tests.equivalence.criterion import Tally
 from tests.equivalence.qwen_reference import Reference
 from tests.equivalence.reference import photo
+from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(600)]
 
@@ -84,9 +85,9 @@ def compare(outputs, wanted, label, tally):
 
 
 def check_whole(llm):
-    for pool in llm._instance.pools().values():
+    for pool in parts(llm).pools().values():
         pool.check(idle=True)
-    llm._instance.intake.processor.pixels.check(idle=True)
+    parts(llm).intake.processor.pixels.check(idle=True)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

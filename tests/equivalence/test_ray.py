@@ -13,6 +13,7 @@ from hydrainfer.cluster import RunFolder
 from hydrainfer.cluster.folder import PREFIX
 from hydrainfer.cluster.ray import RayLauncher
 from tests.equivalence.mixed import CHUNKED, LAYOUTS, ask, check_moves, settled_stats
+from tests.parts import parts
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(300)]
 
@@ -58,9 +59,9 @@ def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport, ray_r
         assert ask(llm) == wanted
         asked_s = time.monotonic() - start - started_s
         check_moves(wait_returned(llm), layout)
-        pids = {i.pid for i in llm._instance.engine.instances() if i.state == "alive"}
-        assert len(pids) == len(llm._instance.engine.instances()) and os.getpid() not in pids
-        assert set(llm._instance.facts["transport"].split(", ")) == {transport}
+        pids = {i.pid for i in parts(llm).engine.instances() if i.state == "alive"}
+        assert len(pids) == len(parts(llm).engine.instances()) and os.getpid() not in pids
+        assert set(parts(llm).facts["transport"].split(", ")) == {transport}
         start = time.monotonic()
     print(
         f"{layout} {transport}: start {started_s:.1f} s, batch {asked_s:.1f} s, close {time.monotonic() - start:.1f} s"

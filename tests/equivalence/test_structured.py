@@ -16,6 +16,7 @@ from hydrainfer.processor import parse_messages
 from tests.equivalence.mixed import CHUNKED, image, settled_stats, user
 from tests.equivalence.test_layouts import check_whole, start
 from tests.grammar.schemas import random_schema
+from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
@@ -64,7 +65,7 @@ def test_few_blocks_and_moves_change_nothing(tiny, said, layout):
         assert ask(llm) == said
         check_whole(llm)
         if layout == "1EPD":
-            assert llm._instance.engine.stats().n_preemptions > 0
+            assert parts(llm).engine.stats().n_preemptions > 0
         else:
             assert settled_stats(llm).n_landed > 0
 
@@ -76,8 +77,8 @@ def test_a_lost_instance_changes_nothing(tiny):
         raise RuntimeError("broken by a test")
 
     async def ask_while_they_die(llm):
-        hub = llm._instance.engine
-        streams = [await llm._instance.intake.chat(parse_messages(CHATS[0]), CODE) for _ in range(6)]
+        hub = parts(llm).engine
+        streams = [await parts(llm).intake.chat(parse_messages(CHATS[0]), CODE) for _ in range(6)]
         while not any(max(s.n_tokens) > 4 for s in streams):
             await asyncio.sleep(0.002)
         hub.launcher.nodes["D0"].engine.step = broken

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.parts import parts
+
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 
@@ -37,5 +39,5 @@ def test_greedy_ids_equal_the_reference(case, overlap, token_budget):
         greedy = SamplingParams(temperature=0.0, max_tokens=N_NEW)
         for label in ("cold", "cached"):
             compare(llm.chat(list(CHATS.values()), greedy, use_tqdm=False), wanted, label, tally)
-        check_whole(llm._instance)
+        check_whole(parts(llm))
     tally.check()

@@ -57,10 +57,10 @@ def pictures(config, seed=0):
 def features(reference, some):
     """What transformers makes of these pictures, levels side by side."""
     p = reference.pictures
-    reference._target = lambda n, h, w: (h, w)
+    reference.target = lambda n, h, w: (h, w)
     patches = torch.cat([reference.patches(x.pixels)[0] for x in some])
     grids = torch.tensor([[t, 2 * h, 2 * w] for t, h, w in (x.grid for x in some)])
-    del reference._target
+    del reference.target
     with torch.inference_mode():
         made = reference.model.model.visual(patches, grid_thw=grids)
     assert p.merge_size == 2

@@ -48,6 +48,7 @@ class Rig:
         self.config = self.model.config
         embed, kv = self.model.cache_specs(kv_block_tokens=4, embed_block_tokens=8)
         self.caches = CacheSet({embed: 64, kv: kv_blocks})
+        self.leases = {}
         self.embeds, self.kv = BlockStore(embed, 64), BlockStore(kv, kv_blocks)
         self.pixels: dict[str, np.ndarray] = {}
         self.wake = threading.Event()
@@ -66,7 +67,7 @@ class Rig:
 
     def sequence(self, prompt: Prompt, n_new: int, sampling: SamplingParams | None = None, **fields) -> Sequence:
         """A sequence with its blocks reserved; `fields` go to the request."""
-        name = f"r{self.n_batches}-{len(self.pixels)}-{len(self.caches._leases)}"
+        name = f"r{self.n_batches}-{len(self.pixels)}-{len(self.leases)}"
         n, ids, media = self.config.vision.tokens, [], []
         for part in prompt.parts:
             if part != IMAGE:
@@ -89,11 +90,11 @@ class Rig:
         need = {s.name: s.need(request, 0, len(ids) + n_new) for s in (self.embeds.spec, self.kv.spec)}
         lease = self.caches.reserve(name, need)
         assert lease is not None, "the rig's pools are too small"
-        seq.blocks = lease.blocks
+        seq.blocks, self.leases[name] = lease.blocks, lease
         return seq
 
     def release(self, seq: Sequence) -> None:
-        self.caches.release(self.caches._leases[seq.id])
+        self.caches.release(self.leases.pop(seq.id))
 
     def wait(self, ticket) -> StepResult:
         while (result := ticket.poll(0.0)) is None:

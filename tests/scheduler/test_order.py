@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.core import EncodeWork, Lane, Request, Role, SamplingParams, Stage, StepBatch, TokenWork
+from hydrainfer.core import EncodeWork, Lane, Request, Role, SamplingParams, Sequence, Stage, StepBatch, TokenWork
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.scheduler.order import Order
 from hydrainfer.scheduler.pace import Pace
@@ -13,11 +13,13 @@ from tests.scheduler.test_scheduler import ids, turn
 
 pytestmark = pytest.mark.unit
 EPD = Role.parse("EPD")
+SEQ = Sequence(make_request("any"), (0.0, 0), 0.0)
 POLICY = Policy(encode_wait_s=1.0)
 
 
-def make(tokens=8, images=2, running=256, policy=POLICY, **caches):
-    return Scheduler(EPD, make_caches(**caches), Budgets(tokens=tokens, images=images, running=running), policy)
+def make(tokens=8, images=2, running=256, policy=POLICY, step_s=float("inf"), **caches):
+    budgets = Budgets(tokens=tokens, images=images, running=running, step_s=step_s)
+    return Scheduler(EPD, make_caches(**caches), budgets, policy)
 
 
 def test_a_prompt_that_came_later_and_takes_less_goes_before_the_next_chunk():
@@ -81,24 +83,47 @@ def test_ranks_follow_the_measured_pace():
         Order(EPD, Policy()),
         Request(id="r", prompt_ids=(1,) * 100, sampling=SamplingParams(), max_tokens=4, seed=0),
     )
-    batch = StepBatch(1, Lane.LANGUAGE, [TokenWork(None, 0, 100, False)], 100)
+    batch = StepBatch(1, Lane.LANGUAGE, [TokenWork(SEQ, 0, 100, False)], 100)
     assert not order.observe(batch, 0.12)  # close enough to what was assumed
     assert order.rank(text, (2.0, 0), 100, 0)[0] == pytest.approx(2.0 + 0.1 / 0.3)
     assert order.observe(batch, 0.9)
     measured = (0.12 * 0.9 + 0.9) / 190
     assert order.pace.seconds(100, 2) == pytest.approx(100 * measured + 0.6)
-    decodes = StepBatch(2, Lane.LANGUAGE, [TokenWork(None, 0, 1, True)], 1, 1)
+    decodes = StepBatch(2, Lane.LANGUAGE, [TokenWork(SEQ, 0, 1, True)], 1, 1)
     assert not order.observe(decodes, 50.0)
-    assert order.observe(StepBatch(3, Lane.VISION, [EncodeWork(None, 0)], 1), 2.0)
+    assert order.observe(StepBatch(3, Lane.VISION, [EncodeWork(SEQ, 0)], 1), 2.0)
     assert Pace(Role.parse("E")).seconds(100, 0) == Pace(Role.parse("D")).seconds(9, 9) == 0.0
 
 
 def test_the_least_time_is_half_of_the_fastest_that_large_batches_showed():
     pace = Pace(EPD)
     for n, seconds in ((10, 0.01), (1000, 2.0), (500, 0.5), (2000, 2.0)):
-        pace.observe(StepBatch(1, Lane.LANGUAGE, [TokenWork(None, 0, n, False)], n), seconds)
+        pace.observe(StepBatch(1, Lane.LANGUAGE, [TokenWork(SEQ, 0, n, False)], n), seconds)
         assert pace.least_s(0, 5) == 0.0
     assert pace.least_s(100, 5) == pytest.approx(0.05)
+
+
+def test_chunks_and_vision_batches_take_no_longer_than_a_step_may():
+    s, device = make(tokens=1000, images=4, kv_blocks=1000, step_s=0.4), FakeDevice()
+    s.add(make_request("long", n_text=2500, max_tokens=1), 0.0)
+
+    def chunk(token_s):
+        batch = s.next(0.0, Lane.LANGUAGE).batch
+        s.apply(device.run(batch), 0.0)
+        s.observe(batch, batch.n_items * token_s)
+        return batch.n_items
+
+    assert [chunk(2e-3), chunk(2e-3), chunk(4e-3)] == [400, 200, 200]  # the first before anything is known
+    assert [chunk(40e-3), chunk(40e-3)] == [100, 64]  # no smaller ones
+    s.add(make_request("other", n_text=10, max_tokens=1), 0.0)
+    batch = s.next(0.0, Lane.LANGUAGE).batch
+    assert ids(batch) == [("other", 10)]  # what is left of the time makes no chunk
+    s.apply(device.run(batch), 0.0)
+    assert s.next(0.0, Lane.LANGUAGE).batch.n_items == 64
+    s.add(make_request("pictures", pictures=[1, 2, 3, 4]), 0.0)
+    assert len(turn(s, device, Lane.VISION, now=9.0)[0].work) == 1  # 0.3 s each, it is assumed
+    s.observe(StepBatch(1, Lane.VISION, [EncodeWork(SEQ, 0)], 1), 0.13)
+    assert len(turn(s, device, Lane.VISION, now=9.0)[0].work) == 3
 
 
 def test_a_new_pace_reorders_who_waits():

@@ -248,7 +248,7 @@ def test_a_half_evicted_picture_is_encoded_anew_into_blocks_nobody_shares():
             pool.drop([b])
     hit = s.room.match(s.add(make_request("b", pictures=[1]), 0), tuple(Stage))
     assert hit.blocks["embed"] == [None, None]
-    batch = s.next(0.0, Lane.VISION)
+    batch = s.next(0.0, Lane.VISION).batch
     assert not set(batch.work[0].seq.blocks["embed"]) & set(left)
     s.apply(device.run(batch), 0.0)
     assert set(batch.work[0].seq.blocks["embed"]) & set(left), "the block that others find was not adopted"

@@ -38,6 +38,7 @@ class ServerUnderTest:
         timeout_s=60.0,
         fetch=None,
         workers=None,
+        tenants=None,
         **settings,
     ):
         self.model = model
@@ -68,6 +69,7 @@ class ServerUnderTest:
             ServerSettings(**{"model_names": ("tiny", "alias"), "version": "9", "max_body_bytes": 1 << 22, **settings}),
             self.intake,
             metrics=lambda: b"fake_metric 1\n",
+            tenants=tenants,
         )
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))

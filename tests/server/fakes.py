@@ -25,7 +25,8 @@ class FakeEngine:
     """An `EngineHandle`. `script` gives a request's tokens; when they run out it goes on with `filler`. `fail` maps a
     request to an error instead: an `ErrorInfo` that it ends with, a `HydraError` that `submit` raises. `hold` freezes
     it: nothing is produced or ended while it is set. `infos`: what `instances` says instead of the truth. `record` gets
-    the events of a request that prefills and decodes."""
+    the events of a request that prefills and decodes. `live`: requests with their tokens and how many are out; `ended`:
+    outputs not yet handed out."""
 
     def __init__(
         self,
@@ -39,14 +40,14 @@ class FakeEngine:
         tokens_per_step=1,
         record=lambda _: None,
     ):
-        self._sink, self._script, self._step_s, self._filler = sink, script, step_s, filler
+        self._sink, self._script, self.step_s, self._filler = sink, script, step_s, filler
         self._fail = fail or (lambda request: None)
         self._pixels = pixels
         self._tokens_per_step = tokens_per_step
         self._record = record
         self.infos: list[InstanceInfo] | None = None
-        self._live: dict[str, tuple[Request, list[int], int]] = {}
-        self._ended: list[Output] = []
+        self.live: dict[str, tuple[Request, list[int], int]] = {}
+        self.ended: list[Output] = []
         self._lock = threading.Condition()
         self._closing = False
         self.hold = threading.Event()
@@ -64,12 +65,12 @@ class FakeEngine:
             if isinstance(error, HydraError):
                 raise error
             if isinstance(error, ErrorInfo):
-                self._ended.append(Output(request.id, finish_reason="error", error=error))
+                self.ended.append(Output(request.id, finish_reason="error", error=error))
             else:
                 for span in request.media:
                     if self._pixels is not None:
                         assert self._pixels(span.pixels).dtype == "uint8"
-                self._live[request.id] = (request, list(self._script(request)), 0)
+                self.live[request.id] = (request, list(self._script(request)), 0)
                 self._event(request.id, EventKind.ARRIVED)
                 self._event(request.id, EventKind.QUEUED, "prefill")
             self._lock.notify()
@@ -78,13 +79,13 @@ class FakeEngine:
         with self._lock:
             self.cancelled += request_ids
             for i in request_ids:
-                if self._live.pop(i, None):
+                if self.live.pop(i, None):
                     self._event(i, EventKind.FINISHED)
-                    self._ended.append(Output(i, finish_reason="abort"))
+                    self.ended.append(Output(i, finish_reason="abort"))
             self._lock.notify()
 
     def stats(self) -> InstanceStats:
-        n = len(self._live)
+        n = len(self.live)
         return InstanceStats("EPD", 0, n, 0, 0, n, {}, 0, 0, 0, self.n_steps, self.stalled_s)
 
     def instances(self) -> list[InstanceInfo]:
@@ -97,35 +98,35 @@ class FakeEngine:
 
     def close(self) -> None:
         with self._lock:
-            for i in list(self._live):
-                self._live.pop(i)
-                self._ended.append(Output(i, finish_reason="abort"))
+            for i in list(self.live):
+                self.live.pop(i)
+                self.ended.append(Output(i, finish_reason="abort"))
             self._closing = True
             self._lock.notify()
         self._thread.join(5)
 
     @property
     def n_live(self) -> int:
-        return len(self._live)
+        return len(self.live)
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                while not (self._live or self._ended or self._closing):
+                while not (self.live or self.ended or self._closing):
                     self._lock.wait()
-                outputs, self._ended = self._ended, []
+                outputs, self.ended = self.ended, []
                 if not self.hold.is_set():
-                    outputs += [self._step(i) for i in list(self._live)]
+                    outputs += [self._step(i) for i in list(self.live)]
                 self.n_steps += 1
-                done = self._closing and not self._live
+                done = self._closing and not self.live
             if outputs:
                 self._sink(outputs)
             if done:
                 return
-            time.sleep(self._step_s or 0.0002)
+            time.sleep(self.step_s or 0.0002)
 
     def _step(self, request_id: str) -> Output:
-        request, tokens, n = self._live[request_id]
+        request, tokens, n = self.live[request_id]
         if n == 0:
             self._event(request_id, EventKind.STARTED, "prefill")
         new, finish, stop_token = [], None, None
@@ -148,8 +149,8 @@ class FakeEngine:
         if k is not None:
             logprobs = tuple(TokenLogprobs(-0.5, 1, tuple((t + j, -0.5 - j) for j in range(k))) for t in new)
         if finish:
-            del self._live[request_id]
+            del self.live[request_id]
             self._event(request_id, EventKind.FINISHED)
         else:
-            self._live[request_id] = (request, tokens, n)
+            self.live[request_id] = (request, tokens, n)
         return Output(request_id, tuple(new), logprobs, finish, stop_token)

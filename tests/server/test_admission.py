@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hydrainfer.core import HydraError, Overloaded, Unavailable
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import parse_messages
-from hydrainfer.server import Admission
+from hydrainfer.server import Admission, Tenants
 from hydrainfer.server.admission import DECODING, PICTURES, TEXT, Work
 from hydrainfer.server.queues import LATEST_TURN_S, Queue
 from tests.server.conftest import image_part, wait_until
@@ -39,7 +39,7 @@ def test_a_queue_is_as_long_as_what_left_it_lately_took():
         now += 0.25
         queue.leave(30.0, now, done=True)
     assert queue.seconds(now) == pytest.approx(60 * 0.25, rel=0.05)
-    assert not queue.has_room(now, returning=True)
+    assert not queue.has_room(now, favoured=True)
     for _ in range(60):  # ten times faster
         now += 0.025
         queue.leave(30.0, now, done=True)
@@ -50,7 +50,19 @@ def test_a_queue_from_which_nothing_leaves_gets_no_longer_than_its_limit():
     queue = Queue(2.0)
     for _ in range(10):
         queue.enter(1.0, 0.0)
-    assert queue.has_room(1.9, returning=False) and not queue.has_room(9.0, returning=False)
+    assert queue.has_room(1.9, favoured=False) and not queue.has_room(9.0, favoured=False)
+
+
+def test_slow_work_is_measured_by_as_many_and_a_standstill_shows():
+    queue, now = Queue(1000.0), 0.0
+    for _ in range(60):
+        queue.enter(64_000.0, now)
+    for _ in range(30):
+        now += 20.0
+        queue.leave(64_000.0, now, done=True)
+        assert queue.seconds(now) == pytest.approx(queue.n_waiting * 20.0, rel=0.01)
+    before_s = queue.seconds(now)
+    assert before_s < queue.seconds(now + 60.0) < 1.5 * before_s
 
 
 def test_the_few_are_never_refused():
@@ -62,7 +74,7 @@ def test_the_few_are_never_refused():
         queue.leave(64_000.0, now, done=True)
     for _ in range(3):
         queue.enter(64_000.0, now)
-    assert queue.has_room(now + 100.0, returning=False)
+    assert queue.has_room(now + 100.0, favoured=False)
 
 
 def test_turns_come_one_after_the_other_and_are_void_when_the_queue_has_eased():
@@ -80,7 +92,7 @@ def test_turns_come_one_after_the_other_and_are_void_when_the_queue_has_eased():
     while queue.n_waiting:
         now += 0.1
         queue.leave(1.0, now, done=True)
-    assert queue.has_room(now, returning=False) and queue.promise(now) < 1.0
+    assert queue.has_room(now, favoured=False) and queue.promise(now) < 1.0
 
 
 class Flood:
@@ -148,13 +160,15 @@ def test_who_stays_away_is_not_waited_for():
     flood = Flood(50.0, 4.0, 5.0, known=True, come_back=False)
     flood.run()
     now = flood.clock.now
-    assert flood.admission.queues[TEXT].has_room(now, returning=False)
+    assert flood.admission.queues[TEXT].has_room(now, favoured=False)
     assert flood.admission.queues[TEXT].promise(now) < 1.0
 
 
 def full(admission, kind, clock):
     """Fill one queue beyond its limit; the places."""
     places = [admission.claim(None, Work(kind, 100.0, 1, 10.0 if kind is PICTURES else 0.0)) for _ in range(50)]
+    for place in places:
+        place.prepared(Work(kind, 100.0))
     for place in places[:5]:
         clock.now += 1.0
         place.begun()
@@ -285,13 +299,30 @@ def test_who_is_refused_is_answered_before_his_body_is_read(start):
 
 
 def test_places_come_back_from_requests_that_never_get_as_far_as_to_use_them(start):
-    server = start(api_keys=("k",))
+    server = start(tenants=Tenants(["k"]))
     assert server.chat().status_code == 401
     server.http.headers["authorization"] = "Bearer k"
     assert server.http.post("/v1/chat/completions", content=b"{").status_code == 400
     assert server.chat(model="another").status_code == 404
     assert server.http.get("/v1/chat/completions").status_code == 405
     assert server.chat(max_tokens=1).status_code == 200
+    server.check_idle()
+
+
+def test_bodies_that_do_not_come_keep_nobody_out(start):
+    """They have been let in, but hold nothing that others wait for."""
+    server = start(max_requests=4)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    slow = [socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) for _ in range(20)]
+    for one in slow:
+        one.sendall(head)
+    queue = server.sessions.admission.queues[TEXT]
+    for _ in range(3):
+        assert server.chat(max_tokens=1).status_code == 200
+    wait_until(lambda: queue.n_waiting == 0)
+    assert server.sessions.n_live == 0
+    for one in slow:
+        one.close()
     server.check_idle()
 
 

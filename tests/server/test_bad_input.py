@@ -77,8 +77,6 @@ def test_wrong_types_and_ranges(server, fields, param):
 
 
 REFUSED = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
     "functions": [{"name": "f"}],
     "response_format": {"type": "structural_tag"},
     "guided_whitespace_pattern": " ?",

@@ -33,7 +33,7 @@ def server(start, workers):
     assert server.chat([image_part()], max_tokens=4).status_code == 200  # they have started
     yield server
     server.check_idle()
-    wait_until(lambda: workers._n_jobs == 0)
+    wait_until(lambda: workers.n_jobs == 0)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_a_stuck_picture_is_a_504_and_the_next_request_is_served(server, monkeyp
         answers = []
         thread = threading.Thread(target=lambda: answers.append(server.chat([image_part(picture(7))])))
         thread.start()
-        wait_until(lambda: server.intake.processor.media.workers._n_jobs == 1)
+        wait_until(lambda: server.intake.processor.media.workers.n_jobs == 1)
     assert server.chat([image_part(picture(8))], max_tokens=4).status_code == 200 and not answers
     thread.join()
     assert error(answers[0], 504)["code"] == "media_timeout"
@@ -109,7 +109,7 @@ def test_a_client_that_leaves_takes_its_pictures_out_of_the_queue(server, monkey
             timeout=0.2,
         )
     patient.join()
-    wait_until(lambda: server.sessions.n_live == 0 and server.intake.processor.media.workers._n_jobs == 0)
+    wait_until(lambda: server.sessions.n_live == 0 and server.intake.processor.media.workers.n_jobs == 0)
     begun = trace.read_bytes()
     assert begun.count(picture(13)) == 1
     assert not any(picture(i) in begun for i in (14, 15, 16))
@@ -125,7 +125,7 @@ def test_closing_while_a_picture_is_stuck(start, monkeypatch):
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n" % len(body) + body
     )
-    wait_until(lambda: len(workers.pids) == 1 and workers._n_jobs == 1)
+    wait_until(lambda: len(workers.pids) == 1 and workers.n_jobs == 1)
     pids, begun_s = workers.pids, time.monotonic()
     server.intake.close()
     assert time.monotonic() - begun_s < 5 and alive(pids) == []

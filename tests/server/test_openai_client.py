@@ -34,13 +34,13 @@ def test_whole_answer(client, server):
 
 @pytest.mark.parametrize("step_s", [0.0, 0.003])
 def test_stream_equals_whole(client, server, step_s):
-    server.engine._step_s = step_s
+    server.engine.step_s = step_s
     chunks = list(
         client.chat.completions.create(
             model="tiny", messages=ask(), stream=True, stream_options={"include_usage": True}
         )
     )
-    server.engine._step_s = 0.0
+    server.engine.step_s = 0.0
     *body, last = chunks
     texts = [c.choices[0].delta.content or "" for c in body]
     assert "".join(texts) == SAID and not any("\ufffd" in t for t in texts)
@@ -202,14 +202,14 @@ def test_unavailable_says_when_to_come_back(client, server, stream, where):
 
 
 def test_unavailable_after_the_first_token_is_an_event(client, server):
-    server.engine._step_s = 0.01
+    server.engine.step_s = 0.01
     error = ErrorInfo.of(Unavailable("no instance can decode now; retry later", retry_after_s=5.0))
     stream = client.chat.completions.create(model="tiny", messages=ask(), stream=True, extra_body={"ignore_eos": True})
     with pytest.raises(openai.APIError, match="no instance can decode") as e:
         for chunk in stream:
             if chunk.choices[0].delta.content:
                 server.sessions.sink([Output(server.engine.submitted[0].id, finish_reason="error", error=error)])
-    server.engine._step_s = 0.0
+    server.engine.step_s = 0.0
     server.engine.cancel([server.engine.submitted[0].id])  # it was not the engine that said so
     assert (e.value.type, e.value.code) == ("service_unavailable", "unavailable")
     assert e.value.body["param"] is None

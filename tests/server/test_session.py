@@ -38,7 +38,7 @@ class Bench:
 
     def check_idle(self):
         wait_until(lambda: self.engine.n_live == 0)
-        wait_until(lambda: not self.engine._ended)
+        wait_until(lambda: not self.engine.ended)
         time.sleep(0.02)
         self.sessions.check(idle=True)
         self.pixels.check(idle=True)
@@ -139,7 +139,7 @@ async def test_a_stop_string_ends_its_choice_at_once_and_no_other(make):
     # the first choice meets the stop string; the second would run to its end
     stream = await bench.intake.chat(CHAT, SamplingParams(n=2, max_tokens=200, ignore_eos=True, stop=("two",)))
     first, second = (r.id for r in bench.engine.submitted)
-    bench.engine._live[second] = (bench.engine.submitted[1], [], 0)
+    bench.engine.live[second] = (bench.engine.submitted[1], [], 0)
     async for deltas in stream:
         if any(d.finish_reason for d in deltas):
             break
@@ -208,14 +208,16 @@ async def test_a_closed_intake_refuses_and_holds_nothing(make):
 
 async def test_what_is_still_prepared_at_its_deadline_ends_then(make):
     bench = make()
-    intake, prepare = bench.intake, bench.intake.processor.chat
-    intake._timeout_s, intake.processor.chat = 0.1, lambda *a, **k: time.sleep(0.5) or prepare(*a, **k)
+    intake = Intake(bench.intake.processor, bench.sessions, timeout_s=0.1)
+    prepare = intake.processor.chat
+    intake.processor.chat = lambda *a, **k: time.sleep(0.5) or prepare(*a, **k)
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await intake.chat(CHAT, SamplingParams())
     assert time.monotonic() - start < 0.4
     bench.sessions.check(idle=True)
     await asyncio.sleep(0.6)  # until the thread has made the picture that nobody wants any more
+    intake.close()
     bench.check_idle()
     assert not bench.engine.submitted
 

@@ -3,6 +3,7 @@
 import pytest
 
 from hydrainfer.core import InstanceInfo, InstanceStats
+from hydrainfer.server import Tenants
 from tests.server.conftest import image_part
 
 pytestmark = pytest.mark.cpu
@@ -62,7 +63,7 @@ def test_health_names_the_instance_that_is_stuck(start):
 
 
 def test_instances(start):
-    server = start(api_keys=("k",))
+    server = start(tenants=Tenants(["k"]))
     assert server.http.get("/v1/instances").status_code == 401
     headers = {"Authorization": "Bearer k"}
     (one,) = server.http.get("/v1/instances", headers=headers).json()["data"]
@@ -115,7 +116,7 @@ def test_tokenize_and_back(server):
 
 
 def test_api_keys(start):
-    server = start(api_keys=("one", "two"))
+    server = start(tenants=Tenants(["one", "two"]))
     for path in ("/v1/models", "/v1/models/tiny", "/v1/instances"):
         refused = server.http.get(path)
         assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"

@@ -18,6 +18,7 @@ from hydrainfer.processor import parse_messages
 from tests.checkpoints import make_llava
 from tests.cluster.processes import alive, memories
 from tests.equivalence.test_layouts import CHATS
+from tests.parts import parts
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(240)]
 N_NEW = 200
@@ -37,7 +38,7 @@ async def answers(llm, during=lambda told: None):
     told = [[] for _ in ASKED]
 
     async def one(i, chat, params):
-        stream = await llm._instance.intake.chat(parse_messages(chat, local=True), params)
+        stream = await parts(llm).intake.chat(parse_messages(chat, local=True), params)
         async for deltas in stream:
             for delta in deltas:
                 told[i] += delta.token_ids
@@ -54,7 +55,7 @@ def test_a_random_instance_dies_in_the_middle_of_its_answers(tmp_path):
     with start(path, layout="1EPD", launcher="inproc") as llm:
         wanted = asyncio.run(answers(llm))
     with start(path, layout="1EP2D", launcher="ray") as llm:
-        hub, killed = llm._instance.engine, []
+        hub, killed = parts(llm).engine, []
         pids = {i.pid for i in hub.instances()}
 
         def kill_one(n_told):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -169,6 +170,37 @@ def test_while_it_drains_those_who_are_in_finish_and_those_who_come_are_told(opt
     assert int(refused.headers["retry-after"]) >= 1 and refused.headers["connection"] == "close"
     assert (found["health"], found["last"]) == (200, "data: [DONE]")
     assert "1 may finish within 25 s" in said.getvalue() and "1 of 1 requests have finished" in said.getvalue()
+
+
+def test_a_hang_up_reads_the_tenants_again(options, monkeypatch, tmp_path):
+    said, path, seen = io.StringIO(), tmp_path / "tenants.yaml", []
+
+    def write(key):
+        path.write_text(f"acme: {{keys: ['sha256:{hashlib.sha256(key.encode()).hexdigest()}']}}")
+
+    def ask(url, key):
+        return httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+
+    def change(url):
+        seen.append([ask(url, key) for key in ("old", "new")])
+        for text in ("nonsense", None):
+            write("new") if text is None else path.write_text(text)
+            n = said.getvalue().count("tenants")
+            os.kill(os.getpid(), signal.SIGHUP)
+            while said.getvalue().count("tenants") == n:
+                time.sleep(0.01)
+            seen.append([ask(url, key) for key in ("old", "new")])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def when_ready(url, _):
+        said.truncate(0)
+        threading.Thread(target=change, args=(url,)).start()
+
+    write("old")
+    with signals_restored():
+        serve({**options, "tenants": str(path)}, monkeypatch, when_ready, Console(file=said, width=200))
+    assert seen == [[200, 401], [200, 401], [401, 200]]
+    assert "tenants as before" in said.getvalue() and "tenants: 1 keys" in said.getvalue()
 
 
 class Clients:

@@ -19,6 +19,7 @@ from hydrainfer.cli import main
 from hydrainfer.config import load
 from hydrainfer.core import InvalidRequest, Unavailable
 from tests.checkpoints import make_llava
+from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -106,7 +107,7 @@ def test_what_is_no_prompt_and_no_chat_is_refused_before_any_is_answered(checkpo
                 llm.chat([message], SHORT, use_tqdm=False, mm_processor_kwargs=options)
             with pytest.raises(InvalidRequest, match="mm_processor_kwargs"):
                 llm.generate({"prompt": "hi", "mm_processor_kwargs": options}, SHORT, use_tqdm=False)
-        llm._instance.intake.processor.pixels.check(idle=True)
+        parts(llm).intake.processor.pixels.check(idle=True)
 
 
 def test_only_one_place_says_what_to_run_next():

@@ -185,7 +185,7 @@ def _decoding(times: Times, role: Role, slo: Slo, mix: Mix, overlap: str, base: 
         tokens = chunk_beside(images if encodes else 0) + mix.decodes
     if slo.tpot_s is not None and times.sequences:
         running = min(running, largest(times.sequences, lambda n: step_s(0, n, 0) <= limit_s))
-    return Budgets(tokens=tokens, images=images, running=running)
+    return msgspec.structs.replace(base, tokens=tokens, images=images, running=running)
 
 
 def _not_decoding(times: Times, role: Role, slo: Slo, mix: Mix, base: Budgets) -> Budgets:
@@ -198,7 +198,7 @@ def _not_decoding(times: Times, role: Role, slo: Slo, mix: Mix, base: Budgets) -
         enough = max(_saturating(times.chunks, lambda n: times.language_s(n, 0, 0)), mix.prompt)
         wanted = times.chunks[min(bisect_left(times.chunks, enough), len(times.chunks) - 1)]
         tokens = min(wanted, largest(times.chunks, lambda n: times.language_s(n, 0, 0) <= limit_s))
-    return Budgets(tokens=tokens, images=images, running=base.running)
+    return msgspec.structs.replace(base, tokens=tokens, images=images)
 
 
 def largest(candidates: Sequence[int], fits: Callable[[int], bool]) -> int:

@@ -19,7 +19,7 @@ from hydrainfer.planner.search.bound import work_of
 from hydrainfer.planner.search.layouts import layouts
 from hydrainfer.planner.search.study import Station, Study
 from hydrainfer.planner.simulation import TraceRequest
-from hydrainfer.scheduler import Budgets
+from hydrainfer.scheduler import STEP_S, Budgets
 
 DeviceKind = Literal["gpu", "cpu", "emulated"]
 
@@ -43,7 +43,7 @@ def study_of(
     cost = cost or cost_of(shape, device)
     model = cost.cost if isinstance(cost, CostFile) else cost
     overlap: Overlap = "off" if kind == "cpu" else "free"
-    base = Budgets() if kind == "gpu" else Budgets(running=64)
+    base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=64, step_s=STEP_S)
     stations, too_large = {}, {}
     for name in ROLE_NAMES:
         role = Role.parse(name)

@@ -11,10 +11,11 @@ import numpy as np
 from PIL import Image
 
 from hydrainfer.core import InvalidRequest
+from hydrainfer.processor.messages.tools import ToolCall, parse_calls
 from hydrainfer.processor.messages.video_part import VideoPart
 from hydrainfer.processor.pictures import MediaLimits, Picture, Target, decode_image, from_image, read_image_url
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _UNSUPPORTED_PARTS = ("input_audio", "audio_url", "file", "image_embeds", "refusal", "image", "image_pil", "video")
 
 
@@ -57,10 +58,15 @@ Part = TextPart | ImagePart | VideoPart
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a chat. `role` is one a chat template knows (`developer` has become `system`)."""
+    """One message of a chat. `role` is one a chat template knows (`developer` has become `system`). `calls`: what an
+    assistant's message calls; `call_id`, `name`: the call that a tool's message answers, and its function if the client
+    says so."""
 
     role: str
     parts: tuple[Part, ...]
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str | None = None
+    name: str | None = None
 
     @property
     def images(self) -> tuple[ImagePart, ...]:
@@ -89,12 +95,35 @@ def _parse_message(message: object, where: str, local: bool) -> ChatMessage:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    if message.get("tool_calls") or message.get("function_call"):
-        raise InvalidRequest("tool calls are not supported by this server", param=f"{where}.tool_calls")
+    if message.get("function_call"):
+        raise InvalidRequest("function_call is not supported; send tool_calls", param=f"{where}.function_call")
+    if message.get("tool_calls") or role == "tool":
+        return _parse_tool_message(message, role, where, local)
     role = "system" if role == "developer" else role
+    return ChatMessage(role, _parse_content(content, role, where, local))
+
+
+def _parse_tool_message(message: Mapping, role: str, where: str, local: bool) -> ChatMessage:
+    """A message with calls, or with what one returned."""
+    content = message.get("content")
+    if role == "tool":
+        call_id, name = message.get("tool_call_id"), message.get("name")
+        if not isinstance(call_id, str):
+            raise InvalidRequest(
+                f"{where}.tool_call_id must say which call this answers", param=f"{where}.tool_call_id"
+            )
+        parts = _parse_content(content, role, where, local)
+        return ChatMessage(role, parts, call_id=call_id, name=name if isinstance(name, str) else None)
+    if role != "assistant":
+        raise InvalidRequest(f"{where}: only the assistant calls tools", param=f"{where}.tool_calls")
+    calls = parse_calls(message["tool_calls"], f"{where}.tool_calls")
+    return ChatMessage(role, _parse_content(content, role, where, local) if content else (), calls)
+
+
+def _parse_content(content: object, role: str, where: str, local: bool) -> tuple[Part, ...]:
     where = f"{where}.content"
     if isinstance(content, str):
-        return ChatMessage(role, (TextPart(content),))
+        return (TextPart(content),)
     if content is None or not isinstance(content, Sequence) or isinstance(content, bytes):
         raise InvalidRequest(f"{where} must be a string or a list of parts", param=where)
     if not content:
@@ -102,7 +131,7 @@ def _parse_message(message: object, where: str, local: bool) -> ChatMessage:
     parts = tuple(_parse_part(p, f"{where}.{i}", local) for i, p in enumerate(content))
     if role != "user" and any(not isinstance(p, TextPart) for p in parts):
         raise InvalidRequest(f"{where}: only user messages may hold pictures or videos", param=where)
-    return ChatMessage(role, parts)
+    return parts
 
 
 def _parse_part(part: object, where: str, local: bool) -> Part:

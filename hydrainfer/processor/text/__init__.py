@@ -15,12 +15,20 @@ from hydrainfer.processor.text.prompt import (
     in_order,
     resolve_max_tokens,
 )
+from hydrainfer.processor.text.tool_calls import CallDelta, ToolCallStream, ToolDelta
+from hydrainfer.processor.text.tool_format import FORMATS, ToolFormat, calls_grammar
 from hydrainfer.processor.text.vocabulary import Vocabulary
 
 __all__ = [
+    "FORMATS",
+    "CallDelta",
     "ModelDescription",
     "TextStream",
+    "ToolCallStream",
+    "ToolDelta",
+    "ToolFormat",
     "Vocabulary",
+    "calls_grammar",
     "check_ids",
     "check_length",
     "check_text",

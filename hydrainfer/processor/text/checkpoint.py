@@ -11,6 +11,7 @@ from hydrainfer.checkpoint import ModelConfig, ParsedConfig, find_json, parse_co
 from hydrainfer.core import CheckpointError, InvalidRequest, SamplingParams
 from hydrainfer.processor.pictures import ImageAdapter, VideoAdapter, image_adapter, video_adapter
 from hydrainfer.processor.text.template import ChatTemplate
+from hydrainfer.processor.text.tool_format import FORMATS
 from hydrainfer.processor.text.vocabulary import Vocabulary, read_vocabulary
 
 CACHED_WORDS = 500
@@ -71,10 +72,12 @@ def load_description(
     *,
     max_context: int | None = None,
     chat_template: str | None = None,
+    tool_calls: str = "auto",
     parsed: ParsedConfig | None = None,
 ) -> ModelDescription:
     """Read a checkpoint directory. `max_context` lowers the context length; `chat_template` replaces the checkpoint's;
-    `parsed`: its configuration, if it has been read already.
+    `tool_calls`: how the model writes them (a name of `FORMATS`), or as the template says; `parsed`: its configuration,
+    if it has been read already.
 
     Raises `CheckpointError`, one line that says what is missing or unsupported.
     """
@@ -94,7 +97,7 @@ def load_description(
         images.placeholder if images else None,
         images.video.placeholder if images and images.video else None,
     )
-    template = ChatTemplate(tokenizer, source, *placeholders) if source else None
+    template = ChatTemplate(tokenizer, source, *placeholders, FORMATS.get(tool_calls)) if source else None
     limit = config.text.context
     if max_context and max_context > limit:
         raise CheckpointError(f"a context length of {max_context} was asked for, but the model has {limit} positions")

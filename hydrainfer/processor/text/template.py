@@ -8,33 +8,65 @@ from typing import Any
 from jinja2 import TemplateError
 
 from hydrainfer.core import CheckpointError, InvalidRequest
-from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, VideoPart
+from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, Tools, VideoPart
+from hydrainfer.processor.text.tool_format import ToolFormat, format_of
 
 _PROBE = "zqprobe"
 
 
 class ChatTemplate:
     """A chat template, compiled and probed once. `takes_parts`: content may be a list of parts; else pictures and text
-    are joined into one string."""
+    are joined into one string. `takes_tools`: it shows tools to the model; `tools`: how the model then writes calls, if
+    that is known."""
 
-    def __init__(self, tokenizer: Any, source: str, image: str | None, video: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        source: str,
+        image: str | None,
+        video: str | None = None,
+        tool_format: ToolFormat | None = None,
+    ) -> None:
         """`tokenizer`: the transformers one; it lends its sandbox and its special tokens. `image`, `video`: their
-        placeholders. Raises `CheckpointError`."""
+        placeholders. `tool_format`: stands in place of what the template says. Raises `CheckpointError`."""
         self._tokenizer = tokenizer
         self._source = source
         self._placeholders = {ImagePart: image or "", VideoPart: video or ""}
         self.takes_parts = self._echoes([{"type": "text", "text": _PROBE}])
         if not self.takes_parts and not self._echoes(_PROBE):
             raise CheckpointError("the chat template renders neither text nor parts of a user message")
+        self.takes_tools = self._shows_tools()
+        self.tools = tool_format or format_of(source)
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt text, with the model's turn opened. Raises `InvalidRequest` with the template's complaint."""
+    def render(self, messages: Sequence[ChatMessage], tools: Tools | None = None) -> str:
+        """The prompt text, with the model's turn opened. Raises `InvalidRequest` with the template's complaint, or if
+        it does not show tools."""
+        if not self.takes_tools and (tools is not None or any(m.calls or m.call_id for m in messages)):
+            raise InvalidRequest(
+                "this model's chat template has no tools; leave tools out, and messages that call them",
+                param="messages" if tools is None else "tools",
+                code="unsupported_parameter",
+            )
         try:
-            return self._render([{"role": m.role, "content": self._content(m)} for m in messages])
+            return self._render([self._message(m) for m in messages], list(tools.given) if tools else None)
         except TemplateError as e:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {str(e)[:200]}", param="messages"
             ) from None
+
+    def _message(self, message: ChatMessage) -> dict[str, Any]:
+        """As transformers' templates read it: arguments of calls are objects."""
+        if not message.calls and message.call_id is None:
+            return {"role": message.role, "content": self._content(message)}
+        text = "\n".join(part.text for part in message.parts if isinstance(part, TextPart))
+        if message.call_id is not None:
+            named = {} if message.name is None else {"name": message.name}
+            return {"role": message.role, "content": text, "tool_call_id": message.call_id, **named}
+        calls = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            for c in message.calls
+        ]
+        return {"role": message.role, "content": text, "tool_calls": calls}
 
     def _content(self, message: ChatMessage) -> str | list[dict[str, str]]:
         if self.takes_parts:
@@ -47,10 +79,19 @@ class ChatTemplate:
         media = [self._placeholders.get(type(part), "") for part in message.media]
         return "\n".join([*media, *(part.text for part in message.parts if isinstance(part, TextPart))])
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
         return self._tokenizer.apply_chat_template(
-            messages, chat_template=self._source, add_generation_prompt=True, tokenize=False
+            messages, tools=tools, chat_template=self._source, add_generation_prompt=True, tokenize=False
         )
+
+    def _shows_tools(self) -> bool:
+        content: Any = [{"type": "text", "text": "x"}] if self.takes_parts else "x"
+        function = {"name": _PROBE, "description": "x", "parameters": {"type": "object", "properties": {}}}
+        try:
+            text = self._render([{"role": "user", "content": content}], [{"type": "function", "function": function}])
+        except Exception:
+            return False
+        return _PROBE in text
 
     def _echoes(self, content: Any) -> bool:
         try:

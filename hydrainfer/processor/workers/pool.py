@@ -48,8 +48,8 @@ _decode_answer = msgspec.msgpack.Decoder(Wants | Made | Failed).decode
 class MediaWorkers:
     """A pool of up to `n` processes, each started when it is first needed, and its successor when it has died.
 
-    `job_limit_s`: a job that takes longer ends with its worker. `max_jobs`: waiting and running; beyond it 429. At most
-    `limits.max_pixels` are decoded at once, by all workers together; a worker has memory for that many.
+    `job_limit_s`: a job that takes longer ends with its worker. `n_jobs` wait or run; beyond `max_jobs` it is 429. At
+    most `limits.max_pixels` are decoded at once, by all workers together; a worker has memory for that many.
     """
 
     def __init__(self, n: int, limits: MediaLimits, *, job_limit_s: float = 30.0, max_jobs: int = 256) -> None:
@@ -58,7 +58,7 @@ class MediaWorkers:
         self.memory_bytes = _BESIDE_BYTES + 4 * limits.max_image_bytes + _PIXEL_BYTES * limits.max_pixels
         self._job_limit_s = job_limit_s
         self._max_jobs = max_jobs
-        self._n_jobs = 0
+        self.n_jobs = 0
         self._room = _Room(limits.max_pixels)
         self._threads = ThreadPoolExecutor(n, "hydra-media")  # one per worker, which dies with its thread
         self._mine = threading.local()
@@ -74,13 +74,13 @@ class MediaWorkers:
         worker is killed, or `InternalError` if none starts; cancelling it takes it out of the queue. Raises
         `Overloaded`."""
         with self._lock:
-            if self._n_jobs >= self._max_jobs:
+            if self.n_jobs >= self._max_jobs:
                 raise Overloaded(
-                    f"the server already prepares {self._n_jobs} pictures; retry later",
+                    f"the server already prepares {self.n_jobs} pictures; retry later",
                     param="messages",
                     retry_after_s=1.0,
                 )
-            self._n_jobs += 1
+            self.n_jobs += 1
         try:
             future = self._threads.submit(self._run, prepare, part, args)
         except RuntimeError:
@@ -109,7 +109,7 @@ class MediaWorkers:
 
     def _done(self) -> None:
         with self._lock:
-            self._n_jobs -= 1
+            self.n_jobs -= 1
 
     # ---- on a worker's thread
 

@@ -22,11 +22,11 @@ COST = CostModel(
 )  # fmt: skip
 
 
-def deployment(layout, kv_blocks=400, embed_blocks=40, kinds=(), **more):
-    sizes = {EMBED: embed_blocks, KV: kv_blocks, **dict(kinds)}
+def deployment(layout, kv_blocks=400, embed_blocks=40, kinds=(), step_s=float("inf"), **more):
+    sizes, budgets = {EMBED: embed_blocks, KV: kv_blocks, **dict(kinds)}, Budgets(tokens=64, step_s=step_s)
     for n, role in enumerate(Layout.parse(layout).instances):
         blocks = {spec: n for spec, n in sizes.items() if any(role.runs(stage) for stage in spec.stages)}
-        yield InstanceModel(name=f"{role}{n}", role=role, cost=COST, blocks=blocks, budgets=Budgets(tokens=64), **more)
+        yield InstanceModel(name=f"{role}{n}", role=role, cost=COST, blocks=blocks, budgets=budgets, **more)
 
 
 def trace(seed, n=60, rate=12.0, pictured=0.6):

@@ -35,11 +35,13 @@ def logged(simulator):
 
 @pytest.mark.parametrize("layout", ["1EPD", "3EPD", "1E1P1D", "2EP1D", "1ED2P", "1E1PD+1EPD", "2E2P3D"])
 @pytest.mark.parametrize(
-    ("kv_blocks", "order", "overlap"), [(100, "rank", "free"), (400, "fcfs", "free"), (400, "rank", "off")]
+    ("kv_blocks", "order", "more"),
+    [(100, "rank", {}), (400, "fcfs", {}), (400, "rank", {"overlap": "off", "step_s": 0.012})],
+    ids=["100-rank", "400-fcfs", "400-rank-in-turns"],
 )
-def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks, order, overlap):
+def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks, order, more):
     requests = as_requests(trace(7, n=50, rate=15.0))
-    instances = list(deployment(layout, kv_blocks=kv_blocks, policy=Policy(order=order), overlap=overlap))
+    instances = list(deployment(layout, kv_blocks=kv_blocks, policy=Policy(order=order), **more))
     real = Production(instances, LINK)
     try:
         real.run(requests)

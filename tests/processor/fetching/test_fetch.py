@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -370,11 +371,12 @@ async def test_memory_is_bounded():
 def test_one_fetcher_serves_one_loop_after_another():
     async def once():
         async with website({"/x": slow(0.05), "/y": slow(0.05)}) as site:
-            fetcher._network = site.network
+            network.connect_tcp = site.network.connect_tcp
             async with fetcher.fetched(shown(A, "http://a.example/y")) as found:
                 return len(found[0].images)
 
-    fetcher = Fetcher(FetchLimits(n_parallel=1), resolve=resolver([PUBLIC]))
+    network = SimpleNamespace()
+    fetcher = Fetcher(FetchLimits(n_parallel=1), resolve=resolver([PUBLIC]), network=network)
     assert [asyncio.run(once()) for _ in range(2)] == [2, 2]
 
 

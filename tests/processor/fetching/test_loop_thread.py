@@ -62,19 +62,21 @@ async def test_a_caller_that_is_cancelled_twice_waits_no_longer(there):
     began, release = threading.Event(), asyncio.Event()
 
     async def stubborn():
+        loops.append(asyncio.get_running_loop())
         began.set()
         try:
             await asyncio.sleep(60)
         finally:
             await release.wait()
 
+    loops: list[asyncio.AbstractEventLoop] = []
     caller = asyncio.ensure_future(there.run(stubborn()))
     await asyncio.to_thread(began.wait)
     for _ in range(2):
         caller.cancel()
         await asyncio.sleep(0.05)
     assert caller.cancelled()
-    there._loop.call_soon_threadsafe(release.set)
+    loops[0].call_soon_threadsafe(release.set)
     while there.n_tasks:
         await asyncio.sleep(0.01)
 

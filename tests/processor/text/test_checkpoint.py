@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
-from hydrainfer.checkpoint import parse_config
 from hydrainfer.core import CheckpointError
 from hydrainfer.processor import load_description, parse_messages
-from hydrainfer.processor.text import checkpoint as checkpoint_module
 from hydrainfer.processor.text.checkpoint import CACHED_WORDS
 from tests.damage import damages
 
@@ -200,8 +199,8 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "generation_config.json"])
 def test_damage_of_any_field_is_said_in_one_line_or_does_not_matter(broken, file, monkeypatch):
-    tokenizer = checkpoint_module._load_tokenizer(broken, parse_config(broken).hf)
-    monkeypatch.setattr(checkpoint_module, "_load_tokenizer", lambda *_: tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(broken)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
     if file == "generation_config.json":
         edit(broken / file, temperature=0.5, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1)
     for words, content in damages(json.loads((broken / file).read_text()), 40):

@@ -70,7 +70,7 @@ def pool():
         pids = workers.pids
         workers.close()
         workers.close()
-        assert alive(pids) == [] and workers.pids == [] and workers._n_jobs == 0
+        assert alive(pids) == [] and workers.pids == [] and workers.n_jobs == 0
     assert len(os.listdir("/proc/self/fd")) == n_files
     assert not [t for t in threading.enumerate() if t.name.startswith("hydra-media")]
 
@@ -296,7 +296,9 @@ def test_pixels_in_flight_are_bounded_over_all_workers(pool, tmp_path):
         time.sleep(0.3)
         assert not waiting[0].done() and not small.done(), "first come, first served"
     assert waiting[0].result() and small.result()
-    assert workers._room._free == LIMITS.max_pixels
+    limit = Image.new("RGB", (LIMITS.max_pixels // 1000, 1000))
+    limit.save(out := io.BytesIO(), "PNG")
+    assert workers.submit(prepare_image, part(out.getvalue()), *ARGS).result(), "all is free again"
 
 
 def test_a_full_queue_refuses_and_what_is_cancelled_is_never_begun(pool, tmp_path):

@@ -1,0 +1,141 @@
+"""What does going by rank gain over first come, first served?
+
+The production scheduler in the simulator. `burst`: 100 requests at once, every fifth with a picture, to llava-small on
+two cores (`configs/costs/llava-small-cpu.yaml`), lanes in turns. `agentic`: to four instances at 0.85 of their
+capacity, 60 % sessions that have 4 to 9 thousand tokens to compute, and prompts of log-normal length; `log-normal`:
+such prompts alone. Each answers with one token, so the time to it is all that there is. Long prompts have more than
+16,000 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.record import ROOT, write_result
+from hydrainfer.cache import EmbedSpec, FullSpec
+from hydrainfer.core import CostModel, Role
+from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator, TraceRequest, as_requests
+from hydrainfer.scheduler import STEP_S, Budgets, Policy
+from hydrainfer.workload.results import Percentiles
+
+KV = FullSpec.of(layers=12, kv_heads=4, head_dim=64, dtype="float32", block_tokens=16)
+EMBED = EmbedSpec.of(width=768, dtype="float32", block_tokens=16)
+LLAVA_SMALL = ROOT / "configs" / "costs" / "llava-small-cpu.yaml"
+LARGE = CostModel(
+    encode_image_s=0.0, step_base_s=0.008, prefill_token_s=1e-4, prefill_attention_s=2e-9, decode_token_s=1e-4
+)
+POLICIES = {
+    "fcfs": (Policy(order="fcfs"), float("inf")),
+    "rank": (Policy(), float("inf")),
+    "rank, step_s": (Policy(), STEP_S),
+    "rank, step_s, a = 0.1": (Policy(ageing=0.1), STEP_S),
+}
+CHUNK, LONG, LOAD, N_INSTANCES = 8192, 16_000, 0.85, 4
+
+
+def burst(policy: Policy, step_s: float, running: int, n_output: int) -> list[ServedRequest]:
+    cost = msgspec.yaml.decode(LLAVA_SMALL.read_bytes(), type=CostModel)
+    budgets = Budgets(tokens=2048, images=4, running=running, step_s=step_s)
+    blocks = {KV: 4096, EMBED: 64 * 36}
+    role = Role.parse("EPD")
+    instance = InstanceModel(
+        name="EPD0", role=role, cost=cost, blocks=blocks, budgets=budgets, policy=policy, overlap="off"
+    )
+    pictures = [(576,) if i % 5 == 0 else () for i in range(100)]
+    trace = [
+        TraceRequest(arrival_s=0.001 * i, n_text=10, pictures=p, n_output=n_output) for i, p in enumerate(pictures)
+    ]
+    return Simulator([instance]).run(as_requests(trace))
+
+
+def alone_s(n_tokens: int) -> float:
+    """How long an instance is busy with a prompt."""
+    chunks = [(at, min(CHUNK, n_tokens - at)) for at in range(0, n_tokens, CHUNK)]
+    return sum(LARGE.language_s(n, n * (at + n), 0, 0) for at, n in chunks)
+
+
+def prompts(mix: str, n: int, seed: int) -> Iterator[TraceRequest]:
+    draw = random.Random(seed)
+    lengths = []
+    for _ in range(n):
+        if mix == "agentic" and draw.random() < 0.6:
+            lengths.append(int(draw.uniform(64_000, 128_000) * 0.07))
+        else:
+            lengths.append(int(min(128_000, max(200, draw.lognormvariate(8.5 if mix == "agentic" else 9.0, 1.25)))))
+    rate, at_s = LOAD * N_INSTANCES * n / sum(map(alone_s, lengths)), 0.0
+    for length in lengths:
+        at_s += draw.expovariate(rate)
+        yield TraceRequest(arrival_s=at_s, n_text=length, n_output=1)
+
+
+def mixed(mix: str, policy: Policy, step_s: float, n: int, seeds: int) -> list[ServedRequest]:
+    """All but the first tenth of each run."""
+    budgets, role = Budgets(tokens=CHUNK, step_s=step_s), Role.parse("EPD")
+    served = []
+    for seed in range(seeds):
+        instances = [
+            InstanceModel(name=f"EPD{i}", role=role, cost=LARGE, blocks={KV: 200_000}, budgets=budgets, policy=policy)
+            for i in range(N_INSTANCES)
+        ]
+        served += Simulator(instances).run(as_requests(prompts(mix, n, seed)))[n // 10 :]
+    return served
+
+
+def first_tokens(served: list[ServedRequest]) -> Any:
+    return msgspec.to_builtins(Percentiles.of(r.token_s[0] - r.arrival_s for r in served))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=1500, help="per run of a mix")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--output-tokens", type=int, default=16, help="of each answer in the burst")
+    parser.add_argument("--running", type=int, nargs="+", default=[64, 128], help="--max-running, in the burst")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    results: dict[str, Any] = {}
+    for name, (policy, step_s) in POLICIES.items():
+        rows = results[name] = {}
+        for running in args.running:
+            served = burst(policy, step_s, running, args.output_tokens)
+            rows[f"burst, {running} at once"] = {
+                "small": first_tokens([r for r in served if not r.request.media]),
+                "large": first_tokens([r for r in served if r.request.media]),
+                "end_s": max(r.token_s[-1] for r in served),
+            }
+        for mix in ("agentic", "log-normal"):
+            served = mixed(mix, policy, step_s, args.requests, args.seeds)
+            rows[mix] = {
+                "all": first_tokens(served),
+                "small": first_tokens([r for r in served if r.request.n_prompt <= LONG]),
+                "large": first_tokens([r for r in served if r.request.n_prompt > LONG]),
+            }
+    Console(width=150).print(table(results))
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    print(f"wrote {write_result('b18_order', __doc__.splitlines()[0], settings, results, args.out)}")
+
+
+def table(results: dict[str, Any]) -> Table:
+    shown = Table(title="time to first token, s: p50 / p90 of texts or short prompts; of pictures or long prompts; end")
+    cases = list(next(iter(results.values())))
+    for column in ("", *cases):
+        shown.add_column(column)
+    for name, rows in results.items():
+        cells = []
+        for row in rows.values():
+            parts = [f"{row[kind]['p50']:.2f} / {row[kind]['p90']:.2f}" for kind in ("small", "large")]
+            cells.append("; ".join([*parts, *([f"{row['end_s']:.1f}"] if "end_s" in row else [])]))
+        shown.add_row(name, *cells)
+    return shown
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The functions that an answer may call, as a client names them, and the calls that a chat already has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from hydrainfer.core import InvalidRequest
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call in a chat's past."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """What an answer may call. `given`: as the client wrote them, for the chat template. `schemas`: JSON schema of the
+    arguments of each function that may be called. `required`: the answer is calls and nothing else. `parallel`: it may
+    have more than one."""
+
+    given: tuple[dict[str, Any], ...]
+    schemas: dict[str, Mapping[str, Any]]
+    required: bool = False
+    parallel: bool = True
+
+
+def parse_tools(tools: object, choice: object = None, parallel: bool | None = None) -> Tools | None:
+    """Parse OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. None: there is nothing to call. Raises
+    `InvalidRequest` naming the place."""
+    if tools is None or tools == []:
+        if choice not in (None, "none", "auto"):
+            raise InvalidRequest("tool_choice needs tools", param="tool_choice")
+        return None
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise InvalidRequest("tools must be a list of tools", param="tools")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools takes at most {MAX_TOOLS} entries, not {len(tools)}", param="tools")
+    schemas = dict(_parse_tool(tool, f"tools.{i}") for i, tool in enumerate(tools))
+    if choice == "none":
+        return None
+    if isinstance(choice, Mapping):
+        name = _name(choice, "tool_choice")
+        if name not in schemas:
+            raise InvalidRequest("tool_choice names a function that is not among tools", param="tool_choice")
+        schemas = {name: schemas[name]}
+    elif choice not in (None, "auto", "required"):
+        raise InvalidRequest("tool_choice must be none, auto, required or a function", param="tool_choice")
+    named = isinstance(choice, Mapping)
+    return Tools(tuple(tools), schemas, named or choice == "required", parallel is not False and not named)
+
+
+def parse_calls(calls: object, where: str) -> tuple[ToolCall, ...]:
+    """Parse the `tool_calls` of an assistant's message. Raises `InvalidRequest`."""
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        raise InvalidRequest(f"{where} must be a list of calls", param=where)
+    return tuple(_parse_call(call, f"{where}.{i}") for i, call in enumerate(calls))
+
+
+def _parse_call(call: object, where: str) -> ToolCall:
+    if not isinstance(call, Mapping) or not isinstance(call.get("id"), str):
+        raise InvalidRequest(f"{where} must be an object with id, type and function", param=where)
+    name = _name(call, where)
+    arguments = call["function"].get("arguments", "{}")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(
+            f"{where}.function.arguments must be the text of a JSON object", param=f"{where}.function.arguments"
+        )
+    return ToolCall(call["id"], name, arguments)
+
+
+def _parse_tool(tool: object, where: str) -> tuple[str, Mapping[str, Any]]:
+    name = _name(tool, where)
+    assert isinstance(tool, Mapping)
+    parameters = tool["function"].get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        where = f"{where}.function.parameters"
+        raise InvalidRequest(f"{where} must be a JSON schema", param=where)
+    return name, parameters or _NO_PARAMETERS
+
+
+def _name(entry: object, where: str) -> str:
+    """The name of the function that `entry` is about. Raises `InvalidRequest`."""
+    if not isinstance(entry, Mapping) or entry.get("type", "function") != "function":
+        raise InvalidRequest(f"{where}.type must be function", param=f"{where}.type")
+    function = entry.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        where = f"{where}.function.name"
+        raise InvalidRequest(f"{where} must be 1 to 128 letters, digits, or any of _ . : -", param=where)
+    return name

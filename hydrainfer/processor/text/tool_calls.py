@@ -1,0 +1,250 @@
+"""Text to tool calls, as it comes: names and pieces of arguments, and the text that is no call.
+
+TEXT ──trigger──> CALLS ──{──> one object ──}──> CALLS ──closing, or anything else──> TEXT
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from hydrainfer.processor.text.tool_format import ToolFormat
+
+_HEAD = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+
+
+class CallDelta(msgspec.Struct):
+    """The new part of call number `index`; `id` and `name` come once, with its first."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+class ToolDelta(msgspec.Struct):
+    """What a piece of text adds: `content` for the reader, and calls."""
+
+    content: str = ""
+    calls: list[CallDelta] = []
+
+
+class ToolCallStream:
+    """The calls of one choice. Only functions of `names` are calls; whatever else looks like one stays text. `forced`:
+    a grammar made the answer. `parallel=False`: calls after the first are left out."""
+
+    def __init__(self, how: ToolFormat, names: Collection[str], *, forced: bool = False, parallel: bool = True) -> None:
+        self._how = how
+        self._names = names
+        self._bare = how.bare if forced or not how.bare_if_forced else ""
+        self._most = None if parallel else 1
+        self.n_calls = 0
+        self._held = ""  # not yet known to be text or call
+        self._raw = ""  # since the trigger, until the first call
+        self._space = ""  # at the end of the text; a call that follows swallows it
+        self._began = False  # some text was sent
+        self._in_calls = False
+        self._object: _Object | None = None
+        self._out = ToolDelta()
+
+    def push(self, text: str, *, last: bool = False) -> ToolDelta:
+        """What this piece adds; `last`: no more will come."""
+        self._out = ToolDelta()
+        self._held += text
+        while self._held and (self._read_call() if self._in_calls else self._read_text()):
+            pass
+        if last:
+            self._finish()
+        return self._out
+
+    # ---- inside: each returns whether it took something
+
+    def _read_text(self) -> bool:
+        trigger, text = self._how.trigger, self._held
+        if self._bare and not self._began:
+            head = text.lstrip()
+            if not head:
+                return False
+            if head.startswith(self._bare):
+                return self._enter("", head)
+        at = text.find(trigger)
+        if at >= 0:
+            self._say(text[:at])
+            return self._enter(trigger, text[at + len(trigger) :])
+        n_held = _overlap(text, trigger)
+        self._say(text[: len(text) - n_held])
+        self._held = text[len(text) - n_held :]
+        return False
+
+    def _enter(self, trigger: str, rest: str) -> bool:
+        self._in_calls, self._raw, self._held = True, trigger, rest
+        return True
+
+    def _read_call(self) -> bool:
+        if self._object is None:
+            return self._read_glue()
+        n = self._object.read(self._held)
+        self._raw += self._held[:n]
+        self._held = self._held[n:]
+        self._tell(self._object)
+        if self._object.over:
+            self._close(self._object)
+            self._object = None
+        return True
+
+    def _read_glue(self) -> bool:
+        """Pass over what stands around calls."""
+        how, text = self._how, self._held
+        if text[0] == "{":
+            self._object = _Object()
+            return True
+        for one in (*how.glue, how.closing, how.trigger):
+            if one and text.startswith(one):
+                self._raw += one
+                self._held = text[len(one) :]
+                self._in_calls = one != how.closing
+                return True
+        if any(one.startswith(text) for one in (how.closing, how.trigger)):
+            return False  # may become one
+        self._leave()
+        return True
+
+    def _leave(self) -> None:
+        """Back to text; what began like calls, and had none, is text."""
+        self._in_calls = False
+        raw, self._raw = self._raw, ""
+        if raw.strip() and ("{" in raw or not self.n_calls):
+            self._say(raw)
+
+    def _tell(self, call: _Object) -> None:
+        """Send what is new of a call whose name is known."""
+        if call.name not in self._names or (new := call.take()) is None:
+            return
+        if call.index is None:
+            call.index = self._next()
+            self._send(CallDelta(call.index, new, self._new_id(), call.name))
+        elif new:
+            self._send(CallDelta(call.index, new))
+
+    def _close(self, call: _Object) -> None:
+        if call.index is None:
+            found = call.whole()
+            name = found.get("name") if isinstance(found, dict) else None
+            if not isinstance(name, str) or name not in self._names:
+                self._leave()
+                return
+            arguments = found.get("arguments", found.get("parameters", {}))
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            self._send(CallDelta(self._next(), text, self._new_id(), name))
+        self._raw = ""
+
+    def _next(self) -> int:
+        self.n_calls += 1
+        self._space = ""
+        return self.n_calls - 1
+
+    def _send(self, delta: CallDelta) -> None:
+        if self._most is None or delta.index < self._most:
+            self._out.calls.append(delta)
+
+    def _new_id(self) -> str:
+        n = self._how.id_chars
+        if n:  # Mistral's templates take no others
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(n))
+        return f"call_{secrets.token_hex(12)}"
+
+    def _say(self, text: str) -> None:
+        if not text:
+            return
+        text = self._space + text
+        kept = text.rstrip()
+        self._space = text[len(kept) :]
+        if kept:
+            self._began = True
+            self._out.content += kept
+
+    def _finish(self) -> None:
+        if self._object is not None and self._object.index is not None:
+            return  # cut off within a call
+        if self._in_calls:
+            rest, self._held = self._held, ""
+            self._leave()
+            self._say(rest if not self.n_calls else "")
+        else:
+            self._say(self._held)
+        if not self.n_calls:
+            self._out.content += self._space
+
+
+class _Object:
+    """One JSON object as it comes. `name` is known once its head has come, if that is as usual: then `take` gives the
+    arguments piece by piece. `index`: of the call, once it is one."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.index: int | None = None
+        self.over = False
+        self._text = ""
+        self._depth = 0
+        self._quoted = self._escaped = False
+        self._sent = 0  # up to here arguments were taken
+        self._ends: list[int] = []  # of the values of the object
+        self._arguments_end: int | None = None
+
+    def read(self, text: str) -> int:
+        """Read on; returns how many characters belong to the object."""
+        begin = len(self._text)
+        for i, c in enumerate(text):
+            if self._quoted:
+                self._quoted = self._escaped or c != '"'
+                self._escaped = c == "\\" and not self._escaped
+            elif c == '"':
+                self._quoted = True
+            elif c in "{[":
+                self._depth += 1
+            elif c in "}]":
+                self._depth -= 1
+                if self._depth == 1:
+                    self._ends.append(begin + i + 1)
+                if self._depth == 0:
+                    self.over = True
+                    self._add(text[: i + 1])
+                    return i + 1
+        self._add(text)
+        return len(text)
+
+    def _add(self, text: str) -> None:
+        self._text += text
+        if self.name is None and (head := _HEAD.match(self._text)):
+            self.name, self._sent = head[1], head.end()
+        if self.name is not None and self._arguments_end is None:
+            self._arguments_end = next((end for end in self._ends if end > self._sent), None)
+
+    def take(self) -> str | None:
+        """The arguments that have come since; None while there is no name."""
+        if self.name is None:
+            return None
+        end = len(self._text) if self._arguments_end is None else self._arguments_end
+        new, self._sent = self._text[self._sent : end], max(self._sent, end)
+        return new
+
+    def whole(self) -> Any:
+        """The object, None if it is no JSON."""
+        try:
+            return json.loads(self._text)
+        except (ValueError, RecursionError):
+            return None
+
+
+def _overlap(text: str, trigger: str) -> int:
+    """The length of the longest end of `text` with which `trigger` begins."""
+    longest = min(len(text), len(trigger) - 1)
+    return next((n for n in range(longest, 0, -1) if trigger.startswith(text[-n:])), 0)

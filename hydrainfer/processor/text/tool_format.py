@@ -1,0 +1,102 @@
+"""How the supported families write tool calls: read off the chat template, and as a grammar where they are required."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hydrainfer.core import Grammar, InvalidRequest
+from hydrainfer.processor.messages import Tools
+
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class ToolFormat(NamedTuple):
+    """`trigger` begins calls within a text, `bare` at the start of an answer; `bare_if_forced`: only where a grammar
+    has left the trigger out. `glue` may stand around calls, `closing` ends one. `key`: of the arguments. `before`,
+    `between` and `after` are what a grammar puts around the calls, `around` around each. `id_chars`: 0 for OpenAI's
+    ids."""
+
+    name: str
+    trigger: str
+    bare: str
+    glue: tuple[str, ...]
+    closing: str
+    key: str
+    around: tuple[str, str] = ("", "")
+    before: str = ""
+    between: str = ""
+    after: str = ""
+    bare_if_forced: bool = False
+    id_chars: int = 0
+
+
+FORMATS: Mapping[str, ToolFormat] = {
+    f.name: f
+    for f in (
+        ToolFormat(
+            "hermes", "<tool_call>", "", (" ", "\n"), "</tool_call>", "arguments",
+            around=("<tool_call>\n", "\n</tool_call>"), between="\n",
+        ),
+        ToolFormat("llama3_json", "<|python_tag|>", "{", (" ", "\n", ";"), "", "parameters", between="; "),
+        ToolFormat(
+            "mistral", "[TOOL_CALLS]", "[", (" ", "\n", "[", ",", "]"), "", "arguments",
+            before="[", between=", ", after="]", bare_if_forced=True, id_chars=9,
+        ),
+    )
+}  # fmt: skip
+
+
+def format_of(template: str) -> ToolFormat | None:
+    """The format that a chat template teaches, None if it is none of ours."""
+    if "<tool_call>" in template and "<function=" not in template:
+        return FORMATS["hermes"]
+    if "[TOOL_CALLS]" in template and "[ARGS]" not in template:
+        return FORMATS["mistral"]
+    if "<|python_tag|>" in template or '"parameters"' in template:
+        return FORMATS["llama3_json"]
+    return None
+
+
+def calls_grammar(tools: Tools, how: ToolFormat, answer: Grammar | None = None) -> Grammar:
+    """The grammar of an answer that is calls, or JSON as `answer` has it, which a format must begin otherwise than its
+    calls. Raises `InvalidRequest`."""
+    rules = [_rule("calls", how, tools.parallel)]
+    start = "start: calls"
+    if answer is not None:
+        if answer.kind != "json" or tools.required or not how.around[0]:
+            raise InvalidRequest(
+                "with this model and these tools the answer has no other form; leave tools or response_format out",
+                param="response_format",
+            )
+        start = "start: calls | answer"
+        rules.append(f"answer: %json {_styled(json.loads(answer.text))}")
+    rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools.schemas))))
+    for i, (name, schema) in enumerate(tools.schemas.items()):
+        head = f'{how.around[0]}{{"name": {json.dumps(name)}, "{how.key}": '
+        rules.append(f"call_{i}: {_literal(head)} args_{i} {_literal('}' + how.around[1])}")
+        rules.append(f"args_{i}: %json {_styled(schema)}")
+    try:
+        return Grammar("lark", "\n".join([start, *rules]))
+    except InvalidRequest as e:
+        raise InvalidRequest(e.message.replace("grammar", "tools with their schemas", 1), param="tools") from None
+
+
+def _rule(name: str, how: ToolFormat, parallel: bool) -> str:
+    more = f"({_literal(how.between)} call)*" if parallel else ""
+    return f"{name}: {_literal(how.before)} call {more} {_literal(how.after)}"
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text) if text else ""
+
+
+def _styled(schema: object) -> str:
+    """The schema with our JSON style; it stays the root that its references mean."""
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": _JSON_STYLE}
+    try:
+        return json.dumps(schema)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("a schema is nested too deeply", param="tools") from None

@@ -1,0 +1,169 @@
+"""Who may ask, and how much: API keys, and the tenants of a file with the limits of each.
+
+acme:
+  keys: [sha256:…]            # of what clients send as bearer token; at least one
+  top_priority: 1             # no request may have a higher one; 0 by default
+  requests_per_minute: 600    # each limit: none by default
+  tokens_per_minute: 100000   # of prompts and answers
+  concurrency: 16             # requests at once
+  share_cache: true           # its KV with the others that share; false by default
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from limits import RateLimitItemPerMinute
+from limits.storage import MemoryStorage
+from limits.strategies import SlidingWindowCounterRateLimiter
+
+from hydrainfer.config import read_yaml
+from hydrainfer.core import ConfigError, InvalidRequest, Overloaded, Unauthorized
+from hydrainfer.core.request import MAX_PRIORITY
+from hydrainfer.server.queues import LATEST_TURN_S
+
+_Limit = Annotated[int, msgspec.Meta(ge=1)]
+_Key = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
+_BUSY_S = 1.0  # after which one who has too many requests under way may try again
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of the file; None: no limit."""
+
+    keys: Annotated[tuple[_Key, ...], msgspec.Meta(min_length=1)]
+    top_priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = MAX_PRIORITY
+    requests_per_minute: _Limit | None = None
+    tokens_per_minute: _Limit | None = None
+    concurrency: _Limit | None = None
+    share_cache: bool = False
+    name: str = ""
+
+    def salt(self, own: str | None) -> str:
+        """The salt of a request's KV, made of its own: never that of a tenant that does not share."""
+        whose = "" if self.share_cache else self.name
+        return f"{whose}\0{own or ''}" if whose or own else ""
+
+
+_EVERYBODY = Tenant(keys=(), share_cache=True)
+
+
+def read_tenants(path: Path) -> dict[str, Tenant]:
+    """By hash of their keys. Raises `ConfigError`."""
+    by_key: dict[str, Tenant] = {}
+    for name, entry in read_yaml(path).items():
+        try:
+            tenant = msgspec.convert({"top_priority": 0, **entry, "name": str(name)}, Tenant)
+            if not tenant.name or "\0" in tenant.name:
+                raise TypeError("a name has at least one character, and no NUL")
+        except (msgspec.ValidationError, TypeError) as e:
+            raise ConfigError(f"{path}, tenant {name}: {e}", param="tenants") from None
+        for key in tenant.keys:
+            if key in by_key:
+                raise ConfigError(f"{path}: {name} and {by_key[key].name} have the same key", param="tenants")
+            by_key[key] = tenant
+    return by_key
+
+
+class Tenants:
+    """The keys that open the server, and what has been used by whom. Everything on one thread, in constant time.
+
+    `keys` open it without limits; `path`: a file of tenants. Without either it is open to all."""
+
+    def __init__(self, keys: Iterable[str] = (), path: Path | None = None) -> None:
+        """Raises `ConfigError`."""
+        self._keys = {_hash(key): _EVERYBODY for key in keys}
+        self._path = path
+        self._tenants = read_tenants(path) if path is not None else {}
+        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._n_live: Counter[str] = Counter()  # by name, as all of these
+        self._owed: Counter[str] = Counter()  # tokens beyond the limit
+        self._latest: Counter[str] = Counter()  # tokens of the latest request
+        self._turn_s: dict[str, float] = {}
+
+    def reload(self) -> int:
+        """Read the file again; what has been used counts on. Returns how many keys it has. Raises `ConfigError`; then
+        nothing has changed."""
+        if self._path is not None:
+            self._tenants = read_tenants(self._path)
+        return len(self._tenants)
+
+    def find(self, authorization: str) -> Tenant:
+        """Whose header this is. Raises `Unauthorized`."""
+        if not self._keys and self._path is None:
+            return _EVERYBODY
+        scheme, _, key = authorization.partition(" ")
+        digest = _hash(key)
+        tenant = self._keys.get(digest) or self._tenants.get(digest)
+        if tenant is None or scheme.lower() != "bearer":
+            raise Unauthorized("a valid API key is needed: send the header Authorization: Bearer KEY")
+        return tenant
+
+    def check(self, tenant: Tenant) -> None:
+        """Raises `Overloaded` if it may have no more now."""
+        if tenant.concurrency is not None and self._n_live[tenant.name] >= tenant.concurrency:
+            raise self._exceeded(tenant, f"{tenant.concurrency} requests at once", 0.0, _BUSY_S)
+        self._pay(tenant)
+        for what, limit, cost in (
+            ("requests", tenant.requests_per_minute, 1),
+            ("tokens", tenant.tokens_per_minute, 1 + self._owed[tenant.name]),
+        ):
+            if limit is None:
+                continue
+            item, each_s = RateLimitItemPerMinute(limit), 60.0 / limit
+            if cost > limit or not self._limiter.test(item, tenant.name, what, cost=cost):
+                reset_s = self._limiter.get_window_stats(item, tenant.name, what).reset_time - time.time()
+                one_s = each_s * (1 if what == "requests" else self._latest[tenant.name])
+                raise self._exceeded(tenant, f"{limit} {what} per minute", reset_s + each_s * cost, one_s)
+
+    def begin(self, tenant: Tenant) -> None:
+        """One more of its requests is let in."""
+        self._n_live[tenant.name] += 1
+        if tenant.requests_per_minute is not None:
+            self._limiter.hit(RateLimitItemPerMinute(tenant.requests_per_minute), tenant.name, "requests")
+
+    def charge(self, tenant: Tenant, n_tokens: int) -> None:
+        """Count tokens once they are known; what is beyond the limit is owed, and paid before the next request."""
+        if tenant.tokens_per_minute is not None:
+            self._latest[tenant.name] = n_tokens
+            self._owed[tenant.name] += n_tokens
+            self._pay(tenant)
+
+    def end(self, tenant: Tenant) -> None:
+        """One of its requests has ended."""
+        self._n_live[tenant.name] -= 1
+
+    @staticmethod
+    def check_priority(tenant: Tenant, priority: int) -> None:
+        """Raises `InvalidRequest`."""
+        if priority > tenant.top_priority:
+            raise InvalidRequest(
+                f"priority {priority} is above {tenant.top_priority}, the highest of this API key", param="priority"
+            )
+
+    def _pay(self, tenant: Tenant) -> None:
+        if tenant.tokens_per_minute is not None and self._owed[tenant.name]:
+            item = RateLimitItemPerMinute(tenant.tokens_per_minute)
+            paid = min(self._owed[tenant.name], self._limiter.get_window_stats(item, tenant.name, "tokens").remaining)
+            if paid and self._limiter.hit(item, tenant.name, "tokens", cost=paid):
+                self._owed[tenant.name] -= paid
+
+    def _exceeded(self, tenant: Tenant, limit: str, wait_s: float, each_s: float) -> Overloaded:
+        """Turns one after the other, so that those who are refused do not come back at once."""
+        now = time.time()
+        turn_s = max(self._turn_s.get(tenant.name, 0.0), now + wait_s) + each_s
+        self._turn_s[tenant.name] = min(turn_s, now + LATEST_TURN_S)
+        return Overloaded(
+            f"this API key may have {limit}; retry when Retry-After says",
+            code="tenant_limit",
+            retry_after_s=turn_s - now,
+        )
+
+
+def _hash(key: str) -> str:
+    return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,182 @@
+"""Tenants: a file of keys and limits, read again while the server runs."""
+
+import hashlib
+import time
+from itertools import pairwise
+
+import pytest
+
+from hydrainfer.core import ConfigError, Overloaded, Unauthorized
+from hydrainfer.server import Tenants
+from tests.server.test_admission import Clock
+
+pytestmark = pytest.mark.cpu
+
+
+def key(name):
+    return "sha256:" + hashlib.sha256(name.encode()).hexdigest()
+
+
+@pytest.fixture
+def write(tmp_path):
+    path = tmp_path / "tenants.yaml"
+
+    def write(text):
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    clock.now = 1_000_000_023.0  # a minute of `limits` began three seconds ago
+    monkeypatch.setattr(time, "time", clock)
+    return clock
+
+
+ACME = f"acme: {{keys: [{key('a')}, {key('b')}], requests_per_minute: 6, tokens_per_minute: 1000, concurrency: 2}}"
+
+
+def use(tenants, tenant, n_tokens=0):
+    tenants.check(tenant)
+    tenants.begin(tenant)
+    tenants.charge(tenant, n_tokens)
+    tenants.end(tenant)
+
+
+def test_keys_of_the_file_and_of_the_option_open_it(write):
+    tenants = Tenants(["own"], write(ACME))
+    assert tenants.find("Bearer a").name == tenants.find("Bearer b").name == "acme"
+    assert tenants.find("bearer a").name == "acme" and tenants.find("Bearer own").name == ""
+    for header in ("", "a", "Bearer", "Bearer c", "Basic a", f"Bearer {key('a')}", "Bearer \udcff"):
+        with pytest.raises(Unauthorized):
+            tenants.find(header)
+    assert Tenants().find("").name == "", "open to all"
+    with pytest.raises(Unauthorized):
+        Tenants((), write("")).find("")
+
+
+def test_requests_per_minute_and_turns_for_the_refused(write, clock):
+    tenants = Tenants((), write(ACME))
+    acme = tenants.find("Bearer a")
+    for _ in range(6):
+        use(tenants, acme)
+    turns = []
+    for _ in range(5):
+        with pytest.raises(Overloaded, match="6 requests per minute") as e:
+            use(tenants, acme)
+        turns.append(e.value.retry_after_s)
+    assert [b - a for a, b in pairwise(turns)] == [pytest.approx(10.0)] * 4
+    start_s = clock.now
+    for turn in turns:
+        clock.now = start_s + turn
+        use(tenants, acme)
+
+
+def test_tokens_beyond_the_limit_are_owed(write, clock):
+    tenants = Tenants((), write(ACME))
+    acme = tenants.find("Bearer a")
+    use(tenants, acme, 2500)
+    with pytest.raises(Overloaded, match="1000 tokens per minute"):
+        use(tenants, acme)
+    waited_s = 0.0
+    while True:
+        clock.now += 5.0
+        waited_s += 5.0
+        try:
+            use(tenants, acme)
+            break
+        except Overloaded as e:
+            assert e.retry_after_s > 0 and e.code == "tenant_limit"
+            assert waited_s < 300.0
+    assert waited_s >= 90.0, "2500 tokens take two and a half minutes, the first 1000 at once"
+
+
+def test_requests_at_once(write):
+    tenants = Tenants((), write(ACME.replace("requests_per_minute: 6, tokens_per_minute: 1000, ", "")))
+    acme = tenants.find("Bearer a")
+    for _ in range(2):
+        tenants.check(acme)
+        tenants.begin(acme)
+    with pytest.raises(Overloaded, match="2 requests at once"):
+        tenants.check(acme)
+    tenants.end(acme)
+    tenants.check(acme)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("acme: {keys: [secret]}", "keys"),
+        (f"acme: {{keys: [{key('a')}], concurency: 1}}", "concurency"),
+        (f"acme: {{keys: [{key('a')}], concurrency: 0}}", ">= 1"),
+        (f"acme: {{keys: [{key('a')}], top_priority: 9}}", "<= 2"),
+        ("acme: {}", "keys"),
+        ("acme:", "acme"),
+        (f"a: {{keys: [{key('a')}]}}\nb: {{keys: [{key('a')}]}}", "b and a have the same key"),
+        ("- a", "keys and values"),
+    ],
+)
+def test_a_wrong_file_is_one_line_and_changes_nothing(write, text, message):
+    tenants = Tenants((), write(ACME))
+    write(text)
+    with pytest.raises(ConfigError, match=message) as e:
+        tenants.reload()
+    assert "\n" not in e.value.message
+    assert tenants.find("Bearer a").name == "acme"
+
+
+def test_a_file_that_is_read_again_counts_on(write, clock):
+    tenants = Tenants((), write(ACME))
+    for _ in range(6):
+        use(tenants, tenants.find("Bearer a"))
+    write(ACME.replace(key("b"), key("c")))
+    assert tenants.reload() == 2
+    with pytest.raises(Unauthorized):
+        tenants.find("Bearer b")
+    with pytest.raises(Overloaded):
+        tenants.check(tenants.find("Bearer c"))
+
+
+def test_who_does_not_share_has_a_salt_that_nobody_else_can_have(write):
+    shares = f"sharer: {{keys: [{key('s')}], share_cache: true}}"
+    tenants = Tenants(["own"], write(f"{ACME}\nother: {{keys: [{key('o')}]}}\n{shares}"))
+    acme, other, sharer, own = (tenants.find(f"Bearer {k}") for k in ("a", "o", "s", "own"))
+    salts = ["", "x", "acme", "acme\0x", "\0x"]
+    assert [sharer.salt(s) for s in salts] == [own.salt(s) for s in salts] and own.salt(None) == ""
+    found = [{t.salt(s) for s in salts} for t in (acme, other, own)]
+    assert sum(map(len, found)) == len(set.union(*found)) == 15
+
+
+def test_over_http(start, write):
+    path = write(f"{ACME}\nother: {{keys: [{key('o')}], top_priority: 1}}")
+    server = start(tenants=Tenants((), path))
+
+    def ask(who, **fields):
+        server.http.headers["authorization"] = f"Bearer {who}"
+        return server.chat(max_tokens=1, **fields)
+
+    assert ask("nobody").status_code == 401 and server.http.get("/v1/models").status_code == 401
+    answers = [ask("a") for _ in range(14)]  # at least one whole minute is used up, whenever this runs
+    limited = answers[-1]
+    assert answers[0].status_code == 200
+    assert (limited.status_code, limited.json()["error"]["code"]) == (429, "tenant_limit")
+    assert 1 <= int(limited.headers["retry-after"]) <= 600
+    assert ask("o").status_code == 200, "another is not concerned"
+    assert ask("o", priority=1).status_code == 200
+    assert ask("o", priority=2).json()["error"]["param"] == "priority"
+    server.http.headers["x-priority"] = "2"
+    assert ask("o").json()["error"]["param"] == "priority"
+    del server.http.headers["x-priority"]
+    assert ask("o", stream=True).status_code == 200
+    chains = [server.engine.submitted[-1].keys]
+    assert ask("o", cache_salt="x").status_code == 200
+    assert ask("o").status_code == 200
+    chains += [r.keys for r in server.engine.submitted[-2:]]
+    assert chains[0] != chains[1] and chains[0] == chains[2]
+    server.check_idle()
+    assert server.http.get("/health").status_code == 200
+    write(f"other: {{keys: [{key('p')}]}}")
+    assert ask("p").status_code == 401

@@ -1,0 +1,214 @@
+"""Tools through HTTP: as the official client and LangChain send them, for the templates of three families."""
+
+import json
+
+import openai
+import pydantic
+import pytest
+
+from hydrainfer.core import Grammar
+from hydrainfer.processor import load_description
+from tests.checkpoints import make_llava
+from tests.server.conftest import ServerUnderTest, image_part
+from tests.server.tool_templates import HERMES, LLAMA, MISTRAL
+
+pytestmark = pytest.mark.cpu
+CALLS = [("get_weather", '{"city": "Köln \\"}"}'), ("add", '{"a": [1, 2]}')]
+SAID = {
+    "hermes": "\n".join(f'<tool_call>\n{{"name": "{n}", "arguments": {a}}}\n</tool_call>' for n, a in CALLS),
+    "llama3_json": "; ".join(f'{{"name": "{n}", "parameters": {a}}}' for n, a in CALLS),
+    "mistral": "[TOOL_CALLS] [" + ", ".join(f'{{"name": "{n}", "arguments": {a}}}' for n, a in CALLS) + "]",
+}
+TEMPLATES = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+ADD = {"type": "function", "function": {"name": "add", "strict": True}}
+USER = {"role": "user", "content": "How is it in Köln?"}
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def any_server(request, tmp_path_factory):
+    path = make_llava(tmp_path_factory.mktemp("llava"), image_size=56, context=2048)
+    server = ServerUnderTest(load_description(path, chat_template=TEMPLATES[request.param]))
+    server.format = request.param
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def tools_server(any_server):
+    any_server.say = SAID[any_server.format]
+    any_server.engine.submitted.clear()
+    yield any_server
+    any_server.check_idle()
+
+
+@pytest.fixture
+def client(tools_server):
+    with openai.OpenAI(base_url=tools_server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+        yield client.chat.completions
+
+
+def prompt_of(server):
+    return server.model.tokenizer.decode(list(server.engine.submitted[-1].prompt_ids), skip_special_tokens=False)
+
+
+def pairs(calls):
+    return [(c.function.name, c.function.arguments) for c in calls]
+
+
+def test_whole(client, tools_server):
+    answer = client.create(model="tiny", messages=[USER], tools=[WEATHER, ADD], n=2)
+    for choice in answer.choices:
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        assert pairs(choice.message.tool_calls) == CALLS
+        assert {c.type for c in choice.message.tool_calls} == {"function"}
+    ids = [c.id for choice in answer.choices for c in choice.message.tool_calls]
+    assert len(set(ids)) == 4
+    prompt = prompt_of(tools_server)
+    assert "get_weather" in prompt and "The weather in a city." in prompt
+    sampling = tools_server.engine.submitted[-1].sampling
+    assert sampling.grammar is None and not sampling.skip_special_tokens
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.002])
+def test_streamed(client, tools_server, step_s, monkeypatch):
+    monkeypatch.setattr(tools_server.engine, "step_s", step_s)
+    usage = {"include_usage": True}
+    chunks = list(client.create(model="tiny", messages=[USER], tools=[WEATHER, ADD], stream=True, stream_options=usage))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens > 20
+    calls, reasons = [], []
+    for chunk in chunks[:-1]:
+        choice = chunk.choices[0]
+        reasons.append(choice.finish_reason)
+        assert not choice.delta.content
+        for call in choice.delta.tool_calls or []:
+            if call.index == len(calls):
+                assert call.id and call.type == "function"
+                calls.append([call.function.name, call.function.arguments])
+            else:
+                assert call.index == len(calls) - 1 and call.id is None
+                calls[-1][1] += call.function.arguments
+    assert [tuple(c) for c in calls] == CALLS
+    assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
+    assert step_s == 0.0 or len(chunks) > 8, "arguments come in pieces"
+
+
+def test_the_client_s_own_stream_and_parser(client):
+    class GetWeather(pydantic.BaseModel):
+        city: str
+
+    tool = openai.pydantic_function_tool(GetWeather, name="get_weather")
+    with client.stream(model="tiny", messages=[USER], tools=[tool], parallel_tool_calls=False) as stream:
+        message = stream.get_final_completion().choices[0].message
+    (call,) = message.tool_calls
+    assert call.function.parsed_arguments == GetWeather(city='Köln "}')
+    answer = client.parse(model="tiny", messages=[USER], tools=[tool], parallel_tool_calls=False)
+    assert answer.choices[0].message.tool_calls[0].function.parsed_arguments == GetWeather(city='Köln "}')
+
+
+def test_what_a_tool_returned_goes_back(client, tools_server):
+    """The whole loop: ask, call, answer, as agents send it (LangChain: content "" or null, and a tool's name)."""
+    tools = [WEATHER, ADD]
+    first = client.create(model="tiny", messages=[USER], tools=tools, parallel_tool_calls=False).choices[0].message
+    (call,) = first.tool_calls
+    tools_server.say = "It rains in Köln."
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain, 12 °C"}
+    said = first.model_dump(exclude_none=True)
+    for asked, answered in (
+        (said, result),
+        ({**said, "content": None}, {**result, "name": "get_weather"}),
+        ({**said, "content": ""}, {**result, "content": [{"type": "text", "text": "rain, 12 °C"}]}),
+    ):
+        answer = client.create(model="tiny", messages=[USER, asked, answered], tools=tools).choices[0]
+        assert (answer.message.content, answer.message.tool_calls) == ("It rains in Köln.", None)
+        assert answer.finish_reason == "stop"
+        prompt = prompt_of(tools_server)
+        assert json.loads(call.function.arguments)["city"].split()[0] in prompt
+        assert "rain, 12 °C" in prompt
+
+
+def test_choices(client, tools_server):
+    def grammar(**fields):
+        client.create(model="tiny", messages=[USER], tools=[WEATHER, ADD], **fields)
+        return tools_server.engine.submitted[-1].sampling.grammar
+
+    assert grammar(tool_choice="auto") is None
+    required = grammar(tool_choice="required")
+    assert isinstance(required, Grammar) and "get_weather" in required.text and "add" in required.text
+    named = grammar(tool_choice={"type": "function", "function": {"name": "add"}})
+    assert "get_weather" not in named.text and "get_weather" in prompt_of(tools_server)
+    answer = client.create(model="tiny", messages=[USER], tools=[WEATHER, ADD], tool_choice="none").choices[0]
+    assert answer.message.content == SAID[tools_server.format] and answer.message.tool_calls is None
+    assert "get_weather" not in prompt_of(tools_server)
+
+
+def test_a_text_is_a_text(client, tools_server):
+    tools_server.say = "  No tool is needed, <tool \n"
+    answer = client.create(model="tiny", messages=[USER], tools=[WEATHER]).choices[0]
+    plain = client.create(model="tiny", messages=[USER]).choices[0]
+    assert (answer.message.content, answer.finish_reason) == (plain.message.content, "stop")
+    chunks = client.create(model="tiny", messages=[USER], tools=[WEATHER], stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == plain.message.content
+
+
+def test_cut_off(client, tools_server):
+    n = len(tools_server.model.tokenizer.encode(tools_server.say).ids) // 3
+    choice = client.create(model="tiny", messages=[USER], tools=[WEATHER], max_tokens=n).choices[0]
+    assert choice.finish_reason == "length"
+
+
+def test_tokens_and_their_probabilities(client, tools_server):
+    options = {"logprobs": True, "extra_body": {"return_token_ids": True}}
+    whole = client.create(model="tiny", messages=[USER], tools=[WEATHER], **options).choices[0]
+    chunks = list(client.create(model="tiny", messages=[USER], tools=[WEATHER], stream=True, **options))
+    assert [i for c in chunks for i in getattr(c.choices[0], "token_ids", [])] == whole.token_ids
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "x"}, "messages.1.tool_call_id"),
+        ({"role": "tool", "tool_call_id": "a"}, "messages.1.content"),
+        ({"role": "user", "content": "x", "tool_calls": [{}]}, "messages.1.tool_calls"),
+        ({"role": "assistant", "tool_calls": "x"}, "messages.1.tool_calls"),
+        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "messages.1.tool_calls.0.function.name"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "["}}]},
+            "messages.1.tool_calls.0.function.arguments",
+        ),
+        ({"role": "assistant", "content": None}, "messages.1.content"),
+        ({"role": "function", "name": "f", "content": "x"}, "messages.1.role"),
+    ],
+)
+def test_wrong_messages(tools_server, message, param):
+    response = tools_server.post(messages=[USER, message], tools=[WEATHER])
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+def test_a_model_without_tools_says_so(server):
+    call = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}
+    for fields in ({"messages": [USER], "tools": [WEATHER]}, {"messages": [USER, call]}):
+        said = server.post(**fields)
+        assert said.status_code == 400 and said.json()["error"]["code"] == "unsupported_parameter"
+        assert "chat template has no tools" in said.json()["error"]["message"]
+    said = server.post("/v1/completions", prompt="x", tools=[WEATHER])
+    assert said.status_code == 400 and said.json()["error"]["param"] == "tools"
+
+
+def test_pictures_cannot_be_named_in_tools(tools_server):
+    bad = {"type": "function", "function": {"name": "f", "description": "see <image>"}}
+    said = tools_server.post(messages=[{"role": "user", "content": [image_part()]}], tools=[bad])
+    assert said.status_code == 400 and said.json()["error"]["code"] == "placeholder_in_text"
+
+
+def test_tokenize_counts_tools(tools_server):
+    counts = [tools_server.post("/tokenize", messages=[USER], tools=t).json()["count"] for t in (None, [WEATHER])]
+    assert counts[1] > counts[0] + 20

@@ -1,0 +1,81 @@
+"""Priorities and deadlines of single requests, by field and by header."""
+
+import pytest
+
+from hydrainfer.core import DeadlineExceeded
+from hydrainfer.server import Admission
+from hydrainfer.server.admission import TEXT, Urgency, Work
+from tests.server.test_admission import Clock
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "priority", "within_s"),
+    [
+        ({}, {}, 0, 60.0),
+        ({"priority": 2, "deadline_s": 9}, {}, 2, 9.0),
+        ({}, {"x-priority": "-1", "x-deadline-s": "7.5"}, -1, 7.5),
+        ({"priority": 0, "deadline_s": 9.0}, {"x-priority": "2", "x-deadline-s": "7.5"}, 0, 7.5),
+        ({"deadline_s": 1e6}, {"x-deadline-s": "inf"}, 0, 60.0),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_fields_and_headers_reach_the_engine(server, path, fields, headers, priority, within_s):
+    prompt = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    answer = server.http.post(path, json={**prompt, "max_tokens": 1, **fields}, headers=headers)
+    assert answer.status_code == 200
+    request = server.engine.submitted[-1]
+    assert request.priority == priority
+    assert request.deadline_s - request.arrival_s == pytest.approx(within_s)
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "param"),
+    [
+        ({"priority": 3}, {}, "priority"),
+        ({"priority": 1.5}, {}, "priority"),
+        ({"priority": True}, {}, "priority"),
+        ({"deadline_s": 0}, {}, "deadline_s"),
+        ({"deadline_s": "soon"}, {}, "deadline_s"),
+        ({}, {"x-priority": "high"}, "priority"),
+        ({}, {"x-priority": "-inf"}, "priority"),
+        ({}, {"x-deadline-s": "-1"}, "deadline_s"),
+        ({}, {"x-deadline-s": "nan"}, "deadline_s"),
+    ],
+)
+def test_what_cannot_be_meant_is_400(server, fields, headers, param):
+    answer = server.http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], **fields}, headers=headers
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("by", ["field", "header"])
+def test_a_deadline_ends_the_request(start, monkeypatch, by):
+    monkeypatch.setattr("hydrainfer.server.session.DEADLINE_GRACE_S", 0.1)
+    server = start()
+    server.engine.hold.set()
+    server.http.headers.update({"x-deadline-s": "0.3"} if by == "header" else {})
+    answer = server.chat(**({"deadline_s": 0.3} if by == "field" else {}))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    server.check_idle()
+
+
+def test_what_waits_longer_than_it_may_ends_before_it_costs_anything():
+    clock = Clock()
+    admission = Admission(clock, longest_s=100.0)
+    places = [admission.claim(None, Work(TEXT, 100.0)) for _ in range(30)]
+    for place in places[:10]:
+        clock.now += 1.0
+        place.begun()
+    assert admission.seconds()[TEXT] == pytest.approx(20.0, rel=0.1)
+    with pytest.raises(DeadlineExceeded):
+        admission.enter(10, urgency=Urgency(0, 10.0))
+    with pytest.raises(DeadlineExceeded):
+        admission.claim(None, Work(TEXT, 100.0), Urgency(0, 10.0))
+    assert admission.refused["deadline"] == 2 and admission.n_live == 30
+    places += [admission.enter(10, urgency=Urgency(0, 50.0)), admission.enter(10, urgency=Urgency(1, 10.0))]
+    for place in places:
+        place.leave()
+    admission.check(idle=True)

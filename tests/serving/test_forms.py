@@ -1,0 +1,48 @@
+"""Answers of a real engine behind HTTP that are held to a form: schemas, and required tools, whole and streamed."""
+
+import json
+
+import jsonschema
+import openai
+import pytest
+from rich.console import Console
+
+from hydrainfer.config import load
+from hydrainfer.serving import serve_in_background
+from tests.checkpoints import make_llava
+from tests.server.tool_templates import HERMES, LLAMA, MISTRAL
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "color": {"enum": ["red", "blue"]}},
+    "required": ["n", "color"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "paint", "description": "Paints.", "parameters": SCHEMA}}
+ASK = {"messages": [{"role": "user", "content": "How many?"}], "temperature": 1.0, "seed": 3, "max_tokens": 60}
+
+
+@pytest.mark.parametrize("template", [HERMES, LLAMA, MISTRAL], ids=["hermes", "llama3_json", "mistral"])
+def test_schemas_and_required_tools(tmp_path, template):
+    path = make_llava(tmp_path, context=2048)
+    for old in path.glob("chat_template*"):
+        old.unlink()
+    (path / "chat_template.jinja").write_text(template)
+    options = {"model": str(path), "port": 0, "served_model_name": "tiny,gpt-4o", "kv_cache_gib": 0.05}
+    with serve_in_background(load(options), Console(quiet=True)) as (url, _):
+        create = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0).chat.completions.create
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+        answer = create(model="gpt-4o", n=3, response_format=form, **ASK)
+        assert answer.model == "gpt-4o"
+        for choice in answer.choices:
+            assert choice.finish_reason == "stop"
+            jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+        called = {"model": "tiny", "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, **ASK}
+        whole = create(**called).choices[0]
+        assert whole.finish_reason == "tool_calls" and whole.message.content is None
+        (call,) = whole.message.tool_calls
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+        pieces = [c for chunk in create(**called, stream=True) for c in chunk.choices[0].delta.tool_calls or []]
+        assert pieces[0].function.name == call.function.name == "paint" and len(pieces) > 3
+        assert "".join(p.function.arguments for p in pieces) == call.function.arguments
