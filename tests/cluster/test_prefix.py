@@ -81,6 +81,20 @@ def test_who_comes_past_the_encoder_goes_back_to_it_if_the_kv_is_gone(layout, is
     cluster.check_whole()
 
 
+def test_the_kv_of_one_that_decodes_spares_it_no_picture_that_another_prefills():
+    cluster = Cluster("1ED1P", kv_blocks=60, embed_blocks=8)
+    first, second, *_ = requests_of(CONVERSATION)
+    cluster.submit(first)
+    cluster.run()
+    for pool in (*cluster.caches["P1"].pools.values(), cluster.caches["ED0"].pools["embed"]):
+        pool.drop(pool.take(pool.n_blocks))
+    cluster.submit(second)
+    cluster.run()
+    assert cluster.tokens(second.id) == expected_tokens(second)
+    assert cluster.devices["ED0"].n_encoded == {b"picture1": 2}
+    cluster.check_whole()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     tree=turns,

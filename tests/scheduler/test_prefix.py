@@ -159,6 +159,16 @@ def test_with_few_blocks_what_is_found_is_right_and_whole(tree, at_once, spare, 
     s.room.caches.check(idle=True)
 
 
+def test_a_block_is_found_only_when_its_last_token_is_computed():
+    s, device = scheduler()
+    seq = s.add(make_request("r", n_text=15, max_tokens=9, salt=b""), 0.0)
+    s.apply(device.run(s.next(0.0, Lane.LANGUAGE).batch), 0.0)
+    assert (seq.n_computed, len(seq.tokens)) == (15, 16)
+    pool = s.room.caches.pools[KV.name]
+    keys = split_chain(chain_of(chain_root(b""), seq.tokens, BLOCK))[1:]
+    assert [key in pool for key in keys] == [True, True, True, False]
+
+
 def test_who_was_second_to_compute_a_block_keeps_the_first_ones():
     """Else that would be evicted before those that continue it."""
     s, device = scheduler(kv_blocks=12, headroom_tokens=0)
