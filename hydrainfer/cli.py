@@ -88,7 +88,7 @@ def _share_arenas() -> None:
 
 def main() -> None:
     """Run the command; what a user can cause ends in one line and exit status 2."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of torch's threads, read when it loads: they sleep at once
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads: waiting threads leave cores to others
     _share_arenas()
     try:
         app()

@@ -1,5 +1,5 @@
-// The CPU kernels behind hydrainfer.ops.native. They run on as many threads as torch.set_num_threads in the calling
-// thread says, which OpenMP knows; the threads are those of pool.h.
+// The CPU kernels behind hydrainfer.ops.native. Threads come from the OpenMP pool that torch uses, so that
+// torch.set_num_threads in the calling thread holds here too.
 #include <omp.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
@@ -9,24 +9,11 @@
 
 #include "attention.h"
 #include "linear.h"
-#include "pool.h"
 #include "simd.h"
 
 using tvm::ffi::TensorView;
 
 namespace hydra {
-
-constexpr int64_t FEW = 64;  // rows up to which a batch is one of decodes, so that more kernels follow at once
-constexpr int64_t ITEM = 1 << 14;  // elements that are worth another thread
-
-// f(first, last) over parts of `rows` rows of `width` elements each.
-template <class F>
-void by_rows(int64_t rows, int64_t width, F&& f) {
-  const int64_t part = std::max<int64_t>(1, ITEM / std::max<int64_t>(1, width));
-  parallel((rows + part - 1) / part, omp_get_max_threads(), rows <= FEW, [&](int64_t i) {
-    f(i * part, std::min(rows, (i + 1) * part));
-  });
-}
 
 template <class F>
 void by_dtype(const TensorView& t, F&& f) {
@@ -58,9 +45,13 @@ void linear(TensorView x, TensorView w, TensorView bias, TensorView out, bool ac
       rows = laid.data();
     }
     const LinearArgs<T> a{rows, data<T>(w), bias.size(0) ? data<T>(bias) : nullptr, data<T>(out), M, N, K, N, accumulate};
-    const int64_t threads = N * K > 2 * ITEM ? omp_get_max_threads() : 1;
-    const int64_t part = std::max<int64_t>(1, N / (4 * threads) / 24) * 24;  // several each: they need not be equally fast
-    parallel((N + part - 1) / part, threads, M <= FEW, [&](int64_t i) { columns(a, i * part, std::min(N, (i + 1) * part)); });
+#pragma omp parallel if (N * K > 32768)
+    {
+      const int64_t threads = omp_get_num_threads(), i = omp_get_thread_num();
+      const int64_t share = ((N + threads - 1) / threads + 23) / 24 * 24;
+      const int64_t n0 = std::min(N, i * share), n1 = std::min(N, n0 + share);
+      if (n0 < n1) columns(a, n0, n1);
+    }
   });
 }
 
@@ -74,13 +65,13 @@ void attention_decode(TensorView q, TensorView cache, TensorView tables, TensorV
                           cache.size(3),      q.size(2),          cache.size(2),   float(scale)};
     // One task per request; with few requests their KV heads are shared out too.
     const int64_t n = q.size(0), parts = n >= 2 * omp_get_max_threads() ? 1 : std::min<int64_t>(a.kv_heads, 4);
-    int64_t tokens = 0;
-    for (int64_t i = 0; i < n; ++i) tokens += a.lengths[i];
-    const int threads = tokens * 2 * a.kv_heads * a.dim > 2 * ITEM ? omp_get_max_threads() : 1;
-    parallel(n * parts, threads, true, [&](int64_t i) {
-      static thread_local std::vector<float> scratch;
-      decode_one(a, i / parts, i % parts * a.kv_heads / parts, (i % parts + 1) * a.kv_heads / parts, scratch);
-    });
+#pragma omp parallel
+    {
+      std::vector<float> scratch;
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < n * parts; ++i)
+        decode_one(a, i / parts, i % parts * a.kv_heads / parts, (i % parts + 1) * a.kv_heads / parts, scratch);
+    }
   });
 }
 
@@ -90,12 +81,11 @@ void write_kv(TensorView kv, TensorView cache, TensorView slots) {
     using T = decltype(zero);
     const int64_t bt = cache.size(2), width = kv.size(2) * kv.size(3), n = kv.size(0);
     const int64_t* slot = data<int64_t>(slots);
-    by_rows(n, 2 * width, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i)
-        for (int j = 0; j < 2; ++j)
-          std::memcpy(data<T>(cache) + slot[i] / bt * cache.stride(0) + j * cache.stride(1) + slot[i] % bt * cache.stride(2),
-                      data<T>(kv) + i * kv.stride(0) + j * kv.stride(1), width * sizeof(T));
-    });
+#pragma omp parallel for if (n * width > 65536)
+    for (int64_t i = 0; i < n; ++i)
+      for (int j = 0; j < 2; ++j)
+        std::memcpy(data<T>(cache) + slot[i] / bt * cache.stride(0) + j * cache.stride(1) + slot[i] % bt * cache.stride(2),
+                    data<T>(kv) + i * kv.stride(0) + j * kv.stride(1), width * sizeof(T));
   });
 }
 
@@ -104,26 +94,25 @@ void rope(TensorView qk, TensorView cos, TensorView sin) {
   by_dtype(qk, [&](auto zero) {
     using T = decltype(zero);
     const int64_t n = qk.size(0), heads = qk.size(1), half = qk.size(2) / 2;
-    by_rows(n, 2 * heads * half, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        const float *c = data<float>(cos) + i * half, *s = data<float>(sin) + i * half;
-        for (int64_t h = 0; h < heads; ++h) {
-          T* a = data<T>(qk) + i * qk.stride(0) + h * qk.stride(1);
-          T* b = a + half;
-          int64_t d = 0;
-          for (; d + W <= half; d += W) {
-            const vec x = load(a + d), y = load(b + d), cd = load(c + d), sd = load(s + d);
-            store(a + d, x * cd - y * sd);
-            store(b + d, y * cd + x * sd);
-          }
-          for (; d < half; ++d) {
-            const float x = to_float(a[d]), y = to_float(b[d]);
-            from_float(x * c[d] - y * s[d], a[d]);
-            from_float(y * c[d] + x * s[d], b[d]);
-          }
+#pragma omp parallel for if (n * heads * half > 32768)
+    for (int64_t i = 0; i < n; ++i) {
+      const float *c = data<float>(cos) + i * half, *s = data<float>(sin) + i * half;
+      for (int64_t h = 0; h < heads; ++h) {
+        T* a = data<T>(qk) + i * qk.stride(0) + h * qk.stride(1);
+        T* b = a + half;
+        int64_t d = 0;
+        for (; d + W <= half; d += W) {
+          const vec x = load(a + d), y = load(b + d), cd = load(c + d), sd = load(s + d);
+          store(a + d, x * cd - y * sd);
+          store(b + d, y * cd + x * sd);
+        }
+        for (; d < half; ++d) {
+          const float x = to_float(a[d]), y = to_float(b[d]);
+          from_float(x * c[d] - y * s[d], a[d]);
+          from_float(y * c[d] + x * s[d], b[d]);
         }
       }
-    });
+    }
   });
 }
 
@@ -133,20 +122,19 @@ void rms_norm(TensorView x, TensorView weight, TensorView out, double eps) {
     using T = decltype(zero);
     const int64_t n = x.size(0), width = x.size(1);
     const T* w = data<T>(weight);
-    by_rows(n, width, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        const T* a = data<T>(x) + i * width;
-        T* o = data<T>(out) + i * width;
-        vec squares{};
-        int64_t d = 0;
-        for (; d + W <= width; d += W) squares += load(a + d) * load(a + d);
-        float total = sum(squares);
-        for (; d < width; ++d) total += to_float(a[d]) * to_float(a[d]);
-        const float scale = 1.0f / std::sqrt(total / width + float(eps));
-        for (d = 0; d + W <= width; d += W) store(o + d, load(a + d) * scale * load(w + d));
-        for (; d < width; ++d) from_float(to_float(a[d]) * scale * to_float(w[d]), o[d]);
-      }
-    });
+#pragma omp parallel for if (n * width > 65536)
+    for (int64_t i = 0; i < n; ++i) {
+      const T* a = data<T>(x) + i * width;
+      T* o = data<T>(out) + i * width;
+      vec squares{};
+      int64_t d = 0;
+      for (; d + W <= width; d += W) squares += load(a + d) * load(a + d);
+      float total = sum(squares);
+      for (; d < width; ++d) total += to_float(a[d]) * to_float(a[d]);
+      const float scale = 1.0f / std::sqrt(total / width + float(eps));
+      for (d = 0; d + W <= width; d += W) store(o + d, load(a + d) * scale * load(w + d));
+      for (; d < width; ++d) from_float(to_float(a[d]) * scale * to_float(w[d]), o[d]);
+    }
   });
 }
 
@@ -155,21 +143,20 @@ void silu_and_mul(TensorView gate_up, TensorView out) {
   by_dtype(out, [&](auto zero) {
     using T = decltype(zero);
     const int64_t n = out.size(0), width = out.size(1);
-    by_rows(n, 2 * width, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        const T *g = data<T>(gate_up) + 2 * i * width, *u = g + width;
-        T* o = data<T>(out) + i * width;
-        int64_t d = 0;
-        for (; d + W <= width; d += W) {
-          const vec x = load(g + d);
-          store(o + d, x / (1.0f + exp(-x)) * load(u + d));
-        }
-        for (; d < width; ++d) {
-          const float x = to_float(g[d]);
-          from_float(x / (1.0f + std::exp(-x)) * to_float(u[d]), o[d]);
-        }
+#pragma omp parallel for if (n * width > 32768)
+    for (int64_t i = 0; i < n; ++i) {
+      const T *g = data<T>(gate_up) + 2 * i * width, *u = g + width;
+      T* o = data<T>(out) + i * width;
+      int64_t d = 0;
+      for (; d + W <= width; d += W) {
+        const vec x = load(g + d);
+        store(o + d, x / (1.0f + exp(-x)) * load(u + d));
       }
-    });
+      for (; d < width; ++d) {
+        const float x = to_float(g[d]);
+        from_float(x / (1.0f + std::exp(-x)) * to_float(u[d]), o[d]);
+      }
+    }
   });
 }
 
@@ -180,18 +167,15 @@ void quick_gelu(TensorView x) {
     T* p = data<T>(x);
     int64_t n = 1;
     for (int i = 0; i < x.ndim(); ++i) n *= x.size(i);
-    parallel((n + ITEM - 1) / ITEM, omp_get_max_threads(), false, [&](int64_t part) {
-      int64_t i = part * ITEM;
-      const int64_t last = std::min(n, i + ITEM);
-      for (; i + W <= last; i += W) {
-        const vec v = load(p + i);
-        store(p + i, v / (1.0f + exp(v * -1.702f)));
-      }
-      for (; i < last; ++i) {
-        const float v = to_float(p[i]);
-        from_float(v / (1.0f + std::exp(v * -1.702f)), p[i]);
-      }
-    });
+#pragma omp parallel for if (n > 32768)
+    for (int64_t i = 0; i < n / W; ++i) {
+      const vec v = load(p + i * W);
+      store(p + i * W, v / (1.0f + exp(v * -1.702f)));
+    }
+    for (int64_t i = n / W * W; i < n; ++i) {
+      const float v = to_float(p[i]);
+      from_float(v / (1.0f + std::exp(v * -1.702f)), p[i]);
+    }
   });
 }
 
