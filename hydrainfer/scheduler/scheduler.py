@@ -365,7 +365,9 @@ class Scheduler:
             elif encoded:
                 outcomes += self._encoded(item, now)
             else:
-                self.room.computed(seq, seq.n_computed + item.count)
+                n_computed = seq.n_computed = seq.n_computed + item.count
+                if n_computed >= seq.due:
+                    self.room.settle(seq)
                 if item.sample:
                     said = logprobs.get(index) if logprobs else None
                     outcomes.append(self._sampled(seq, result.tokens[index], said, now))
