@@ -120,12 +120,7 @@ class CacheSet:
         So who holds a block of a chain holds the published blocks before it, too, and drops them later (`release`).
         Therefore no block is evicted before those that continue it, and `find` may bisect.
         """
-        pool, blocks, adopted = self.pools[spec], lease.blocks[spec], False
-        for i, key in enumerate(keys, first - lease.first[spec]):
-            mine = blocks[i]
-            blocks[i] = pool.publish(mine, key)
-            adopted = adopted or blocks[i] != mine
-        return adopted
+        return self.pools[spec].publish(lease.blocks[spec], first - lease.first[spec], keys)
 
     def release(self, lease: Lease, spec: str | None = None) -> None:
         """Give back the blocks of one spec, or all of them and the lease itself. Safe to repeat."""

@@ -37,20 +37,27 @@ class BlockPool:
     def take(self, n: int) -> list[int]:
         """`n` fresh blocks, evicting cached ones if it must. The caller has checked `n_available`."""
         assert n <= self.n_available, f"took {n} of {self.n_available} blocks"
-        self.version += len(self._free) < n
-        while len(self._free) < n:
-            block, _ = self._cached.popitem(last=False)
-            key = self._key_of.pop(block)
-            del self._index[key]
-            self._free.append(block)
-            if self.news is not None:
-                self.news[key] = False
-        split = len(self._free) - n
-        blocks = self._free[split:]
-        del self._free[split:]
+        free, refs = self._free, self._refs
+        if len(free) < n:
+            self._evict(n - len(free))
+        split = len(free) - n
+        blocks = free[split:]
+        del free[split:]
         for b in blocks:
-            self._refs[b] = 1
+            refs[b] = 1
         return blocks
+
+    def _evict(self, n: int) -> None:
+        """Free the `n` cached blocks that were dropped first."""
+        self.version += 1
+        cached, key_of, index, free, news = self._cached, self._key_of, self._index, self._free, self.news
+        for _ in range(n):
+            block, _ = cached.popitem(last=False)
+            key = key_of.pop(block)
+            del index[key]
+            free.append(block)
+            if news is not None:
+                news[key] = False
 
     def lookup(self, key: bytes) -> int | None:
         return self._index.get(key)
@@ -79,24 +86,29 @@ class BlockPool:
                 else:
                     free.append(block)
 
-    def publish(self, block: int, key: bytes) -> int:
-        """Let `key` find `block`. Called after its bytes are written, so the index never promises what is not there.
-        If another block already has the key, the holder adopts that one and drops its own. Returns the block that it
-        holds then."""
-        assert self._refs[block] > 0, f"block {block} published while nobody holds it"
-        known = self._index.get(key)
-        if known is None:
-            assert block not in self._key_of, f"block {block} published under two keys"
-            self._index[key] = block
-            self._key_of[block] = key
-            self.version += 1
-            if self.news is not None:
-                self.news[key] = True
-            return block
-        if known != block:
-            self.share(known)
-            self.drop((block,))
-        return known
+    def publish(self, blocks: list[int], first: int, keys: Iterable[bytes]) -> bool:
+        """Let `keys` find the blocks from place `first` on. Called after their bytes are written, so the index never
+        promises what is not there. Where another block already has the key, the holder adopts that one in place of its
+        own, which it drops. Returns whether it adopted any."""
+        refs, key_of, index, news = self._refs, self._key_of, self._index, self.news
+        adopted = False
+        for i, key in enumerate(keys, first):
+            mine = blocks[i]
+            assert refs[mine] > 0, f"block {mine} published while nobody holds it"
+            known = index.get(key)
+            if known is None:
+                assert mine not in key_of, f"block {mine} published under two keys"
+                index[key] = mine
+                key_of[mine] = key
+                self.version += 1
+                if news is not None:
+                    news[key] = True
+            elif known != mine:
+                self.share(known)
+                self.drop((mine,))
+                blocks[i] = known
+                adopted = True
+        return adopted
 
     def check(self, held: Iterable[int]) -> None:
         """Every block is in exactly one state and `held` (the blocks of all leases, with repeats) explains every

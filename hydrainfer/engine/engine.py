@@ -309,13 +309,14 @@ class Engine:
                 seq = self.scheduler.get(request_id)
                 if seq is None or seq not in self.scheduler.waiting:
                     continue
-                error = DeadlineExceeded(
-                    "the request cannot be done by its deadline any more; retry or raise the timeout"
-                )
+                if (latest_s := self.scheduler.latest_s(seq)) > now:
+                    heapq.heappush(self._deadlines, (latest_s, request_id, True))
+                    continue
+                late = "the request cannot be done by its deadline any more; retry or raise the timeout"
             else:
-                error = DeadlineExceeded("the request's deadline passed before it was done; retry or raise the timeout")
+                late = "the request's deadline passed before it was done; retry or raise the timeout"
             if self._stop(request_id, now):
-                self._end(request_id, now, "error", error=error)
+                self._end(request_id, now, "error", error=DeadlineExceeded(late))
 
     def _flush(self) -> None:
         if self._outputs:

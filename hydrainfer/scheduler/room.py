@@ -178,15 +178,17 @@ class SequenceRoom:
         return all(n <= self.caches.pools[name].n_available for name, n in wanted.items())
 
     def _held(self, seq: Sequence) -> list[CacheSpec]:
-        return [spec for spec in self._specs if spec.name in seq.blocks]
+        return [self.caches.specs[name] for name in seq.blocks]
 
     def _set_capacity(self, seq: Sequence) -> None:
-        capacity = min((self._capacity(seq, spec) for spec in self._held(seq)), default=math.inf)
+        capacity = math.inf
+        for spec in self._held(seq):
+            capacity = min(capacity, self._capacity(seq, spec))
         seq.capacity = len(seq.tokens) if capacity == math.inf else int(capacity)
 
     def _set_due(self, seq: Sequence) -> None:
-        seq.n_settled = seq.n_computed
-        seq.due = min((spec.due(seq.n_computed) for spec in self._held(seq)), default=math.inf)
+        n_computed = seq.n_settled = seq.n_computed
+        seq.due = min([math.inf, *(spec.due(n_computed) for spec in self._held(seq))])
 
     @staticmethod
     def _capacity(seq: Sequence, spec: CacheSpec) -> float:
@@ -194,22 +196,26 @@ class SequenceRoom:
 
     # ---- progress
 
-    def computed(self, seq: Sequence, n_computed: int) -> None:
-        """So many of its tokens are computed now: publish the blocks that became complete, give back those that are
-        read no more; at once where a spec wants that, else when it leaves its stage or this instance."""
-        seq.n_computed = n_computed
-        if n_computed >= seq.due:
-            self._settle(seq)
-
-    def _settle(self, seq: Sequence) -> None:
+    def settle(self, seq: Sequence) -> None:
+        """More of its tokens are computed: publish the blocks that became complete, give back those that are read no
+        more. To be called once `due` are computed; whoever leaves its stage or this instance is settled, too."""
+        if not self._publish_written(seq):
+            return
         lease = self._leases[seq.id]
         for spec in self._held(seq):
-            self._publish(seq, spec, spec.written(seq.n_settled, seq.n_computed))
             stale = spec.stale(seq.n_computed)
             if stale > lease.first[spec.name]:
                 self.caches.slide(lease, spec.name, stale)
         self._set_capacity(seq)
         self._set_due(seq)
+
+    def _publish_written(self, seq: Sequence) -> bool:
+        """Publish what became complete; returns whether anything was computed since it was settled."""
+        if seq.n_settled == seq.n_computed:
+            return False
+        for spec in self._held(seq):
+            self._publish(seq, spec, spec.written(seq.n_settled, seq.n_computed))
+        return True
 
     def _publish(self, seq: Sequence, spec: CacheSpec, numbers: range) -> None:
         """Let others find those of these blocks that have keys."""
@@ -225,7 +231,7 @@ class SequenceRoom:
 
     def leave_stage(self, seq: Sequence) -> None:
         """Its step is done: what no later step reads is given back, and stays findable until evicted."""
-        self._settle(seq)
+        self.settle(seq)
         left = seq.plan[seq.cursor + 1 :]
         for spec in self._held(seq):
             if spec.stages.isdisjoint(left):
@@ -268,7 +274,7 @@ class SequenceRoom:
     def detach(self, seq: Sequence, owner: str) -> Lease | None:
         """Its blocks belong to `owner` from now on, who releases them; None if it holds none."""
         if seq.id in self._leases:
-            self._settle(seq)
+            self.settle(seq)
         self._forget(seq.id)
         lease = self._leases.pop(seq.id, None)
         if lease is not None:
@@ -293,7 +299,7 @@ class SequenceRoom:
     def release(self, seq: Sequence) -> None:
         """Give everything back; what it computed stays findable. Safe if it holds nothing."""
         if seq.id in self._leases:
-            self._settle(seq)
+            self._publish_written(seq)
         self._forget(seq.id)
         lease = self._leases.pop(seq.id, None)
         if lease is not None:

@@ -140,8 +140,10 @@ class Scheduler:
         return self._live.get(request_id)
 
     def latest_s(self, seq: Sequence) -> float:
-        """When a request that waits here must start, if at all it can meet its deadline."""
-        return seq.request.deadline_s - self._order.pace.least_s(*seq.rest)
+        """When a request that waits here must start, if at all it can meet its deadline; later, if meanwhile others
+        compute some of what it needs."""
+        rest = self.room.uncached(seq, self._admission.visit(seq))
+        return seq.request.deadline_s - self._order.pace.least_s(*rest)
 
     # ---- arrivals from other instances
 
@@ -161,7 +163,9 @@ class Scheduler:
 
     def repeats(self, handoff: Handoff, now: float) -> bool:
         """Whether it would compute what another is computing here now. Then it had better wait for that."""
-        return bool(self.prefilling or self.arriving) and self._admission.repeats(handoff.sequence(now))
+        if handoff.stage is Stage.DECODE or not (handoff.request.keys and (self.prefilling or self.arriving)):
+            return False
+        return self._admission.repeats(handoff.sequence(now))
 
     def land(self, request_id: str, now: float) -> Sequence:
         """Its blocks are written and it is ours."""
@@ -361,7 +365,9 @@ class Scheduler:
             elif encoded:
                 outcomes += self._encoded(item, now)
             else:
-                self.room.computed(seq, seq.n_computed + item.count)
+                n_computed = seq.n_computed = seq.n_computed + item.count
+                if n_computed >= seq.due:
+                    self.room.settle(seq)
                 if item.sample:
                     said = logprobs.get(index) if logprobs else None
                     outcomes.append(self._sampled(seq, result.tokens[index], said, now))

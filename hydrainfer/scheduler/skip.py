@@ -12,7 +12,9 @@ def skip(s: Scheduler, batch: StepBatch, tokens: list[list[int]]) -> StepBatch:
     than there is."""
     for (seq, *_), made in zip(batch.work, tokens):
         seq.tokens += made
-        s.room.computed(seq, seq.n_computed + len(made))
+        seq.n_computed += len(made)
+        if seq.n_computed >= seq.due:
+            s.room.settle(seq)
         while len(seq.tokens) > seq.capacity:
             grown = s.room.grow(seq)
             assert grown, "a skip that wanted more room than there is"

@@ -34,15 +34,22 @@ class Waiting:
 
     def remove(self, seq: Sequence, n_computed: int | None = None) -> None:
         """Forget it. Safe if it does not wait. `n_computed`: of its tokens when it came, if that has changed."""
-        if seq in self:
-            queue = self.queues[seq.stage]
-            del queue[bisect_left(queue, seq.rank, key=rank_of)]
+        if (place := self._place(seq)) is not None:
+            del self.queues[seq.stage][place]
             self._count(seq, -1, seq.n_computed if n_computed is None else n_computed)
 
     def __contains__(self, seq: Sequence) -> bool:
+        return self._place(seq) is not None
+
+    def _place(self, seq: Sequence) -> int | None:
+        """Where it is in its queue, among its equals: choices of a request that began at several instances."""
         queue = self.queues.get(seq.stage, [])
         place = bisect_left(queue, seq.rank, key=rank_of)
-        return place < len(queue) and queue[place] is seq
+        while place < len(queue) and queue[place].rank == seq.rank:
+            if queue[place] is seq:
+                return place
+            place += 1
+        return None
 
     def first(self, passed: Callable[[Sequence], bool]) -> list[Sequence]:
         """The heads of the queues, the best rank first; behind those that are to be `passed`, which are few."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 _CROWD = 4
 """With fewer requests before their first token nobody knows how fast they could be: they are not measured."""
-_MEMORY_S, _MEMORY_N = 5.0, 16
+_MEMORY_S, _MEMORY_N = 2.0, 16
 """A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
+_HINT_S = 0.25
+"""What is left of it when a new crowd gathers: small crowds find room at once and seem fast."""
 _PACE = 0.9
 """Turns are promised for this part of the measured rate; the rest is for those whom nobody told to come."""
 _EASED = 0.25
@@ -35,6 +37,8 @@ class Queue:
     def enter(self, units: float, now: float) -> None:
         self._pass(now)
         self.n_waiting += 1
+        if self.n_waiting == _CROWD:
+            self._forget(self._crowded_s / _HINT_S)
         self.units += units
 
     def correct(self, by: float) -> None:
@@ -47,9 +51,7 @@ class Queue:
         if done and self.n_waiting >= _CROWD:
             self._done += units
             self._n_done += 1
-            forgotten = max(min(self._crowded_s / _MEMORY_S, self._n_done / _MEMORY_N), 1.0)
-            self._done, self._n_done = self._done / forgotten, self._n_done / forgotten
-            self._crowded_s /= forgotten
+            self._forget(min(self._crowded_s / _MEMORY_S, self._n_done / _MEMORY_N))
         self.n_waiting -= 1
         self.units = self.units - units if self.n_waiting else 0.0
 
@@ -77,6 +79,11 @@ class Queue:
         if wait_s > LATEST_TURN_S:  # spread all the same
             wait_s = LATEST_TURN_S / 2 + wait_s % (LATEST_TURN_S / 2)
         return wait_s
+
+    def _forget(self, excess: float) -> None:
+        if excess > 1.0:
+            self._done, self._n_done = self._done / excess, self._n_done / excess
+            self._crowded_s /= excess
 
     def _pass(self, now: float) -> None:
         if self.n_waiting >= _CROWD:

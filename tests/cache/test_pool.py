@@ -88,7 +88,7 @@ def test_cached_blocks_are_found_until_evicted_least_recently_used_first():
     pool = BlockPool(3)
     a, b, c = pool.take(3)
     for block, key in ((a, b"a"), (b, b"b"), (c, b"c")):
-        pool.publish(block, key)
+        pool.publish([block], 0, [key])
         pool.drop([block])
     pool.share(a)  # a is used again, so b is now the oldest
     pool.drop([a])

@@ -143,6 +143,19 @@ def test_what_waits_and_cannot_meet_its_deadline_any_more_ends_before_it_costs_a
     rig.caches.check(idle=True)
 
 
+def test_who_waits_for_what_another_computes_may_still_be_in_time():
+    rig = Rig(overlap="off", step_s=0.1)
+    rig.engine.submit(make_request("measured", pictures=[1, 2]), 0.0)
+    rig.run()  # a picture takes 1.5 s: certainly not less than half of that
+    for name, late_s in {"first": 1e3, "second": 8.0}.items():  # four pictures take 6 s, and 3 s are left after 5 s
+        request = make_request(name, pictures=[3, 4, 5, 6], max_tokens=2, deadline_s=rig.now + late_s)
+        rig.engine.submit(request, rig.now)
+    rig.run()
+    assert rig.end("second").finish_reason == "length", rig.end("second").error
+    assert max(rig.device.n_encoded.values()) == 1
+    rig.caches.check(idle=True)
+
+
 def test_too_large_a_request_ends_with_400_and_the_rest_goes_on():
     rig = Rig(kv_blocks=8)
     rig.engine.submit(make_request("large", n_text=40), 0.0)

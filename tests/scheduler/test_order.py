@@ -8,6 +8,7 @@ from hydrainfer.core import EncodeWork, Lane, Request, Role, SamplingParams, Seq
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.scheduler.order import Order
 from hydrainfer.scheduler.pace import Pace
+from hydrainfer.scheduler.waiting import Waiting
 from tests.scheduler.fakes import FakeDevice, expected_tokens, make_caches, make_request
 from tests.scheduler.test_scheduler import ids, turn
 
@@ -50,6 +51,18 @@ def test_text_that_finds_no_place_does_not_hold_up_pictures():
     turn(s, FakeDevice(), Lane.VISION)  # one of three is left
     s.add(make_request("text"), 0.0)
     assert not s.prefers_language() and s.next(0.0, Lane.VISION).batch is not None
+
+
+def test_equals_are_told_apart():
+    """Choices of a request that began at different instances may have the same age and as much left."""
+    waiting, seqs = Waiting(), [Sequence(make_request(name), (0.0, 0), 0.0) for name in "abc"]
+    for seq in seqs:
+        waiting.add(seq)
+    for seq in (seqs[1], seqs[0], seqs[2]):
+        assert seq in waiting
+        waiting.remove(seq)
+        assert seq not in waiting
+    assert not waiting and waiting.n_tokens == 0
 
 
 @pytest.mark.parametrize(("priority", "first"), [(0, "early"), (1, "late"), (-1, "early"), (99, "late")])

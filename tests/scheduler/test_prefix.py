@@ -281,7 +281,8 @@ def test_4096_tokens_are_looked_up_in_no_time():
     made = Request(id="r", prompt_ids=ids, sampling=SamplingParams(), max_tokens=9, seed=0, keys=keys)
     seq = Sequence(made, (0.0, 0), 0.0)
     assert room.reserve(seq, room.match(seq, visit), visit)
-    room.computed(seq, 4096)
+    seq.n_computed = 4096
+    room.settle(seq)
     room.release(seq)
     seconds = []
     for _ in range(50):

@@ -36,8 +36,13 @@ def options(tmp_path_factory):
     """Options of a server whose answers take seconds, and whose queue is longer than what runs."""
     folder = tmp_path_factory.mktemp("stopping")
     (folder / "costs.yaml").write_text(COSTS.replace("step_base_s: 0.005", "step_base_s: 0.05"))
-    device = {"device": "emulated", "cost_model": str(folder / "costs.yaml"), "media_hosts": "any"}
-    return {"model": str(make_llava(folder / "llava")), "port": 0, "launcher": "inproc", "max_running": 4, **device}
+    options = {
+        "access_log": False,
+        "device": "emulated",
+        "cost_model": str(folder / "costs.yaml"),
+        "media_hosts": "any",
+    }
+    return {"model": str(make_llava(folder / "llava")), "port": 0, "launcher": "inproc", "max_running": 4, **options}
 
 
 def serve(options, monkeypatch, when_ready, console=None):
