@@ -52,7 +52,7 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
                 extra_ldflags=["-fopenmp"],
                 build_directory=str(target),
             )
-        return Kernels(module), ()
+        return Kernels(module, target.name), ()
     except Exception as e:  # a compiler can fail in any way; the torch operators do not need it
         reason = " ".join(str(e).split())[:160]
         return None, (

@@ -75,14 +75,13 @@ class Products:
 def products(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> Products:
     """The products for this dtype, measured with as many threads (default: torch's present number). The first call on a
     machine takes up to a second."""
-    found = ways(dtype, kernels)
-    return Products(_measured(dtype, found, threads), found, dtype)
+    return Products(_measured(dtype, kernels, threads), ways(dtype, kernels), dtype)
 
 
 def faster_than_float32(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> bool:
     """Whether the processor itself multiplies many rows sooner in this dtype, and few rows not much later. Where it has
     to widen them, a long prompt takes longer."""
-    narrow, wide = (_measured(d, ways(d, kernels), threads).large for d in (dtype, torch.float32))
+    narrow, wide = (_measured(d, kernels, threads).large for d in (dtype, torch.float32))
     many = min(took_s for way, took_s in narrow[ROWS[-1]].items() if way != "widened")
     few = min(narrow[ROWS[0]].values())
     return many < 0.9 * min(wide[ROWS[-1]].values()) and few < 1.1 * min(wide[ROWS[0]].values())
@@ -116,11 +115,11 @@ def _ranges(by_rows: list[Way]) -> str:
     return ", ".join([*parts, f"{runs[-1][0]} above" if parts else runs[-1][0]])
 
 
-def _measured(dtype: torch.dtype, found: Mapping[str, Way], threads: int | None) -> Measured:
+def _measured(dtype: torch.dtype, kernels: Kernels | None, threads: int | None) -> Measured:
     """What was measured before, or now. Of processes that start together one measures and the others wait."""
-    before = torch.get_num_threads()
-    threads = threads or before
-    what = (cpu_name(), instruction_sets(), torch.__version__, threads, str(dtype), sorted(found), ROWS)
+    found, before = ways(dtype, kernels), torch.get_num_threads()
+    threads, build = threads or before, kernels.build if kernels else ""
+    what = (cpu_name(), instruction_sets(), torch.__version__, threads, str(dtype), build, sorted(found), ROWS)
     path = cache_folder() / "products" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
     path.parent.mkdir(exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:

@@ -17,7 +17,9 @@ class Kernels:
     """Functions of the compiled module. They compute in float32, take the calling thread's number of torch threads,
     and leave what they were not made for to the torch variants."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, build: str = "") -> None:
+        """`build`: changes with the sources and what they were built for."""
+        self.build = build
         self._linear = module.linear
         self._attention_decode = module.attention_decode
         self._write_kv = module.write_kv
