@@ -103,17 +103,7 @@ def start_cluster(
         )
         for s in specs
     }
-    launcher: InProcess | RayLauncher
-    by_ray = choose_launcher(config, specs) == "ray"
-    if not by_ray:
-        check_in_process(config.transport)
-    folder = RunFolder(for_ray=by_ray and config.ray_address is None)
-    if by_ray:
-        from hydrainfer.cluster.ray import RayLauncher
-
-        launcher = RayLauncher(partial(build_node, births, None), config.ray_address, folder)
-    else:
-        launcher = InProcess(partial(build_node, births, LocalExports()))
+    launcher, folder = _launcher_of(config, specs, births)
     local = f"ipc://{folder.path}/"
     remote = None if config.cluster_host is None else f"tcp://{config.cluster_host}:*"
     keys = None if remote is None else Keys.new()
@@ -144,6 +134,19 @@ def start_cluster(
     hub.start([plan(name=s.name, share=s.share) for s in specs], config.start_timeout_s)
     kv_tokens = min(int(f["kv_tokens"]) for f in hub.facts.values() if "kv_tokens" in f)
     return Cluster(hub, _together(hub.facts), kv_tokens, partial(_pools, launcher))
+
+
+def _launcher_of(
+    config: ServeConfig, specs: Sequence[InstanceSpec], births: dict[str, Birth]
+) -> tuple[InProcess | RayLauncher, RunFolder]:
+    """What starts the instances, and the folder of the run."""
+    if choose_launcher(config, specs) != "ray":
+        check_in_process(config.transport)
+        return InProcess(partial(build_node, births, LocalExports())), RunFolder(for_ray=False)
+    from hydrainfer.cluster.ray import RayLauncher
+
+    folder = RunFolder(for_ray=config.ray_address is None)
+    return RayLauncher(partial(build_node, births, None), config.ray_address, folder), folder
 
 
 def _pools(launcher: Launcher) -> dict[str, CacheSet]:
