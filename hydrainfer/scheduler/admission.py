@@ -14,6 +14,8 @@ from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
 from hydrainfer.scheduler.waiting import Waiting
 
+_MOST_PASSED = 64  # of those with pictures: each is looked at in every step
+
 
 class Admission:
     """`n_running`: how many requests run here now. `prefilling`: by id, those of them that compute their prompt.
@@ -57,14 +59,17 @@ class Admission:
         is waited for, not encoded twice; and who waits so is not passed by a later one that would encode another of
         its pictures, or there might always be one to wait for."""
         wanted: set[bytes] = set()
+        n_passed = 0
         for seq in list(self.waiting.pictured):
-            if self.repeats(seq):
-                continue
+            if n_passed == _MOST_PASSED:
+                return
             keys = {m.key for m in seq.request.media}
             if keys & self._being_encoded.keys() or (keys & wanted and self._room.needs_encode(seq, self.visit(seq))):
                 wanted |= keys
+            elif not self.repeats(seq):
+                yield seq
                 continue
-            yield seq
+            n_passed += 1
 
     def repeats(self, seq: Sequence) -> bool:
         """Whether it would compute what another is computing here now, or is about to: then it waits and shares it. No

@@ -233,6 +233,16 @@ def test_who_waits_for_anothers_prefill_is_passed_by_those_who_share_nothing_wit
     assert [seq.id for seq in s.waiting.ready] == ["same", "short"]
 
 
+def test_a_thousand_who_wait_for_one_prefill_are_not_all_looked_at_in_every_step():
+    (s, device), looked = scheduler(encode_wait_s=0.0), []
+    for i in range(1000):
+        s.add(make_request(f"r{i}", n_text=400, pictures=[1], salt=b"s"), 0.0)
+    for lane in (Lane.VISION, Lane.LANGUAGE):
+        s.apply(device.run(s.next(0.0, lane).batch), 0.0)
+    s.room.computed_by, computed_by = lambda *a: looked.append(a) or computed_by(*a), s.room.computed_by
+    assert s.next(1.0, Lane.VISION).batch is None and len(looked) <= 100
+
+
 def test_little_in_common_is_not_waited_for():
     s, _ = scheduler(shared_tokens=16)
     for name in ("first", "second"):  # 12 tokens could be shared
