@@ -104,7 +104,7 @@ class Scheduler:
         those."""
         departed = []
         for seq in list(self._unencoded.values()):
-            waits = seq.stage is Stage.PREFILL and not seq.blocks and not seq.cancelled
+            waits = seq.stage is Stage.PREFILL and not seq.blocks
             if not waits or self.room.needs_encode(seq, self._admission.visit(seq)):
                 del self._unencoded[seq.id]
                 if waits:
@@ -121,6 +121,7 @@ class Scheduler:
         if seq is None:
             return False
         seq.cancelled = True
+        self._unencoded.pop(request_id, None)
         self._admission.forget(seq)
         self._running[seq.stage].pop(seq.id, None)
         self.migrating.pop(seq.id, None)
@@ -417,6 +418,7 @@ class Scheduler:
         queued, running = [*self.waiting.pictured, *self.waiting.ready], self._running.values()
         places = [*queued, *(s for group in running for s in group.values()), *self.migrating.values()]
         assert not self.arriving.keys() & self._live.keys(), "seen before it landed"
+        assert self._unencoded.keys() <= self._live.keys(), "a sequence that has gone is remembered"
         assert not any(self.role.runs(s.stage) for s in self.migrating.values()), "migrates though it could stay"
         assert len(places) == len({s.id for s in places}) == len(self._live), "a sequence is lost or doubled"
         for stage, group in self._running.items():

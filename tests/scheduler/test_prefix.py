@@ -266,9 +266,11 @@ def test_who_waits_for_prefill_without_an_encoder_leaves_for_one_if_the_kv_is_ev
     caches = s.room.caches
     s = Scheduler(Role.parse("P"), caches, Budgets(tokens=24, running=1), Policy(order="fcfs"))
     s.add(make_request("busy", n_text=30), 0.0)
-    again = s.add(make_request("again", n_text=12, pictures=[1], salt=b""), 0.0)
+    again, gone = (s.add(make_request(n, n_text=12, pictures=[1], salt=b""), 0.0) for n in ("again", "gone"))
     turn = s.next(0.0, Lane.LANGUAGE)
     assert turn.batch is not None and again.stage is Stage.PREFILL and not turn.departed
+    s.cancel(gone.id)
+    s.check()
     for pool in caches.pools.values():
         taken = pool.take(pool.n_available)
         pool.drop(taken)
