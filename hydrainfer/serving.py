@@ -132,10 +132,12 @@ class _Server(uvicorn.Server):
 class _Signals:
     """SIGINT and SIGTERM while it is entered: the first one ends the start; once there is a `server`, they are for it.
     Any that come while things are being closed change nothing. `hang_up`: SIGHUP is for the server, too, and means
-    nothing before there is one."""
+    nothing before there is one.
+
+    Ray puts a handler of its own before ours, which prints a stack and has SIGALRM kill the process 3 seconds later."""
 
     def __init__(self, hang_up: bool = False) -> None:
-        self.server: _Server | None = None
+        self._server: _Server | None = None
         self._signals = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hang_up else []))
         self._before: dict[int, Any] = {}
         self._ending = False
@@ -144,13 +146,19 @@ class _Signals:
         self._before = {sig: signal.signal(sig, self._handle) for sig in self._signals}
         return self
 
+    def hand_to(self, server: _Server) -> None:
+        self._server = server
+        for sig in self._signals:
+            signal.signal(sig, self._handle)  # Ray is there by now: before its handler again
+
     def __exit__(self, *_: object) -> None:
         for sig, handler in self._before.items():
             signal.signal(sig, handler)
 
     def _handle(self, sig: int, frame: FrameType | None) -> None:
-        if self.server is not None:
-            self.server.handle_exit(sig, frame)
+        signal.alarm(0)
+        if self._server is not None:
+            self._server.handle_exit(sig, frame)
         elif not self._ending and sig != signal.SIGHUP:
             self._ending = True
             raise KeyboardInterrupt if sig == signal.SIGINT else SystemExit(128 + sig)
@@ -161,14 +169,15 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
     what runs can never again do its work."""
     if loaded.config.access_log:
         _write_access_log()
-    tenants = _tenants(loaded.config)
+    tenants, locked = _tenants(loaded.config), bool(loaded.config.api_key or loaded.config.tenants)
     with _Signals(hang_up=loaded.config.tenants is not None) as signals:
         listener = _listen(loaded.config.host, loaded.config.port)
         with closing(listener), closing(_load(loaded, console)) as instance:
             _settle(loaded, console, instance)
-            signals.server = _server(instance, console, tenants, lambda: _greet(console, _url(listener), instance.name))
-            signals.server.on_hang_up = lambda: _reload(tenants, console)
-            signals.server.run(sockets=[listener])
+            server = _server(instance, console, tenants, lambda: _greet(console, _url(listener), instance.name, locked))
+            server.on_hang_up = lambda: _reload(tenants, console)
+            signals.hand_to(server)
+            server.run(sockets=[listener])
             why = instance.engine.lost()
     if why is not None:
         raise InternalError(f"the server has ended: {why}")
@@ -237,7 +246,8 @@ def _tenants(config: ServeConfig) -> Tenants:
 
 def _reload(tenants: Tenants, console: Console) -> None:
     try:
-        console.print(f"tenants: {tenants.reload()} keys", highlight=False)
+        n_keys = tenants.reload()
+        console.print(f"tenants: read again, {n_keys} key{'s' * (n_keys != 1)}", highlight=False)
     except ConfigError as e:
         console.print(f"tenants as before: {e.message}", style="red", markup=False, highlight=False)
 
@@ -277,11 +287,13 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _greet(console: Console, url: str, model: str) -> None:
+def _greet(console: Console, url: str, model: str, locked: bool) -> None:
+    """`locked`: the server asks for a key."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
+    key = "-H 'Authorization: Bearer KEY' " if locked else ""
     console.print(f"\n[bold green]ready[/bold green] {url}/v1   (Ctrl-C stops)\n")
     console.print(
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'\n",
+        f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'\n",
         soft_wrap=True,
         markup=False,
         highlight=False,

@@ -48,8 +48,9 @@ def test_a_struct_is_filled_from_what_was_typed(words, found):
     assert (status, baked) == ((0, [found]) if found else (2, []))
 
 
-@pytest.mark.parametrize(("words", "wanted"), [([], True), (["--no-prefix-cache"], False), (["--prefix-cache"], True)])
-def test_an_option_of_the_server_with_a_no(words, wanted):
+@pytest.mark.parametrize(("words", "wanted"), [([], True), (["--no-{}"], False), (["--{}"], True)])
+@pytest.mark.parametrize("name", ["prefix_cache", "access_log"])
+def test_an_option_of_the_server_with_a_no(name, words, wanted):
     given = {}
 
     @with_flags(ServeConfig, "model", as_text=True)
@@ -58,8 +59,8 @@ def test_an_option_of_the_server_with_a_no(words, wanted):
 
     tool = typer.Typer()
     tool.command()(serve)
-    assert CliRunner().invoke(tool, words).exit_code == 0
-    assert load(given).config.prefix_cache is wanted
+    assert CliRunner().invoke(tool, [w.format(name.replace("_", "-")) for w in words]).exit_code == 0
+    assert getattr(load(given).config, name) is wanted
 
 
 @pytest.mark.parametrize("verb", VERBS)

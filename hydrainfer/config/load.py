@@ -92,7 +92,7 @@ def _convert(key: str, value: Any, source: str) -> Any:
         converted = msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError as e:
         raise ConfigError(
-            f"{key} ({source}): {_rule(field.type) or str(e).lower()}, got {value!r}", param=key
+            f"{key} ({source}): {_rule(field.type) or str(e).lower().split(', got ')[0]}, got {value!r}", param=key
         ) from None
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{key} ({source}): must be finite, got {value!r}", param=key)

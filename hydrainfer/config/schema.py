@@ -91,7 +91,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _help("Server", "Whose pages may ask from a browser, e.g. https://chat.example.com; * is all; default: none."),
     ] = None
     access_log: Annotated[
-        bool, _help("Server", "A line per request on stderr, without its content (true or false).")
+        bool,
+        _help(
+            "Server",
+            "A line per request on stderr, without its content.",
+            extra={"param_decls": ("--access-log/--no-access-log",)},
+        ),
     ] = True
     tool_call_parser: Annotated[
         Literal["auto", "hermes", "llama3_json", "mistral"],
@@ -118,7 +123,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_queue_s: Annotated[
         Positive | None,
         _help(
-            "Server", "Seconds of work that may wait for its first token, then 429; default: the TTFT of --slo, or 10."
+            "Server",
+            "Seconds of work that may wait for its first token, then 429; default: 10, or the TTFT of a plan's --slo.",
         ),
     ] = None
     max_waiting: Annotated[

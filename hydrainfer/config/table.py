@@ -21,6 +21,8 @@ def config_table(loaded: Loaded, facts: Mapping[str, Any]) -> Table:
             value = "set"
         if source != "default" or o.name in facts:
             table.add_row(o.name, str(value), f"[dim]{'auto' if source == 'default' else source}[/dim]")
-    for name in facts.keys() - {o.name for o in options()}:
-        table.add_row(name, str(facts[name]), "")
+    of_options = {o.name for o in options()}
+    for name, value in facts.items():
+        if name not in of_options:
+            table.add_row(name, str(value), "")
     return table

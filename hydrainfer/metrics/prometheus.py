@@ -31,6 +31,28 @@ _HISTOGRAMS = {
     "request_generation_tokens": ("Tokens produced for a request.", _TOKENS),
 }
 
+_OF_INSTANCES = {
+    "num_requests_running": "Requests that hold cache.",
+    "num_requests_waiting": "Requests that wait for room in the caches.",
+    "num_requests_encoding": "Running requests that are in encode.",
+    "num_requests_prefilling": "Running requests that are in prefill.",
+    "num_requests_decoding": "Running requests that are in decode.",
+    "num_requests_migrating": "Requests that wait for another instance to pull them.",
+    "num_requests_arriving": "Requests that other instances offer, and that are not here yet.",
+    "cache_usage_perc": "Share of the cache's blocks that requests hold; 1 is all.",
+    "cache_blocks": "Blocks of the cache.",
+    "cache_reusable_blocks": "Blocks that nobody holds and whose content can be found again.",
+    "num_preemptions": "Times that a request lost its KV blocks to others.",
+    "mm_cache_queries": "Pictures that requests wanted encoded here.",
+    "mm_cache_hits": "Pictures of those whose embeddings were found.",
+    "prefix_cache_queries": "Prompt tokens that requests wanted prefilled here.",
+    "prefix_cache_hits": "Prompt tokens of those that had been computed before.",
+    "engine_steps": "Batches executed.",
+    "requests_landed": "Requests that came from other instances.",
+    "blocks_pulled": "Blocks copied from other instances.",
+}
+"""What the metrics of each instance mean, by the end of their names: what precedes it is a kind of cache."""
+
 
 class Waiting(NamedTuple):
     """What the server's admission says: seconds of work by kind, and requests refused so far by reason."""
@@ -174,14 +196,18 @@ class _InstancesCollector(Collector):
             for name, value in _gauges(info.stats).items():
                 gauge = gauges.get(name)
                 if gauge is None:
-                    gauge = gauges[name] = GaugeMetricFamily(PREFIX + name, name.replace("_", " "), labels=labels)
+                    gauge = gauges[name] = GaugeMetricFamily(PREFIX + name, _doc(name), labels=labels)
                 gauge.add_metric([self._model, info.name], value)
             for name, value in _counters(info.stats).items():
                 counter = counters.get(name)
                 if counter is None:
-                    counter = counters[name] = CounterMetricFamily(PREFIX + name, name.replace("_", " "), labels=labels)
+                    counter = counters[name] = CounterMetricFamily(PREFIX + name, _doc(name), labels=labels)
                 counter.add_metric([self._model, info.name], value)
         yield from (up, *gauges.values(), *counters.values())
+
+
+def _doc(name: str) -> str:
+    return next(doc for end, doc in _OF_INSTANCES.items() if name.endswith(end))
 
 
 def _gauges(s: InstanceStats) -> dict[str, float]:

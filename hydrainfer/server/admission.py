@@ -73,14 +73,19 @@ class Urgency(NamedTuple):
     def read(cls, priority: float | None, within_s: float | None) -> Urgency:
         """What a client asks for; None: nothing. Raises `InvalidRequest`."""
         if priority is not None and not (abs(priority) <= MAX_PRIORITY and priority == int(priority)):
-            rule = f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
-            raise InvalidRequest(f"{rule}, not {priority:g}", param="priority")
+            rule = f"priority (or X-Priority) must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise InvalidRequest(rule + _not(priority), param="priority")
         if within_s is not None and not within_s > 0:
-            raise InvalidRequest(f"deadline_s must be a positive time, not {within_s:g}", param="deadline_s")
+            rule = "deadline_s (or X-Deadline-S) must be a number of seconds above 0"
+            raise InvalidRequest(rule + _not(within_s), param="deadline_s")
         return cls(int(priority or 0), math.inf if within_s is None else within_s)
 
 
 _NOT_URGENT = Urgency()
+
+
+def _not(value: float) -> str:
+    return "" if math.isnan(value) else f", not {value:g}"  # a header that is no number
 
 
 class Admission:

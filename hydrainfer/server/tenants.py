@@ -62,7 +62,12 @@ def read_tenants(path: Path) -> dict[str, Tenant]:
             if not tenant.name or "\0" in tenant.name:
                 raise TypeError("a name has at least one character, and no NUL")
         except (msgspec.ValidationError, TypeError) as e:
-            raise ConfigError(f"{path}, tenant {name}: {e}", param="tenants") from None
+            hint = (
+                "; a key is written as sha256: and what `printf %s KEY | sha256sum` prints"
+                if "sha256" in str(e)
+                else ""
+            )
+            raise ConfigError(f"{path}, tenant {name}: {e}{hint}", param="tenants") from None
         for key in tenant.keys:
             if key in by_key:
                 raise ConfigError(f"{path}: {name} and {by_key[key].name} have the same key", param="tenants")

@@ -1,7 +1,7 @@
 import pytest
 
 from hydrainfer import builtin
-from hydrainfer.config import ENV_PREFIX, load, options
+from hydrainfer.config import ENV_PREFIX, config_table, load, options
 from hydrainfer.core import ConfigError
 
 pytestmark = pytest.mark.unit
@@ -26,6 +26,7 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
         ({"model": "x", "port": 70000}, "port .flag.: expected `int` <= 65535, got 70000"),
         ({"model": "x", "device": "tpu"}, "must be one of auto, cpu, cuda, emulated, got 'tpu'"),
         ({"model": "x", "token_budget": "many"}, "token_budget .flag.*got 'many'"),
+        ({"model": "x", "drain_s": "long"}, "drain_s .flag.: expected `float`, got 'long'"),
         ({"model": "x", "api_key": ""}, "api_key .flag.*length >= 1"),  # `--api-key "$UNSET"` must not open the server
         ({"model": "x", "kv_cache_gib": "inf"}, "kv_cache_gib .flag.: must be finite"),
     ],
@@ -33,6 +34,12 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
 def test_a_wrong_option_names_source_key_and_rule(flags, message):
     with pytest.raises(ConfigError, match=message):
         load(flags)
+
+
+def test_the_table_at_start_lists_what_was_found_in_order():
+    names = [f"fact_{i}" for i in range(9)]
+    table = config_table(load({"model": "x"}), dict.fromkeys(names, 1))
+    assert list(table.columns[0].cells)[-9:] == names
 
 
 def service(name, host="10.0.0.1", protocol="tcp", port_name="_HTTP"):

@@ -79,6 +79,7 @@ def test_the_page_carries_the_names_dashboards_key_on():
     ):
         assert line in page, line
     assert page.count("# TYPE hydrainfer:num_requests_running gauge") == 1
+    assert "# HELP hydrainfer:kv_cache_blocks Blocks of the cache." in page
     assert 'engine_steps_total{engine="D1"' not in page and 'engine_steps_total{engine="D2"' not in page
 
 

@@ -109,7 +109,7 @@ def test_requests_at_once(write):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("acme: {keys: [secret]}", "keys"),
+        ("acme: {keys: [secret]}", "keys.*sha256sum"),
         (f"acme: {{keys: [{key('a')}], concurency: 1}}", "concurency"),
         (f"acme: {{keys: [{key('a')}], concurrency: 0}}", ">= 1"),
         (f"acme: {{keys: [{key('a')}], top_priority: 9}}", "<= 2"),

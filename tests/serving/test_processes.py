@@ -88,6 +88,7 @@ def test_it_serves_until_a_signal_and_finishes_what_it_is_answering(checkpoint, 
     assert server.process.wait(60) == 0
     assert "Traceback" not in server.output, server.output
     assert "secret" not in server.output
+    assert "-H 'Authorization: Bearer KEY'" in server.output
 
 
 def test_a_killed_server_leaves_no_process_and_no_port(checkpoint):
@@ -116,7 +117,7 @@ def test_it_serves_pictures_with_2_gib_of_addresses(checkpoint):
 
 @pytest.mark.parametrize("launcher", ["inproc", "ray"])
 def test_a_layout_serves_until_a_signal_and_leaves_nothing(checkpoint, launcher):
-    server = Served(checkpoint, "--port", 0, "--layout", "1E1PD", "--launcher", launcher)
+    server = Served(checkpoint, "--port", 0, "--layout", "1E1PD", "--launcher", launcher, "--drain-s", 4)
     with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/health").json() == {"status": "ok"}
         cards = client.get("/v1/instances").json()["data"]
@@ -124,8 +125,13 @@ def test_a_layout_serves_until_a_signal_and_leaves_nothing(checkpoint, launcher)
         pids = {c["pid"] for c in cards}
         assert (server.process.pid in pids) == (launcher == "inproc")
         assert client.post("/v1/chat/completions", json=body()).status_code == 200
-    assert server.stop(signal.SIGTERM) == 0
-    assert "Traceback" not in server.output and "ERROR" not in server.output, server.output
+        with client.stream("POST", "/v1/completions", json=ENDLESS) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)  # Ray would give it 3 seconds and no word to the client
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert server.process.wait(60) == 0
+    assert not any(word in server.output for word in ("Traceback", "ERROR", "SIGTERM")), server.output
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     assert not run_folders(server.process.pid)
 

@@ -47,7 +47,7 @@ def options(tmp_path_factory):
 
 def serve(options, monkeypatch, when_ready, console=None):
     """`serve_forever` in this thread; `when_ready` is called with the URL and the model's name in place of its word."""
-    monkeypatch.setattr(serving, "_greet", lambda console, url, model: when_ready(url, model))
+    monkeypatch.setattr(serving, "_greet", lambda console, url, model, *_: when_ready(url, model))
     serving.serve_forever(load(options), console or Console(quiet=True))
 
 
@@ -205,7 +205,7 @@ def test_a_hang_up_reads_the_tenants_again(options, monkeypatch, tmp_path):
     with signals_restored():
         serve({**options, "tenants": str(path)}, monkeypatch, when_ready, Console(file=said, width=200))
     assert seen == [[200, 401], [200, 401], [401, 200]]
-    assert "tenants as before" in said.getvalue() and "tenants: 1 keys" in said.getvalue()
+    assert "tenants as before" in said.getvalue() and "tenants: read again, 1 key\n" in said.getvalue()
 
 
 class Clients:
