@@ -16,6 +16,7 @@ from tests.cluster.rig import Rig
 
 def main(folder, address=None):
     faulthandler.register(signal.SIGUSR1)  # says where it stands
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in a shell's background ignores
     start = time.monotonic()
     from hydrainfer.cluster.ray import RayLauncher
 
