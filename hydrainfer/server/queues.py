@@ -7,15 +7,16 @@ _CROWD = 4
 _MEMORY_S, _MEMORY_N = 2.0, 16
 """A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
 _HINT_S = 0.25
-"""What is left of it when a new crowd gathers: small crowds find room at once and seem fast."""
+"""How much of the measured time still counts when a new crowd gathers: small crowds find room at once and seem fast."""
 _PACE = 0.9
 """Turns are promised for this part of the measured rate; the rest is for those whom nobody told to come."""
 _EASED = 0.25
 """A queue shorter than this part of the longest: who was promised a turn has not come, and the promises are void."""
 _RESERVED, _RESERVED_S = 0.4, 2.0
-"""Of the longest queue, kept free for those who return: rates change, and `Retry-After` has whole seconds, so that they
-come in heaps of one second's work; at least these seconds, unless that is half of it."""
+"""The part of the longest queue that is kept free for those who return, and the least of it in seconds (but never more
+than half the queue). `Retry-After` has whole seconds, so they return a second's work at a time."""
 LATEST_TURN_S = 600.0
+"""No turn is promised later than this."""
 
 
 class Queue:

@@ -99,7 +99,7 @@ class Tenants:
         return len(self._tenants)
 
     def find(self, authorization: str) -> Tenant:
-        """Whose header this is. Raises `Unauthorized`."""
+        """The tenant that sent this Authorization header. Raises `Unauthorized`."""
         if not self._keys and self._path is None:
             return _EVERYBODY
         scheme, _, key = authorization.partition(" ")
