@@ -44,7 +44,6 @@ _LET_GO_S = 30.0  # an instance that has closed waits this long to be ended by i
 _START_PAUSE_S = 1.0  # so that one which cannot start, and cannot say so, does not spin
 _RETRY_S = 120.0  # one that has said so ends by itself after this long, should nobody end it
 _GONE_S = 2.0
-_SHUTDOWN_S = 10.0  # Ray takes a second or two
 _CONNECT_S = 5.0
 _DAEMONS = {"gcs_server": "Ray's control process", "raylet": "Ray's node process"}
 _FREED_S = 3.0  # what somebody has just given back counts as free by then
@@ -120,14 +119,7 @@ class RayLauncher:
         if self._closing:
             return
         self._closing = True
-        ended = self._keeper.submit(self._end, time.monotonic() + timeout_s)
-        try:
-            ended.result(timeout_s + _SHUTDOWN_S)
-        except TimeoutError:
-            _log.error("Ray does not end by itself, its processes are killed")
-            if self._folder is not None:
-                self._folder.end_processes()
-            ended.result(_SHUTDOWN_S)
+        self._keeper.submit(self._end, time.monotonic() + timeout_s).result()
         self._keeper.shutdown()
 
     # ---- on the keeper's thread

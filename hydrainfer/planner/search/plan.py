@@ -91,7 +91,7 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None
     requests: int
     seed: int
-    budgets: dict[str, dict[str, float]]
+    budgets: dict[str, dict[str, int | float]]
     layouts: tuple[Row, ...]
     ratios: tuple[Ratio, ...] = ()
     grid: tuple[Cell, ...] = ()
