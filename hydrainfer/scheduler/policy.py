@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from hydrainfer.core.request import MAX_PRIORITY
+
 Ordering = Literal["rank", "fcfs"]
 STEP_S = 0.5
 """The `step_s` of a server."""
@@ -41,7 +43,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     order: Ordering = "rank"
     ageing: float = 0.3
     boost_s: float = 10.0
-    max_priority: int = 2
+    max_priority: int = MAX_PRIORITY
     half_way: int = 8
     encode_gate: EncodeGate = "aged"
     encode_wait_s: float = 0.5

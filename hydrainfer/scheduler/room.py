@@ -25,6 +25,7 @@ class SequenceRoom:
         self._keys: dict[str, dict[str, list[bytes]]] = {}  # by sequence id and spec: needed each step
         self._hits: dict[str, tuple[tuple, Hit]] = {}  # by sequence id: the latest, and what it depends on
         self._specs = list(caches.specs.values())
+        self._chains = [spec.name for spec in self._specs if spec.chained]
         self.n_pictures_wanted = 0  # by requests that came to be encoded, and how many of them were in the cache
         self.n_pictures_found = 0
         self.n_tokens_wanted = 0  # by requests that came to be prefilled, and how many of them were computed already
@@ -66,8 +67,7 @@ class SequenceRoom:
         """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens that
         `seq` could then share and has not found."""
         theirs, own = self._keys.get(other.id), self._keys.get(seq.id) or self._keys_of(seq)
-        chains = [spec.name for spec in self._specs if spec.chained]
-        if theirs is None or not any(own.get(name, [])[:1] == theirs.get(name, [])[:1] for name in chains):
+        if theirs is None or not any(own.get(name, [])[:1] == theirs.get(name, [])[:1] for name in self._chains):
             return False  # not even the first block
         hit, chained, n_most = self.match(seq, visit), False, len(seq.tokens) - 1
         for spec in self.specs_of(seq.request, visit):
