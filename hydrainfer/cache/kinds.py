@@ -24,8 +24,8 @@ class FullSpec(CacheSpec, frozen=True):
     def of(cls, *, layers: int, kv_heads: int, head_dim: int, dtype: str, block_tokens: int = 16) -> FullSpec:
         return cls("kv", block_tokens, (layers, 2, block_tokens, kv_heads, head_dim), dtype)
 
-    def due(self, n_computed: int) -> float:
-        return n_computed + _PUBLISHED_TOKENS
+    def due(self, request: Request, n_computed: int) -> float:
+        return n_computed + _PUBLISHED_TOKENS if request.keys else math.inf
 
     def keys(self, request: Request) -> list[bytes]:
         if not request.keys:

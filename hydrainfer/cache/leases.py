@@ -67,7 +67,8 @@ class CacheSet:
             wanted.append((spec, n_fresh, keys, found))
         lease = self._leases[owner] = Lease(owner, {}, {spec: numbers.start for spec, numbers in need.items()})
         for spec, n_fresh, keys, found in wanted:
-            lease.blocks[spec] = self._collect(self.pools[spec], n_fresh, keys, found)
+            pool, new = self.pools[spec], n_fresh == len(need[spec])
+            lease.blocks[spec] = pool.take(n_fresh) if new else self._collect(pool, n_fresh, keys, found)
         return lease
 
     @staticmethod

@@ -19,7 +19,7 @@ class BlockPool:
         self.n_blocks = n_blocks
         self._free = list(range(n_blocks - 1, -1, -1))
         self._refs = [0] * n_blocks
-        self._key_of: dict[int, bytes] = {}
+        self._key_of: list[bytes | None] = [None] * n_blocks
         self._index: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # refcount 0 and indexed, oldest first
         self.version = 0  # changes with what `lookup` answers
@@ -50,14 +50,15 @@ class BlockPool:
     def _evict(self, n: int) -> None:
         """Free the `n` cached blocks that were dropped first."""
         self.version += 1
-        cached, key_of, index, free, news = self._cached, self._key_of, self._index, self._free, self.news
-        for _ in range(n):
-            block, _ = cached.popitem(last=False)
-            key = key_of.pop(block)
-            del index[key]
-            free.append(block)
-            if news is not None:
-                news[key] = False
+        key_of, index, pop = self._key_of, self._index, self._cached.popitem
+        blocks = [pop(last=False)[0] for _ in range(n)]
+        for block in blocks:
+            key = key_of[block]
+            key_of[block] = None
+            del index[key]  # type: ignore[arg-type]  # a cached block has a key
+            if self.news is not None:
+                self.news[key] = False  # type: ignore[index]
+        self._free += blocks
 
     def lookup(self, key: bytes) -> int | None:
         return self._index.get(key)
@@ -79,35 +80,35 @@ class BlockPool:
         refs, key_of, free = self._refs, self._key_of, self._free
         for block in blocks:
             n = refs[block] = refs[block] - 1
-            assert n >= 0, f"block {block} dropped twice"
-            if n == 0:
-                if block in key_of:
-                    self._cached[block] = None
-                else:
-                    free.append(block)
+            if n:
+                assert n > 0, f"block {block} dropped twice"
+            elif key_of[block] is None:
+                free.append(block)
+            else:
+                self._cached[block] = None
 
     def publish(self, blocks: list[int], first: int, keys: Iterable[bytes]) -> bool:
         """Let `keys` find the blocks from place `first` on. Called after their bytes are written, so the index never
         promises what is not there. Where another block already has the key, the holder adopts that one in place of its
         own, which it drops. Returns whether it adopted any."""
-        refs, key_of, index, news = self._refs, self._key_of, self._index, self.news
-        adopted = False
+        refs, key_of, put, news = self._refs, self._key_of, self._index.setdefault, self.news
+        n_before, adopted = len(self._index), False
         for i, key in enumerate(keys, first):
             mine = blocks[i]
             assert refs[mine] > 0, f"block {mine} published while nobody holds it"
-            known = index.get(key)
-            if known is None:
-                assert mine not in key_of, f"block {mine} published under two keys"
-                index[key] = mine
-                key_of[mine] = key
-                self.version += 1
-                if news is not None:
-                    news[key] = True
-            elif known != mine:
+            known = put(key, mine)
+            if known != mine:
                 self.share(known)
                 self.drop((mine,))
                 blocks[i] = known
                 adopted = True
+            elif key_of[mine] is None:
+                key_of[mine] = key
+                if news is not None:
+                    news[key] = True
+            else:
+                assert key_of[mine] == key, f"block {mine} published under two keys"
+        self.version += len(self._index) - n_before
         return adopted
 
     def check(self, held: Iterable[int]) -> None:
@@ -120,5 +121,6 @@ class BlockPool:
         assert len(free) == len(self._free), "a block is free twice"
         assert free | cached | leased == set(range(self.n_blocks)), "a block is lost"
         assert not (free & cached or free & leased or cached & leased), "a block is in two states"
-        assert {self._index[k]: k for k in self._index} == self._key_of, "index and keys disagree"
-        assert not free & self._key_of.keys() and cached <= self._key_of.keys(), "a free block is indexed"
+        keyed = {b: key for b, key in enumerate(self._key_of) if key is not None}
+        assert {self._index[k]: k for k in self._index} == keyed, "index and keys disagree"
+        assert not free & keyed.keys() and cached <= keyed.keys(), "a free block is indexed"

@@ -81,7 +81,7 @@ class CacheSpec(msgspec.Struct, frozen=True):
         """Once so many tokens are computed, blocks with a lower number are read no more."""
         return 0
 
-    def due(self, n_computed: int) -> float:
+    def due(self, request: Request, n_computed: int) -> float:
         """How many tokens may be computed before what became complete is published and what became stale given back;
         infinite if that may wait until the request leaves its stage."""
         return math.inf

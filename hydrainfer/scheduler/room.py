@@ -22,9 +22,10 @@ class SequenceRoom:
         self.caches = caches
         self._headroom = headroom_tokens
         self._leases: dict[str, Lease] = {}
-        self._keys: dict[str, dict[str, list[bytes]]] = {}  # by sequence id and spec: needed each step
+        self._keys: dict[str, tuple[int, dict[str, list[bytes]]]] = {}  # by sequence id: of how many tokens, by spec
         self._hits: dict[str, tuple[tuple, Hit]] = {}  # by sequence id: the latest, and what it depends on
         self._specs = list(caches.specs.values())
+        self._of_visit: dict[Visit, list[CacheSpec]] = {}
         self._chains = [spec.name for spec in self._specs if spec.chained]
         self.n_pictures_wanted = 0  # by requests that came to be encoded, and how many of them were in the cache
         self.n_pictures_found = 0
@@ -33,7 +34,10 @@ class SequenceRoom:
 
     def specs_of(self, request: Request, visit: Visit) -> list[CacheSpec]:
         """The caches that these steps read or write."""
-        return [s for s in self._specs if not s.stages.isdisjoint(visit) and s.used_by(request)]
+        specs = self._of_visit.get(visit)
+        if specs is None:
+            specs = self._of_visit[visit] = [s for s in self._specs if not s.stages.isdisjoint(visit)]
+        return [s for s in specs if s.used_by(request)]
 
     def check_fits_empty(self, request: Request, visit: Visit) -> None:
         """Raises `InvalidRequest` if the request could not pass these steps even if it were alone here."""
@@ -66,8 +70,10 @@ class SequenceRoom:
     def computed_by(self, other: Sequence, seq: Sequence, visit: Visit, n_tokens: int) -> bool:
         """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens that
         `seq` could then share and has not found."""
-        theirs, own = self._keys.get(other.id), self._keys.get(seq.id) or self._keys_of(seq)
-        if theirs is None or not any(own.get(name, [])[:1] == theirs.get(name, [])[:1] for name in self._chains):
+        if other.id not in self._keys:
+            return False
+        theirs, own = self._keys[other.id][1], self._keys_of(seq)
+        if not any(own.get(name, [])[:1] == theirs.get(name, [])[:1] for name in self._chains):
             return False  # not even the first block
         hit, chained, n_most = self.match(seq, visit), False, len(seq.tokens) - 1
         for spec in self.specs_of(seq.request, visit):
@@ -109,12 +115,15 @@ class SequenceRoom:
 
     def _keys_of(self, seq: Sequence) -> dict[str, list[bytes]]:
         """By spec, the keys of the blocks that its tokens fill."""
-        keys = self._keys.get(seq.id)
-        if keys is None:
-            used = (spec for spec in self._specs if spec.used_by(seq.request))
-            keys = self._keys[seq.id] = {spec.name: spec.keys(seq.request) for spec in used}
-        for name, ks in keys.items():
-            ks += self.caches.specs[name].more_keys(seq.request, seq.tokens, ks)
+        n_tokens, keys = self._keys.get(seq.id, (0, {}))
+        if n_tokens == len(seq.tokens):
+            return keys
+        if not n_tokens:
+            keys = {spec.name: spec.keys(seq.request) for spec in self._specs if spec.used_by(seq.request)}
+        self._keys[seq.id] = len(seq.tokens), keys
+        if seq.request.keys:
+            for name in self._chains:
+                keys[name] += self.caches.specs[name].more_keys(seq.request, seq.tokens, keys[name])
         return keys
 
     def brought(self, handoff: Handoff) -> set[bytes]:
@@ -188,7 +197,9 @@ class SequenceRoom:
 
     def _set_due(self, seq: Sequence) -> None:
         n_computed = seq.n_settled = seq.n_computed
-        seq.due = min([math.inf, *(spec.due(n_computed) for spec in self._held(seq))])
+        seq.due = math.inf
+        for name in seq.blocks:
+            seq.due = min(seq.due, self.caches.specs[name].due(seq.request, n_computed))
 
     @staticmethod
     def _capacity(seq: Sequence, spec: CacheSpec) -> float:
@@ -201,12 +212,13 @@ class SequenceRoom:
         more. To be called once `due` are computed; whoever leaves its stage or this instance is settled, too."""
         if not self._publish_written(seq):
             return
-        lease = self._leases[seq.id]
-        for spec in self._held(seq):
-            stale = spec.stale(seq.n_computed)
-            if stale > lease.first[spec.name]:
-                self.caches.slide(lease, spec.name, stale)
-        self._set_capacity(seq)
+        lease, slid = self._leases[seq.id], False
+        for name, first in lease.first.items():
+            if name in lease.blocks and (stale := self.caches.specs[name].stale(seq.n_computed)) > first:
+                self.caches.slide(lease, name, stale)
+                slid = True
+        if slid:
+            self._set_capacity(seq)
         self._set_due(seq)
 
     def _publish_written(self, seq: Sequence) -> bool:
@@ -214,12 +226,15 @@ class SequenceRoom:
         if seq.n_settled == seq.n_computed:
             return False
         for spec in self._held(seq):
-            self._publish(seq, spec, spec.written(seq.n_settled, seq.n_computed))
+            if numbers := spec.written(seq.n_settled, seq.n_computed):
+                self._publish(seq, spec, numbers)
         return True
 
     def _publish(self, seq: Sequence, spec: CacheSpec, numbers: range) -> None:
         """Let others find those of these blocks that have keys."""
-        if numbers and (keys := self._keys_of(seq)[spec.name][numbers.start : numbers.stop]):
+        if spec.chained and not seq.request.keys:
+            return
+        if keys := self._keys_of(seq)[spec.name][numbers.start : numbers.stop]:
             seq.remapped += self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys)
 
     def encoded(self, seq: Sequence, index: int) -> None:

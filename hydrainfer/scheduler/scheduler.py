@@ -122,9 +122,8 @@ class Scheduler:
             return False
         seq.cancelled = True
         self._unencoded.pop(request_id, None)
-        self._admission.forget(seq)
-        self._running[seq.stage].pop(seq.id, None)
-        self.migrating.pop(seq.id, None)
+        if self._running[seq.stage].pop(seq.id, None) is None and self.migrating.pop(seq.id, None) is None:
+            self._admission.forget(seq)
         if not seq.in_flight:
             self._admission.free(seq)
         return True

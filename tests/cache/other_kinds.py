@@ -17,7 +17,7 @@ class WindowSpec(CacheSpec, frozen=True):
     def stale(self, n_computed):
         return max(0, n_computed - self.window + 1) // self.block_tokens
 
-    def due(self, n_computed):
+    def due(self, request, n_computed):
         return n_computed + 1
 
     def span(self, n_computed, n_tokens):
