@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 _POINTS = 64  # per name: shares differ by about 1/sqrt(64)
 
@@ -25,6 +26,12 @@ class HashRing:
             if name in among:
                 return name
         return None
+
+
+@lru_cache(maxsize=16)
+def ring_of(names: tuple[str, ...]) -> HashRing:
+    """The ring of these names, which every instance of a layout has alike."""
+    return HashRing(names)
 
 
 def _place(data: bytes) -> int:

@@ -16,11 +16,12 @@ from typing import Literal
 
 import msgspec
 
-from hydrainfer.cluster.hashing import HashRing
+from hydrainfer.cluster.hashing import ring_of
 from hydrainfer.cluster.messages import Peer
 from hydrainfer.core import Cached, Load, Request, Role, Stage, split_chain
 
 Balancing = Literal["least_load", "round_robin", "random"]
+_IDLE = Load()
 _GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3)  # stands for an instance that has not measured yet
 
 
@@ -40,7 +41,9 @@ class Roster:
         self._prefixes: dict[str, set[bytes]] = {}  # as told by those that prefill
         self._block_tokens = 1
         self._split: tuple[bytes, list[bytes]] = b"", []
-        self._encoders = HashRing(name for name, role in self.roles.items() if role.runs(Stage.ENCODE))
+        self._able = {s: sorted(n for n, role in self.roles.items() if role.runs(s)) for s in Stage}
+        self._busy: dict[str, tuple[Load, float]] = {}  # by name: the load of which `delay_s` was asked last
+        self._encoders = ring_of(tuple(self._able[Stage.ENCODE]))
 
     def update(self, peers: Iterable[Peer]) -> list[Peer]:
         """Take `peers` as those that live now. Returns those that did and do no longer."""
@@ -75,13 +78,13 @@ class Roster:
         return min(n, (request.n_prompt - 1) // self._block_tokens) * self._block_tokens
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
-        able = sorted(n for n in self.peers if n not in exclude and self.roles[n].runs(stage))
+        able = [n for n in self._able[stage] if n in self.peers and n not in exclude]
         names = [n for n in able if not self.peers[n].suspect] or able  # a suspect is better than nobody
         if not names:
             return None
         delay = dict.fromkeys(names, 0.0)
         if self._balancing == "least_load":
-            delay = self._ways_s(names, request, stage)
+            delay = self._ways_s(names, request, request.plan().index(stage))
         name = min(names, key=lambda n: (delay[n], self._chosen_at[n]))
         if stage is Stage.ENCODE and (owner := self._encoders.owner(request.media[0].key, names)) is not None:
             name = owner if delay[owner] <= delay[name] + self._encode_s(owner, request) else name
@@ -103,7 +106,7 @@ class Roster:
         name = min(able, key=lambda n: self._prefill_s(n, request), default=None)
         if name is None or name == encoder:
             return None
-        by_encoder_s = delay_s(self._load(encoder)) + self._encode_s(encoder, request)
+        by_encoder_s = self._busy_s(encoder) + self._encode_s(encoder, request)
         return name if self._prefill_s(name, request) <= by_encoder_s else None
 
     def _encode_s(self, name: str, request: Request) -> float:
@@ -112,32 +115,42 @@ class Roster:
 
     def _prefill_s(self, name: str, request: Request) -> float:
         """How long an instance works on what it has, less what it saves of the prefill of `request`."""
-        load = self._load(name)
-        saved = self.found(request, name) if self._prefixes else 0
-        return delay_s(load) - saved * (load.token_s or _GUESS.token_s)
+        saved = self.found(request, name) if name in self._prefixes else 0
+        return self._busy_s(name) - saved * (self._load(name).token_s or _GUESS.token_s)
+
+    def _busy_s(self, name: str) -> float:
+        """`delay_s` of the load of an instance, which is asked for by every request."""
+        load, known = self.loads.get(name, _IDLE), self._busy.get(name)
+        if known is None or known[0] is not load:
+            known = self._busy[name] = load, delay_s(load)
+        return known[1]
 
     def _load(self, name: str) -> Load:
-        return self.loads.get(name, Load())
+        return self.loads.get(name, _IDLE)
 
-    def _ways_s(self, names: Iterable[str], request: Request, stage: Stage) -> dict[str, float]:
-        """By instance, how long what is there delays a request that enters `stage` at it: there, and at the least busy
-        instances of the later stages that it does not run. What it has computed of the prompt counts against that."""
+    def _ways_s(self, names: Iterable[str], request: Request, n: int) -> dict[str, float]:
+        """By instance, how long what is there delays a request that enters step `n` of its plan at it: there, and at
+        the least busy instances of the later stages that it does not run. What it has computed of the prompt counts
+        against that."""
+        before_s = self._prefill_s if self._prefixes and n <= request.plan().index(Stage.PREFILL) else None
+        later: dict[frozenset[Stage], float] = {}  # by role
+        ways: dict[str, float] = {}
+        for name in names:
+            role = self.roles[name]
+            if role.stages not in later:
+                later[role.stages] = self._later_s(role, request, n)
+            here_s = before_s(name, request) if before_s and role.runs(Stage.PREFILL) else self._busy_s(name)
+            ways[name] = here_s + later[role.stages]
+        return ways
+
+    def _later_s(self, role: Role, request: Request, n: int) -> float:
+        """The delay at the best instance of the first step behind step `n` that this role does not run."""
         plan = request.plan()
-        n_prefill = plan.index(Stage.PREFILL)
-        best: dict[Stage, float] = {}  # of all instances that run it
-
-        def way_s(name: str, n: int) -> float:
-            runs = self.roles[name].runs
-            here_s = delay_s(self._load(name))
-            if n <= n_prefill and runs(Stage.PREFILL):
-                here_s = self._prefill_s(name, request)
-            return here_s + next((best[s] for s in plan[n + 1 :] if not runs(s)), 0.0)
-
-        first = plan.index(stage)
-        for n in range(len(plan) - 1, first, -1):
-            ways = (way_s(name, n) for name in self.peers if self.roles[name].runs(plan[n]))
-            best[plan[n]] = min(ways, default=0.0)
-        return {name: way_s(name, first) for name in names}
+        beyond = next((i for i in range(n + 1, len(plan)) if not role.runs(plan[i])), None)
+        if beyond is None:
+            return 0.0
+        able = [name for name in self._able[plan[beyond]] if name in self.peers]
+        return min(self._ways_s(able, request, beyond).values(), default=0.0)
 
     def _with(self, name: str, request: Request, stage: Stage) -> Load:
         """The load of an instance once `request` has been placed there."""
