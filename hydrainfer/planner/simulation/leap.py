@@ -62,11 +62,12 @@ class Leap:
             if left < _FEWEST or seq.plan[seq.cursor] is not Stage.DECODE:
                 return None
             seqs.append(seq)
-            if seq.request.keys:
-                left = min(left, seq.due - seq.n_computed - 1)  # nothing is published meanwhile
             if left < n:
-                n = int(left)
-        if not engine.scheduler.room.can_grow(seqs, n, evicting=not seqs[0].request.keys):
+                n = left
+        shares = bool(seqs[0].request.keys)
+        if shares:  # nothing is published meanwhile, or evicted
+            n = min(n, *(int(min(seq.due - seq.n_computed - 1, _MOST)) for seq in seqs))
+        if not engine.scheduler.room.can_grow(seqs, n, evicting=not shares):
             return None
         ends = _ends(device, batch, ticket.at_s, n, until_s)
         return Leap(engine, device, batch, launched_s, ends) if len(ends) > _FEWEST else None

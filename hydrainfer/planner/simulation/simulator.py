@@ -264,7 +264,7 @@ class ModelledNode:
                 engine.submit(what, now)
         wake_at = engine.step(now)
         if self._spoke or now >= self._report_at:
-            sim.report(self.name, engine.load(), now, engine.news() if self._tells and sim.shares else None)
+            sim.report(self.name, engine.load(), now, engine.news() if sim.shares and self._tells else None)
             self._spoke = False
             if now >= self._report_at:
                 self._report_at = now + _BEAT_S
