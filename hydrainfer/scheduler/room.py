@@ -176,15 +176,16 @@ class SequenceRoom:
         self._set_capacity(seq)
         return True
 
-    def can_grow(self, seqs: Iterable[Sequence], n_tokens: int) -> bool:
-        """Whether all of them have room for so many tokens more."""
+    def can_grow(self, seqs: Iterable[Sequence], n_tokens: int, evicting: bool = True) -> bool:
+        """Whether all of them have room for so many tokens more; unless `evicting`, without losing what is found."""
         wanted: Counter[str] = Counter()
         for seq in seqs:
             for spec in self._held(seq):
                 held = seq.blocks[spec.name]
                 need = spec.need(seq.request, seq.n_computed + n_tokens, len(seq.tokens) + n_tokens)
                 wanted[spec.name] += max(0, len(need) - len(held))
-        return all(n <= self.caches.pools[name].n_available for name, n in wanted.items())
+        pools = self.caches.pools
+        return all(n <= pools[name].n_available - (not evicting) * pools[name].n_cached for name, n in wanted.items())
 
     def _held(self, seq: Sequence) -> list[CacheSpec]:
         return [self.caches.specs[name] for name in seq.blocks]

@@ -8,13 +8,16 @@ import hashlib
 import io
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+import msgspec
 from PIL import Image
 
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.simulation import TraceRequest
+from hydrainfer.planner.simulation import ANSWER, Part, TraceRequest
 from hydrainfer.workload.sources import (
     DEFAULT,
     TOKENS_PER_WORD,
@@ -29,6 +32,7 @@ from hydrainfer.workload.sources import (
 
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 _ORIENTATION = 0x0112
+_SHARED_TOKENS = 16  # a block
 
 
 class Prompts(NamedTuple):
@@ -43,11 +47,19 @@ class Prompts(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """A picture's size in pixels, and a name if the picture may be seen twice."""
+    """A picture's size in pixels, a name for each picture, and one for those that may be seen again at any time."""
 
     width: int
     height: int
+    name: str
     content: str = ""
+
+
+class _Text(NamedTuple):
+    """A piece of text; `answer`: of the server."""
+
+    text: str
+    answer: bool = False
 
 
 def words_to_tokens(text: str) -> int:
@@ -70,7 +82,22 @@ def trace_of(workload: Workload, prompts: Prompts, n: int, seed: int = 0) -> lis
         at_s = [t - min(recorded) for t in recorded]
     else:
         at_s = due_times_s(Poisson(1.0), len(chats), seed)
-    return [_request(i, chat, t, prompts) for i, (chat, t) in enumerate(zip(chats, at_s))]
+    seen = prompts.picture
+    prompts = prompts._replace(picture=seen and cache(seen), text=cache(prompts.text))  # turns begin with other turns
+    made = [_request(i, chat, t, prompts) for i, (chat, t) in enumerate(zip(chats, at_s))]
+    return made if _repeats(made) else [msgspec.structs.replace(t, parts=()) for t in made]
+
+
+def _repeats(trace: Iterable[TraceRequest]) -> bool:
+    """Whether two prompts begin alike for as long as is worth sharing."""
+    seen = set()
+    for t in trace:
+        reached = accumulate(part.n_tokens for part in t.parts)
+        names = tuple(part.name for part in t.parts[: 1 + sum(n < _SHARED_TOKENS for n in reached)])
+        if names in seen:
+            return True
+        seen.add(names)
+    return False
 
 
 def summary(trace: Sequence[TraceRequest]) -> dict[str, float]:
@@ -103,51 +130,79 @@ def _like(workload: Workload, model: str) -> str:
 
 
 def _request(i: int, chat: ChatRequest, at_s: float, prompts: Prompts) -> TraceRequest:
-    text, pictures = chat.text, [_size_of(p) for p in chat.pictures]
-    if chat.messages:
-        text, pictures = _conversation(chat.messages)
+    pieces = list(_pieces(chat))
+    pictures = [p for p in pieces if isinstance(p, _Size)]
     if pictures and prompts.picture is None:
         raise ConfigError(
             f"request {i} has pictures, but {prompts.name} cannot see; use a workload without", param="model"
         )
-    tokens = tuple(prompts.picture(p.width, p.height) for p in pictures) if prompts.picture is not None else ()
-    n_text = max(1, prompts.text(text, len(pictures)))
+    parts = tuple(_parts_of(pieces, prompts))
+    tokens = tuple(part.n_tokens for part in parts if part.picture)
+    n_text = sum(part.n_tokens for part in parts if not part.picture)
     if (n := n_text + sum(tokens) + chat.max_tokens) > prompts.n_context:
         raise ConfigError(
             f"request {i} has {n} tokens with its answer, but {prompts.name} takes {prompts.n_context}",
             param="workload",
         )
     content = ";".join(p.content for p in pictures) if any(p.content for p in pictures) else ""
-    return TraceRequest(arrival_s=at_s, n_text=n_text, pictures=tokens, n_output=chat.max_tokens, content=content)
+    return TraceRequest(
+        arrival_s=at_s, n_text=n_text, pictures=tokens, n_output=chat.max_tokens, content=content, parts=parts
+    )
 
 
-def _conversation(messages: Sequence[dict[str, Any]]) -> tuple[str, list[_Size]]:
-    """The text of all messages, and the sizes of their pictures."""
+def _parts_of(pieces: Sequence[_Text | _Size], prompts: Prompts) -> Iterator[Part]:
+    """The parts of a prompt. What is between two texts, the template's, counts to the second."""
     texts: list[str] = []
-    pictures: list[_Size] = []
-    for part in _parts(messages):
-        if isinstance(part, str):
-            texts.append(part)
-        elif part.get("type") == "text":
-            texts.append(str(part.get("text", "")))
-        elif part.get("type") == "image_url":
-            url = part.get("image_url")
-            pictures.append(_size_of(EncodedPicture(str(url.get("url") if isinstance(url, dict) else url))))
-        else:
-            raise ConfigError(f"cannot plan for parts of type {part.get('type')!r}; known are text and image_url")
-    return "\n".join(texts), pictures
+    n_pictures = n_before = 0
+    last = max(i for i, piece in enumerate(pieces) if isinstance(piece, _Text))
+    for i, piece in enumerate(pieces):
+        if isinstance(piece, _Size):
+            assert prompts.picture is not None
+            n_pictures += 1
+            yield Part(f"picture {piece.name}", prompts.picture(piece.width, piece.height), True)
+            continue
+        texts.append(piece.text)
+        n_shown = sum(isinstance(p, _Size) for p in pieces) if i == last else n_pictures
+        n_tokens = max(n_before, int(i == last), prompts.text("\n".join(texts), n_shown))
+        if n_tokens > n_before:
+            yield Part(ANSWER if piece.answer else f"text {piece.text}", n_tokens - n_before)
+        n_before = n_tokens
 
 
-def _parts(messages: Sequence[dict[str, Any]]) -> Iterator[Any]:
+def _pieces(chat: ChatRequest) -> Iterator[_Text | _Size]:
+    """The texts and pictures of a request, in order; at least one text."""
+    if chat.messages:
+        pieces = list(_conversation(chat.messages))
+        yield from pieces if any(isinstance(p, _Text) for p in pieces) else (*pieces, _Text(""))
+        return
+    if chat.system:
+        yield _Text(chat.system)
+    for said in chat.before:
+        yield from map(_size_of, said.pictures)
+        yield _Text(said.text)
+        yield _Text(said.answer, True)
+    yield from map(_size_of, chat.pictures)
+    yield _Text(chat.text)
+
+
+def _conversation(messages: Sequence[dict[str, Any]]) -> Iterator[_Text | _Size]:
     for message in messages:
         content = message.get("content") or ""
-        yield from [content] if isinstance(content, str) else content
+        for part in [content] if isinstance(content, str) else content:
+            if isinstance(part, str) or part.get("type") == "text":
+                text = part if isinstance(part, str) else str(part.get("text", ""))
+                yield _Text(text, message.get("role") == "assistant")
+            elif part.get("type") == "image_url":
+                url = part.get("image_url")
+                yield _size_of(EncodedPicture(str(url.get("url") if isinstance(url, dict) else url)))
+            else:
+                raise ConfigError(f"cannot plan for parts of type {part.get('type')!r}; known are text and image_url")
 
 
 def _size_of(picture: DrawnPicture | FilePicture | EncodedPicture) -> _Size:
     """A picture's size, without decoding it. Raises `ConfigError`."""
     if isinstance(picture, DrawnPicture):
-        return _Size(picture.width, picture.height)  # each has its own seed
+        return _Size(picture.width, picture.height, f"{picture.seed} {picture.width} {picture.height}")
     if isinstance(picture, FilePicture):
         return _header(picture.path, picture.path, picture.path)
     head, comma, data = picture.url.partition(",")
@@ -167,4 +222,4 @@ def _header(file: Any, name: str, content: str) -> _Size:
             turned = image.getexif().get(_ORIENTATION) in _TURNED
     except (OSError, ValueError) as e:
         raise ConfigError(f"{name}: no picture that can be read ({type(e).__name__})", param="path") from None
-    return _Size(*((height, width) if turned else (width, height)), content)
+    return _Size(*((height, width) if turned else (width, height)), content, content)

@@ -13,7 +13,7 @@ import msgspec
 from hydrainfer.cache import tokens_in
 from hydrainfer.core import CostModel, Layout, Role, Stage
 from hydrainfer.planner.search.study import Study
-from hydrainfer.planner.simulation import TraceRequest
+from hydrainfer.planner.simulation import ANSWER, TraceRequest
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
@@ -42,7 +42,7 @@ class Bounds:
     def __init__(self, study: Study) -> None:
         self._cost = next(iter(study.stations.values())).cost
         n_batch = _largest_batch(study)
-        each = [work_of(t, self._cost, n_batch) for t in _without_repeats(study.trace)]
+        each = [work_of(t, self._cost, n_batch, n) for t, n in _without_repeats(study.trace)]
         self.mean = StageWork(*(sum(column) / len(each) for column in zip(*each)))
 
     def of(self, layout: Layout) -> Bound:
@@ -67,10 +67,12 @@ class Bounds:
         return found
 
 
-def work_of(t: TraceRequest, cost: CostModel, n_batch: int) -> StageWork:
-    """The work of one request, decoding as one of `n_batch`. Batches share their bases; prefill's are left out."""
+def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) -> StageWork:
+    """The work of one request, decoding as one of `n_batch`, of whose prompt `n_found` tokens are computed. Batches
+    share their bases; prefill's are left out."""
     encode_s = sum(min(cost.encode_s([p] * n) / n for n in _BATCHES) for p in t.pictures)
-    prefill_s = cost.prefill_token_s * t.n_prompt + cost.prefill_attention_s * t.n_prompt**2 / 2
+    n_fresh = t.n_prompt - n_found
+    prefill_s = cost.prefill_token_s * n_fresh + cost.prefill_attention_s * (t.n_prompt**2 - n_found**2) / 2
     n_steps = t.n_output - 1  # prefill makes the first token
     n_contexts = n_steps * t.n_prompt + n_steps * (n_steps + 1) // 2
     arithmetic_s = cost.decode_token_s * n_steps + cost.decode_context_s * n_contexts
@@ -86,10 +88,26 @@ def _largest_batch(study: Study) -> int:
     return max([1, *(int(min(s.budgets.running, tokens_in(s.blocks) / usual)) for s in decoders)])
 
 
-def _without_repeats(trace: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
-    """The trace without pictures that were seen before, as these need not be encoded."""
+def _without_repeats(trace: Sequence[TraceRequest]) -> Iterator[tuple[TraceRequest, int]]:
+    """The trace without pictures that were seen before, as these need not be encoded; and how many tokens of each
+    prompt others may have computed, at most."""
     seen: set[str] = set()
+    begun: set[tuple[str, ...]] = set()
     for t in trace:
+        if t.parts:
+            yield _of_parts(t, seen, begun)
+            continue
         again = t.content in seen
         seen |= {t.content} - {""}
-        yield msgspec.structs.replace(t, pictures=(), n_text=t.n_prompt) if again else t
+        yield (msgspec.structs.replace(t, pictures=(), n_text=t.n_prompt) if again else t), 0
+
+
+def _of_parts(t: TraceRequest, seen: set[str], begun: set[tuple[str, ...]]) -> tuple[TraceRequest, int]:
+    """`seen`: pictures of those before it; `begun`: how their prompts and answers begin, in whole parts."""
+    names = tuple(part.name for part in t.parts)
+    n_begun = next(n for n in range(len(names), -1, -1) if not n or names[:n] in begun)
+    n_found = min(sum(part.n_tokens for part in t.parts[:n_begun]), t.n_prompt - 1)
+    new = tuple(part.n_tokens for part in t.parts if part.picture and part.name not in seen)
+    seen.update(part.name for part in t.parts if part.picture)
+    begun.update((*names, ANSWER)[:n] for n in range(1, len(names) + 2))
+    return msgspec.structs.replace(t, pictures=new, n_text=t.n_prompt - sum(new)), n_found

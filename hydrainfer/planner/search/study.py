@@ -63,6 +63,12 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
             )
         return found
 
+    def requests(self, rate: float) -> list[Request]:
+        """The workload at `rate` requests per second."""
+        specs = (spec for station in self.stations.values() for spec in station.blocks if spec.chained)
+        block_tokens = next((spec.block_tokens for spec in specs), 1)
+        return as_requests(at_rate(self.trace, rate), block_tokens)
+
     def shortened(self, n: int) -> Study:
         return msgspec.structs.replace(self, trace=self.trace[:n])
 
@@ -90,7 +96,7 @@ def attempt(
     study: Study, layout: Layout, rate: float, *, hurry: bool = True, timelines: Timelines | None = None
 ) -> Attempt:
     """One rate, simulated. `hurry`: stop when more have missed than may. `timelines` hear of every event."""
-    requests = as_requests(at_rate(study.trace, rate))
+    requests = study.requests(rate)
 
     def record(event: LifecycleEvent) -> None:
         assert timelines is not None

@@ -5,11 +5,13 @@ Called by `search` and the benchmarks. Never loads a model, and never knows wher
 
 from hydrainfer.planner.simulation.links import Link
 from hydrainfer.planner.simulation.simulator import InstanceModel, ServedRequest, Simulator
-from hydrainfer.planner.simulation.trace import TraceRequest, as_requests, at_rate
+from hydrainfer.planner.simulation.trace import ANSWER, Part, TraceRequest, as_requests, at_rate
 
 __all__ = [
+    "ANSWER",
     "InstanceModel",
     "Link",
+    "Part",
     "ServedRequest",
     "Simulator",
     "TraceRequest",

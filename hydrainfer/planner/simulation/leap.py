@@ -64,7 +64,10 @@ class Leap:
             seqs.append(seq)
             if left < n:
                 n = left
-        if not engine.scheduler.room.can_grow(seqs, n):
+        shares = bool(seqs[0].request.keys)
+        if shares:  # nothing is published meanwhile, or evicted
+            n = min(n, *(int(min(seq.due - seq.n_computed - 1, _MOST)) for seq in seqs))
+        if not engine.scheduler.room.can_grow(seqs, n, evicting=not shares):
             return None
         ends = _ends(device, batch, ticket.at_s, n, until_s)
         return Leap(engine, device, batch, launched_s, ends) if len(ends) > _FEWEST else None

@@ -23,6 +23,7 @@ from hydrainfer.cluster.messages import Peer
 from hydrainfer.cluster.node import Pulse
 from hydrainfer.cluster.roster import Balancing, Roster
 from hydrainfer.core import (
+    Cached,
     CostModel,
     DeviceTime,
     EventKind,
@@ -34,6 +35,7 @@ from hydrainfer.core import (
     Parcel,
     Request,
     Role,
+    Stage,
     StepBatch,
     StepResult,
     owner_of,
@@ -111,13 +113,15 @@ class Simulator:
             roster = Roster(roles, balancing)
             roster.update(peers)
             self.nodes[instance.name] = ModelledNode(self, n, instance, roster, record)
-        self._said: dict[str, deque[tuple[float, Load]]] = {name: deque() for name in self.nodes}
+        self._said: dict[str, deque[tuple[float, Load, Cached | None]]] = {name: deque() for name in self.nodes}
         self._beat_at = 0.0
+        self.shares = False
 
     def run(self, requests: Iterable[Request]) -> list[ServedRequest]:
         """Serve all requests in order of arrival, or until `watch` says to stop; returns the unfinished ones, too."""
         arrivals = sorted(requests, key=lambda r: r.arrival_s or 0.0)
         self.served.update((r.id, ServedRequest(r)) for r in arrivals)
+        self.shares = any(r.keys for r in arrivals)
         for request in arrivals:
             self.at(request.arrival_s or 0.0, partial(self._arrive, request))
         for node in self.nodes.values():
@@ -153,9 +157,9 @@ class Simulator:
                 mine.finish = output.finish_reason
                 self.n_done += 1
 
-    def report(self, name: str, load: Load, at_s: float) -> None:
-        """Keep a load that `name` sent at `at_s`, which may be past, until somebody asks for loads."""
-        self._said[name].append((at_s + self.link.message_s, load))
+    def report(self, name: str, load: Load, at_s: float, cached: Cached | None = None) -> None:
+        """Keep what `name` sent at `at_s`, which may be past, until somebody asks for loads."""
+        self._said[name].append((at_s + self.link.message_s, load, cached))
 
     def post(self, peer: str, parcel: Parcel) -> None:
         self.at(self.now + self.link.message_s, partial(self._deliver, self.nodes[peer], parcel))
@@ -182,7 +186,9 @@ class Simulator:
         for name, node in self.nodes.items():
             said = self._said[name]
             while said and said[0][0] <= self.now:
-                loads[name] = said.popleft()[1]
+                _, loads[name], cached = said.popleft()
+                if cached is not None:
+                    self._roster.learn(name, cached)
             if node.leap is not None and (load := node.leap.reported(until_s)) is not None:
                 loads[name] = load
 
@@ -227,6 +233,7 @@ class ModelledNode:
         self.exports = {spec.name: ExportHandle(owner_of(i.name, _INCARNATION)) for spec in i.blocks}
         self._block_bytes = {spec.name: spec.block_bytes for spec in i.blocks}
         self._spoke = False
+        self._tells = i.role.runs(Stage.PREFILL)
         self._parcels: list[tuple[str, Parcel]] = []
         self.inbox: list[Parcel | Request] = []
         self.leap: Leap | None = None
@@ -257,7 +264,7 @@ class ModelledNode:
                 engine.submit(what, now)
         wake_at = engine.step(now)
         if self._spoke or now >= self._report_at:
-            sim.report(self.name, engine.load(), now)
+            sim.report(self.name, engine.load(), now, engine.news() if sim.shares and self._tells else None)
             self._spoke = False
             if now >= self._report_at:
                 self._report_at = now + _BEAT_S

@@ -2,57 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
-from hydrainfer.core import ConfigError, MediaSpan, Request, SamplingParams
+from hydrainfer.core import ConfigError, MediaSpan, Request, SamplingParams, chain_keys, chain_root
+from hydrainfer.planner.simulation.leap import TOKEN
 
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
 _ID = 5  # any token id
+_FIRST_ID = 8  # of those that tell texts apart
+ANSWER = ""
+"""The name of a part that the server itself has said."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A piece of a prompt. What parts of one name begin with is the same content; `picture`: it is one."""
+
+    name: str
+    n_tokens: int
+    picture: bool = False
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a trace: `n_text` prompt tokens that are no placeholders; `pictures`: embedding tokens of each;
-    `n_output` tokens are produced. `content` names the pictures: equal names are the same pictures, "" are new ones."""
+    `n_output` tokens are produced. `content` names the pictures: equal names are the same pictures, "" are new ones.
+    `parts`: the same prompt in order, if it has something in common with another's; else () will do."""
 
     arrival_s: float
     n_text: int
     pictures: tuple[int, ...] = ()
     n_output: int
     content: str = ""
+    parts: tuple[Part, ...] = ()
 
     @property
     def n_prompt(self) -> int:
         return self.n_text + sum(self.pictures)
 
 
-def as_requests(trace: Iterable[TraceRequest]) -> list[Request]:
-    """The requests of a trace in order of arrival, with pictures before the text. Raises `ConfigError` if the trace or
-    a request is empty."""
-    found = [_request(i, t) for i, t in enumerate(sorted(trace, key=lambda t: t.arrival_s))]
+def as_requests(trace: Iterable[TraceRequest], block_tokens: int = 16) -> list[Request]:
+    """The requests of a trace in order of arrival, with pictures before the text, or as their parts say; those with
+    parts share what they have in common by blocks of `block_tokens`. Raises `ConfigError` if the trace or a request is
+    empty."""
+    prompts = _Prompts(block_tokens)
+    found = [_request(i, t, prompts) for i, t in enumerate(sorted(trace, key=lambda t: t.arrival_s))]
     if not found:
         raise ConfigError("the trace is empty: there is nothing to plan for")
     return found
 
 
-def _request(i: int, t: TraceRequest) -> Request:
+def _request(i: int, t: TraceRequest, prompts: _Prompts) -> Request:
     if t.n_output < 1 or t.n_prompt < 1 or t.arrival_s < 0.0:
         raise ConfigError(f"request {i} of the trace needs a prompt, an output of at least one token and a time: {t}")
-    media, at, content = [], 0, t.content or f"#{i}"
+    ids: tuple[int, ...] = (_ID,) * t.n_prompt
+    media, keys = _media_first(t, t.content or f"#{i}"), b""
+    if t.parts:
+        ids, media, keys = prompts.of(t.parts)
+        assert len(ids) == t.n_prompt, f"the parts of request {i} are another prompt"
+    return Request(
+        id=f"r{i}",
+        prompt_ids=ids,
+        sampling=_GREEDY,
+        max_tokens=t.n_output,
+        seed=i,
+        media=media,
+        arrival_s=t.arrival_s,
+        keys=keys,
+    )
+
+
+def _media_first(t: TraceRequest, content: str) -> tuple[MediaSpan, ...]:
+    media, at = [], 0
     for k, n in enumerate(t.pictures):
         key = f"{content}/{k}"
         media.append(MediaSpan(at, n, key.encode(), key))
         at += n
-    return Request(
-        id=f"r{i}",
-        prompt_ids=(_ID,) * t.n_prompt,
-        sampling=_GREEDY,
-        max_tokens=t.n_output,
-        seed=i,
-        media=tuple(media),
-        arrival_s=t.arrival_s,
-    )
+    return tuple(media)
+
+
+class _Prompts:
+    """Prompts made of parts: an id for each text, and keys that are computed once for each beginning."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._ids: dict[str, int] = {ANSWER: TOKEN}
+        self._keys: dict[tuple[Part, ...], list[bytes]] = {(): [chain_root(b"trace")]}
+
+    def of(self, parts: tuple[Part, ...]) -> tuple[tuple[int, ...], tuple[MediaSpan, ...], bytes]:
+        """Ids, pictures and keys of a prompt."""
+        ids = tuple(chain.from_iterable(self._of(part) for part in parts))
+        media = tuple(_spans(parts))
+        n_known = next(n for n in range(len(parts), -1, -1) if parts[:n] in self._keys)
+        keys = self._keys[parts[:n_known]]
+        for n in sorted({min(n_known + 1, len(parts)), len(parts)}):
+            some = ids[: sum(part.n_tokens for part in parts[:n])]
+            keys = [*keys, *chain_keys(keys[-1], some, self._block_tokens, media, len(keys) - 1)]
+            self._keys[parts[:n]] = keys
+        return ids, media, b"".join(keys)
+
+    def _of(self, part: Part) -> tuple[int, ...]:
+        token = _ID if part.picture else self._ids.setdefault(part.name, _FIRST_ID + len(self._ids))
+        return (token,) * part.n_tokens
+
+
+def _spans(parts: Iterable[Part]) -> Iterator[MediaSpan]:
+    at = 0
+    for part in parts:
+        if part.picture:
+            yield MediaSpan(at, part.n_tokens, part.name.encode(), part.name)
+        at += part.n_tokens
 
 
 def at_rate(trace: Sequence[TraceRequest], rate: float) -> list[TraceRequest]:

@@ -68,7 +68,7 @@ class Traffic:
         """Raises `ConfigError`."""
         if (n, seed) not in self._kept:
             chats = encoded(self.workload.chats(n, seed, self.like))
-            n_bytes = sum(len(picture.data_url()) for chat in chats for picture in chat.pictures)
+            n_bytes = sum(len(url) for url in {p.data_url() for chat in chats for p in chat.shown})
             while self._kept and n_bytes + sum(size for size, _ in self._kept.values()) > self._max_bytes:
                 del self._kept[next(iter(self._kept))]
             self._kept[n, seed] = n_bytes, chats

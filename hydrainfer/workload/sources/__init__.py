@@ -4,8 +4,9 @@ Called by `client`, `measuring` and the planner. Reads local files only; never f
 """
 
 from hydrainfer.workload.sources.arrivals import Arrivals, Closed, Constant, Gamma, Poisson, Replay, due_times_s, label
-from hydrainfer.workload.sources.chat import BodyOptions, ChatRequest, distinct_chats, encoded
+from hydrainfer.workload.sources.chat import BodyOptions, ChatRequest, Said, distinct_chats, encoded
 from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
+from hydrainfer.workload.sources.dialogues import Dialogues
 from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, FilePicture, Picture, draw_picture
 from hydrainfer.workload.sources.recorded import Recording, read_recording, write_recording
 from hydrainfer.workload.sources.spec import DEFAULT, SOURCES, Workload, read_workload
@@ -22,6 +23,7 @@ __all__ = [
     "ChatRequest",
     "Closed",
     "Constant",
+    "Dialogues",
     "DrawnPicture",
     "EncodedPicture",
     "FilePicture",
@@ -30,6 +32,7 @@ __all__ = [
     "Poisson",
     "Recording",
     "Replay",
+    "Said",
     "Spread",
     "Workload",
     "distinct_chats",

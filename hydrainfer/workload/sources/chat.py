@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,16 +21,31 @@ QUESTIONS = (
 )
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """An earlier turn of a conversation."""
+
+    text: str
+    pictures: tuple[Picture, ...] = ()
+    answer: str
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`pictures` come before `text`, as in OpenAI's content lists. The answer has exactly `max_tokens` tokens where the
-    server honours `ignore_eos`. `messages`: a whole conversation, sent as it is in place of both. `at_s`: when it
-    arrived in the trace it is from."""
+    server honours `ignore_eos`. `system`, `before`: the system prompt and the turns before this one. `messages`: a
+    whole conversation, sent as it is in place of all of them. `at_s`: when it arrived in the trace it is from."""
 
     text: str = ""
     pictures: tuple[Picture, ...] = ()
     max_tokens: int = 32
     messages: tuple[dict[str, Any], ...] = ()
     at_s: float | None = None
+    system: str = ""
+    before: tuple[Said, ...] = ()
+
+    @property
+    def shown(self) -> tuple[Picture, ...]:
+        """The pictures of all turns."""
+        return (*(p for said in self.before for p in said.pictures), *self.pictures)
 
 
 class BodyOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +62,7 @@ class BodyOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The streaming request as JSON. Raises `ConfigError` for a picture file that cannot be read."""
         body: dict[str, Any] = {
             "model": model,
-            "messages": chat.messages or [{"role": "user", "content": _content(chat)}],
+            "messages": chat.messages or _messages(chat),
             "max_tokens": chat.max_tokens,
             "temperature": self.temperature,
             "stream": True,
@@ -63,15 +78,32 @@ class BodyOptions(msgspec.Struct, frozen=True, kw_only=True):
         return orjson.dumps(body | self.extra)
 
 
-def _content(chat: ChatRequest) -> list[dict[str, Any]]:
-    pictures = [{"type": "image_url", "image_url": {"url": picture.data_url()}} for picture in chat.pictures]
-    return [*pictures, {"type": "text", "text": chat.text}]
+def _messages(chat: ChatRequest) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": chat.system}] if chat.system else []
+    for said in chat.before:
+        messages.append({"role": "user", "content": _content(said)})
+        messages.append({"role": "assistant", "content": said.answer})
+    return [*messages, {"role": "user", "content": _content(chat)}]
+
+
+def _content(said: ChatRequest | Said) -> list[dict[str, Any]]:
+    pictures = [{"type": "image_url", "image_url": {"url": picture.data_url()}} for picture in said.pictures]
+    return [*pictures, {"type": "text", "text": said.text}]
 
 
 def encoded(chats: Iterable[ChatRequest]) -> list[ChatRequest]:
     """The same requests with their pictures drawn or read, once: to send them again costs nothing more. Raises
     `ConfigError`."""
-    return [msgspec.structs.replace(c, pictures=tuple(EncodedPicture(p.data_url()) for p in c.pictures)) for c in chats]
+    known: dict[Picture, EncodedPicture] = {}
+
+    def of(pictures: Sequence[Picture]) -> tuple[Picture, ...]:
+        known.update((p, EncodedPicture(p.data_url())) for p in pictures if p not in known)
+        return tuple(known[p] for p in pictures)
+
+    def before(chat: ChatRequest) -> tuple[Said, ...]:
+        return tuple(msgspec.structs.replace(said, pictures=of(said.pictures)) for said in chat.before)
+
+    return [msgspec.structs.replace(c, pictures=of(c.pictures), before=before(c)) for c in chats]
 
 
 def distinct_chats(

@@ -13,6 +13,7 @@ from hydrainfer.config import check_known, locate, read_yaml
 from hydrainfer.core import ConfigError
 from hydrainfer.workload.sources.chat import ChatRequest
 from hydrainfer.workload.sources.conversations import CONVERSATIONS
+from hydrainfer.workload.sources.dialogues import Dialogues
 from hydrainfer.workload.sources.pictures import FilePicture
 from hydrainfer.workload.sources.questions import READERS, Question
 from hydrainfer.workload.sources.recorded import read_recording
@@ -27,7 +28,8 @@ DEFAULT = "default"
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """`dataset`: the name that SLO presets know it by. `reader`: how the file at `path` is read (one of `SOURCES`);
     without a `path`, requests are drawn: `questions` (templates), `words`, `picture_sizes`. `output_tokens`: how long
-    answers are, by the model they are of. `distinct`: no picture twice. `notes`: what was assumed, and why."""
+    answers are, by the model they are of. `distinct`: no picture twice. `dialogues`: how drawn requests hang together;
+    by itself each is alone. `notes`: what was assumed, and why."""
 
     dataset: str
     reader: str = "synthetic"
@@ -42,6 +44,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     output_tokens: dict[str, str | float] = msgspec.field(default_factory=lambda: {DEFAULT: 32})
     max_tokens: int = 512
     distinct: bool = True
+    dialogues: Dialogues = Dialogues()
     notes: str = ""
 
     def __post_init__(self) -> None:
@@ -51,8 +54,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(f"{self.dataset}: needs output_tokens with a default, max_tokens >= 1, n_pictures >= 0")
         if not self.questions or not self.picture_sizes or any(min(size) <= 0 for size in self.picture_sizes):
             raise ConfigError(f"{self.dataset}: needs questions, and picture sizes of width, height and weight")
-        for spread in (self.words, *self.output_tokens.values()):
+        d = self.dialogues
+        for spread in (self.words, d.turns, d.system_words, *self.output_tokens.values()):
             Spread.parse(spread)
+        if min(d.apart, d.systems, d.picture_pool) < 0:
+            raise ConfigError(f"{self.dataset}: apart, systems and picture_pool are numbers of 0 or more")
 
     @property
     def source(self) -> str:
@@ -65,7 +71,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         `ConfigError`: files that are missing or of another format, or fewer requests than `n`."""
         rng = random.Random(seed)
         if self.source == "synthetic":
-            return synthetic_chats(
+            chats = synthetic_chats(
                 n,
                 seed=seed,
                 texts=Texts(self.questions, Spread.parse(self.words), self.instruction, rng),
@@ -74,7 +80,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 max_side_px=self.max_side_px,
                 output_tokens=self._lengths(like),
                 rng=rng,
+                pool=self.dialogues.picture_pool,
             )
+            return chats if self.dialogues == Dialogues() else list(self.dialogues.weave(chats, rng))
         found = self._read(rng, like)
         if self.source in TRACES or self.source == "recording":
             return _first(found, n, self)

@@ -66,15 +66,23 @@ def synthetic_chats(
     max_side_px: int | None,
     output_tokens: Spread,
     rng: random.Random,
+    pool: int = 0,
 ) -> list[ChatRequest]:
-    """Pictures are JPEG, as the datasets' are; their seeds are no other request's, nor any other workload seed's."""
+    """Pictures are JPEG, as the datasets' are; their seeds are no other request's, nor any other workload seed's. With
+    a `pool`, each is one of so many."""
     chats = []
+    weights = [weight for *_, weight in sizes]
+
+    def drawn(number: int, size: Size) -> DrawnPicture:
+        return DrawnPicture((seed << 32) + number, *fitted(*size[:2], max_side_px), "jpeg")
+
+    pooled = [drawn(i, size) for i, size in enumerate(rng.choices(sizes, weights, k=pool))]
     for i in range(n):
-        drawn = rng.choices(sizes, [weight for *_, weight in sizes], k=n_pictures)
-        pictures = tuple(
-            DrawnPicture((seed << 32) + i * n_pictures + k, *fitted(w, h, max_side_px), "jpeg")
-            for k, (w, h, _) in enumerate(drawn)
-        )
+        if pooled:
+            pictures = tuple(rng.choices(pooled, k=n_pictures))
+        else:
+            some = rng.choices(sizes, weights, k=n_pictures)
+            pictures = tuple(drawn(i * n_pictures + k, size) for k, size in enumerate(some))
         n_tokens = max(1, round(output_tokens.draw(rng)))
         chats.append(ChatRequest(text=texts.next(), pictures=pictures, max_tokens=n_tokens))
     return chats

@@ -3,12 +3,13 @@ the same tokens."""
 
 import pytest
 
+from hydrainfer.planner.simulation.leap import TOKEN
 from hydrainfer.planner.simulation.links import Link
 from hydrainfer.planner.simulation.simulator import Simulator
 from hydrainfer.planner.simulation.trace import as_requests
 from hydrainfer.scheduler import Policy
 from tests.planner.simulation.production import Production, described
-from tests.planner.simulation.test_leaps import deployment, trace
+from tests.planner.simulation.test_leaps import KV, TRACES, deployment
 
 pytestmark = pytest.mark.cpu
 LINK = Link(bytes_per_s=1e8, latency_s=2e-4, message_s=3.1e-4)
@@ -39,10 +40,11 @@ def logged(simulator):
     [(100, "rank", {}), (400, "fcfs", {}), (400, "rank", {"overlap": "off", "step_s": 0.012})],
     ids=["100-rank", "400-fcfs", "400-rank-in-turns"],
 )
-def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks, order, more):
-    requests = as_requests(trace(7, n=50, rate=15.0))
+@pytest.mark.parametrize("workload", TRACES)
+def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks, order, more, workload):
+    requests = as_requests(TRACES[workload](7, n=50, rate=15.0), KV.block_tokens)
     instances = list(deployment(layout, kv_blocks=kv_blocks, policy=Policy(order=order), **more))
-    real = Production(instances, LINK)
+    real = Production(instances, LINK, range(10, 90) if workload == "alone" else range(TOKEN, TOKEN + 1))
     try:
         real.run(requests)
     finally:
@@ -61,3 +63,5 @@ def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks, order, mo
         mine, other = node.engine.stats(0.0), real.nodes[name].engine.stats(0.0)
         assert (mine.blocks_pulled, mine.n_landed) == (other.blocks_pulled, other.n_landed)
         assert mine.n_preemptions == other.n_preemptions
+        assert (mine.tokens_found, mine.tokens_wanted) == (other.tokens_found, other.tokens_wanted)
+        assert (mine.pictures_found, mine.pictures_wanted) == (other.pictures_found, other.pictures_wanted)

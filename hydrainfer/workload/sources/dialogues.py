@@ -1,0 +1,48 @@
+"""Conversations drawn from a seed: turns that carry what was said before them, system prompts that many share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from hydrainfer.workload.sources.chat import ChatRequest, Said
+from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
+from hydrainfer.workload.sources.spread import Spread
+from hydrainfer.workload.sources.synthetic import WORDS
+
+
+class Dialogues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How requests hang together. `turns`: of a conversation, each asked with all that was said before it; only the
+    first has pictures. `apart`: requests of other conversations between two turns. `systems`: so many system prompts
+    of `system_words` words are shared by all; 0 are none. `picture_pool`: pictures are drawn from so many; 0: none
+    is in two conversations."""
+
+    turns: str | float = 1
+    apart: int = 16
+    systems: int = 0
+    system_words: str | float = 200
+    picture_pool: int = 0
+
+    def weave(self, chats: Iterable[ChatRequest], rng: random.Random) -> Iterator[ChatRequest]:
+        """Conversations of which each request of `chats` is a turn."""
+        turns, words = Spread.parse(self.turns), Spread.parse(self.system_words)
+        systems = [_text(words.draw(rng), rng) for _ in range(self.systems)] or [""]
+        begun: list[tuple[int, str, tuple[Said, ...]]] = [(0, "", ())] * (self.apart + 1)
+        for i, chat in enumerate(chats):
+            place = i % len(begun)
+            n_left, system, before = begun[place]
+            if not n_left:
+                n_left, system, before = max(1, round(turns.draw(rng))), rng.choice(systems), ()
+            asked = msgspec.structs.replace(
+                chat, system=system, before=before, pictures=() if before else chat.pictures
+            )
+            yield asked
+            answer = _text(chat.max_tokens / TOKENS_PER_WORD, rng)
+            said = Said(text=chat.text, pictures=asked.pictures, answer=answer)
+            begun[place] = n_left - 1, system, (*before, said)
+
+
+def _text(n_words: float, rng: random.Random) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(max(1, round(n_words))))
