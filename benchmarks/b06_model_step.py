@@ -78,7 +78,7 @@ class Stages:
         self._woken = threading.Event()
         wake = self._woken.set
         self._vision = VisionRunner(self.model, embeds, pixels.__getitem__, wake, threads=lambda: threads)
-        self._language = LanguageRunner(self.model, cache, embeds, wake, threads=lambda: threads)
+        self._language = LanguageRunner(self.model, (cache, embeds), wake, threads=lambda: threads)
         self._prompt_tokens = prompt_tokens
         self._requests = [self._sequence(i, picture_blocks, blocks) for i in range(n_requests)]
         for i in range(n_requests):  # every block is written: unwritten memory would be read from the processor's cache

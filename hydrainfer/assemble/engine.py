@@ -120,15 +120,14 @@ def _runners(
     threads_beside: Callable[[Lane], Callable[[], int]],
 ) -> dict[Lane, Runner]:
     runners: dict[Lane, Runner] = {}
-    embeds, kv = (_store_for(stores, stage) for stage in (Stage.ENCODE, Stage.DECODE))
+    embeds = _store_for(stores, Stage.ENCODE)
     if model.vision is not None:
         assert embeds is not None, "a vision tower without a cache for what it makes"
         threads = threads_beside(Lane.LANGUAGE)
         runners[Lane.VISION] = VisionRunner(model, embeds, around.pixels, around.wake, threads)
     if Lane.LANGUAGE in role.lanes:
-        assert kv is not None, "a language model without a KV cache"
         threads = threads_beside(Lane.VISION)
-        runners[Lane.LANGUAGE] = LanguageRunner(model, kv, embeds, around.wake, threads, around.grammars)
+        runners[Lane.LANGUAGE] = LanguageRunner(model, stores.values(), around.wake, threads, around.grammars)
     return runners
 
 
@@ -170,7 +169,7 @@ def _moves(
     config: ServeConfig, node: Node, local: LocalExports | None, scheduler: Scheduler, stores: dict[str, BlockStore]
 ) -> Moves:
     """The engine's dealings with its peers: its caches offered to them, and the ways to theirs."""
-    device = next(iter(stores.values())).data.device
+    device = next(iter(stores.values())).device
     owner, secret, host = owner_of(node.name, node.incarnation), node.plan.secret, node.ip
     exports = Exports(owner, stores, config.transport, host=host, secret=secret, local=local)
     routes = Routes(config.transport, device, secret=secret, local=local)

@@ -64,17 +64,17 @@ class Rig:
         self._busy = {Lane.VISION: False, Lane.LANGUAGE: False}
         wake = self._woken.set
         n_blocks = self.kv.blocks_for(self.n_context)
-        kv = _filled(self.kv, n_sequences * n_blocks, device)
-        embeds = None
+        stores = [_filled(self.kv, n_sequences * n_blocks, device)]
         self._pixels: dict[str, Pixels] = {}
         self._pictures: dict[int, list[Sequence]] = {}  # by embedding tokens
         if self.embed is not None:
             self._draw(described, self.embed, sizes, n_pictures)
             n_rows = n_pictures * self.embed.blocks_for(max(self._pictures))
             embeds = _filled(self.embed, n_rows, device)
+            stores.append(embeds)
             pixels = self._pixels.__getitem__
             self._vision = VisionRunner(self.model, embeds, pixels, wake, self._threads(Lane.LANGUAGE))
-        self._language = LanguageRunner(self.model, kv, embeds, wake, self._threads(Lane.VISION))
+        self._language = LanguageRunner(self.model, stores, wake, self._threads(Lane.VISION))
         vocab = described.text.vocab
         prompt = tuple(min(_TEXT, vocab // 2) + i % min(100, vocab // 4) for i in range(self.n_context))
         self._texts = [_sequence(f"t{i}", prompt) for i in range(n_sequences)]

@@ -8,7 +8,7 @@ from hydrainfer.cache.kinds import EmbedSpec, FullSpec, specs_of
 from hydrainfer.cache.leases import NO_HIT, CacheSet, Hit, Lease
 from hydrainfer.cache.pool import BlockPool
 from hydrainfer.cache.sizing import TOKENS_PER_RUNNING, size_caches, tokens_in, too_small
-from hydrainfer.cache.spec import DTYPE_BYTES, CacheSpec, Found, Wishes, for_stage
+from hydrainfer.cache.spec import DTYPE_BYTES, CacheSpec, Found, Part, Wishes, for_stage
 
 __all__ = [
     "DTYPE_BYTES",
@@ -22,6 +22,7 @@ __all__ = [
     "FullSpec",
     "Hit",
     "Lease",
+    "Part",
     "Wishes",
     "for_stage",
     "size_caches",

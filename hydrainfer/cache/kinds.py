@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hydrainfer.cache.spec import CacheSpec, Found, Wishes
+from hydrainfer.cache.spec import CacheSpec, Found, Part, Wishes
 from hydrainfer.core import InvalidRequest, Request, Role, Stage, chain_keys, split_chain
 
 _PUBLISHED_TOKENS = 256  # at once: a block's key costs less beside others
@@ -15,14 +15,15 @@ _PICTURE_TOKENS = 1024  # of a usual picture; the largest may have more
 
 
 class FullSpec(CacheSpec, frozen=True):
-    """Keys and values of every token, shared by whole blocks with requests that begin alike. A block is `(layers, 2,
+    """Keys and values of every token, shared by whole blocks with requests that begin alike. The part "kv" is `(2,
     block_tokens, kv_heads, head_dim)`."""
 
     chained: ClassVar[bool] = True
 
     @classmethod
     def of(cls, *, layers: int, kv_heads: int, head_dim: int, dtype: str, block_tokens: int = 16) -> FullSpec:
-        return cls("kv", block_tokens, (layers, 2, block_tokens, kv_heads, head_dim), dtype)
+        part = Part("kv", (2, block_tokens, kv_heads, head_dim), dtype)
+        return cls("kv", block_tokens, (part,), tuple(range(layers)))
 
     def due(self, request: Request, n_computed: int) -> float:
         return n_computed + _PUBLISHED_TOKENS if request.keys else math.inf
@@ -54,8 +55,8 @@ class FullSpec(CacheSpec, frozen=True):
 
 
 class EmbedSpec(CacheSpec, frozen=True):
-    """One row of image embedding per placeholder token; only the prefill of that token reads it. A block is
-    `(block_tokens, width)`. A picture starts on a block boundary, so that its blocks can be shared with other
+    """One row of image embedding per placeholder token; only the prefill of that token reads it. The part
+    "rows" is `(block_tokens, width)`. A picture starts on a block boundary, so that its blocks can be shared with other
     requests."""
 
     stages: ClassVar[frozenset[Stage]] = frozenset({Stage.ENCODE, Stage.PREFILL})
@@ -65,7 +66,7 @@ class EmbedSpec(CacheSpec, frozen=True):
 
     @classmethod
     def of(cls, *, width: int, dtype: str, block_tokens: int = 64) -> EmbedSpec:
-        return cls("embed", block_tokens, (block_tokens, width), dtype)
+        return cls("embed", block_tokens, (Part("rows", (block_tokens, width), dtype),))
 
     def used_by(self, request: Request) -> bool:
         return bool(request.media)

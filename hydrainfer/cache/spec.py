@@ -26,19 +26,31 @@ class Wishes(NamedTuple):
     n_tokens: int | None = None
 
 
+class Part(msgspec.Struct, frozen=True):
+    """One array of a block, for one layer of the model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
 class CacheSpec(msgspec.Struct, frozen=True):
-    """One cache: how large its blocks are and, by its class, what kind of state it keeps.
+    """One cache: what its blocks are made of and, by its class, what kind of state it keeps.
 
     Each kind is a subclass (`kinds.py`). Everybody else asks a spec and never which kind it is. A request numbers its
     blocks from its start: block number `i` keeps the i-th part of its state, also after earlier ones were dropped.
     The defaults are those of a cache that keeps every token's state until the request ends and shares nothing.
-    `block_shape` is the shape of a block's bytes, block-major so that a block moves in one copy.
+    A block holds the `parts` of each layer of the model in `layers`, one after the other, so that it moves in one copy.
     """
 
     name: str
     block_tokens: int
-    block_shape: tuple[int, ...]
-    dtype: str
+    parts: tuple[Part, ...]
+    layers: tuple[int, ...] = (0,)
 
     stages: ClassVar[frozenset[Stage]] = frozenset({Stage.PREFILL, Stage.DECODE})
     """The steps that read or write it. Its blocks are given back when no step that is left does."""
@@ -49,10 +61,23 @@ class CacheSpec(msgspec.Struct, frozen=True):
     size_noun: ClassVar[str] = "a KV block"
     takes_the_rest: ClassVar[bool] = True
     """Whether it is given the memory that other caches leave."""
+    slides: ClassVar[bool] = False
+    """Whether blocks are given back at the front while a request runs."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The byte at which each part begins within a layer's share of a block, and where the next layer begins: each
+        at a multiple of its numbers' size."""
+        found, at = [], 0
+        for part in self.parts:
+            at = _aligned(at, DTYPE_BYTES[part.dtype])
+            found.append(at)
+            at += part.n_bytes
+        return (*found, _aligned(at, max(DTYPE_BYTES[part.dtype] for part in self.parts)))
 
     @property
     def block_bytes(self) -> int:
-        return math.prod(self.block_shape) * DTYPE_BYTES[self.dtype]
+        return len(self.layers) * self.offsets[-1]
 
     def blocks_for(self, n_tokens: int) -> int:
         """Blocks that hold the state of `n_tokens` tokens in a row."""
@@ -159,6 +184,10 @@ class CacheSpec(msgspec.Struct, frozen=True):
     def moved(self, request: Request, n_computed: int) -> range:
         """Numbers of the blocks that the next instance needs, once so many tokens are computed."""
         return range(self.stale(n_computed), self.blocks_for(n_computed))
+
+
+def _aligned(n: int, size: int) -> int:
+    return -(-n // size) * size
 
 
 def for_stage(specs: Iterable[CacheSpec], stage: Stage) -> CacheSpec | None:

@@ -6,7 +6,7 @@ owners. A new architecture is an entry in `checkpoint.FAMILIES` and a file that 
 
 from hydrainfer.models.fingerprint import vision_fingerprint
 from hydrainfer.models.layers import Layers
-from hydrainfer.models.llama import DeepRows, LastRows, Llama
+from hydrainfer.models.llama import DeepRows, LastRows, LayerCache, Llama
 from hydrainfer.models.load import DTYPES, load_model
 from hydrainfer.models.model import Model, cache_specs
 from hydrainfer.models.picture import Picture, VisionTower
@@ -15,6 +15,7 @@ __all__ = [
     "DTYPES",
     "DeepRows",
     "LastRows",
+    "LayerCache",
     "Layers",
     "Llama",
     "Model",

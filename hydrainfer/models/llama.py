@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,8 +16,17 @@ from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import AttentionBatch, OpSet
 
 
+class LayerCache(NamedTuple):
+    """The cache of one layer in one step: its `parts` by name, `[n_blocks, *shape]` each, and the batch by its tables.
+    Keys and values of every token are the part "kv", [n_blocks, 2, block_tokens, kv_heads, head_dim]."""
+
+    parts: Mapping[str, Tensor]
+    batch: AttentionBatch
+
+
 class LastRows(NamedTuple):
-    """The rows whose hidden states are wanted: `rows` [n] int64, and `batch`, the same requests as decodes."""
+    """The rows whose hidden states are wanted: `rows` [n] int64, and `batch`, the same requests as decodes, by the
+    tables of the last layer."""
 
     rows: Tensor
     batch: AttentionBatch
@@ -124,14 +133,12 @@ class Llama:
         self,
         x: Tensor,
         positions: Tensor,
-        batch: AttentionBatch,
-        caches: Sequence[Tensor],
+        caches: Sequence[LayerCache],
         last: LastRows | None = None,
         deep: DeepRows | None = None,
     ) -> Tensor:
         """Run all layers over `x` [rows, hidden] (overwritten), writing keys and values of every row into `caches`, one
-        [blocks, 2, block_tokens, kv_heads, head_dim] per layer. `positions` int64 [rows], or [3, rows] of (time, row,
-        column).
+        per layer. `positions` int64 [rows], or [3, rows] of (time, row, column).
 
         Returns normalised hidden states [rows, hidden]; with `last`, of those rows only, and then the last layer
         computes nothing but keys and values for the others.
@@ -139,12 +146,12 @@ class Llama:
         cos, sin = angles(self._inverse, positions, self._axes)
         n_full = len(self.layers) if last is None else len(self.layers) - 1
         for i in range(n_full):
-            self._attend(self.layers[i], x, cos, sin, batch, caches[i])
+            self._attend(self.layers[i], x, cos, sin, caches[i])
             self._mlp(self.layers[i], x)
             if deep is not None and i < deep.features.shape[1]:
                 x.index_add_(0, deep.rows, deep.features[:, i])
         if last is not None:
-            x = self._attend_last(self.layers[-1], x, cos, sin, batch, caches[n_full], last)
+            x = self._attend_last(self.layers[-1], x, cos, sin, caches[n_full], last)
             self._mlp(self.layers[-1], x)
         return self._ops.rms_norm(x, self.norm, self.config.norm_eps)
 
@@ -152,18 +159,16 @@ class Llama:
         """[rows, hidden] → float32 [rows, vocab]."""
         return self._ops.linear(hidden, self.head).float()
 
-    def _attend(
-        self, layer: LlamaLayer, x: Tensor, cos: Tensor, sin: Tensor, batch: AttentionBatch, cache: Tensor
-    ) -> None:
-        c, ops = self.config, self._ops
+    def _attend(self, layer: LlamaLayer, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache) -> None:
+        c, ops, kept = self.config, self._ops, cache.parts["kv"]
         normed = ops.rms_norm(x, layer.input_norm, c.norm_eps)
         qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
         self._norm_heads(qkv[:, : c.heads], layer.q_norm)
         self._norm_heads(qkv[:, c.heads : c.heads + c.kv_heads], layer.k_norm)
         ops.rope(qkv[:, : c.heads + c.kv_heads], cos, sin)
         kv = qkv[:, c.heads :].unflatten(1, (2, c.kv_heads))  # [rows, 2, kv_heads, head_dim]
-        ops.write_kv(cache, kv, batch)
-        mixed = ops.attention(qkv[:, : c.heads], kv, cache, batch, c.head_dim**-0.5)
+        ops.write_kv(kept, kv, cache.batch)
+        mixed = ops.attention(qkv[:, : c.heads], kv, kept, cache.batch, c.head_dim**-0.5)
         ops.linear_add(x, mixed.flatten(1), layer.out, layer.out_bias)
 
     def _attend_last(
@@ -172,12 +177,11 @@ class Llama:
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
-        batch: AttentionBatch,
-        cache: Tensor,
+        cache: LayerCache,
         last: LastRows,
     ) -> Tensor:
         """`_attend` for the last layer: keys and values of all rows, queries of the wanted ones. Returns their x."""
-        c, ops = self.config, self._ops
+        c, ops, kept = self.config, self._ops, cache.parts["kv"]
         q_width = c.heads * c.head_dim
         q_bias, kv_bias = (
             (None, None) if layer.qkv_bias is None else layer.qkv_bias.split([q_width, 2 * c.kv_heads * c.head_dim])
@@ -186,14 +190,14 @@ class Llama:
         kv = ops.linear(normed, layer.qkv[q_width:], kv_bias).view(-1, 2, c.kv_heads, c.head_dim)
         self._norm_heads(kv[:, 0], layer.k_norm)
         ops.rope(kv[:, 0], cos, sin)
-        ops.write_kv(cache, kv, batch)
+        ops.write_kv(kept, kv, cache.batch)
         x = x[last.rows]
         if not last.rows.shape[0]:
             return x
         q = ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias).view(-1, c.heads, c.head_dim)
         self._norm_heads(q, layer.q_norm)
         ops.rope(q, cos[last.rows], sin[last.rows])
-        mixed = ops.attention(q, kv[last.rows], cache, last.batch, c.head_dim**-0.5)
+        mixed = ops.attention(q, kv[last.rows], kept, last.batch, c.head_dim**-0.5)
         ops.linear_add(x, mixed.flatten(1), layer.out, layer.out_bias)
         return x
 

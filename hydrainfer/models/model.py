@@ -11,10 +11,10 @@ from hydrainfer.cache import CacheSpec, specs_of
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.core import Role, Stage
 from hydrainfer.models.layers import layers_of
-from hydrainfer.models.llama import DeepRows, LastRows
+from hydrainfer.models.llama import DeepRows, LastRows, LayerCache
 from hydrainfer.models.picture import Picture, VisionTower
 from hydrainfer.models.slots import Slot
-from hydrainfer.ops import AttentionBatch, OpSet
+from hydrainfer.ops import OpSet
 
 
 class Model:
@@ -58,16 +58,15 @@ class Model:
         self,
         x: Tensor,
         positions: Tensor,
-        batch: AttentionBatch,
-        caches: Sequence[Tensor],
+        caches: Sequence[LayerCache],
         last: LastRows | None = None,
         deep: DeepRows | None = None,
     ) -> Tensor:
         """Hidden states after the final norm: of every row, or of `last.rows`. `x` [rows, hidden] is overwritten;
-        `positions` int64 [rows] or [3, rows]; `caches` one tensor per layer (`BlockStore.layers`)."""
+        `positions` int64 [rows] or [3, rows]; `caches` one per layer."""
         assert self.language is not None, f"role {self.role} loads no language model"
         with torch.inference_mode():
-            return self.language.forward(x, positions, batch, caches, last, deep)
+            return self.language.forward(x, positions, caches, last, deep)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → float32 [rows, vocab]."""

@@ -3,7 +3,7 @@
 Called by models. Never holds weights, caches or state of requests; never decides what runs when.
 """
 
-from hydrainfer.ops.batch import AttentionBatch, Segments, causal_mask
+from hydrainfer.ops.batch import AttentionBatch, Segments, visible
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, select_ops, variants
 
 __all__ = [
@@ -11,8 +11,8 @@ __all__ = [
     "AttentionBatch",
     "OpSet",
     "Segments",
-    "causal_mask",
     "computes_sooner",
     "select_ops",
     "variants",
+    "visible",
 ]

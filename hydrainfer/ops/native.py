@@ -67,6 +67,9 @@ class Kernels:
     def rope(self, qk: Tensor, cos: Tensor, sin: Tensor) -> None:
         self._rope(qk, cos, sin)
 
+    def prepare(self, batch: AttentionBatch) -> None:
+        torch_variants.prepare(batch)
+
     def write_kv(self, cache: Tensor, kv: Tensor, batch: AttentionBatch) -> None:
         self._write_kv(kv, cache, batch.slots)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.ops.batch import AttentionBatch, Segments, causal_mask
+from hydrainfer.ops.batch import AttentionBatch, Segments, visible
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -48,23 +48,28 @@ def rope(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
     qk[..., :half], qk[..., half:] = (part.to(qk.dtype) for part in rotated)
 
 
+def prepare(batch: AttentionBatch) -> None:
+    """Make what the chosen attention needs of a batch, once before all layers. The reference needs nothing."""
+
+
 def write_kv(cache: Tensor, kv: Tensor, batch: AttentionBatch) -> None:
     """Store keys and values [rows, 2, kv_heads, dim] in one layer's [blocks, 2, block_tokens, kv_heads, dim]."""
     block = torch.div(batch.slots, batch.block_tokens, rounding_mode="floor")
     cache[block, :, batch.slots - block * batch.block_tokens] = kv
 
 
-def gather_kv(cache: Tensor, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """The first `length` keys and values behind one block table, each [length, kv_heads, dim]."""
-    n_blocks = -(-length // cache.shape[2])
-    pages = cache[table[:n_blocks].long()]  # [n, 2, block_tokens, kv_heads, dim]
-    keys, values = pages[:, 0].flatten(0, 1), pages[:, 1].flatten(0, 1)
-    return keys[:length], values[:length]
+def gather_kv(cache: Tensor, table: Tensor, stop: int, first: int = 0) -> tuple[Tensor, Tensor]:
+    """The keys and values of tokens `first .. stop-1` behind one block table, each [stop - first, kv_heads, dim]."""
+    size = cache.shape[2]
+    skipped = first // size
+    pages = cache[table[skipped : -(-stop // size)].long()]  # [n, 2, block_tokens, kv_heads, dim]
+    rows = slice(first - skipped * size, stop - skipped * size)
+    return pages[:, 0].flatten(0, 1)[rows], pages[:, 1].flatten(0, 1)[rows]
 
 
 def attention(q: Tensor, _kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
-    """Causal attention of every row over its request's cached tokens, whose keys and values (this batch's included)
-    are already written.
+    """Attention of every row over its request's cached tokens, whose keys and values (this batch's included) are
+    already written: over those up to itself, within what `batch.window` and `batch.spans` say.
 
     q: [rows, heads, dim]; cache: one layer. Returns [rows, heads, dim]. Variants may read the batch's fresh keys and
     values, [rows, 2, kv_heads, dim], from the second argument; the reference does not.
@@ -77,7 +82,8 @@ def attention(q: Tensor, _kv: Tensor, cache: Tensor, batch: AttentionBatch, scal
         keys = keys.float().repeat_interleave(group, dim=1)  # [length, heads, dim]
         values = values.float().repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[row : row + count].float(), keys) * scale
-        scores.masked_fill_(~causal_mask(count, context, q.device), float("-inf"))
+        seen = visible(context, count, range(context + count), q.device, batch.window, batch.spans_of(i))
+        scores.masked_fill_(~seen, float("-inf"))
         out[row : row + count] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
         row += count
     return out

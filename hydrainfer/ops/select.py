@@ -43,6 +43,7 @@ class OpSet:
     silu_and_mul: Callable
     quick_gelu: Callable
     rope: Callable
+    prepare: Callable
     write_kv: Callable
     attention: Callable
     attention_segments: Callable
@@ -56,8 +57,8 @@ class OpSet:
 
 
 OPERATORS = (
-    "linear", "linear_add", "rms_norm", "silu_and_mul", "quick_gelu", "rope", "write_kv", "attention",
-    "attention_segments",
+    "linear", "linear_add", "rms_norm", "silu_and_mul", "quick_gelu", "rope", "prepare", "write_kv",
+    "attention", "attention_segments",
 )  # fmt: skip
 
 
@@ -101,6 +102,7 @@ def variants(op: str) -> list[Variant]:
     """Every known variant of an operator, best first; the last one is the reference and always applies."""
     faster: dict[str, list[Variant]] = {
         "rms_norm": [Variant("torch-fused", _always, _torch(torch_variants.rms_norm_torch))],
+        "prepare": [Variant("torch-sdpa", _always, _torch(torch_variants.prepare))],
         "attention": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_sdpa))],
         "attention_segments": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_segments_sdpa))],
     }

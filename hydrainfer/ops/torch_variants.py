@@ -9,38 +9,39 @@ from torch import Tensor
 from hydrainfer.ops import reference
 from hydrainfer.ops.batch import AttentionBatch, Segments
 
-_TILE = 128
-"""Query rows per attention call; 64 to 128 measured best for a prompt of 600 tokens."""
-
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`reference.rms_norm` by torch's own operator, which computes in float32 too."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
+def prepare(batch: AttentionBatch) -> None:
+    """The tiles and masks of `chunk_attention`."""
+    batch.tiles()
+
+
 def chunk_attention(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, out: Tensor) -> None:
     """Attention of the requests past the decodes, by scaled-dot-product calls, written into `out`.
 
-    A whole prompt attends to its fresh keys; a chunk with context gathers its pages first. Queries go in tiles that
-    see no further than their own end: torch's causal kernel on a CPU computes much of the masked half.
+    A whole prompt attends to its fresh keys; a chunk with context gathers the pages that it sees first. Queries go in
+    tiles, see `AttentionBatch.tiles`: torch's causal kernel on a CPU computes much of the masked half.
     """
-    for i, row, count, context in batch.chunks():
-        if context == 0:
-            keys, values = kv[row : row + count, 0], kv[row : row + count, 1]
+    for i, tiles in enumerate(batch.tiles(), batch.n_decodes):
+        stop, seen_from = batch.contexts[i] + batch.counts[i], tiles[0].low
+        if batch.contexts[i] == 0:
+            rows = slice(tiles[0].rows.start, tiles[-1].rows.stop)
+            keys, values = kv[rows, 0], kv[rows, 1]
         else:
-            keys, values = reference.gather_kv(cache, batch.tables[i], context + count)
+            keys, values = reference.gather_kv(cache, batch.tables[i], stop, seen_from)
         keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]  # [1, kv_heads, length, dim]
-        for first in range(0, count, _TILE):
-            n = min(_TILE, count - first)
-            seen = context + first + n
-            rows = slice(row + first, row + first + n)
-            whole = seen == n  # the first tile of a prompt needs no mask of its own
+        for rows, low, high, mask in tiles:
+            seen = slice(low - seen_from, high - seen_from)
             out[rows] = F.scaled_dot_product_attention(
                 q[rows].transpose(0, 1)[None],
-                keys[:, :, :seen],
-                values[:, :, :seen],
-                attn_mask=None if whole else batch.mask(n, seen - n),
-                is_causal=whole,
+                keys[:, :, seen],
+                values[:, :, seen],
+                attn_mask=mask,
+                is_causal=mask is None,
                 scale=scale,
                 enable_gqa=q.shape[1] != keys.shape[1],
             )[0].transpose(0, 1)
@@ -56,7 +57,10 @@ def attention_sdpa(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, 
         n_blocks = -(-length // cache.shape[2])
         pages = cache[batch.tables[:n, :n_blocks].long()]  # [n, blocks, 2, block_tokens, kv_heads, dim]
         keys, values = (pages[:, :, j].flatten(1, 2).transpose(1, 2) for j in (0, 1))  # [n, kv_heads, length, dim]
-        visible = torch.arange(keys.shape[2], device=q.device)[None] < batch.lengths[:n, None]
+        places, lengths = torch.arange(keys.shape[2], device=q.device)[None], batch.lengths[:n, None]
+        visible = places < lengths
+        if batch.window:
+            visible &= places >= lengths - batch.window
         out[:n] = F.scaled_dot_product_attention(
             q[:n, :, None],  # [n, heads, 1, dim]
             keys,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hydrainfer.core import HydraError, StepBatch, StepResult
+from hydrainfer.cache import CacheSpec, for_stage
+from hydrainfer.core import HydraError, Stage, StepBatch, StepResult
 from hydrainfer.grammar import Follower, Grammars
-from hydrainfer.models import DeepRows, LastRows, Model
+from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
 from hydrainfer.ops import AttentionBatch
 from hydrainfer.runtime.lane import Lane, LaneTicket, guarded
 from hydrainfer.runtime.packing import PackedTokens, pack_tokens
@@ -24,7 +25,7 @@ from hydrainfer.storage import BlockStore
 class LanguageRunner:
     """Executes `TokenWork` batches; satisfies `engine.ports.Runner`.
 
-    `kv` is the FULL store, `embeds` the EMBED store (None on a role that never prefills). `wake()` is called from the
+    `stores`: of all caches of the instance; each layer takes those whose specs name it. `wake()` is called from the
     lane's thread when a ticket is complete. `threads()` gives the CPU threads for the next batch. `grammars`: None
     where no request has one.
     """
@@ -32,17 +33,21 @@ class LanguageRunner:
     def __init__(
         self,
         model: Model,
-        kv: BlockStore,
-        embeds: BlockStore | None,
+        stores: Iterable[BlockStore],
         wake: Callable[[], None],
         threads: Callable[[], int] | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         self._follower = None if grammars is None else Follower(grammars)
         self._model = model
-        self._kv = kv
-        self._embeds = embeds
-        self._tables = BlockTables(kv.spec.name)
+        stores = list(stores)
+        embed = for_stage((store.spec for store in stores), Stage.ENCODE)
+        self._embeds = next((store for store in stores if store.spec is embed), None)
+        paged = [store for store in stores if store is not self._embeds]
+        self._tables = [BlockTables(store.spec) for store in paged]
+        views = {layer: view for store in paged for layer, view in zip(store.spec.layers, store.layers)}
+        names = {layer: store.spec.name for store in paged for layer in store.spec.layers}
+        self._layers = [(names[i], views[i]) for i in range(model.config.text.layers)]
         self._rotary = RotaryPositions() if model.config.text.rope.sections is not None else None
         self._lane = Lane("language", model.device, wake, threads)
 
@@ -52,7 +57,7 @@ class LanguageRunner:
 
         def pack() -> StepResult:
             embed_spec = self._embeds.spec if self._embeds is not None else None
-            packed = pack_tokens(batch.work, self._tables, self._kv.spec.block_tokens, embed_spec, self._rotary)
+            packed = pack_tokens(batch.work, self._tables, embed_spec, self._rotary)
             jobs.append((packed, plan_sampling(batch.work)))
             return StepResult(batch)
 
@@ -88,21 +93,12 @@ class LanguageRunner:
         """Hidden states [sampling rows, hidden], in the order of `plan`."""
         x = self._model.embed(self._put(p.ids))
         deep = self._place_embeddings(p, x)
-        tables, lengths = self._put(p.tables), self._put(p.lengths)
-        full = AttentionBatch(
-            counts=p.counts,
-            contexts=p.contexts,
-            n_decodes=p.n_decodes,
-            block_tokens=self._kv.spec.block_tokens,
-            tables=tables,
-            lengths=lengths,
-            slots=self._put(p.slots),
-            starts=self._put(p.starts),
-        )
+        batches = {tables.spec.name: self._attention(p, tables.spec) for tables in self._tables}
+        caches = [LayerCache(parts, batches[name]) for name, parts in self._layers]
         every = len(p.sample_rows) == len(p.ids) and p.sample_rows == list(range(len(p.ids)))
         decodes_only = p.n_decodes == len(p.counts)
-        last = None if decodes_only else self._last_rows(p, full)
-        hidden = self._model.forward(x, self._put(p.positions), full, self._kv.layers, last, deep)
+        last = None if decodes_only else self._last_rows(p, self._layers[-1][0], batches)
+        hidden = self._model.forward(x, self._put(p.positions), caches, last, deep)
         return hidden[self._put(np.array(p.sample_rows, dtype=np.int64))] if decodes_only and not every else hidden
 
     def _place_embeddings(self, p: PackedTokens, x: Tensor) -> DeepRows | None:
@@ -116,14 +112,30 @@ class LanguageRunner:
         x[at] = found[:, :hidden]
         return DeepRows(at, found[:, hidden:].unflatten(1, (-1, hidden))) if found.shape[1] > hidden else None
 
-    def _last_rows(self, p: PackedTokens, full: AttentionBatch) -> LastRows:
-        """The sampling rows as a batch of decodes, in the order of `plan`."""
-        n = len(p.sample_rows)
+    def _attention(self, p: PackedTokens, spec: CacheSpec) -> AttentionBatch:
+        """The batch as the layers of one cache see it."""
+        paged = p.paged[spec.name]
+        batch = AttentionBatch(
+            counts=p.counts,
+            contexts=paged.contexts,
+            n_decodes=p.n_decodes,
+            block_tokens=spec.block_tokens,
+            tables=self._put(paged.tables),
+            lengths=self._put(paged.lengths),
+            slots=self._put(paged.slots),
+            starts=self._put(p.starts),
+        )
+        self._model.ops.prepare(batch)
+        return batch
+
+    def _last_rows(self, p: PackedTokens, spec: str, batches: dict[str, AttentionBatch]) -> LastRows:
+        """The sampling rows as a batch of decodes, in the order of `plan`. `spec`: the last layer's cache."""
+        n, full = len(p.sample_rows), batches[spec]
         rows = self._put(np.array(p.sample_rows, dtype=np.int64))
         requests = self._put(np.array(p.sample_requests, dtype=np.int64))
         batch = AttentionBatch(
             counts=[1] * n,
-            contexts=[p.contexts[r] + p.counts[r] - 1 for r in p.sample_requests],
+            contexts=[full.contexts[r] + p.counts[r] - 1 for r in p.sample_requests],
             n_decodes=n,
             block_tokens=full.block_tokens,
             tables=full.tables[requests],
@@ -131,6 +143,7 @@ class LanguageRunner:
             slots=full.slots[rows],
             starts=torch.arange(n + 1, dtype=torch.int32, device=rows.device),
         )
+        self._model.ops.prepare(batch)
         return LastRows(rows, batch)
 
     def _put(self, array: np.ndarray) -> Tensor:

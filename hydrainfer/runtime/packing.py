@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from hydrainfer.cache import CacheSpec
-from hydrainfer.core import TokenWork
+from hydrainfer.core import Sequence, TokenWork
 from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.tables import BlockTables
+
+
+class Paged(NamedTuple):
+    """Where a batch finds and puts the state of its tokens in one cache; see `ops.AttentionBatch` for the fields.
+    `tables` [requests, blocks] and `lengths` [requests] int32, `slots` [rows] int64."""
+
+    tables: np.ndarray
+    lengths: np.ndarray
+    slots: np.ndarray
+    contexts: list[int]
 
 
 @dataclass(slots=True)
 class PackedTokens:
     """A flattened batch, requests with one token first (see `ops.AttentionBatch`).
 
-    `ids`, `slots` [rows] int64. `positions` [rows] int64, or [3, rows] of (time, row, column). `tables` [requests,
-    blocks] int32. `lengths` [requests] and `starts` [requests + 1] int32. `counts`, `contexts` per request.
+    `ids` [rows] int64. `positions` [rows] int64, or [3, rows] of (time, row, column). `starts` [requests + 1] int32.
+    `counts` per request. `paged`: by the name of the cache.
     `sample_rows`: for each sampling work item, in the batch's order, the row whose logits it needs; `sample_requests`:
     its place among the packed requests. `embed_at`, `embed_rows` int64: rows of the batch that take these rows of the
     embedding store instead of the table's.
@@ -25,13 +37,10 @@ class PackedTokens:
 
     ids: np.ndarray
     positions: np.ndarray
-    slots: np.ndarray
-    tables: np.ndarray
-    lengths: np.ndarray
     starts: np.ndarray
     counts: list[int]
-    contexts: list[int]
     n_decodes: int
+    paged: dict[str, Paged]
     sample_rows: list[int]
     sample_requests: list[int]
     embed_at: np.ndarray | None
@@ -40,13 +49,12 @@ class PackedTokens:
 
 def pack_tokens(
     work: list[TokenWork],
-    tables: BlockTables,
-    block_tokens: int,
+    tables: Iterable[BlockTables],
     embed: CacheSpec | None,
     rotary: RotaryPositions | None = None,
 ) -> PackedTokens:
-    """Pack `work` in one pass. `block_tokens` is the KV cache's; `embed` the embedding cache's spec, if any; `rotary`
-    for models whose positions have three dimensions."""
+    """Pack `work` in one pass. `tables`: one for each cache of the tokens' state; `embed`: the embedding cache's spec,
+    if any; `rotary` for models whose positions have three dimensions."""
     order = [i for i, w in enumerate(work) if w.count == 1]
     n_decodes = len(order)
     if n_decodes < len(work):
@@ -54,13 +62,11 @@ def pack_tokens(
         items = [work[i] for i in order]
     else:
         items = work
-    contexts = [w.start for w in items]
     counts = [w.count for w in items]
-    table = tables.gather([w.seq for w in items])
     ids = [w.seq.tokens[w.start] for w in items[:n_decodes]]
     starts = np.zeros(len(items) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
-    first = np.array(contexts, dtype=np.int64)
+    first = np.array([w.start for w in items], dtype=np.int64)
     if n_decodes == len(items):
         request, positions = np.arange(n_decodes), first
     else:
@@ -68,20 +74,16 @@ def pack_tokens(
             ids += w.seq.tokens[w.start : w.start + w.count]
         request = np.repeat(np.arange(len(items)), counts)
         positions = np.arange(len(ids)) - starts[request] + first[request]
-    block, offset = np.divmod(positions, block_tokens)
-    slots = table[request, block].astype(np.int64) * block_tokens + offset
+    sequences = [w.seq for w in items]
     place = order if n_decodes == len(items) else np.argsort(order).tolist()
     sampled = [place[i] for i, w in enumerate(work) if w.sample]
     packed = PackedTokens(
         ids=np.array(ids, dtype=np.int64),
         positions=positions if rotary is None else rotary.of(items, positions, starts),
-        slots=slots,
-        tables=table,
-        lengths=(first + counts).astype(np.int32),
         starts=starts,
         counts=counts,
-        contexts=contexts,
         n_decodes=n_decodes,
+        paged={t.spec.name: _page(t, sequences, first, counts, request, positions) for t in tables},
         sample_rows=[int(starts[r + 1]) - 1 for r in sampled],
         sample_requests=sampled,
         embed_at=None,
@@ -90,6 +92,23 @@ def pack_tokens(
     if embed is not None:
         _place_embeddings(packed, items, embed)
     return packed
+
+
+def _page(
+    tables: BlockTables,
+    sequences: list[Sequence],
+    contexts: np.ndarray,
+    counts: list[int],
+    request: np.ndarray,
+    positions: np.ndarray,
+) -> Paged:
+    """The rows of a batch in one cache. `request`, `positions` [rows]: whose each row is, and its place there."""
+    size, table, behind = tables.spec.block_tokens, tables.gather(sequences), tables.firsts(sequences)
+    if behind is not None:
+        contexts, positions = contexts - behind, positions - behind[request]
+    block, offset = np.divmod(positions, size)
+    slots = table[request, block].astype(np.int64) * size + offset
+    return Paged(table, (contexts + counts).astype(np.int32), slots, contexts.tolist())
 
 
 def _place_embeddings(packed: PackedTokens, items: list[TokenWork], spec: CacheSpec) -> None:

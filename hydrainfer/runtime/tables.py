@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hydrainfer.cache import CacheSpec
 from hydrainfer.core import Sequence
 
 
@@ -13,19 +14,23 @@ class _Entry(NamedTuple):
     seq: Sequence
     attempt: int
     remapped: int
+    first: int
     row: int
     n_filled: int
 
 
 class BlockTables:
-    """A growing [rows, max_blocks] int32 array with one row per request seen lately.
+    """A growing [rows, max_blocks] int32 array with one row per request seen lately, of the blocks that it holds of one
+    cache.
 
-    A row is rebuilt when its request was preempted since (`attempt`) or its blocks became others (`remapped`). Rows of
-    requests that ended are reclaimed when space runs out: whatever is not in the present batch may go.
+    A row is rebuilt when its request was preempted since (`attempt`), its blocks became others (`remapped`) or it gave
+    some back at the front (`first_block`). Rows of requests that ended are reclaimed when space runs out: whatever is
+    not in the present batch may go.
     """
 
-    def __init__(self, spec: str, n_rows: int = 64, n_blocks: int = 64) -> None:
-        self._spec = spec
+    def __init__(self, spec: CacheSpec, n_rows: int = 64, n_blocks: int = 64) -> None:
+        self.spec = spec
+        self._name = spec.name
         self._data = np.zeros((n_rows, n_blocks), dtype=np.int32)
         self._entries: dict[str, _Entry] = {}
         self._free = list(range(n_rows - 1, -1, -1))
@@ -34,14 +39,21 @@ class BlockTables:
         """[len(sequences), longest table] int32, a fresh array; entries past a request's last block are any block."""
         rows, longest = [], 1
         for seq in sequences:
-            blocks = seq.blocks[self._spec]
+            blocks = seq.blocks[self._name]
             n = len(blocks)
             entry = self._entries.get(seq.request.id)
-            if entry is None or entry.n_filled != n or not _holds(entry, seq):
+            if entry is None or entry.n_filled != n or not self._holds(entry, seq):
                 entry = self._update(seq, blocks, entry, sequences)
             rows.append(entry.row)
             longest = max(longest, n)
         return self._data[rows, :longest]
+
+    def firsts(self, sequences: list[Sequence]) -> np.ndarray | None:
+        """[len(sequences)] int64, how many tokens lie before each one's table; None if none do."""
+        if not self.spec.slides:
+            return None
+        blocks = np.array([seq.first_block.get(self._name, 0) for seq in sequences], dtype=np.int64)
+        return blocks * self.spec.block_tokens if blocks.any() else None
 
     def _update(self, seq: Sequence, blocks: list[int], entry: _Entry | None, batch: list[Sequence]) -> _Entry:
         n = len(blocks)
@@ -50,14 +62,15 @@ class BlockTables:
             row = self._row_for(batch)
         else:
             row = entry.row
-            if entry.n_filled <= n and _holds(entry, seq):
+            if entry.n_filled <= n and self._holds(entry, seq):
                 known = entry.n_filled
         if n > self._data.shape[1]:
             wider = np.zeros((self._data.shape[0], max(n, 2 * self._data.shape[1])), dtype=np.int32)
             wider[:, : self._data.shape[1]] = self._data
             self._data = wider
         self._data[row, known:n] = blocks[known:]
-        self._entries[seq.request.id] = entry = _Entry(seq, seq.attempt, seq.remapped, row, n)
+        first = seq.first_block.get(self._name, 0)
+        self._entries[seq.request.id] = entry = _Entry(seq, seq.attempt, seq.remapped, first, row, n)
         return entry
 
     def _row_for(self, batch: list[Sequence]) -> int:
@@ -71,7 +84,7 @@ class BlockTables:
             self._free = list(range(2 * n - 1, n - 1, -1))
         return self._free.pop()
 
-
-def _holds(entry: _Entry, seq: Sequence) -> bool:
-    """Whether the blocks that a row has are still the first of the sequence's."""
-    return entry.seq is seq and entry.attempt == seq.attempt and entry.remapped == seq.remapped
+    def _holds(self, entry: _Entry, seq: Sequence) -> bool:
+        """Whether the blocks that a row has are still the first of those that the sequence holds."""
+        same = entry.seq is seq and entry.attempt == seq.attempt and entry.remapped == seq.remapped
+        return same and (not self.spec.slides or entry.first == seq.first_block.get(self._name, 0))

@@ -80,10 +80,10 @@ class TagStore:
     """The words of one cache's blocks, in host memory."""
 
     def __init__(self, store: BlockStore) -> None:
-        assert store.data.device.type == "cpu", "an emulated device keeps its caches in host memory"
+        assert store.device.type == "cpu", "an emulated device keeps its caches in host memory"
         assert store.spec.block_bytes % _WORD_BYTES == 0, f"a block of {store.spec.block_bytes} bytes is too odd"
         self.spec = store.spec
-        self._words: np.ndarray = store.data.flatten(1).view(torch.int64)[:, 0].numpy()  # [n_blocks], strided
+        self._words: np.ndarray = store.bytes.view(torch.int64)[:, 0].numpy()  # [n_blocks], strided
 
     def write(self, blocks: list[int], tags: list[int]) -> None:
         if blocks:

@@ -53,7 +53,7 @@ def offer(store: BlockStore) -> str:
     """The address of a CUDA store. Raises `ConfigError` if its memory cannot be shared."""
     pointer = store.bytes.data_ptr()
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _IpcHandle()
-    with torch.cuda.device(store.data.device):
+    with torch.cuda.device(store.device):
         try:
             _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
             _call("cuIpcGetMemHandle", ctypes.byref(handle), base)
@@ -74,7 +74,7 @@ class CudaIpcTransport:
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
-        device = store.data.device
+        device = store.device
         with self._peers.use(source.owner, lambda: _Mappings(device)) as mappings:
             theirs = mappings.of(source)
             try:

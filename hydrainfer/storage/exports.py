@@ -46,7 +46,7 @@ class Exports:
         local: LocalExports | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        device = next((s.data.device for s in stores.values()), torch.device("cpu"))
+        device = next((s.device for s in stores.values()), torch.device("cpu"))
         check_transport(transport, device)
         names = _offered(transport, device, local is not None)
         self._stores, self._local = stores, local
@@ -66,7 +66,7 @@ class Exports:
             owner=owner,
             host=place.host,
             process=place.process,
-            device=device_name(store.data.device),
+            device=device_name(store.device),
             n_blocks=store.n_blocks,
             block_bytes=store.spec.block_bytes,
             ways={name: self._address(name, f"{owner}/{spec}", spec) for name in names},

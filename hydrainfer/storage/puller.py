@@ -120,7 +120,7 @@ class _Peer:
     def _loop(self) -> None:
         torch.get_num_threads()  # first, or the next line would set the number for every thread
         torch.set_num_threads(1)
-        device = next((s.data.device for s in self._stores.values()), torch.device("cpu"))
+        device = next((s.device for s in self._stores.values()), torch.device("cpu"))
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.inference_mode(), torch.cuda.stream(stream):
             while (pull := self._queue.get()) is not None:

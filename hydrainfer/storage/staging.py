@@ -14,26 +14,26 @@ _PINNED_BYTES = 8 << 20
 
 def outgoing(store: BlockStore, pieces: Sequence[tuple[int, int]]) -> Iterator[list[memoryview]]:
     """The bytes of (first block, how many), in order; each list is valid until the next is asked for."""
-    if store.data.device.type == "cpu":
+    if store.device.type == "cpu":
         yield [_view(store.bytes[first : first + n]) for first, n in pieces]
         return
     pinned = _pinned(store)
     for first, n in cut(pieces, len(pinned)):
         pinned[:n].copy_(store.bytes[first : first + n], non_blocking=True)
-        torch.cuda.current_stream(store.data.device).synchronize()
+        torch.cuda.current_stream(store.device).synchronize()
         yield [_view(pinned[:n])]
 
 
 def incoming(store: BlockStore, pieces: Sequence[tuple[int, int]]) -> Iterator[list[memoryview]]:
     """The places of these blocks' bytes, in order; fill each list before asking for the next."""
-    if store.data.device.type == "cpu":
+    if store.device.type == "cpu":
         yield [_view(store.bytes[first : first + n]) for first, n in pieces]
         return
     pinned = _pinned(store)
     for first, n in cut(pieces, len(pinned)):
         yield [_view(pinned[:n])]
         store.bytes[first : first + n].copy_(pinned[:n], non_blocking=True)
-        torch.cuda.current_stream(store.data.device).synchronize()
+        torch.cuda.current_stream(store.device).synchronize()
 
 
 def cut(pieces: Sequence[tuple[int, int]], n_most: int) -> Iterator[tuple[int, int]]:

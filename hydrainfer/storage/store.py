@@ -15,22 +15,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hydrainfer.cache import CacheSpec
+from hydrainfer.cache import CacheSpec, Part
 
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python knows it from 3.13 on
 
 
 class BlockStore:
-    """`n_blocks` blocks of `spec.block_shape`. `data[b]` is one block, contiguous, so that a block moves in one copy.
+    """`n_blocks` blocks of one spec: `bytes` [n_blocks, block_bytes] of uint8, where a block moves in one copy.
 
     Memory reads as zero and, on a CPU, is touched only as blocks are first written: a masked row that nobody wrote
     must not hold a NaN.
 
-    `layers`, of blocks whose first dimension is layers: per layer a strided view of all blocks, for keys and values
-    [n_blocks, 2, block_tokens, kv_heads, head_dim].
-    `rows`, of blocks whose first dimension is tokens: [n_blocks * block_tokens, ...]; row `block * block_tokens +
-    offset` is one token's state, for embeddings [width].
-    `bytes`: [n_blocks, block_bytes] of uint8, what transports copy.
+    `layers`: for each of `spec.layers` its parts by name, each a strided view of all blocks, `[n_blocks, *part.shape]`.
+    `rows`, of a spec with one layer and one part whose first dimension is tokens: [n_blocks * block_tokens, ...]; row
+    `block * block_tokens + offset` is one token's state, for embeddings [width].
     `memory`: the file behind it if `shared` (CPU only), which other processes of this host may map.
     """
 
@@ -40,24 +38,35 @@ class BlockStore:
         self.spec = spec
         self.n_blocks = n_blocks
         self.memory: MemoryFile | None = None
-        shape, dtype, device = (n_blocks, *spec.block_shape), getattr(torch, spec.dtype), torch.device(device)
+        shape, device = (n_blocks, spec.block_bytes), torch.device(device)
         if shared:
             assert device.type == "cpu", device
             self.memory, pages = _memory_file(f"hydrainfer:{spec.name}", n_blocks * spec.block_bytes)
             weakref.finalize(self, self.memory.close)
-            held = torch.frombuffer(pages, dtype=torch.uint8)[: n_blocks * spec.block_bytes]
-            self.data = held.view(dtype).view(shape)
+            self.bytes = torch.frombuffer(pages, dtype=torch.uint8)[: n_blocks * spec.block_bytes].view(shape)
         else:
-            self.data = _zeros(shape, dtype, device)
-        self.bytes = self.data.view(n_blocks, math.prod(spec.block_shape)).view(torch.uint8)
+            self.bytes = _zeros(shape, device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.bytes.device
 
     @cached_property
-    def layers(self) -> list[Tensor]:
-        return list(self.data.unbind(1))
+    def layers(self) -> list[dict[str, Tensor]]:
+        spec = self.spec
+        firsts = [i * spec.offsets[-1] for i in range(len(spec.layers))]
+        placed = list(zip(spec.parts, spec.offsets))
+        return [{part.name: self._view(part, first + at) for part, at in placed} for first in firsts]
+
+    def _view(self, part: Part, at: int) -> Tensor:
+        """One part of one layer, which begins at byte `at` of every block: [n_blocks, *part.shape]."""
+        cut = self.bytes[:, at : at + part.n_bytes].view(getattr(torch, part.dtype))
+        return cut.unflatten(1, part.shape)
 
     @cached_property
     def rows(self) -> Tensor:
-        return self.data.flatten(0, 1)
+        ((part,),) = (layer.values() for layer in self.layers)
+        return part.view(-1, *part.shape[2:])
 
     @property
     def n_bytes(self) -> int:
@@ -65,7 +74,7 @@ class BlockStore:
 
     def touch(self) -> None:
         """Have the kernel give every page now, not at the first write, which is then faster. Keeps the bytes."""
-        if self.data.device.type == "cpu" and self.n_bytes:
+        if self.device.type == "cpu" and self.n_bytes:
             flat = self.bytes.flatten()
             flat[:: mmap.PAGESIZE] |= 0
 
@@ -103,9 +112,9 @@ def _memory_file(prefix: str, n_bytes: int) -> tuple[MemoryFile, mmap.mmap]:
     return MemoryFile(fd, name, n_bytes), pages
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    n_bytes = math.prod(shape) * dtype.itemsize
+def _zeros(shape: tuple[int, int], device: torch.device) -> Tensor:
+    n_bytes = math.prod(shape)
     if device.type != "cpu" or n_bytes == 0:
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.zeros(shape, dtype=torch.uint8, device=device)
     pages = mmap.mmap(-1, n_bytes)  # the kernel gives zero pages on first touch; the tensor keeps the mapping alive
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(shape)

@@ -109,8 +109,8 @@ class LocalTransport:
             raise Unreachable(f"{source.owner} is not in this process")
         for first, into, n in pieces_of(source, source_ids, store, ids):
             store.bytes[into : into + n].copy_(theirs.bytes[first : first + n], non_blocking=True)
-        if store.data.device.type == "cuda":
-            torch.cuda.current_stream(store.data.device).synchronize()
+        if store.device.type == "cuda":
+            torch.cuda.current_stream(store.device).synchronize()
 
     def forget(self, owner: str) -> None:
         pass

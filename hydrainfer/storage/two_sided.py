@@ -138,7 +138,7 @@ def serve_group(connection: Connection, backend: Backend, stores: Mapping[str, B
             store = find(stores, request.spec, request.block_bytes, request.pieces)
             connection.send(Granted())
             group.post(store, list(request.pieces))
-            group.finish(store.data.device)
+            group.finish(store.device)
             connection.send(Sent(seq))
     finally:
         group.drop()
@@ -186,7 +186,7 @@ class _Receiver:
             _expect(group.store.message(), Granted())
             group.post(store, [(p.into, p.n) for p in some])
             _expect(group.store.message(), Sent(self._seq))
-            group.finish(store.data.device)
+            group.finish(store.device)
 
     def _join(self, connection: Connection) -> Group:
         connection.send(Join(self._backend.name))

@@ -2,17 +2,17 @@
 
 import math
 
-from hydrainfer.cache import CacheSpec
+from hydrainfer.cache import CacheSpec, Part
 
 
 class WindowSpec(CacheSpec, frozen=True):
     """Keys and values of the last `window` tokens: blocks that fell out of it are given back while the request runs."""
 
-    window: int
+    window: int = 0
 
     @classmethod
     def of(cls, window, block_tokens=4):
-        return cls("window", block_tokens, (block_tokens, 1), "float32", window)
+        return cls("window", block_tokens, (Part("rows", (block_tokens, 1), "float32"),), window=window)
 
     def stale(self, n_computed):
         return max(0, n_computed - self.window + 1) // self.block_tokens
@@ -38,7 +38,7 @@ class SlotSpec(CacheSpec, frozen=True):
 
     @classmethod
     def of(cls):
-        return cls("slot", 4, (1,), "float32")
+        return cls("slot", 4, (Part("sum", (1,), "float32"),))
 
     def span(self, n_computed, n_tokens):
         return range(1)

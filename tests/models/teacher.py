@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hydrainfer.models import Model, Picture
+from hydrainfer.models import LayerCache, Model, Picture
 from hydrainfer.ops import AttentionBatch
 from hydrainfer.processor import load_description
 from hydrainfer.processor.pictures import MediaLimits, from_image
@@ -46,4 +46,4 @@ def teacher_forced(model: Model, ids: list[int], pictures: list[Picture] = ()) -
             slots=torch.from_numpy(np.arange(n)),
             starts=torch.tensor([0, n], dtype=torch.int32),
         )
-        return model.logits(model.forward(x, torch.arange(n), batch, kv.layers))
+        return model.logits(model.forward(x, torch.arange(n), [LayerCache(parts, batch) for parts in kv.layers]))

@@ -21,9 +21,8 @@ from hydrainfer.core import (
     Sequence,
     TokenWork,
 )
-from hydrainfer.models import Picture, load_model, vision_fingerprint
+from hydrainfer.models import LayerCache, Picture, load_model, vision_fingerprint
 from hydrainfer.models import qwen_tower as towers
-from hydrainfer.ops import AttentionBatch
 from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
 from hydrainfer.processor.pictures import VideoShape
 from hydrainfer.runtime.packing import pack_tokens
@@ -122,13 +121,13 @@ def logits(rig, request, store):
     rig.pixels.update({m.pixels: store.get(m.pixels) for m in request.media})
     if request.media:
         assert rig.encode([seq]).error is None
-    p = pack_tokens([TokenWork(seq, 0, n, True)], BlockTables("kv"), kv.block_tokens, spec, RotaryPositions())
+    p = pack_tokens([TokenWork(seq, 0, n, True)], [BlockTables(kv)], spec, RotaryPositions())
     with torch.inference_mode():
         x = rig.model.embed(torch.from_numpy(p.ids))
         deep = rig.language._place_embeddings(p, x)
-        arrays = (torch.from_numpy(a) for a in (p.tables, p.lengths, p.slots, p.starts))
-        batch = AttentionBatch(p.counts, p.contexts, 0, kv.block_tokens, *arrays)
-        hidden = rig.model.forward(x, torch.from_numpy(p.positions), batch, rig.kv.layers, deep=deep)
+        batch = rig.language._attention(p, kv)
+        caches = [LayerCache(parts, batch) for parts in rig.kv.layers]
+        hidden = rig.model.forward(x, torch.from_numpy(p.positions), caches, deep=deep)
         found = rig.model.logits(hidden)
     rig.caches.release(lease)
     return found

@@ -53,7 +53,7 @@ class Rig:
         self.pixels: dict[str, np.ndarray] = {}
         self.wake = threading.Event()
         self.vision = VisionRunner(self.model, self.embeds, self.pixels.__getitem__, self.wake.set)
-        self.language = LanguageRunner(self.model, self.kv, self.embeds, self.wake.set)
+        self.language = LanguageRunner(self.model, (self.kv, self.embeds), self.wake.set)
         self.n_batches = 0
 
     def close(self) -> None:

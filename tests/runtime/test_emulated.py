@@ -195,7 +195,7 @@ def test_a_wrong_kv_block_fails_its_request_alone(n_after):
         rig = Rig()
         rig.run(*(make_request(f"r{i}", n_text=9, max_tokens=30) for i in range(3)), until=3.0 + n_after)
         block = rig.scheduler.get("r1").blocks["kv"][which]
-        rig.stores["kv"].data[block].zero_()
+        rig.stores["kv"].bytes[block].zero_()
         rig.run()
         check_fails(rig, "r1")
         for other in ("r0", "r2"):
@@ -206,9 +206,9 @@ def test_a_wrong_kv_block_fails_its_request_alone(n_after):
 def test_a_stale_copy_of_the_last_block_is_seen_at_once():
     rig = Rig().run(make_request("r", n_text=9, max_tokens=30), until=1.0)
     last = rig.scheduler.get("r").blocks["kv"][2]
-    old = rig.stores["kv"].data[last].clone()
+    old = rig.stores["kv"].bytes[last].clone()
     rig.run(until=2.0)
-    rig.stores["kv"].data[last] = old
+    rig.stores["kv"].bytes[last] = old
     rig.run(until=4.0)
     check_fails(rig, "r")
 
@@ -218,7 +218,7 @@ def test_a_wrong_embedding_fails_who_reads_it():
     rig.run(make_request("r", n_text=9, pictures=[1], max_tokens=3), until=2.9)
     block = rig.scheduler.get("r").blocks["embed"][1]
     rig.run(until=3.0)  # encoded, and prefill has begun
-    rig.stores["embed"].data[block] = 7.0
+    rig.stores["embed"].bytes[block] = 7.0
     rig.run(make_request("text", max_tokens=3))
     check_fails(rig, "r")
     assert rig.end("text").finish_reason == "length"
@@ -241,7 +241,7 @@ def moved(source, target, request_id, spoil=None):
     for spec, (theirs, ours) in pulls.items():
         LocalTransport(local).copy(handles[spec], theirs, target.stores[spec], ours)
         if spoil is not None:
-            spoil(target.stores[spec].data, ours)
+            spoil(target.stores[spec].bytes, ours)
     target.scheduler.land(request_id, 0.0)
     return target.run()
 
@@ -304,7 +304,7 @@ def test_a_batch_that_cannot_be_packed_ends_as_an_error():
 def test_only_the_heads_of_blocks_are_touched():
     rig = Rig().run(make_request("r", pictures=[1], max_tokens=20))
     for store in rig.stores.values():
-        words = store.data.flatten(1).view(torch.int64)
+        words = store.bytes.view(torch.int64)
         assert words[:, 0].any() and not words[:, 1:].any()
 
 
@@ -322,7 +322,7 @@ def test_equal_beginnings_share_blocks_whose_words_both_expect():
     assert rig.scheduler.room.n_tokens_found == 2 * 24 and not any(o.error for o in rig.outputs)
     assert len({tuple(rig.tokens(r.id)) for r in requests}) == 1
     shared = make_request("r", n_text=21, pictures=[1], max_tokens=12, salt=b"")
-    rig.stores["kv"].data[rig.caches.pools["kv"].lookup(split_chain(shared.keys)[3])] = 0
+    rig.stores["kv"].bytes[rig.caches.pools["kv"].lookup(split_chain(shared.keys)[3])] = 0
     rig.run(shared)
     check_fails(rig, "r")
     rig.run(make_request("other", n_text=21, pictures=[1], max_tokens=12, salt=b"mine"))

@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from hydrainfer.core import TokenWork
+from hydrainfer.models import LayerCache
+from hydrainfer.runtime.packing import pack_tokens
+from hydrainfer.runtime.tables import BlockTables
 from tests.equivalence.criterion import LOGIT_TOLERANCE, Tally
 from tests.runtime.harness import IMAGE, Prompt, Reference, Rig
 
@@ -50,24 +53,19 @@ def test_greedy_ids_and_logits_equal_the_reference(checkpoints, seed, kv_heads, 
 
 def teacher_forced(rig: Rig, prompt: Prompt, ids: list[int]) -> torch.Tensor:
     """Our logits of every position of `ids`, one forward, [len(ids), vocab]."""
-    from hydrainfer.ops import AttentionBatch
-
-    n, bt = len(ids), rig.kv.spec.block_tokens
+    n = len(ids)
     seq = rig.sequence(prompt, n - len(rig.sequence_ids(prompt)) + 1)
     if seq.request.media:
         rig.encode([seq])
-    from hydrainfer.runtime.packing import pack_tokens
-    from hydrainfer.runtime.tables import BlockTables
-
     seq.tokens = list(ids)
-    p = pack_tokens([TokenWork(seq, 0, n, True)], BlockTables("kv"), bt, rig.embeds.spec)
+    p = pack_tokens([TokenWork(seq, 0, n, True)], [BlockTables(rig.kv.spec)], rig.embeds.spec)
     with torch.inference_mode():
         x = rig.model.embed(torch.from_numpy(p.ids))
         if p.embed_at is not None:
             x[torch.from_numpy(p.embed_at)] = rig.embeds.rows[torch.from_numpy(p.embed_rows)]
-        arrays = (torch.from_numpy(a) for a in (p.tables, p.lengths, p.slots, p.starts))
-        batch = AttentionBatch(p.counts, p.contexts, 0, bt, *arrays)
-        hidden = rig.model.forward(x, torch.from_numpy(p.positions), batch, rig.kv.layers)
+        batch = rig.language._attention(p, rig.kv.spec)
+        caches = [LayerCache(parts, batch) for parts in rig.kv.layers]
+        hidden = rig.model.forward(x, torch.from_numpy(p.positions), caches)
         logits = rig.model.logits(hidden)
     rig.release(seq)
     return logits

@@ -32,8 +32,8 @@ def test_missing_pixels_fail_their_request_alone(rig):
     del rig.pixels[bad.request.media[0].pixels]
     result = rig.encode([bad, good])
     assert result.error is None and list(result.failed) == [bad.id]
-    assert bool(rig.embeds.data[good.blocks["embed"][0]].any())
-    assert not rig.embeds.data[bad.blocks["embed"][0]].any()
+    assert bool(rig.embeds.bytes[good.blocks["embed"][0]].any())
+    assert not rig.embeds.bytes[bad.blocks["embed"][0]].any()
 
 
 def test_pixels_of_the_wrong_shape_fail_their_request_alone(rig):
@@ -115,7 +115,7 @@ def test_the_number_of_threads_may_change_between_batches(checkpoints):
     )[1]
     rig.language.close()
     before = torch.get_num_threads()
-    rig.language = LanguageRunner(rig.model, rig.kv, rig.embeds, rig.wake.set, threads=lambda: next(asked))
+    rig.language = LanguageRunner(rig.model, (rig.kv, rig.embeds), rig.wake.set, threads=lambda: next(asked))
     for _ in range(3):
         rig.step([TokenWork(rig.sequence(TEXT, 1), 0, 4, True)])
     assert seen == [(1, "hydrainfer-language"), (2, "hydrainfer-language"), (1, "hydrainfer-language")]

@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from hydrainfer.cache import EmbedSpec, FullSpec
+from hydrainfer.cache import CacheSpec, EmbedSpec, FullSpec, Part
 from hydrainfer.storage import BlockStore
 
 pytestmark = pytest.mark.cpu
@@ -19,26 +19,48 @@ pytestmark = pytest.mark.cpu
 def test_full_store_is_block_major(dtype):
     spec = FullSpec.of(layers=3, kv_heads=2, head_dim=8, dtype=dtype, block_tokens=4)
     store = BlockStore(spec, 5)
-    assert store.data.shape == (5, 3, 2, 4, 2, 8) and store.data[2].is_contiguous()
-    assert not store.data.any() and store.n_bytes == store.data.nbytes == 5 * spec.block_bytes
-    assert len(store.layers) == 3
-    store.layers[1][4, 0, 3] = 7
-    assert int(store.data.sum()) == 7 * 16 and bool((store.data[4, 1, 0, 3] == 7).all())
-    assert store.layers[0].stride() == store.layers[2].stride()
+    assert store.bytes.shape == (5, spec.block_bytes) and store.bytes.is_contiguous()
+    assert spec.block_bytes == 3 * 2 * 4 * 2 * 8 * store.layers[0]["kv"].element_size()
+    assert not store.bytes.any() and store.n_bytes == store.bytes.nbytes == 5 * spec.block_bytes
+    layers = [layer["kv"] for layer in store.layers]
+    assert [tuple(kv.shape) for kv in layers] == [(5, 2, 4, 2, 8)] * 3
+    layers[1][4, 0, 3] = 7
+    data = store.bytes.view(layers[0].dtype).view(5, 3, 2, 4, 2, 8)
+    assert int(data.sum()) == 7 * 16 and bool((data[4, 1, 0, 3] == 7).all())
+    assert layers[0].stride() == layers[2].stride()
+
+
+def test_parts_of_different_widths_and_types():
+    parts = (
+        Part("keys", (4, 1, 3), "bfloat16"),
+        Part("values", (4, 1, 1), "bfloat16"),
+        Part("state", (3,), "float32"),
+        Part("tail", (1,), "bfloat16"),
+    )
+    spec = CacheSpec("mixed", 4, parts, layers=(2, 5))
+    assert spec.offsets == (0, 24, 32, 44, 48) and spec.block_bytes == 96
+    store = BlockStore(spec, 3)
+    for i, layer in enumerate(store.layers):
+        for j, part in enumerate(parts):
+            view = layer[part.name]
+            assert tuple(view.shape) == (3, *part.shape) and str(view.dtype) == f"torch.{part.dtype}"
+            view.fill_(1 + 4 * i + j)
+    values = [[float(view.flatten()[0]) for view in layer.values()] for layer in store.layers]
+    assert values == [[1, 2, 3, 4], [5, 6, 7, 8]], "no part lies in another"
 
 
 def test_embed_store_rows():
     store = BlockStore(EmbedSpec.of(width=6, dtype="float32", block_tokens=4), 3)
     assert store.rows.shape == (12, 6)
     store.rows[2 * 4 + 1] = torch.arange(6.0)
-    assert torch.equal(store.data[2, 1], torch.arange(6.0))
+    assert torch.equal(store.layers[0]["rows"][2, 1], torch.arange(6.0))
 
 
 def test_a_shared_store_is_a_sealed_nameless_file_as_long_as_it_lives():
     store = BlockStore(EmbedSpec.of(width=6, dtype="float32", block_tokens=4), 300, shared=True)
     store.rows[5] = 1.0
     store.touch()
-    assert int(store.data.sum()) == 6, "touching keeps the bytes"
+    assert int(store.rows.sum()) == 6, "touching keeps the bytes"
     path = f"/proc/self/fd/{store.memory.fd}"
     assert store.memory.name in os.readlink(path) and os.stat(path).st_blocks * 512 >= store.n_bytes
     with pytest.raises(OSError):
