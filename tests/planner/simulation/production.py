@@ -80,7 +80,7 @@ class Production:
             device = EmulatedDevice(i.cost, lambda: self.now, stores, spoken)
             runners = {lane: self.logged(i.name, EmulatedRunner(device, lane)) for lane in i.role.lanes}
             exports = Exports(owner_of(i.name, 1), stores, "local", local=local)
-            routes = Routes("local", stores[next(iter(stores))].data.device, local=local)
+            routes = Routes("local", stores[next(iter(stores))].device, local=local)
             self.pullers.append(StorePuller(stores, exports, routes, wire.wake))
             moves = Moves(i.name, 1, scheduler, node.roster, node, TimedPuller(self, i.name, self.pullers[-1]))
             engine = Engine(scheduler, runners, node.sink, node.record, i.overlap, moves, node.moved)
