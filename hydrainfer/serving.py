@@ -263,7 +263,10 @@ def _server(
         stall_s=config.stall_s,
         allowed_origins=read_origins(config.allowed_origins),
     )
-    app = create_app(settings, instance.intake, metrics=instance.recorder.page, tenants=tenants)
+    recorder = instance.recorder
+    app = create_app(
+        settings, instance.intake, metrics=recorder.page, ended_after=recorder.ended_after, tenants=tenants
+    )
     http = uvicorn.Config(app, http=_Connection, log_level="warning", access_log=False, server_header=False)
     return _Server(http, instance, on_ready, lambda line: console.print(line, highlight=False))
 

@@ -118,7 +118,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     except BaseException:
         engine.close()
         raise
-    sessions.attach(engine, recorder.timings)
+    sessions.attach(engine, recorder.timings, recorder.stopped)
     workers = intake.processor.media.workers
     facts["image_backend"] = backend_name(intake.processor.limits)
     facts["media_workers"] = workers.n if workers else 0

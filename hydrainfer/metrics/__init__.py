@@ -4,12 +4,13 @@ Fed by engines, live or simulated; read by the server and the benchmarks. Never 
 """
 
 from hydrainfer.metrics.attainment import FAILED, Proportion, Verdict, effective_n, judge, quantile_interval, wilson
-from hydrainfer.metrics.prometheus import PrometheusRecorder, Waiting
+from hydrainfer.metrics.prometheus import Ended, PrometheusRecorder, Waiting
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
 __all__ = [
     "FAILED",
     "INTERVALS",
+    "Ended",
     "PrometheusRecorder",
     "Proportion",
     "Timeline",

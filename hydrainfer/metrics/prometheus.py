@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -61,6 +62,19 @@ class Waiting(NamedTuple):
     refused: Mapping[str, int]
 
 
+class Ended(NamedTuple):
+    """One of the latest requests that have ended, and were not cut off: `number` counts them from 1; `finished_s` is on
+    the engine's clock; `intervals_s` has what happened of `INTERVALS`."""
+
+    number: int
+    finished_s: float
+    n_tokens: int
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+    intervals_s: Mapping[str, float]
+
+
 class PrometheusRecorder:
     """Takes lifecycle events, from one thread at a time; `page` and `timings` may be called from any thread.
     `instances` and `waiting` are asked at each scrape. `prefix_cache`: whether requests share KV."""
@@ -74,7 +88,9 @@ class PrometheusRecorder:
     ) -> None:
         self._registry = CollectorRegistry()
         self._done: dict[str, Timeline] = {}  # the latest that nobody has asked for
-        self._lock = threading.Lock()  # around those
+        self._lock = threading.Lock()  # around those, and the next
+        self._ended: deque[Ended] = deque(maxlen=_KEPT)
+        self._stopped: set[str] = set()  # that a stop string has ended
         self._timelines = Timelines(self._request_done)
         labels = ("model_name",)
         self._histograms = {
@@ -128,13 +144,34 @@ class PrometheusRecorder:
     def timings(self, request_id: str) -> Timeline | None:
         """The timeline of a request that has finished; once, and only while it is among the latest."""
         with self._lock:
+            self._stopped.discard(request_id)
             return self._done.pop(request_id, None)
+
+    def stopped(self, request_id: str) -> None:
+        """Note that a stop string has ended it, which the engine does not know: for the engine it is cancelled."""
+        with self._lock:
+            self._stopped.add(request_id)
+
+    def ended_after(self, number: int) -> list[Ended]:
+        """The latest requests that have ended, the oldest first, but not those up to `number`; all of them if there is
+        no such number: who asks knows it from an earlier server."""
+        with self._lock:
+            if not self._ended or number > self._ended[-1].number:
+                number = 0
+            return [one for one in self._ended if one.number > number]
 
     def _request_done(self, request_id: str, timeline: Timeline) -> None:
         with self._lock:
+            if timeline.finish_reason == "abort" and request_id in self._stopped:
+                timeline.finish_reason = "stop"
             self._done[request_id] = timeline
             if len(self._done) > _KEPT:
                 del self._done[next(iter(self._done))]
+            if timeline.finish_reason in ("stop", "length") and timeline.e2e_s is not None:
+                number = self._ended[-1].number + 1 if self._ended else 1
+                assert timeline.finished_s is not None
+                figures = len(timeline.token_s), timeline.ttft_s, timeline.tpot_s, timeline.e2e_s, timeline.intervals_s
+                self._ended.append(Ended(number, timeline.finished_s, *figures))
         observe = {
             "request_time_per_output_token_seconds": timeline.tpot_s,
             "e2e_request_latency_seconds": timeline.e2e_s,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import orjson
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
@@ -23,6 +23,7 @@ from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFie
 from hydrainfer.server.gate import Gate
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
+from hydrainfer.server.page import EndedAfter, overview, page_routes
 from hydrainfer.server.tenants import Tenants
 
 _RETRY_AFTER_S = "5"
@@ -44,11 +45,12 @@ def create_app(
     intake: Intake,
     *,
     metrics: Callable[[], bytes],
+    ended_after: EndedAfter = lambda _: (),
     tenants: Tenants | None = None,
     wall_clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """`metrics` returns Prometheus text. `tenants`: their keys open /v1, /tokenize and /detokenize; default: open to
-    all. The caller closes the engine and the intake after the server has stopped."""
+    """`metrics` returns Prometheus text; `ended_after`: for the page. `tenants`: their keys open /v1, /tokenize and
+    /detokenize; default: open to all. The caller closes the engine and the intake after the server has stopped."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -72,7 +74,9 @@ def create_app(
     answers = Answers(intake, settings.model_names, wall_clock)
     app.include_router(_open_routes(settings, intake, metrics))
     guarded = [Depends(_require_key(tenants))]
+    app.include_router(page_routes())
     app.include_router(_model_routes(settings, answers, int(wall_clock())), dependencies=guarded)
+    app.include_router(_instance_routes(settings, intake, ended_after), dependencies=guarded)
     app.include_router(_text_routes(settings, answers), dependencies=guarded)
     return app
 
@@ -125,11 +129,6 @@ def _model_routes(settings: ServerSettings, answers: Answers, created: int) -> A
     async def one_model(name: str) -> Response:
         return _json(model_card(answers.check_model(name)))
 
-    @router.get("/v1/instances")
-    async def instances() -> Response:
-        cards = [instance_card(info) for info in answers.intake.sessions.handle.instances()]
-        return _json({"object": "list", "data": cards})
-
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         return await answers.chat(request, parse(ChatFields, await read_json(request, settings.max_body_bytes)))
@@ -139,6 +138,22 @@ def _model_routes(settings: ServerSettings, answers: Answers, created: int) -> A
         return await answers.complete(
             request, parse(CompletionFields, await read_json(request, settings.max_body_bytes))
         )
+
+    return router
+
+
+def _instance_routes(settings: ServerSettings, intake: Intake, ended_after: EndedAfter) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/instances")
+    async def instances() -> Response:
+        cards = [instance_card(info) for info in intake.sessions.handle.instances()]
+        return _json({"object": "list", "data": cards})
+
+    @router.get("/v1/overview")
+    async def look(after: Annotated[int, Query(ge=0)] = 0) -> Response:
+        body = overview(intake, settings.model_names[0], settings.version, ended_after, after)
+        return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
 
     return router
 

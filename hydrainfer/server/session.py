@@ -49,6 +49,7 @@ class Sessions:
         self._pixels = pixels
         self._handle: EngineHandle | None = None
         self._timings: Timings = lambda _: None
+        self._stopped: Callable[[str], None] = lambda _: None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[list[Output]] = deque()  # filled by the engine's thread, emptied by the loop's
         self._streams: dict[str, TokenStream] = {}  # by engine request id
@@ -64,10 +65,12 @@ class Sessions:
         """Choices that hold a place: being prepared, queued or running."""
         return self.admission.n_live
 
-    def attach(self, handle: EngineHandle, timings: Timings = lambda _: None) -> None:
+    def attach(
+        self, handle: EngineHandle, timings: Timings = lambda _: None, stopped: Callable[[str], None] = lambda _: None
+    ) -> None:
         """Name the engine whose outputs come to `sink`; once, before the first `start`. `timings` gives the timeline of
-        an engine request once its final output has come."""
-        self._handle, self._timings = handle, timings
+        an engine request once its final output has come; `stopped` is told which ones a stop string has ended."""
+        self._handle, self._timings, self._stopped = handle, timings, stopped
 
     def sink(self, outputs: list[Output]) -> None:
         """The engine's `OutputSink`: called on its thread, once per step; hands over and returns."""
@@ -93,6 +96,7 @@ class Sessions:
             self.discard(prepared)
             raise
         stream = TokenStream(prepared, self._vocabulary, self._cancel)
+        stream.on_stop = self._stopped
         stream.on_begun, stream.on_end = place.begun, lambda: self._end(stream, place)
         for request in prepared.requests:
             assert request.id not in self._streams, f"request id {request.id} is already live"

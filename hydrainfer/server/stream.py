@@ -52,6 +52,7 @@ class TokenStream:
         self.timer: asyncio.TimerHandle | None = None
         self.on_begun: Callable[[], None] = lambda: None  # per choice
         self.on_end: Callable[[], None] = lambda: None
+        self.on_stop: Callable[[str], None] = lambda _: None  # a stop string was found in this engine request
         self._index = {r.id: i for i, r in enumerate(prepared.requests)}
         self._stop_tokens = frozenset(sampling.stop_token_ids)
         self._texts = [TextStream(vocabulary, sampling, continues=prepared.continues) for _ in prepared.requests]
@@ -96,6 +97,7 @@ class TokenStream:
         self.n_cached[choice] = max(self.n_cached[choice], output.n_cached)
         if piece.stop is not None:
             delta.finish_reason, delta.stop_reason = "stop", piece.stop
+            self.on_stop(output.request_id)
             self._end_early({output.request_id})
         elif last:
             delta.finish_reason = output.finish_reason

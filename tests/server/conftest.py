@@ -62,13 +62,14 @@ class ServerUnderTest:
             pixels=self.pixels.get,
             record=self.recorder.record,
         )
-        self.sessions.attach(self.engine, self.recorder.timings)
+        self.sessions.attach(self.engine, self.recorder.timings, self.recorder.stopped)
         self.fetcher = Fetcher(fetch or FetchLimits(), resolve=resolve)
         self.intake = Intake(processor, self.sessions, fetcher=self.fetcher, n_threads=2, timeout_s=timeout_s)
         app = create_app(
             ServerSettings(**{"model_names": ("tiny", "alias"), "version": "9", "max_body_bytes": 1 << 22, **settings}),
             self.intake,
             metrics=lambda: b"fake_metric 1\n",
+            ended_after=self.recorder.ended_after,
             tenants=tenants,
         )
         listener = socket.socket()

@@ -80,7 +80,7 @@ class FakeEngine:
             self.cancelled += request_ids
             for i in request_ids:
                 if self.live.pop(i, None):
-                    self._event(i, EventKind.FINISHED)
+                    self._event(i, EventKind.FINISHED, detail="abort")
                     self.ended.append(Output(i, finish_reason="abort"))
             self._lock.notify()
 
@@ -93,8 +93,8 @@ class FakeEngine:
             return self.infos
         return [InstanceInfo("EPD0", "EPD", "alive", pid=1, stats=self.stats())]
 
-    def _event(self, request_id: str, kind: EventKind, stage: str = "") -> None:
-        self._record(LifecycleEvent(request_id, kind, time.monotonic(), stage))
+    def _event(self, request_id: str, kind: EventKind, stage: str = "", detail: str = "") -> None:
+        self._record(LifecycleEvent(request_id, kind, time.monotonic(), stage, detail))
 
     def close(self) -> None:
         with self._lock:
@@ -150,7 +150,7 @@ class FakeEngine:
             logprobs = tuple(TokenLogprobs(-0.5, 1, tuple((t + j, -0.5 - j) for j in range(k))) for t in new)
         if finish:
             del self.live[request_id]
-            self._event(request_id, EventKind.FINISHED)
+            self._event(request_id, EventKind.FINISHED, detail=finish)
         else:
             self.live[request_id] = (request, tokens, n)
         return Output(request_id, tuple(new), logprobs, finish, stop_token)

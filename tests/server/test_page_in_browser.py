@@ -1,0 +1,47 @@
+"""The page in headless Chromium: needs `pip install playwright` and a `chromium` on the PATH."""
+
+import shutil
+
+import pytest
+
+from tests.server.conftest import picture
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = [pytest.mark.slow, pytest.mark.multi]
+BAD = "<img src=x onerror=document.title='broken'><b>bold</b> & 你好"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium")
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_ask_about_a_picture(start, browser, tmp_path, width, scheme):
+    server = start(step_s=0.005)
+    server.say = BAD
+    file = tmp_path / "picture.png"
+    file.write_bytes(picture())
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    seen = []
+    page.on("console", lambda m: seen.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda e: seen.append(str(e)))
+    page.on("request", lambda r: None if r.url.startswith((server.url, "data:")) else seen.append(r.url))
+    page.goto(server.url + "/")
+    page.set_input_files("#file", str(file))
+    page.click("#send")
+    page.wait_for_selector("#answer-bar:not([hidden])")
+    assert page.inner_text("#answer") == BAD and page.query_selector("#answer b") is None
+    assert server.engine.submitted[-1].media, "the picture was sent"
+    page.wait_for_selector("#ttft .dot", state="attached")
+    assert page.title() == "HydraInfer" and "1 requests" in page.inner_text("#ttft-now")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert seen == []
+    page.close()
