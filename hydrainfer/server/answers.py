@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
+from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,11 +18,23 @@ from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
 from hydrainfer.server.gate import place_of, salt_of, urgency_of
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.replies import ChatReply, CompletionReply, Reply
-from hydrainfer.server.sse import DONE, EventStream
+from hydrainfer.server.sse import EventStream
 from hydrainfer.server.stream import TokenStream
 from hydrainfer.server.tool_reply import ToolReply, sampling_for, tool_format
 
 MakeReply = Callable[..., Reply]
+
+
+class Shape(NamedTuple):
+    """The words of a protocol: what ids begin with, and the reply without and with tools (which also gets `tools` and
+    `how`)."""
+
+    prefix: str
+    plain: MakeReply
+    with_tools: MakeReply
+
+
+CHAT = Shape("chatcmpl", ChatReply, ToolReply)
 FIRST_OUTPUT_S = 5.0
 """A stream's headers wait this long for the first output, so that an early failure has its status code; then they go
 out, so that a client in a long queue sees that it is being served."""
@@ -46,21 +59,22 @@ class Answers:
             )
         return name if name is not None else self.names[0]
 
-    async def chat(self, request: Request, fields: ChatFields) -> Response:
+    async def chat(self, request: Request, fields: ChatFields, shape: Shape = CHAT) -> Response:
+        """The one way of every chat, whatever its protocol; `shape` has the words of the answer."""
         name = self.check_model(fields.model)
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         messages = parse_messages(fields.messages)
         tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
-        kind: MakeReply = ChatReply
+        kind = shape.plain
         if tools is not None:
             how = tool_format(self.intake.processor.model)
             sampling = sampling_for(sampling, tools, how)
-            kind = partial(ToolReply, tools=tools, how=how)
+            kind = partial(shape.with_tools, tools=tools, how=how)
         work = self.intake.chat(
             messages,
             sampling,
-            id=self._name("chatcmpl"),
+            id=self._name(shape.prefix),
             options=fields.mm_processor_kwargs,
             place=place_of(request),
             urgency=urgency_of(request, fields.priority, fields.deadline_s),
@@ -98,7 +112,8 @@ class Answers:
         if fields.stream:
             stream = await unless_disconnected(_begun(start), request.receive, TokenStream.close)
             headers = {"X-Request-Id": stream.prepared.id}
-            return EventStream(_events(stream, reply_to(stream)), stream.close, headers)
+            reply = reply_to(stream)
+            return EventStream(_events(stream, reply), stream.close, headers, reply.media_type, reply.error)
         whole = _whole(start, reply_to)
         id, body = await unless_disconnected(whole, request.receive, lambda _: None)
         return Response(body, headers={"X-Request-Id": id}, media_type="application/json")
@@ -133,4 +148,4 @@ async def _events(stream: TokenStream, reply: Reply) -> AsyncGenerator[bytes, No
             yield body
     if reply.timings and reply.include_usage:
         await stream.settled(SETTLED_S)
-    yield reply.closing(stream.n_tokens, stream.timelines) + DONE
+    yield reply.closing(stream.n_tokens, stream.timelines)

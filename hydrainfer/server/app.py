@@ -20,7 +20,8 @@ from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
 from hydrainfer.server.errors import Farewell, install_error_handlers
 from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
-from hydrainfer.server.gate import Gate
+from hydrainfer.server.fronts import front_routes
+from hydrainfer.server.gate import Gate, authorization_of
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.page import EndedAfter, overview, page_routes
@@ -78,6 +79,7 @@ def create_app(
     app.include_router(_model_routes(settings, answers, int(wall_clock())), dependencies=guarded)
     app.include_router(_instance_routes(settings, intake, ended_after), dependencies=guarded)
     app.include_router(_text_routes(settings, answers), dependencies=guarded)
+    app.include_router(front_routes(answers, settings.max_body_bytes), dependencies=guarded)
     return app
 
 
@@ -191,7 +193,7 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
 
 def _require_key(tenants: Tenants) -> Callable[[Request], Awaitable[None]]:
     async def check(request: Request) -> None:  # async: a plain function would cost a thread per request
-        tenants.find(request.headers.get("authorization", ""))
+        tenants.find(authorization_of(request))
 
     return check
 

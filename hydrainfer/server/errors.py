@@ -1,4 +1,5 @@
-"""Every failure in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Every failure in the shape of its path: OpenAI's `{"error": {"message", "type", "param", "code"}}`, under
+/v1/messages Anthropic's, under /api Ollama's."""
 
 from __future__ import annotations
 
@@ -15,28 +16,47 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hydrainfer.core import HydraError, InternalError, InvalidRequest, Overloaded, Unavailable
+from hydrainfer.server.paths import route_path
 
 logger = logging.getLogger(__name__)
 
 _INTERNAL = "the server failed to run this request; its log says more"
 
 
-def error_body(error: HydraError) -> bytes:
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(error: HydraError, path: str = "") -> bytes:
+    """`path`: of the request, without the prefix of `--root-path`."""
+    if path.startswith("/v1/messages"):
+        kind = _ANTHROPIC.get(error.status, "api_error")
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message}})
+    if path.startswith("/api/"):
+        return orjson.dumps({"error": error.message})
     return orjson.dumps(
         {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
     )
 
 
-def error_response(error: HydraError) -> Response:
+def error_response(error: HydraError, path: str = "") -> Response:
     """The response to an error, with `Retry-After` (whole seconds, at least 1; `retry-after-ms`, which the `openai`
-    client prefers, says it to the millisecond) where retrying makes sense."""
+    client prefers, says it to the millisecond) where retrying makes sense. `path`: as of `error_body`."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1e3)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(error_body(error), error.status, headers, "application/json")
+    return Response(error_body(error, path), error.status, headers, "application/json")
 
 
 class Farewell:
@@ -62,11 +82,11 @@ class Farewell:
                 raise
             if not answered:
                 ending = Unavailable("the server is shutting down", retry_after_s=5.0)
-                await error_response(ending)(scope, receive, send)
+                await error_response(ending, route_path(scope))(scope, receive, send)
         except Exception as e:
             if scope["type"] != "http" or answered:
                 raise
-            await error_response(as_hydra_error(e))(scope, receive, send)
+            await error_response(as_hydra_error(e), route_path(scope))(scope, receive, send)
 
 
 def as_hydra_error(error: Exception) -> HydraError:
@@ -84,8 +104,11 @@ def as_hydra_error(error: Exception) -> HydraError:
 def install_error_handlers(app: FastAPI) -> None:
     """Install the handlers that answer what routes raise."""
 
-    async def on_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        return error_response(as_hydra_error(error))
+    def answer(request: Request, error: HydraError) -> Response:
+        return error_response(error, route_path(request.scope))
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return answer(request, as_hydra_error(error))
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -95,7 +118,7 @@ def install_error_handlers(app: FastAPI) -> None:
             known = InvalidRequest(f"{request.method} is not allowed on {request.url.path}", code="method_not_allowed")
         else:
             known = InvalidRequest(str(error.detail))
-        response = error_response(known)
+        response = answer(request, known)
         response.status_code = error.status_code
         response.headers.update(error.headers or {})
         return response
@@ -104,7 +127,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return Response(status_code=499)  # nobody reads it; the access log shows it
 
     async def on_validation(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        return error_response(InvalidRequest("the request's path or query is malformed"))
+        return answer(request, InvalidRequest("the request's path or query is malformed"))
 
     app.add_exception_handler(HydraError, on_error)
     app.add_exception_handler(MemoryError, on_error)

@@ -12,9 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hydrainfer.core import HydraError
 from hydrainfer.server.admission import Admission, Place, Urgency
 from hydrainfer.server.errors import error_response
+from hydrainfer.server.paths import route_path
 from hydrainfer.server.tenants import Tenant, Tenants
 
-_WORK = ("/v1/chat/completions", "/v1/completions")
+_WORK = frozenset(
+    (
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses"),  # OpenAI's
+        "/v1/messages",  # Anthropic's
+        *("/api/chat", "/api/generate"),  # Ollama's
+    )
+)
 _PER_TURN = 4  # of the event loop
 
 
@@ -28,7 +35,7 @@ class Gate:
         self._turns = asyncio.Semaphore(_PER_TURN)  # who waits for one is woken in the loop's next turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in _WORK or scope["method"] != "POST":
+        if scope["type"] != "http" or (path := route_path(scope)) not in _WORK or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         n_bytes, returning, authorization = None, False, ""
@@ -41,6 +48,8 @@ class Gate:
                 returning = value != b"0"
             elif name == b"authorization":
                 authorization = value.decode("latin-1")
+            elif name == b"x-api-key":  # the `anthropic` client's
+                authorization = authorization or "Bearer " + value.decode("latin-1")
             elif name == b"x-priority":
                 priority = _number(value)
             elif name == b"x-deadline-s":
@@ -52,7 +61,7 @@ class Gate:
             self._tenants.check_priority(tenant, urgency.priority)
             place = self._admission.enter(n_bytes, returning=returning, urgency=urgency)
         except HydraError as e:
-            response = error_response(e)
+            response = error_response(e, path)
             if self._admission.closed:
                 response.headers["Connection"] = "close"  # the next request is better sent elsewhere
             await response(scope, receive, send)
@@ -76,6 +85,12 @@ def _number(value: bytes) -> float:
         return float(value)
     except ValueError:
         return math.nan
+
+
+def authorization_of(request: Request) -> str:
+    """The Authorization header; the key of an `x-api-key` header stands for one, as Anthropic's clients send it."""
+    key = request.headers.get("x-api-key")
+    return request.headers.get("authorization") or (f"Bearer {key}" if key else "")
 
 
 def urgency_of(request: Request, priority: int | None, within_s: float | None) -> Urgency:

@@ -1,4 +1,4 @@
-"""Response bodies of chat and text completions, whole and in chunks; per token only a dict and orjson."""
+"""What an answer is; bodies of chat and text completions, whole and in chunks; per token only a dict and orjson."""
 
 from __future__ import annotations
 
@@ -8,34 +8,66 @@ from typing import Any
 
 import orjson
 
+from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import Vocabulary
 from hydrainfer.server.fields import CommonFields
 from hydrainfer.server.logprobs import chat_logprobs, completion_logprobs
-from hydrainfer.server.sse import event
+from hydrainfer.server.sse import DONE, error_event, event
 from hydrainfer.server.stream import Completion, Delta, TokenStream
 from hydrainfer.server.timings import breakdown
 
 
 class Reply(ABC):
-    """The fields that all bodies of one answer share. `model`: the name as the client wrote it."""
+    """One answer, whole or in chunks, in the words of one protocol. `model`: the name as the client wrote it."""
 
-    kind: str
+    media_type = "text/event-stream"
 
     def __init__(self, stream: TokenStream, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
         self.prepared = prepared = stream.prepared
         self._n_cached = stream.n_cached
-        self.vocabulary = words
-        self.return_ids = bool(fields.return_token_ids)
+        self.model, self.created, self.vocabulary = model, created, words
         self.timings = bool(fields.timings)
         self.include_usage = fields.include_usage
-        self.continuous_usage = fields.continuous_usage
         self.n_logprobs = prepared.sampling.logprobs
-        self._head = {"id": prepared.id, "object": self.kind, "created": created, "model": model}
 
     def opening(self) -> bytes:
-        """Events before the first token."""
+        """What is sent before the first token."""
         return b""
+
+    @abstractmethod
+    def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
+        """What these deltas add. `n_tokens`: produced so far, per choice."""
+
+    @abstractmethod
+    def closing(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
+        """What is sent at the end. `timelines`: per choice."""
+
+    @abstractmethod
+    def body(self, done: Sequence[Completion], timelines: Sequence[Timeline | None]) -> bytes:
+        """The whole answer."""
+
+    def error(self, error: HydraError) -> bytes:
+        """An error after the first word, and the end."""
+        return error_event(error)
+
+    def _counts(self, n_tokens: Sequence[int]) -> tuple[int, int, int]:
+        """Tokens of the prompts, those of them that none of a prompt's choices had to compute, and of the answer."""
+        n = self.prepared.sampling.n
+        n_cached = sum(min(self._n_cached[i : i + n]) for i in range(0, len(self._n_cached), n))
+        return self.prepared.n_prompt_tokens, n_cached, sum(n_tokens)
+
+
+class Choices(Reply):
+    """The bodies of OpenAI's chat and text completions."""
+
+    kind: str
+
+    def __init__(self, stream: TokenStream, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
+        super().__init__(stream, fields, model, created, words)
+        self.return_ids = bool(fields.return_token_ids)
+        self.continuous_usage = fields.continuous_usage
+        self._head = {"id": self.prepared.id, "object": self.kind, "created": created, "model": model}
 
     @abstractmethod
     def chunk(self, delta: Delta) -> dict[str, Any]:
@@ -46,17 +78,16 @@ class Reply(ABC):
         """One entry of `choices` in the whole answer."""
 
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
-        """A chunk per delta that says something. `n_tokens`: produced so far, per choice."""
+        """A chunk per delta that says something."""
         sent = [d for d in deltas if d.text or d.finish_reason or self.return_ids or self.n_logprobs is not None]
         usage = self._usage(n_tokens) if self.continuous_usage else None
         return b"".join(self._event([self.chunk(d)], usage) for d in sent)
 
     def closing(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        """The usage chunk, if it was asked for. `timelines`: per choice."""
-        return self._event([], self._final_usage(n_tokens, timelines)) if self.include_usage else b""
+        """The usage chunk, if it was asked for, and the last word."""
+        return (self._event([], self._final_usage(n_tokens, timelines)) if self.include_usage else b"") + DONE
 
     def body(self, done: Sequence[Completion], timelines: Sequence[Timeline | None]) -> bytes:
-        """The whole answer."""
         return orjson.dumps(
             {
                 **self._head,
@@ -80,9 +111,7 @@ class Reply(ABC):
         return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
 
     def _usage(self, n_tokens: Sequence[int]) -> dict[str, Any]:
-        n_prompt, n_answer, n = self.prepared.n_prompt_tokens, sum(n_tokens), self.prepared.sampling.n
-        # of a prompt, what none of its choices had to compute
-        n_cached = sum(min(self._n_cached[i : i + n]) for i in range(0, len(self._n_cached), n))
+        n_prompt, n_cached, n_answer = self._counts(n_tokens)
         return {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_answer,
@@ -91,7 +120,7 @@ class Reply(ABC):
         }
 
 
-class ChatReply(Reply):
+class ChatReply(Choices):
     """`chat.completion` and `chat.completion.chunk`."""
 
     kind = "chat.completion"
@@ -141,7 +170,7 @@ class ChatReply(Reply):
         return chat_logprobs(self.vocabulary, part.token_ids, part.logprobs)
 
 
-class CompletionReply(Reply):
+class CompletionReply(Choices):
     """`text_completion`, the same object whole and in chunks."""
 
     kind = "text_completion"

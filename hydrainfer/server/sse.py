@@ -9,27 +9,39 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from hydrainfer.core import HydraError
 from hydrainfer.server.body import disconnected
 from hydrainfer.server.errors import as_hydra_error, error_body
 
 DONE = b"data: [DONE]\n\n"
 
 
-def event(body: bytes) -> bytes:
-    return b"data: " + body + b"\n\n"
+def event(body: bytes, name: str = "") -> bytes:
+    """One event, with its name if it has any."""
+    return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + body + b"\n\n"
+
+
+def error_event(error: HydraError) -> bytes:
+    """An error in OpenAI's shape, the last that is said."""
+    return event(error_body(error)) + DONE
 
 
 class EventStream(Response):
-    """Sends what `events` yields; an exception becomes an error event. `close` is called in every case, also when
+    """Sends what `events` yields; an exception becomes what `on_error` says. `close` is called in every case, also when
     `events` was never begun."""
 
-    media_type = "text/event-stream"
-
     def __init__(
-        self, events: AsyncGenerator[bytes, None], close: Callable[[], None], headers: dict[str, str] | None = None
+        self,
+        events: AsyncGenerator[bytes, None],
+        close: Callable[[], None],
+        headers: dict[str, str] | None = None,
+        media_type: str = "text/event-stream",
+        on_error: Callable[[HydraError], bytes] = error_event,
     ) -> None:
-        super().__init__(None, 200, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})}
+        super().__init__(None, 200, headers, media_type)
         del self.headers["content-length"]
+        self._on_error = on_error
         self._events = events
         self._close = close
 
@@ -55,6 +67,5 @@ class EventStream(Response):
             except Exception as e:
                 error = as_hydra_error(e)
                 scope.setdefault("state", {})["error"] = error.type  # for the access log: the status has been sent
-                body = event(error_body(error)) + DONE
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -11,6 +11,7 @@ from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.processor import (
     CallDelta,
     ModelDescription,
+    Prepared,
     ToolCallStream,
     ToolDelta,
     ToolFormat,
@@ -42,15 +43,18 @@ def sampling_for(sampling: SamplingParams, tools: Tools, how: ToolFormat) -> Sam
     return msgspec.structs.replace(sampling, grammar=grammar, skip_special_tokens=False)
 
 
+def call_stream(prepared: Prepared, tools: Tools, how: ToolFormat) -> ToolCallStream:
+    """The reader of the calls of one choice."""
+    forced = prepared.sampling.grammar is not None
+    return ToolCallStream(how, tools.schemas, forced=forced, parallel=tools.parallel)
+
+
 class ToolReply(ChatReply):
     """A `ChatReply` whose text is looked through for calls."""
 
     def __init__(self, *args: Any, tools: Tools, how: ToolFormat) -> None:
         super().__init__(*args)
-        forced = self.prepared.sampling.grammar is not None
-        self._streams = [
-            ToolCallStream(how, tools.schemas, forced=forced, parallel=tools.parallel) for _ in self.prepared.requests
-        ]
+        self._streams = [call_stream(self.prepared, tools, how) for _ in self.prepared.requests]
 
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
         """A chunk per delta that says something, calls told from text."""
@@ -60,7 +64,7 @@ class ToolReply(ChatReply):
     def choice(self, index: int, done: Completion) -> dict[str, Any]:
         said = self._streams[index].push(done.text, last=True)
         choice = super().choice(index, done)
-        calls = _merged(said.calls)
+        calls = merged(said.calls)
         if calls:
             choice["message"]["content"] = said.content or None
             choice["message"]["tool_calls"] = calls
@@ -94,8 +98,8 @@ def _call(delta: CallDelta) -> dict[str, Any]:
     return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
 
 
-def _merged(deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:
-    """The calls whole, without their index."""
+def merged(deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:
+    """The calls whole, in OpenAI's shape."""
     calls: list[dict[str, Any]] = []
     for delta in deltas:
         if delta.id is not None:

@@ -1,0 +1,96 @@
+"""Anthropic's Messages: answers, whole and as events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from hydrainfer.core import HydraError
+from hydrainfer.metrics import Timeline
+from hydrainfer.server.errors import error_body
+from hydrainfer.server.fronts.turn import Part, Turn
+from hydrainfer.server.sse import event
+from hydrainfer.server.timings import breakdown
+
+PATH = "/v1/messages"
+
+
+class MessageTurn(Turn):
+    """`message_start`, then each part as a content block, then `message_delta` and `message_stop`."""
+
+    def opening(self) -> bytes:
+        usage = {**self._usage([0]), "output_tokens": 0}
+        message = {**self._message([], usage), "stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message=message)
+
+    def begin(self, part: Part) -> bytes:
+        block = _call(part, {}) if part.kind == "call" else {"type": "text", "text": ""}
+        return _event("content_block_start", index=len(self.parts) - 1, content_block=block)
+
+    def add(self, part: Part, new: str) -> bytes:
+        is_call = part.kind == "call"
+        delta = {"type": "input_json_delta", "partial_json": new} if is_call else {"type": "text_delta", "text": new}
+        return _event("content_block_delta", index=len(self.parts) - 1, delta=delta)
+
+    def end(self, part: Part) -> bytes:  # noqa: ARG002
+        return _event("content_block_stop", index=len(self.parts) - 1)
+
+    def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
+        usage = self._final_usage(n_tokens, timelines)
+        return _event("message_delta", delta=self._reasons(), usage=usage) + _event("message_stop")
+
+    def whole(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
+        content = [
+            _call(part, _input(part.text)) if part.kind == "call" else {"type": "text", "text": part.text}
+            for part in self.parts
+        ]
+        return orjson.dumps(self._message(content, self._final_usage(n_tokens, timelines)) | self._reasons())
+
+    def error(self, error: HydraError) -> bytes:
+        return event(error_body(error, PATH), "error")
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        head = {"id": self.prepared.id, "type": "message", "role": "assistant", "model": self.model}
+        return {**head, "content": content, "usage": usage}
+
+    def _reasons(self) -> dict[str, Any]:
+        if self.called:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if self.finish_reason == "length":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if isinstance(self.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": self.stop_reason}
+        return {"stop_reason": "end_turn", "stop_sequence": None}
+
+    def _usage(self, n_tokens: Sequence[int]) -> dict[str, Any]:
+        """Their input tokens are those that were not found in the cache."""
+        n_prompt, n_cached, n_answer = self._counts(n_tokens)
+        return {
+            "input_tokens": n_prompt - n_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": n_cached,
+            "output_tokens": n_answer,
+        }
+
+    def _final_usage(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
+        usage = self._usage(n_tokens)
+        return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
+
+
+def _event(name: str, /, **fields: Any) -> bytes:
+    return event(orjson.dumps({"type": name, **fields}), name)
+
+
+def _call(part: Part, arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments}
+
+
+def _input(text: str) -> Any:
+    """The arguments as an object; text that is none is wrapped as Anthropic's documentation proposes."""
+    try:
+        value = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": text}

@@ -1,0 +1,60 @@
+"""Checks that the bodies of all protocols share. Each raises `InvalidRequest` naming the place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydrainfer.core import InvalidRequest
+
+EXTENSIONS = (
+    *("priority", "deadline_s", "timings", "cache_salt", "mm_processor_kwargs", "seed", "min_p", "repetition_penalty"),
+)
+"""Fields of ours and of vLLM's that mean the same in every protocol."""
+
+
+def extensions(body: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: body[name] for name in EXTENSIONS if body and body.get(name) is not None}
+
+
+def unsupported(what: str, where: str, hint: str = "") -> InvalidRequest:
+    message = f"{what} is not supported by this server" + (f"; {hint}" if hint else "")
+    return InvalidRequest(message, param=where, code="unsupported_parameter")
+
+
+def refuse(body: Mapping[str, Any], why: Mapping[str, str]) -> None:
+    """Refuse a field of `why` (its name → a hint) that is set."""
+    for name, hint in why.items():
+        if body.get(name):
+            raise unsupported(name, name, hint)
+
+
+def mapping(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{where} must be an object", param=where)
+    return value
+
+
+def entries(value: object, where: str) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{where} must be a list", param=where)
+    return [mapping(entry, f"{where}.{i}") for i, entry in enumerate(value)]
+
+
+def string(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where} must be a string", param=where)
+    return value
+
+
+def text_part(text: object, where: str) -> dict[str, Any]:
+    return {"type": "text", "text": string(text, where)}
+
+
+def image_part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def base64_part(data: object, kind: object, where: str) -> dict[str, Any]:
+    """A picture by its bytes; what it is, its first bytes say, whatever `kind` does."""
+    return image_part(f"data:{string(kind, where)};base64,{string(data, where)}")

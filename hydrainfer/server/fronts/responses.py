@@ -1,0 +1,149 @@
+"""OpenAI's Responses: bodies to chats. Nothing is kept: every request brings the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from hydrainfer.core import InvalidRequest
+from hydrainfer.server.fronts.reading import (
+    entries,
+    extensions,
+    image_part,
+    mapping,
+    refuse,
+    string,
+    text_part,
+    unsupported,
+)
+
+_REFUSED = {
+    "previous_response_id": "nothing is stored; send the whole conversation as input",
+    "conversation": "nothing is stored; send the whole conversation as input",
+    "background": "",
+    "prompt": "send input",
+    "max_tool_calls": "",
+    "top_logprobs": "use /v1/chat/completions",
+}
+_INCLUDED = ("reasoning.encrypted_content",)  # nothing to include: no answer has any
+_SAME = ("model", "stream", "temperature", "top_p", "top_k", "parallel_tool_calls", "stop")
+
+
+def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the chat that a body asks for. Raises `InvalidRequest`."""
+    refuse(body, _REFUSED)
+    if body.get("truncation") not in (None, "disabled"):
+        raise unsupported("truncation", "truncation", "shorten the input")
+    if any(value is not None for value in mapping(body.get("reasoning") or {}, "reasoning").values()):
+        raise unsupported("reasoning", "reasoning", "leave it out")
+    if any(what not in _INCLUDED for what in body.get("include") or ()):
+        raise unsupported("include", "include", "leave it out")
+    instructions = body.get("instructions")
+    first = [{"role": "system", "content": string(instructions, "instructions")}] if instructions else []
+    chat: dict[str, Any] = {
+        "messages": first + _messages(body.get("input")),
+        "max_completion_tokens": body.get("max_output_tokens"),
+        "tools": _tools(body.get("tools")),
+        "tool_choice": _tool_choice(body.get("tool_choice")),
+        "response_format": _format(mapping(body.get("text") or {}, "text").get("format")),
+        **{name: body.get(name) for name in _SAME},
+        **extensions(body),
+    }
+    return {name: value for name, value in chat.items() if value is not None}
+
+
+def _messages(given: object) -> list[dict[str, Any]]:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[dict[str, Any]] = []
+    for i, item in enumerate(entries(given, "input")):
+        where, kind = f"input.{i}", item.get("type", "message")
+        if kind == "message":
+            messages.append(_message(item, where))
+        elif kind == "function_call":
+            _call(item, messages)
+        elif kind == "function_call_output":
+            messages += _output(item, where)
+        elif kind != "reasoning":  # which no chat template here shows
+            raise unsupported(f"{where}: an item of this type", f"{where}.type", "send messages and function calls")
+    return messages
+
+
+def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    role, content = item.get("role"), item.get("content")
+    if isinstance(content, str):
+        return {"role": role, "content": content}
+    parts = [_part(part, f"{where}.content.{i}") for i, part in enumerate(entries(content, f"{where}.content"))]
+    return {"role": role, "content": parts}
+
+
+def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind in ("input_text", "output_text", "text"):
+        return text_part(part.get("text"), f"{where}.text")
+    if kind == "refusal":
+        return text_part(part.get("refusal"), f"{where}.refusal")
+    if kind == "input_image":
+        if part.get("file_id"):
+            raise unsupported(f"{where}.file_id", f"{where}.file_id", "send image_url")
+        return image_part(string(part.get("image_url"), f"{where}.image_url"))
+    raise unsupported(f"{where}: a part of this type", f"{where}.type", "send input_text or input_image")
+
+
+def _call(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
+    """Add a call to the assistant's message before it, or to one of its own."""
+    function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+    call = {"id": item.get("call_id"), "type": "function", "function": function}
+    if messages and messages[-1]["role"] == "assistant":
+        messages[-1].setdefault("tool_calls", []).append(call)
+    else:
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+
+
+def _output(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """What a function returned; pictures in it become the user's, who alone may send any."""
+    output = item.get("output")
+    if not isinstance(output, str):
+        found = [_part(part, f"{where}.output.{i}") for i, part in enumerate(entries(output, f"{where}.output"))]
+        pictures = [part for part in found if part["type"] != "text"]
+        output = "\n".join(part["text"] for part in found if part["type"] == "text")
+    else:
+        pictures = []
+    said = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+    return [said, *([{"role": "user", "content": pictures}] if pictures else [])]
+
+
+def _tools(tools: object) -> list[dict[str, Any]] | None:
+    if tools is None:
+        return None
+    found = []
+    for i, tool in enumerate(entries(tools, "tools")):
+        if tool.get("type") != "function":
+            raise unsupported(f"tools.{i}.type", f"tools.{i}.type", "only functions can be called")
+        keys = ("name", "description", "parameters", "strict")
+        found.append({"type": "function", "function": {k: tool[k] for k in keys if tool.get(k) is not None}})
+    return found
+
+
+def _tool_choice(choice: object) -> object:
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _format(given: object) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    given = mapping(given, "text.format")
+    if given.get("type") != "json_schema":
+        return dict(given)
+    schema = given.get("schema")
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest("text.format.schema must be a JSON schema", param="text.format.schema")
+    try:
+        orjson.dumps(schema)
+    except orjson.JSONEncodeError:
+        raise InvalidRequest("text.format.schema is nested too deeply", param="text.format.schema") from None
+    return {"type": "json_schema", "json_schema": {"name": given.get("name"), "schema": schema}}

@@ -1,0 +1,132 @@
+"""OpenAI's Responses: answers, whole and as events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from hydrainfer.core import HydraError
+from hydrainfer.metrics import Timeline
+from hydrainfer.server.fronts.turn import Part, Turn
+from hydrainfer.server.sse import event
+from hydrainfer.server.timings import breakdown
+
+_ECHOED: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "text": {"format": {"type": "text"}},
+    "reasoning": None,
+    "user": None,
+}
+"""Fields of a request that its answer says again, and what it says where they are not set."""
+
+
+class ResponseTurn(Turn):
+    """`response.created`, then each part as an item of `output`, then `response.completed` or `response.incomplete`."""
+
+    _n_events = 0
+
+    def opening(self) -> bytes:
+        response = self._response("in_progress", None)
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def begin(self, part: Part) -> bytes:
+        added = self._event("response.output_item.added", item=self._item(part, "in_progress"), **self._at())
+        if part.kind == "call":
+            return added
+        return added + self._event("response.content_part.added", part=_text(""), **self._inside())
+
+    def add(self, part: Part, new: str) -> bytes:
+        if part.kind == "call":
+            return self._event("response.function_call_arguments.delta", delta=new, **self._at(), **self._id())
+        return self._event("response.output_text.delta", delta=new, logprobs=[], **self._inside())
+
+    def end(self, part: Part) -> bytes:
+        if part.kind == "call":
+            fields = {"name": part.name, "arguments": part.text, **self._at(), **self._id()}
+            said = self._event("response.function_call_arguments.done", **fields)
+        else:
+            said = self._event("response.output_text.done", text=part.text, logprobs=[], **self._inside())
+            said += self._event("response.content_part.done", part=_text(part.text), **self._inside())
+        return said + self._event("response.output_item.done", item=self._item(part, "completed"), **self._at())
+
+    def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
+        kind = "incomplete" if self.finish_reason == "length" else "completed"
+        return self._event(f"response.{kind}", response=self._response(kind, self._usage(n_tokens, timelines)))
+
+    def whole(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
+        kind = "incomplete" if self.finish_reason == "length" else "completed"
+        return orjson.dumps(self._response(kind, self._usage(n_tokens, timelines)))
+
+    def error(self, error: HydraError) -> bytes:
+        said = {"message": error.message, "code": error.code or error.type, "param": error.param}
+        return self._event("error", **said, error={**said, "type": error.type})  # the client raises if it finds `error`
+
+    def _response(self, status: str, usage: dict[str, Any] | None) -> dict[str, Any]:
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        echoed = {name: self.asked[name] if self.asked.get(name) is not None else d for name, d in _ECHOED.items()}
+        return {
+            "id": self.prepared.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "model": self.model,
+            "output": [self._item(part, "completed", i) for i, part in enumerate(self.parts)],
+            "usage": usage,
+            "error": None,
+            "incomplete_details": cut,
+            **echoed,
+            "truncation": "disabled",
+            "background": False,
+            "store": False,
+            "previous_response_id": None,
+        }
+
+    def _item(self, part: Part, status: str, index: int | None = None) -> dict[str, Any]:
+        id = self._item_id(part, len(self.parts) - 1 if index is None else index)
+        if part.kind == "call":
+            head = {"type": "function_call", "id": id, "call_id": part.id, "name": part.name}
+            return {**head, "arguments": part.text if status == "completed" else "", "status": status}
+        content = [_text(part.text)] if status == "completed" else []
+        return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}
+
+    def _item_id(self, part: Part, index: int) -> str:
+        return f"{'fc' if part.kind == 'call' else 'msg'}_{self.prepared.id.partition('-')[2]}_{index}"
+
+    def _id(self) -> dict[str, Any]:
+        return {"item_id": self._item_id(self.parts[-1], len(self.parts) - 1)}
+
+    def _at(self) -> dict[str, Any]:
+        return {"output_index": len(self.parts) - 1}
+
+    def _inside(self) -> dict[str, Any]:
+        return {**self._at(), **self._id(), "content_index": 0}
+
+    def _event(self, name: str, /, **fields: Any) -> bytes:
+        number, self._n_events = self._n_events, self._n_events + 1
+        return event(orjson.dumps({"type": name, "sequence_number": number, **fields}), name)
+
+    def _usage(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
+        n_prompt, n_cached, n_answer = self._counts(n_tokens)
+        usage = {
+            "input_tokens": n_prompt,
+            "input_tokens_details": {"cached_tokens": n_cached},
+            "output_tokens": n_answer,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": n_prompt + n_answer,
+        }
+        return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,0 +1,56 @@
+"""The paths of the other protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from hydrainfer.processor import parse_messages, parse_tools
+from hydrainfer.server.answers import Answers, Shape
+from hydrainfer.server.body import read_json
+from hydrainfer.server.fields import ChatFields, parse
+from hydrainfer.server.fronts import messages, responses
+from hydrainfer.server.fronts.messages_turn import MessageTurn
+from hydrainfer.server.fronts.reading import mapping
+from hydrainfer.server.fronts.responses_turn import ResponseTurn
+from hydrainfer.server.fronts.turn import Turn
+
+
+def front_routes(answers: Answers, max_body_bytes: int) -> APIRouter:
+    """`answers` are asked for chats; no other way leads to the engine."""
+    router = APIRouter()
+
+    @router.post("/v1/responses")
+    async def respond(request: Request) -> Response:
+        body = mapping(await read_json(request, max_body_bytes), "the body")
+        return await _chat(answers, request, responses.chat_of(body), shape_of("resp", ResponseTurn, body))
+
+    @router.post("/v1/messages")
+    async def message(request: Request) -> Response:
+        body = mapping(await read_json(request, max_body_bytes), "the body")
+        return await _chat(answers, request, messages.chat_of(body), shape_of("msg", MessageTurn, body))
+
+    @router.post("/v1/messages/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        chat = messages.chat_of(mapping(await read_json(request, max_body_bytes), "the body"), counting=True)
+        fields = parse(ChatFields, chat)
+        answers.check_model(fields.model)
+        tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+        ids = await answers.intake.encode_chat(parse_messages(fields.messages), fields.mm_processor_kwargs, tools)
+        return Response(orjson.dumps({"input_tokens": len(ids)}), media_type="application/json")
+
+    return router
+
+
+async def _chat(answers: Answers, request: Request, chat: dict[str, Any], shape: Shape) -> Response:
+    return await answers.chat(request, parse(ChatFields, chat), shape)
+
+
+def shape_of(prefix: str, turn: Callable[..., Turn], asked: Mapping[str, Any]) -> Shape:
+    """The words of a protocol that says everything by one kind of turn."""
+    return Shape(prefix, partial(turn, asked=asked), partial(turn, asked=asked))
