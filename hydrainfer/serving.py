@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,13 +21,11 @@ from typing import Any
 import uvicorn
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hydrainfer.assemble import Instance, start_instance
 from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
-from hydrainfer.server import ServerSettings, Tenants, access_log, create_app, read_origins
+from hydrainfer.server import AccessLines, Connection, ServerSettings, Tenants, access_log, create_app, read_origins
 from hydrainfer.version import __version__
 
 _LAST_WORDS_S = 1
@@ -38,15 +37,6 @@ _LOOK_S = 0.05
 _SWITCH_S = 0.0005
 """How long a thread that computes may keep the interpreter from one that answers: a tenth of Python's own."""
 _log = logging.getLogger(__name__)
-
-
-class _Connection(HttpToolsProtocol):
-    """uvicorn's, but it does not ask the kernel for the addresses of both ends, which nobody here wants: each question
-    lets go of the interpreter's lock, and a thousand connections that come at once would wait for it so often."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.connections.add(self)
-        self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
 
 
 class _Server(uvicorn.Server):
@@ -204,9 +194,7 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
 
 
 def _write_access_log() -> None:
-    lines = logging.StreamHandler()
-    lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    access_log.handlers = [lines]
+    access_log.handlers = [AccessLines(sys.stderr)]
     access_log.setLevel(logging.INFO)
     access_log.propagate = False
 
@@ -267,7 +255,8 @@ def _server(
     app = create_app(
         settings, instance.intake, metrics=recorder.page, ended_after=recorder.ended_after, tenants=tenants
     )
-    http = uvicorn.Config(app, http=_Connection, log_level="warning", access_log=False, server_header=False)
+    connection: Any = partial(Connection, app.state.door)
+    http = uvicorn.Config(app, http=connection, log_level="warning", access_log=False, server_header=False)
     return _Server(http, instance, on_ready, lambda line: console.print(line, highlight=False))
 
 

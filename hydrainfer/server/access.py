@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from random import getrandbits
+from typing import TextIO
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -16,7 +19,7 @@ from hydrainfer.core import ConfigError
 
 access_log = logging.getLogger("hydrainfer.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_PROBES = ("/health", "/ready", "/metrics")
+_PROBES = (b"/health", b"/ready", b"/metrics")
 EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
 """Headers of an answer that pages of other origins may read."""
 
@@ -33,14 +36,14 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((v for k, v in scope["headers"] if k == b"x-request-id" and _ID.fullmatch(v)), b"").decode()
+        given = id_in(scope["headers"])
         status, ours = 499, ""  # nobody was there to answer
 
         async def note(message: Message) -> None:
             nonlocal status, ours
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message["headers"])
-                status, ours = message["status"], headers.get("X-Request-Id") or f"req-{secrets.token_hex(16)}"
+                status, ours = message["status"], headers.get("X-Request-Id") or new_id()
                 headers["X-Request-Id"] = given or ours
             await send(message)
 
@@ -48,20 +51,69 @@ class Access:
         try:
             await self._app(scope, receive, note)
         finally:
-            self._write(scope, status, self._clock() - begin_s, given, ours)
+            path, error = scope.get("raw_path", b""), scope.get("state", {}).get("error", "")
+            write_line(scope["method"], path, status, self._clock() - begin_s, given, ours, error)
 
-    def _write(self, scope: Scope, status: int, took_s: float, given: str, ours: str) -> None:
-        level = logging.DEBUG if scope["path"] in _PROBES and status < 400 else logging.INFO
-        if not access_log.isEnabledFor(level):
-            return
-        path = scope.get("raw_path", b"")[:200].decode("latin-1")  # as sent: without control characters
-        error = scope.get("state", {}).get("error")
-        words = [f"id={given or ours}"]
-        if given and ours:
-            words.append(f"run={ours}")
-        if error:
-            words.append(f"error={error}")
-        access_log.log(level, "%s %s %d %.3fs %s", scope["method"], path, status, took_s, " ".join(words))
+
+def id_in(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The client's id for its request, "" if it has none that may be written. Names are in lower case."""
+    return next((v for k, v in headers if k == b"x-request-id" and _ID.fullmatch(v)), b"").decode()
+
+
+def new_id() -> str:
+    return f"req-{getrandbits(128):032x}"
+
+
+def write_line(
+    method: str, path: bytes, status: int, took_s: float, given: str = "", ours: str = "", error: str = ""
+) -> None:
+    """Write a request's line of the access log. `path`: as sent, so without control characters; `given`, `ours`: its
+    ids, one of which it has."""
+    level = logging.DEBUG if path in _PROBES and status < 400 else logging.INFO
+    if not access_log.isEnabledFor(level):
+        return
+    words = [f"id={given or ours}"]
+    if given and ours:
+        words.append(f"run={ours}")
+    if error:
+        words.append(f"error={error}")
+    access_log.log(level, "%s %s %d %.3fs %s", method, path[:200].decode("latin-1"), status, took_s, " ".join(words))
+
+
+class AccessLines(logging.Handler):
+    """Writes the lines of a log to `stream`, those of `every_s` seconds at once: a write of its own for each would cost
+    more than a refusal, and let go of the interpreter's lock each time. The rest is written at exit."""
+
+    def __init__(self, stream: TextIO, every_s: float = 0.1) -> None:
+        super().__init__()
+        self._stream, self._every_s = stream, every_s
+        self._lines: list[str] = []
+        self._second, self._stamp = -1, ""
+        self._some = threading.Event()
+        threading.Thread(target=self._run, name="access-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called with the handler's lock held."""
+        second = int(record.created)
+        if second != self._second:
+            self._second, self._stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        self._lines.append(f"{self._stamp},{int(record.msecs):03d} {record.getMessage()}\n")
+        if not self._some.is_set():
+            self._some.set()
+
+    def flush(self) -> None:
+        with self.lock or nullcontext():
+            lines, self._lines = self._lines, []
+        if lines:
+            with suppress(OSError, ValueError):  # nobody reads it any more
+                self._stream.write("".join(lines))
+                self._stream.flush()
+
+    def _run(self) -> None:
+        while self._some.wait():
+            time.sleep(self._every_s)
+            self._some.clear()
+            self.flush()
 
 
 def read_origins(text: str | None) -> tuple[str, ...]:

@@ -111,11 +111,12 @@ class Admission:
         self.queues = {kind: Queue(longest_s) for kind in (TEXT, PICTURES, DECODING)}
         self._mean_units = _REQUEST_TOKENS
 
-    def enter(self, n_bytes: int | None = None, *, returning: bool = False, urgency: Urgency = _NOT_URGENT) -> Place:
-        """A place for a request of which only the headers are known. `n_bytes`: its body's length, if that is said;
-        `returning`: it was refused before, and comes when it was told to. Raises `Overloaded` if none of the kinds that
-        it can be has room, `DeadlineExceeded` if what waits takes longer than it may, or `Unavailable` while shutting
-        down."""
+    def check_entry(
+        self, n_bytes: int | None = None, *, returning: bool = False, urgency: Urgency = _NOT_URGENT
+    ) -> bool:
+        """Whether there is room for a text. `n_bytes`: the body's length, if that is said; `returning`: the request was
+        refused before, and comes when it was told to. Raises `Overloaded` if none of the kinds that it can be has room,
+        `DeadlineExceeded` if what waits takes longer than it may, or `Unavailable` while shutting down."""
         self._check(1)
         now = self.clock()
         favoured = returning or urgency.priority > 0
@@ -125,14 +126,19 @@ class Admission:
             self._check_deadline(TEXT, urgency, now)
         if not checked and (text_only or not self.queues[PICTURES].has_room(now, favoured=favoured)):
             raise self._refusal(TEXT, now)
+        return checked
+
+    def enter(self, n_bytes: int | None = None, *, returning: bool = False, urgency: Urgency = _NOT_URGENT) -> Place:
+        """A place for a request of which only the headers are known. As `check_entry`."""
+        checked = self.check_entry(n_bytes, returning=returning, urgency=urgency)
         place = Place(self, returning, urgency)
         place.checked = checked
         place.wait(TEXT, self._mean_units, 1)  # as most will
         return place
 
     def claim(self, place: Place | None, work: Work, urgency: Urgency = _NOT_URGENT) -> Place:
-        """A place for what is now known of a request: `place`, if it has one. Raises as `enter`; then `place` is as it
-        was. Whoever claims it gives it back."""
+        """A place for what is now known of a request: `place`, if it has one. Raises as `check_entry`; then `place`
+        is as it was. Whoever claims it gives it back."""
         self._check(work.n, entered=place is not None)
         returning, checked = (place.returning, place.checked) if place is not None else (False, False)
         favoured, now = returning or urgency.priority > 0, self.clock()
@@ -149,7 +155,7 @@ class Admission:
         return place
 
     def take(self) -> Place:
-        """A place for something short, which waits in no queue. Raises as `enter`."""
+        """A place for something short, which waits in no queue. Raises as `check_entry`."""
         self._check(1)
         place = Place(self, returning=False)
         place.hold(1)

@@ -21,7 +21,7 @@ from hydrainfer.server.body import read_json
 from hydrainfer.server.errors import Farewell, install_error_handlers
 from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
 from hydrainfer.server.fronts import front_routes
-from hydrainfer.server.gate import Gate, authorization_of
+from hydrainfer.server.gate import Door, Gate, authorization_of
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.page import EndedAfter, overview, page_routes
@@ -51,7 +51,8 @@ def create_app(
     wall_clock: Callable[[], float] = time.time,
 ) -> FastAPI:
     """`metrics` returns Prometheus text; `ended_after`: for the page. `tenants`: their keys open /v1, /tokenize and
-    /detokenize; default: open to all. The caller closes the engine and the intake after the server has stopped."""
+    /detokenize; default: open to all. `app.state.door` is what a `Connection` asks. The caller closes the engine and
+    the intake after the server has stopped."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -62,7 +63,8 @@ def create_app(
     app = FastAPI(title="HydraInfer", version=settings.version, lifespan=lifespan)
     install_error_handlers(app)
     app.add_middleware(Farewell)
-    app.add_middleware(Gate, admission=intake.sessions.admission, tenants=tenants)
+    door = app.state.door = Door(intake.sessions.admission, tenants)
+    app.add_middleware(Gate, door=door)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -20,6 +20,7 @@ from hydrainfer.server.paths import route_path
 
 logger = logging.getLogger(__name__)
 
+JSON = "application/json"
 _INTERNAL = "the server failed to run this request; its log says more"
 
 
@@ -47,16 +48,21 @@ def error_body(error: HydraError, path: str = "") -> bytes:
     )
 
 
-def error_response(error: HydraError, path: str = "") -> Response:
-    """The response to an error, with `Retry-After` (whole seconds, at least 1; `retry-after-ms`, which the `openai`
-    client prefers, says it to the millisecond) where retrying makes sense. `path`: as of `error_body`."""
+def error_headers(error: HydraError) -> dict[str, str]:
+    """Beside the type and length of the body: `Retry-After` (whole seconds, at least 1; `retry-after-ms`, which the
+    `openai` client prefers, says it to the millisecond) where retrying makes sense."""
     headers = {}
     if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1e3)))
     if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return Response(error_body(error, path), error.status, headers, "application/json")
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
+def error_response(error: HydraError, path: str = "") -> Response:
+    """`path`: as of `error_body`."""
+    return Response(error_body(error, path), error.status, error_headers(error), JSON)
 
 
 class Farewell:

@@ -1,47 +1,60 @@
-"""The first thing a request meets: whether there is a place for it, from its headers alone."""
+"""Whether there is a place for a request: the first thing it meets, decided from its headers alone."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from functools import partial
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hydrainfer.core import HydraError
 from hydrainfer.server.admission import Admission, Place, Urgency
-from hydrainfer.server.errors import error_response
+from hydrainfer.server.errors import JSON, error_body, error_headers
 from hydrainfer.server.paths import route_path
 from hydrainfer.server.tenants import Tenant, Tenants
 
-_WORK = frozenset(
+WORK = frozenset(
     (
         *("/v1/chat/completions", "/v1/completions", "/v1/responses"),  # OpenAI's
         "/v1/messages",  # Anthropic's
         *("/api/chat", "/api/generate"),  # Ollama's
     )
 )
+"""The paths that ask for completions."""
+Headers = Iterable[tuple[bytes, bytes]]
+"""Names in lower case."""
 _PER_TURN = 4  # of the event loop
 
 
-class Gate:
-    """Wraps an application: what asks for completions gets a place or is refused, before its body is read. Of those
-    that get one, a few go on per turn of the event loop, first come, first served: the others of a thousand that come
-    at once leave the loop time for those who want no more than a word."""
+class Door:
+    """Who may come in, from the headers alone: a key's tenant within its limits, where there is room for the work."""
 
-    def __init__(self, app: ASGIApp, admission: Admission, tenants: Tenants) -> None:
-        self._app, self._admission, self._tenants = app, admission, tenants
-        self._turns = asyncio.Semaphore(_PER_TURN)  # who waits for one is woken in the loop's next turn
+    def __init__(self, admission: Admission, tenants: Tenants) -> None:
+        self.admission, self.tenants = admission, tenants
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (path := route_path(scope)) not in _WORK or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
+    def check(self, headers: Headers) -> None:
+        """Raises `HydraError` if a request of these headers may not come in now."""
+        _, n_bytes, returning, urgency = self._read(headers)
+        self.admission.check_entry(n_bytes, returning=returning, urgency=urgency)
+
+    def enter(self, headers: Headers) -> tuple[Place, Tenant]:
+        """A place for a request, which gives it back. Raises as `check`."""
+        tenant, n_bytes, returning, urgency = self._read(headers)
+        place = self.admission.enter(n_bytes, returning=returning, urgency=urgency)
+        self.tenants.begin(tenant)
+        place.on_tokens, place.on_leave = partial(self.tenants.charge, tenant), partial(self.tenants.end, tenant)
+        return place, tenant
+
+    def _read(self, headers: Headers) -> tuple[Tenant, int | None, bool, Urgency]:
+        """Whose it is, the length of its body, whether it returns, its urgency."""
         n_bytes, returning, authorization = None, False, ""
         priority: float | None = None
         within_s: float | None = None
-        for name, value in scope["headers"]:
+        for name, value in headers:
             if name == b"content-length" and value.isdigit():
                 n_bytes = int(value)
             elif name == b"x-stainless-retry-count":  # the `openai` client's
@@ -54,20 +67,39 @@ class Gate:
                 priority = _number(value)
             elif name == b"x-deadline-s":
                 within_s = _number(value)
+        tenant = self.tenants.find(authorization)
+        self.tenants.check(tenant)
+        urgency = Urgency.read(priority, within_s)
+        self.tenants.check_priority(tenant, urgency.priority)
+        return tenant, n_bytes, returning, urgency
+
+    def headers_of(self, error: HydraError) -> dict[str, str]:
+        """Those of the answer to what `check` or `enter` raised."""
+        headers = error_headers(error)
+        if self.admission.closed:
+            headers["connection"] = "close"  # the next request is better sent elsewhere
+        return headers
+
+
+class Gate:
+    """Wraps an application: what asks for completions gets a place or is refused, before its body is read. Of those
+    that get one, a few go on per turn of the event loop, first come, first served: the others of a thousand that come
+    at once leave the loop time for those who want no more than a word. (`Connection` has refused most before.)"""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app, self._door = app, door
+        self._turns = asyncio.Semaphore(_PER_TURN)  # who waits for one is woken in the loop's next turn
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (path := route_path(scope)) not in WORK or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
         try:
-            tenant = self._tenants.find(authorization)
-            self._tenants.check(tenant)
-            urgency = Urgency.read(priority, within_s)
-            self._tenants.check_priority(tenant, urgency.priority)
-            place = self._admission.enter(n_bytes, returning=returning, urgency=urgency)
+            place, tenant = self._door.enter(scope["headers"])
         except HydraError as e:
-            response = error_response(e, path)
-            if self._admission.closed:
-                response.headers["Connection"] = "close"  # the next request is better sent elsewhere
+            response = Response(error_body(e, path), e.status, self._door.headers_of(e), JSON)
             await response(scope, receive, send)
             return
-        self._tenants.begin(tenant)
-        place.on_tokens, place.on_leave = partial(self._tenants.charge, tenant), partial(self._tenants.end, tenant)
         scope.setdefault("state", {}).update(place=place, tenant=tenant)
         try:
             async with self._turns:

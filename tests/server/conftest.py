@@ -5,6 +5,7 @@ import io
 import socket
 import threading
 import time
+from functools import partial
 
 import httpx
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 from hydrainfer.grammar import load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import Fetcher, FetchLimits, MediaLimits, PixelStore, Processor, load_description
-from hydrainfer.server import Admission, Intake, ServerSettings, Sessions, create_app
+from hydrainfer.server import Admission, Connection, Intake, ServerSettings, Sessions, create_app
 from tests.checkpoints import make_llava
 from tests.server.fakes import FakeEngine
 
@@ -75,7 +76,9 @@ class ServerUnderTest:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2))
+        http = partial(Connection, app.state.door)
+        config = uvicorn.Config(app, http=http, log_level="error", timeout_graceful_shutdown=2)
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
         self._thread.start()
         wait_until(lambda: self._server.started)

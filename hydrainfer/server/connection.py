@@ -1,0 +1,77 @@
+"""A client's connection: uvicorn's, but what cannot be let in is refused before anything is made for it.
+
+Under overload most of what comes is refused, and every microsecond of that is taken from those who are served: the
+application with its task and its wrappers would cost ten times as much as the answer itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from hydrainfer.core import HydraError
+from hydrainfer.server.access import id_in, new_id, write_line
+from hydrainfer.server.errors import JSON, error_body
+from hydrainfer.server.gate import WORK, Door
+
+_WORK = frozenset(path.encode() for path in WORK)
+_SLOWLY = (b"origin", b"expect")  # headers of requests whose refusal needs more than this
+
+
+class Connection(HttpToolsProtocol):
+    """It does not ask the kernel for the addresses of both ends, which nobody here wants: each question lets go of the
+    interpreter's lock, and a thousand connections that come at once would wait for it so often."""
+
+    def __init__(self, door: Door, **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._door = door
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.connections.add(self)
+        self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
+
+    def on_headers_complete(self) -> None:
+        if self.url in _WORK and self.parser.get_method() == b"POST" and self._may_answer():
+            try:
+                self._door.check(self.headers)
+            except HydraError as e:
+                self._refuse(e)
+                return
+        super().on_headers_complete()
+
+    def _may_answer(self) -> bool:
+        """Whether an answer from here is complete: no other is under way, no page of another origin asks."""
+        idle = self.cycle is None or self.cycle.response_complete
+        return idle and not any(name in _SLOWLY for name, _ in self.headers)
+
+    def _refuse(self, error: HydraError) -> None:
+        """Answer at once; the body, if any comes, is not kept."""
+        headers, given = self._door.headers_of(error), id_in(self.headers)
+        body = error_body(error, self.url.decode())
+        request_id = given or new_id()
+        if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
+            headers["connection"] = "close"
+        headers |= {"content-length": str(len(body)), "content-type": JSON, "x-request-id": request_id}
+        head = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
+        ours = b"".join([b"%s: %s\r\n" % header for header in self.server_state.default_headers])
+        self.cycle = _ANSWERED
+        self.transport.write(b"%s%s%s\r\n%s" % (STATUS_LINE[error.status], head, ours, body))
+        write_line("POST", self.url, error.status, 0.0, given, "" if given else request_id)
+        if "connection" in headers:
+            self.transport.close()
+        self.on_response_complete()
+
+
+class _Answered:
+    """The cycle of a request that has been answered."""
+
+    response_complete = True
+    keep_alive = True
+    disconnected = False
+    message_event = asyncio.Event()
+
+
+_ANSWERED: Any = _Answered()
