@@ -35,6 +35,7 @@ class Shape(NamedTuple):
 
 
 CHAT = Shape("chatcmpl", ChatReply, ToolReply)
+TEXT = Shape("cmpl", CompletionReply, CompletionReply)
 FIRST_OUTPUT_S = 5.0
 """A stream's headers wait this long for the first output, so that an early failure has its status code; then they go
 out, so that a client in a long queue sees that it is being served."""
@@ -83,20 +84,20 @@ class Answers:
         )
         return await self._answer(request, fields, name, kind, work)
 
-    async def complete(self, request: Request, fields: CompletionFields) -> Response:
+    async def complete(self, request: Request, fields: CompletionFields, shape: Shape = TEXT) -> Response:
         name = self.check_model(fields.model)
         fields.check_supported()
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         work = self.intake.complete(
             fields.prompt,
             sampling,
-            id=self._name("cmpl"),
+            id=self._name(shape.prefix),
             add_special=fields.add_special_tokens,
             place=place_of(request),
             salt=salt_of(request, fields.cache_salt),
             urgency=urgency_of(request, fields.priority, fields.deadline_s),
         )
-        return await self._answer(request, fields, name, CompletionReply, work)
+        return await self._answer(request, fields, name, shape.plain, work)
 
     def _name(self, kind: str) -> str:
         return f"{kind}-{self._random.getrandbits(128):032x}"

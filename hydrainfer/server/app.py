@@ -20,7 +20,7 @@ from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import read_json
 from hydrainfer.server.errors import Farewell, install_error_handlers
 from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
-from hydrainfer.server.fronts import front_routes
+from hydrainfer.server.fronts import front_routes, ollama_routes
 from hydrainfer.server.gate import Door, Gate, authorization_of
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
@@ -82,6 +82,7 @@ def create_app(
     app.include_router(_instance_routes(settings, intake, ended_after), dependencies=guarded)
     app.include_router(_text_routes(settings, answers), dependencies=guarded)
     app.include_router(front_routes(answers, settings.max_body_bytes), dependencies=guarded)
+    app.include_router(ollama_routes(answers, settings.max_body_bytes, settings.version), dependencies=guarded)
     return app
 
 

@@ -15,8 +15,17 @@ from hydrainfer.core import InvalidRequest, RequestTooLarge
 T = TypeVar("T")
 
 
+class NotJson(InvalidRequest):
+    """415: the body does not say that it is JSON. A page of another origin cannot say so without being asked."""
+
+    status = 415
+
+
 async def read_json(request: Request, max_bytes: int) -> object:
-    """The body, stopped at `max_bytes`. Raises `RequestTooLarge`, `InvalidRequest` or `ClientDisconnect`."""
+    """The body, stopped at `max_bytes`. Raises `RequestTooLarge`, `InvalidRequest`, `NotJson` or `ClientDisconnect`."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise NotJson("the body must be JSON and say so: send the header Content-Type: application/json")
     too_large = RequestTooLarge(
         f"the request body is over the limit of {max_bytes} bytes; send fewer or smaller pictures"
     )

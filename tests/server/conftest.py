@@ -82,7 +82,7 @@ class ServerUnderTest:
         self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
         self._thread.start()
         wait_until(lambda: self._server.started)
-        self.http = httpx.Client(base_url=self.url, timeout=20)
+        self.http = httpx.Client(base_url=self.url, timeout=20, headers={"Content-Type": "application/json"})
 
     def post(self, path="/v1/chat/completions", **body):
         return self.http.post(path, json=body)

@@ -24,6 +24,21 @@ def test_broken_json(server, path, body):
     assert said["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/tokenize"])
+def test_a_body_must_say_that_it_is_json(server, path, kind):
+    """So that a page of another origin cannot have anything done without being asked by the browser."""
+    response = server.http.post(path, content=b"{}", headers={"Content-Type": kind})
+    assert response.status_code == 415 and "Content-Type: application/json" in response.text
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/problem+json"])
+def test_ways_to_say_json(server, kind):
+    body = b'{"model": "tiny", "max_tokens": 16.0, "messages": [{"role": "user", "content": "hi"}]}'
+    made = server.http.post("/v1/chat/completions", content=body, headers={"Content-Type": kind})
+    assert made.status_code == 200 and server.engine.submitted[-1].sampling.max_tokens == 16
+
+
 @pytest.mark.parametrize("body", [b"[]", b"3", b'"x"', b"null"])
 def test_json_that_is_no_object(server, body):
     assert "JSON object" in error(server.http.post("/v1/chat/completions", content=body), 400)["message"]

@@ -1,9 +1,7 @@
-"""The paths of the other protocols."""
+"""The paths of Responses and Messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import orjson
@@ -18,7 +16,7 @@ from hydrainfer.server.fronts import messages, responses
 from hydrainfer.server.fronts.messages_turn import MessageTurn
 from hydrainfer.server.fronts.reading import mapping
 from hydrainfer.server.fronts.responses_turn import ResponseTurn
-from hydrainfer.server.fronts.turn import Turn
+from hydrainfer.server.fronts.turn import shape_of
 
 
 def front_routes(answers: Answers, max_body_bytes: int) -> APIRouter:
@@ -49,8 +47,3 @@ def front_routes(answers: Answers, max_body_bytes: int) -> APIRouter:
 
 async def _chat(answers: Answers, request: Request, chat: dict[str, Any], shape: Shape) -> Response:
     return await answers.chat(request, parse(ChatFields, chat), shape)
-
-
-def shape_of(prefix: str, turn: Callable[..., Turn], asked: Mapping[str, Any]) -> Shape:
-    """The words of a protocol that says everything by one kind of turn."""
-    return Shape(prefix, partial(turn, asked=asked), partial(turn, asked=asked))

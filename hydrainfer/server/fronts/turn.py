@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import ToolDelta, ToolFormat, Tools
+from hydrainfer.server.answers import Shape
 from hydrainfer.server.replies import Reply
 from hydrainfer.server.stream import Completion, Delta
 from hydrainfer.server.tool_reply import call_stream
@@ -106,3 +108,8 @@ class Turn(Reply):
     def _close(self) -> bytes:
         was_open, self._open = self._open, False
         return self.end(self.parts[-1]) if was_open else b""
+
+
+def shape_of(prefix: str, turn: Callable[..., Turn], asked: Mapping[str, Any]) -> Shape:
+    """The words of a protocol that says everything by one kind of turn."""
+    return Shape(prefix, partial(turn, asked=asked), partial(turn, asked=asked))

@@ -1,0 +1,116 @@
+"""Ollama's chat and generate: bodies to chats and, where `raw` is asked for, to text completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from hydrainfer.core import InvalidRequest
+from hydrainfer.server.fronts.reading import (
+    base64_part,
+    entries,
+    extensions,
+    mapping,
+    refuse,
+    string,
+    text_part,
+    unsupported,
+)
+
+_REFUSED = {"think": "leave it out", "template": "it is chosen when the server starts", "suffix": ""}
+_OPTIONS = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_tokens",
+}
+"""Options that mean something here → the fields of a chat. The others are about Ollama's own engine."""
+_RAW_TOKENS = 128  # of a raw prompt that sets no limit
+
+
+def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat that a body of /api/chat asks for. Raises `InvalidRequest`."""
+    pending: list[str] = []  # calls that wait for what they returned
+    turns = entries(body.get("messages") or [], "messages")
+    messages = [_message(turn, f"messages.{i}", pending) for i, turn in enumerate(turns)]
+    tools = body.get("tools") or None
+    return _common(body) | {"messages": messages, **({"tools": tools} if tools else {})}
+
+
+def generate_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat of one question that a body of /api/generate asks for. Raises `InvalidRequest`."""
+    system = [{"role": "system", "content": string(body["system"], "system")}] if body.get("system") else []
+    question = {"role": "user", "content": body.get("prompt"), "images": body.get("images")}
+    return _common(body) | {"messages": [*system, _message(question, "prompt", [])]}
+
+
+def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The text completion that a body of /api/generate with `raw` asks for. Raises `InvalidRequest`."""
+    if body.get("images"):
+        raise unsupported("images beside raw", "images", "leave raw out")
+    return {"max_tokens": _RAW_TOKENS, **_common(body), "prompt": body.get("prompt")}
+
+
+def only_loads(body: Mapping[str, Any]) -> bool:
+    """It asks for nothing: Ollama's way to have a model loaded."""
+    return not body.get("messages") and not body.get("prompt") and not body.get("images")
+
+
+def _common(body: Mapping[str, Any]) -> dict[str, Any]:
+    refuse(body, _REFUSED)
+    options = mapping(body.get("options") or {}, "options")
+    fields = {to: options[of] for of, to in _OPTIONS.items() if options.get(of) is not None}
+    limit = fields.get("max_tokens")
+    if isinstance(limit, int | float) and limit < 0:  # as many as there is room for
+        del fields["max_tokens"]
+    model = body.get("model")
+    return {
+        **extensions(body),
+        **fields,
+        **({"model": string(model, "model").removesuffix(":latest")} if model is not None else {}),
+        **_format(body.get("format")),
+        "stream": body.get("stream") is not False,
+        "timings": True,
+    }
+
+
+def _format(given: object) -> dict[str, Any]:
+    if not given:
+        return {}
+    if given == "json":
+        return {"response_format": {"type": "json_object"}}
+    if not isinstance(given, Mapping):
+        raise InvalidRequest("format must be json or a JSON schema", param="format")
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "format", "schema": given}}}
+
+
+def _message(turn: Mapping[str, Any], where: str, pending: list[str]) -> dict[str, Any]:
+    """Calls have no ids there: what tools returned answers them in order."""
+    role, content = turn.get("role"), turn.get("content")
+    pictures = turn.get("images") or []
+    if not isinstance(pictures, list):
+        raise InvalidRequest(f"{where}.images must be a list", param=f"{where}.images")
+    if role == "tool":
+        id = pending.pop(0) if pending else "call_0"
+        name = {"name": turn["tool_name"]} if turn.get("tool_name") else {}
+        return {"role": role, "content": content, "tool_call_id": id, **name}
+    if role == "assistant" and turn.get("tool_calls"):
+        calls = [_call(c, f"{where}.tool_calls.{i}", i) for i, c in enumerate(entries(turn["tool_calls"], where))]
+        pending[:] = [call["id"] for call in calls]
+        return {"role": role, "content": content or None, "tool_calls": calls}
+    if not pictures:
+        return {"role": role, "content": content}
+    images = [base64_part(data, "image/png", f"{where}.images.{i}") for i, data in enumerate(pictures)]
+    return {"role": role, "content": [*images, text_part(content or "", f"{where}.content")]}
+
+
+def _call(call: Mapping[str, Any], where: str, index: int) -> dict[str, Any]:
+    function = mapping(call.get("function"), f"{where}.function")
+    arguments = orjson.dumps(function.get("arguments") or {}).decode()
+    return {
+        "id": f"call_{index}",
+        "type": "function",
+        "function": {"name": function.get("name"), "arguments": arguments},
+    }

@@ -1,0 +1,86 @@
+"""Ollama's paths: chat, generate, and what its tools ask about models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from hydrainfer.checkpoint import find_json
+from hydrainfer.server.answers import Answers
+from hydrainfer.server.body import read_json
+from hydrainfer.server.fields import ChatFields, CompletionFields, parse
+from hydrainfer.server.fronts import ollama
+from hydrainfer.server.fronts.ollama_turn import ChatTurn, GenerateTurn, head
+from hydrainfer.server.fronts.reading import mapping, string
+from hydrainfer.server.fronts.turn import shape_of
+
+
+def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRouter:
+    router = APIRouter()
+    model = answers.intake.processor.model
+    family: str = (find_json(model.path / "config.json") or {}).get("model_type", "unknown")
+    unknown = {"parent_model": "", "parameter_size": "", "quantization_level": ""}
+    details = {**unknown, "format": "safetensors", "family": family, "families": [family]}
+
+    async def body_of(request: Request) -> Mapping[str, Any]:
+        return mapping(await read_json(request, max_body_bytes), "the body")
+
+    @router.post("/api/chat")
+    async def chat(request: Request) -> Response:
+        body = await body_of(request)
+        if ollama.only_loads(body):
+            return _loaded(answers, body, {"message": {"role": "assistant", "content": ""}})
+        fields = parse(ChatFields, ollama.chat_of(body))
+        return await answers.chat(request, fields, shape_of("ollama", ChatTurn, body))
+
+    @router.post("/api/generate")
+    async def generate(request: Request) -> Response:
+        body = await body_of(request)
+        if ollama.only_loads(body):
+            return _loaded(answers, body, {"response": ""})
+        shape = shape_of("ollama", GenerateTurn, body)
+        if body.get("raw"):
+            return await answers.complete(request, parse(CompletionFields, ollama.raw_of(body)), shape)
+        return await answers.chat(request, parse(ChatFields, ollama.generate_of(body)), shape)
+
+    @router.get("/api/tags")
+    async def tags() -> Response:
+        stat = model.path.stat()
+        size = sum(file.stat().st_size for file in model.path.glob("*.safetensors"))
+        about = {"modified_at": head("", int(stat.st_mtime))["created_at"], "size": size, "digest": ""}
+        return _json({"models": [{"name": n, "model": n, **about, "details": details} for n in answers.names]})
+
+    @router.post("/api/show")
+    async def show(request: Request) -> Response:
+        body = await body_of(request)
+        _check_model(answers, body)
+        takes_tools = model.template is not None and model.template.tools is not None and model.template.takes_tools
+        can = ["completion", *(["vision"] if model.images is not None else []), *(["tools"] if takes_tools else [])]
+        info = {"general.architecture": family, f"{family}.context_length": model.n_context}
+        return _json({"details": details, "model_info": info, "capabilities": can})
+
+    @router.get("/api/version")
+    async def api_version() -> Response:
+        return _json({"version": version})
+
+    return router
+
+
+def _check_model(answers: Answers, body: Mapping[str, Any]) -> str:
+    name = body.get("model") or body.get("name")
+    return answers.check_model(None if name is None else string(name, "model").removesuffix(":latest"))
+
+
+def _loaded(answers: Answers, body: Mapping[str, Any], said: dict[str, Any]) -> Response:
+    """The answer to a request that asks for nothing: the model is there."""
+    line = {**head(_check_model(answers, body), int(time.time())), **said, "done": True, "done_reason": "load"}
+    return Response(orjson.dumps(line) + b"\n", media_type="application/x-ndjson")
+
+
+def _json(body: object) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,0 +1,82 @@
+"""Ollama's answers, whole and as lines of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from hydrainfer.core import HydraError
+from hydrainfer.metrics import Timeline
+from hydrainfer.server.errors import error_body
+from hydrainfer.server.fronts.turn import Part, Turn
+
+
+class GenerateTurn(Turn):
+    """Of /api/generate: `response` is the text."""
+
+    media_type = "application/x-ndjson"
+
+    def begin(self, part: Part) -> bytes:  # noqa: ARG002
+        return b""
+
+    def add(self, part: Part, new: str) -> bytes:
+        return b"" if part.kind == "call" else self._line(self._said(new, []))
+
+    def end(self, part: Part) -> bytes:
+        return self._line(self._said("", [part])) if part.kind == "call" else b""
+
+    def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
+        return self._line(self._said("", []), **self._figures(n_tokens, timelines))
+
+    def whole(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
+        text = "".join(part.text for part in self.parts if part.kind == "text")
+        calls = [part for part in self.parts if part.kind == "call"]
+        return self._line(self._said(text, calls), **self._figures(n_tokens, timelines))
+
+    def error(self, error: HydraError) -> bytes:
+        return error_body(error, "/api/") + b"\n"
+
+    def _said(self, text: str, calls: Sequence[Part]) -> dict[str, Any]:  # noqa: ARG002
+        return {"response": text}
+
+    def _line(self, said: dict[str, Any], **end: Any) -> bytes:
+        return orjson.dumps({**head(self.model, self.created), **said, "done": bool(end), **end}) + b"\n"
+
+    def _figures(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
+        """Durations in nanoseconds; 0 where the engine has not said them in time."""
+        n_prompt, _, n_answer = self._counts(n_tokens)
+        timeline = timelines[0]
+        total_s = (timeline.e2e_s if timeline else None) or 0.0
+        first_s = (timeline.ttft_s if timeline else None) or 0.0
+        return {
+            "done_reason": "length" if self.finish_reason == "length" else "stop",
+            "total_duration": int(total_s * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": n_prompt,
+            "prompt_eval_duration": int(first_s * 1e9),
+            "eval_count": n_answer,
+            "eval_duration": int((total_s - first_s) * 1e9),
+        }
+
+
+class ChatTurn(GenerateTurn):
+    """Of /api/chat: `message` has the text, and every call once it is whole."""
+
+    def _said(self, text: str, calls: Sequence[Part]) -> dict[str, Any]:
+        made = [{"function": {"name": call.name, "arguments": _arguments(call.text)}} for call in calls]
+        return {"message": {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}}
+
+
+def head(model: str, created: int) -> dict[str, Any]:
+    """What every line begins with; `created`: seconds since 1970."""
+    return {"model": model, "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")}
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:  # the answer was cut off
+        return {"INVALID_JSON": text}

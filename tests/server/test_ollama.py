@@ -1,0 +1,136 @@
+"""Ollama's paths: as they are on the wire, and with the `ollama` client where that is installed."""
+
+import base64
+import json
+
+import pytest
+
+from hydrainfer.server import Tenants
+from tests.server.conftest import picture
+from tests.server.test_responses import SAID, hermes_server, prompt_of, tools_server  # noqa: F401
+from tests.server.test_tools import WEATHER
+
+pytestmark = pytest.mark.cpu
+HI = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+ADD = {"type": "function", "function": {"name": "add"}}
+
+
+def lines(response):
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_chat(server):
+    image = base64.b64encode(picture()).decode()
+    ask = {"model": "tiny:latest", "messages": [{"role": "user", "content": "what?", "images": [image]}]}
+    response = server.post("/api/chat", **ask)
+    assert response.headers["content-type"].startswith("application/x-ndjson")
+    streamed = lines(response)
+    assert "".join(line["message"]["content"] for line in streamed) == SAID
+    assert [line["done"] for line in streamed] == [False] * (len(streamed) - 1) + [True]
+    whole = server.post("/api/chat", **ask, stream=False).json()
+    assert whole["message"] == {"role": "assistant", "content": SAID} and whole["done_reason"] == "stop"
+    request = server.engine.submitted[-1]
+    assert whole["prompt_eval_count"] == len(request.prompt_ids) and len(request.media) == 1
+    assert whole["total_duration"] == whole["prompt_eval_duration"] + whole["eval_duration"] > 0
+    assert whole["eval_count"] == streamed[-1]["eval_count"] == len(server.model.tokenizer.encode(SAID).ids) + 1
+
+
+def test_options_are_the_chat_s(server):
+    options = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "num_predict": 7, "stop": ["zz"], "repeat_penalty": 1.1}
+    server.post("/api/chat", **HI, options={**options, "num_ctx": 4096, "seed": 3})
+    fields = {"max_tokens": 7, "repetition_penalty": 1.1, "seed": 3}
+    server.chat("hi", temperature=0.5, top_p=0.9, top_k=5, stop=["zz"], **fields)
+    ours, theirs = server.engine.submitted
+    assert (ours.prompt_ids, ours.sampling, ours.max_tokens) == (theirs.prompt_ids, theirs.sampling, theirs.max_tokens)
+    server.post("/api/chat", **HI, options={"num_predict": -1})
+    assert server.engine.submitted[-1].sampling.max_tokens is None
+
+
+def test_generate(server):
+    streamed = lines(server.post("/api/generate", model="tiny", prompt="hi", system="be brief"))
+    assert "".join(line["response"] for line in streamed) == SAID and "be brief" in prompt_of(server)
+    raw = server.post("/api/generate", model="tiny", prompt="hi", raw=True, stream=False).json()
+    assert raw["response"].strip() == SAID and raw["done"]
+    assert list(server.engine.submitted[-1].prompt_ids) == server.model.tokenizer.encode("hi").ids
+    assert server.post("/api/generate", model="tiny").json()["done_reason"] == "load"
+    cut = server.post("/api/generate", model="tiny", prompt="hi", stream=False, options={"num_predict": 2}).json()
+    assert cut["done_reason"] == "length" and cut["eval_count"] == 2
+
+
+@pytest.mark.parametrize("format", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
+def test_format(server, format):
+    server.post("/api/chat", **HI, format=format)
+    assert server.engine.submitted[-1].sampling.grammar.kind == "json"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools(tools_server, stream):  # noqa: F811
+    said = lines(tools_server.post("/api/chat", **HI, tools=[WEATHER, ADD], stream=stream))
+    calls = [call for line in said for call in line["message"].get("tool_calls", [])]
+    assert [(c["function"]["name"], c["function"]["arguments"]) for c in calls] == [
+        ("get_weather", {"city": 'Köln "}'}),
+        ("add", {"a": [1, 2]}),
+    ]
+    tools_server.say = "It rains."
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    returned = [{"role": "tool", "tool_name": c["function"]["name"], "content": "rain"} for c in calls]
+    turns = {**HI, "messages": [*HI["messages"], asked, *returned]}
+    answer = tools_server.post("/api/chat", **turns, tools=[WEATHER, ADD], stream=False).json()
+    assert answer["message"]["content"] == "It rains." and "rain" in prompt_of(tools_server)
+
+
+def test_models(server):
+    found = server.http.get("/api/tags").json()["models"]
+    assert [m["name"] for m in found] == ["tiny", "alias"] and found[0]["size"] > 0
+    assert found[0]["details"]["family"] == "llava"
+    assert server.post("/api/show", model="alias:latest").json()["capabilities"] == ["completion", "vision"]
+    assert server.http.get("/api/version").json() == {"version": "9"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status"),
+    [
+        ("/api/chat", {**HI, "model": "llama3"}, 404),
+        ("/api/chat", {**HI, "think": True}, 400),
+        ("/api/chat", {**HI, "options": {"temperature": 9}}, 400),
+        ("/api/chat", {**HI, "format": 3}, 400),
+        ("/api/chat", {"messages": [3]}, 400),
+        ("/api/generate", {"prompt": "hi", "suffix": "x"}, 400),
+        ("/api/generate", {"prompt": "hi", "template": "{{ x }}"}, 400),
+        ("/api/generate", {"prompt": "hi", "raw": True, "images": ["x"]}, 400),
+        ("/api/show", {"model": "llama3"}, 404),
+    ],
+)
+def test_errors_have_their_shape(server, path, fields, status):
+    response = server.post(path, **fields)
+    assert response.status_code == status and list(response.json()) == ["error"]
+    assert isinstance(response.json()["error"], str)
+
+
+def test_the_gate_is_the_same(start):
+    server = start(tenants=Tenants(["k"]), max_requests=1)
+    for path in ("/api/chat", "/api/generate"):
+        refused = server.post(path, **HI)
+        assert refused.status_code == 401 and isinstance(refused.json()["error"], str)
+    assert server.http.get("/api/tags").status_code == 401
+    headers = {"Authorization": "Bearer k"}
+    server.engine.hold.set()
+    with server.http.stream("POST", "/api/chat", json=HI, headers=headers) as first:
+        assert server.http.post("/api/chat", json=HI, headers=headers).status_code == 429
+        server.engine.hold.clear()
+        first.read()
+    server.check_idle()
+
+
+def test_the_client(server):
+    ollama = pytest.importorskip("ollama")
+    client = ollama.Client(host=server.url)
+    messages = [{"role": "user", "content": "what is this?", "images": [picture()]}]
+    assert client.chat(model="tiny", messages=messages).message.content == SAID
+    assert "".join(p.message.content for p in client.chat(model="tiny", messages=messages, stream=True)) == SAID
+    assert client.generate(model="tiny", prompt="hi").response == SAID
+    assert [m.model for m in client.list().models] == ["tiny", "alias"]
+    assert client.show("tiny").capabilities == ["completion", "vision"]
+    with pytest.raises(ollama.ResponseError, match="does not exist") as e:
+        client.chat(model="llama3", messages=messages)
+    assert e.value.status_code == 404
