@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from hydrainfer.cluster.messages import Beat, Cancel, Hello, Members, Moved, Order, Peer, Report, Submit
+from hydrainfer.cluster.messages import Beat, Cancel, Hello, Learned, Members, Moved, Order, Peer, Report, Submit
 from hydrainfer.cluster.node import Pulse
 from hydrainfer.cluster.restarts import Lost, Restarts
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import (
+    Cached,
     DeadlineExceeded,
     ErrorInfo,
     EventKind,
@@ -142,6 +143,8 @@ class Front:
         self.members[hello.peer.name] = _Member(hello, now)
         self.restarts.back(hello.peer.name)
         self._announce()
+        for name, cached in self.roster.learned():
+            self._spread(name, cached, [hello.peer.name])
         self._beat_at = now  # somebody may wait for it
 
     def failed(self, name: str, incarnation: int, error: ErrorInfo, now: float) -> None:
@@ -179,6 +182,7 @@ class Front:
         self.roster.loads[report.name] = report.load
         if report.cached is not None:
             self.roster.learn(report.name, report.cached)
+            self._spread(report.name, report.cached, self.members)
         for moved in report.moved:
             self._follow((report.name, report.incarnation), moved, now)
         for event in report.events:
@@ -370,6 +374,12 @@ class Front:
         peers: tuple[Peer, ...] = tuple(m.hello.peer for m in self.members.values())
         self.roster.update(peers)
         self._tell_all(Members(peers))
+
+    def _spread(self, name: str, cached: Cached, among: Iterable[str]) -> None:
+        """Tell those who hand requests to it which prefixes came and went there."""
+        for other in among:
+            if self.roster.hands_to(other, name):
+                self._orders.setdefault(other, []).append(Learned(name, cached))
 
     def _tell_all(self, order: Order) -> None:
         for name in self.members:

@@ -2,6 +2,7 @@
 
     instance: Hello ─────────────> hub      I am here (or `Failed`: I cannot start)
               <── Orders(Members, Beat) ──  who else is, and how busy
+              <── Orders(Learned) ────────  what others have computed, if this one hands requests to them
               <── Orders(Submit, Cancel) ─
               Report ───────────────>       one per step: outputs, events, moves, load; also the heartbeat
               <── Orders(Close) ──────────
@@ -56,9 +57,9 @@ class Moved(NamedTuple):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """The results of a step, at `at_s`. `stats` only now and then. `cached`: of an instance that
-    prefills. `n`: number of the report, from 1: one that is
-    missing was lost on its way, and its sender is of no use any more (0: not counted)."""
+    """The results of a step, at `at_s`. `stats` only now and then. `cached`: of an instance that keeps KV. `n`: number
+    of the report, from 1: one that is missing was lost on its way, and its sender is of no use any more (0: not
+    counted)."""
 
     name: str
     incarnation: int
@@ -100,11 +101,18 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     loads: dict[str, Load]
 
 
+class Learned(msgspec.Struct, frozen=True, tag=True):
+    """The prefixes that came to and went from instance `name`, which prefills."""
+
+    name: str
+    cached: Cached
+
+
 class Close(msgspec.Struct, frozen=True, tag=True):
     """End everything and stop."""
 
 
-Order = Members | Submit | Cancel | Beat | Close
+Order = Members | Submit | Cancel | Beat | Learned | Close
 
 
 class Orders(msgspec.Struct, frozen=True, tag=True):

@@ -18,6 +18,7 @@ from hydrainfer.cluster.messages import (
     Close,
     Failed,
     Hello,
+    Learned,
     Members,
     Moved,
     Order,
@@ -39,7 +40,6 @@ from hydrainfer.core import (
     Output,
     Parcel,
     Role,
-    Stage,
     Unavailable,
 )
 from hydrainfer.engine import Engine
@@ -223,8 +223,7 @@ class Node:
         lists = tuple(self._outputs), tuple(self._events), tuple(self._moved)
         if not self._deserted:
             self._n_reports += 1
-            cached = engine.news() if self.roster.roles[self.name].runs(Stage.PREFILL) else None
-            said = now, *lists, engine.load(), stats, self._n_reports, cached
+            said = now, *lists, engine.load(), stats, self._n_reports, engine.news()
             self._tell(Report(self.name, self.incarnation, *said))
         for each in (self._outputs, self._events, self._moved):
             each.clear()
@@ -268,6 +267,8 @@ class Node:
                 engine.cancel(request_ids, now)
             case Beat(loads):
                 self.roster.loads.update({n: load for n, load in loads.items() if n != self.name})
+            case Learned(name, cached):
+                self.roster.learn(name, cached)
             case Members(peers):
                 self._meet(engine, peers)
             case Close():

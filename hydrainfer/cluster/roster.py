@@ -3,15 +3,15 @@
 A request that may stay where it is never comes here (the scheduler keeps it): self first. Others go by `Balancing`,
 pictures to the encoder that their content names, which may have them, unless it is so much busier than another that
 encoding them again there takes less. With `least_load`, the seconds that an instance saves because it has computed a
-prompt's beginning count against those that it is busy; and a request goes past the encoder to one that has computed all
-of its pictures.
+prompt's beginning count against those that it is busy; a request goes past the encoder to one that has computed all of
+its pictures; and it begins at one that keeps more of its prompt than those that prefill, if to fetch that takes less.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -21,8 +21,10 @@ from hydrainfer.cluster.messages import Peer
 from hydrainfer.core import Cached, Load, Request, Role, Stage, split_chain
 
 Balancing = Literal["least_load", "round_robin", "random"]
+_HOP_S = 2e-3  # the messages of one more move
 _IDLE = Load()
-_GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3)  # stands for an instance that has not measured yet
+_GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3, pull_s=5e-5)
+"""Stands for an instance that has not measured yet."""
 
 
 class Roster:
@@ -66,6 +68,16 @@ class Roster:
         held.difference_update(cached.dropped)
         self._block_tokens = cached.block_tokens
 
+    def learned(self) -> Iterator[tuple[str, Cached]]:
+        """All that is known, by instance."""
+        for name, held in self._prefixes.items():
+            yield name, Cached(self._block_tokens, tuple(held))
+
+    def hands_to(self, name: str, other: str) -> bool:
+        """Whether `name` chooses among several to prefill what it does not, and `other` is one of them."""
+        prefill = self._able[Stage.PREFILL]
+        return len(prefill) > 1 and name not in prefill and other in prefill
+
     def found(self, request: Request, name: str) -> int:
         """Tokens of its prompt that the instance has computed, as last told; the last one is always computed anew."""
         held = self._prefixes.get(name)
@@ -92,22 +104,56 @@ class Roster:
                 name, stage = past, Stage.PREFILL
         elif self._balancing == "random":
             name = self._rng.choice(names)
+        works = name
+        if stage is not Stage.DECODE and request.keys and (kept := self._keeper(name, request, stage, exclude)):
+            (name, works), stage = kept, Stage.PREFILL
         self._n_chosen += 1
-        self._chosen_at[name] = self._n_chosen
-        self.loads[name] = self._with(name, request, stage)
+        self._chosen_at[works] = self._n_chosen
+        self.loads[works] = self._with(works, request, stage)
         return name
 
     def _past(self, encoder: str, request: Request, exclude: Collection[str]) -> str | None:
         """The instance that has computed all of its pictures, if it is there sooner than the encoder would be done."""
         if self._balancing != "least_load" or not self._prefixes or not request.keys:
             return None
-        able = [p.name for n, p in self.peers.items() if n in self._prefixes and n not in exclude and not p.suspect]
-        able = [n for n in able if self.found(request, n) >= request.media[-1].end]
+        able = [n for n in self._able[Stage.PREFILL] if n in self._prefixes and n in self.peers and n not in exclude]
+        able = [n for n in able if not self.peers[n].suspect and self.found(request, n) >= request.media[-1].end]
         name = min(able, key=lambda n: self._prefill_s(n, request), default=None)
         if name is None or name == encoder:
             return None
         by_encoder_s = self._busy_s(encoder) + self._encode_s(encoder, request)
         return name if self._prefill_s(name, request) <= by_encoder_s else None
+
+    def _keeper(self, name: str, request: Request, stage: Stage, exclude: Collection[str]) -> tuple[str, str] | None:
+        """An instance that keeps more of its beginning than those that prefill, as one that decoded the answer before
+        does, and who is to fetch that from there; if it takes less than what else is done, to enter `stage` at `name`.
+        """
+        there = [n for n, p in self.peers.items() if n not in exclude and not p.suspect]
+        able = [n for n in there if n in self._prefixes and not self.roles[n].runs(Stage.PREFILL)]
+        takers = [n for n in there if self.roles[n].runs(Stage.PREFILL)]
+        if not able or not takers or self._balancing != "least_load":
+            return None
+        keeper = max(able, key=lambda n: self.found(request, n))
+        kept = self.found(request, keeper)
+        past_pictures = kept >= request.media[-1].end if request.media else kept > 0
+        if not past_pictures or (request.media and self.roles[keeper].runs(Stage.ENCODE)):
+            return None
+        taker = min(takers, key=lambda n: self._rest_s(n, request, kept))
+        else_s = self._encode_s(name, request) if stage is Stage.ENCODE else 0.0
+        if self.roles[name].runs(Stage.PREFILL):
+            takers = [name]
+        else:
+            else_s += self._busy_s(name)
+        else_s += min(self._rest_s(n, request) for n in takers)
+        return (keeper, taker) if self._rest_s(taker, request, kept) + _HOP_S < else_s else None
+
+    def _rest_s(self, name: str, request: Request, kept: int = 0) -> float:
+        """How long an instance works on what it has and on the prefill of `request`, of which it can fetch `kept`
+        tokens."""
+        load, found = self._load(name), self.found(request, name)
+        pull_s = load.pull_s or max((other.pull_s for other in self.loads.values()), default=0.0) or _GUESS.pull_s
+        fetch_s = max(0, kept - found) * pull_s
+        return self._busy_s(name) + fetch_s + (request.n_prompt - max(kept, found)) * (load.token_s or _GUESS.token_s)
 
     def _encode_s(self, name: str, request: Request) -> float:
         """How long encoding its pictures takes there."""

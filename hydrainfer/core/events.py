@@ -83,8 +83,9 @@ class LifecycleEvent(NamedTuple):
 class Load(msgspec.Struct, frozen=True):
     """The work that waits at an instance and what such work has lately cost, for placement.
 
-    `n_pictures` to encode, `n_tokens` to prefill, `n_decoding` sequences that decode or come to; `picture_s`, `token_s`
-    and `decode_s` (one token of one sequence) are running means of measured seconds, 0 before the first measurement."""
+    `n_pictures` to encode, `n_tokens` to prefill, `n_decoding` sequences that decode or come to; `picture_s`,
+    `token_s`, `decode_s` (one token of one sequence) and `pull_s` (one token whose KV is copied to here) are running
+    means of measured seconds, 0 before the first measurement."""
 
     n_pictures: int = 0
     n_tokens: int = 0
@@ -92,6 +93,7 @@ class Load(msgspec.Struct, frozen=True):
     picture_s: float = 0.0
     token_s: float = 0.0
     decode_s: float = 0.0
+    pull_s: float = 0.0
 
 
 class Cached(msgspec.Struct, frozen=True):

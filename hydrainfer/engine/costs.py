@@ -8,10 +8,10 @@ _WEIGHT = 0.2  # weight of the newest measurement
 
 
 class Costs:
-    """Running means of measured batches, in seconds per picture, per prefilled token and per decoded token."""
+    """Running means of measured batches and copies, in seconds per picture, per token prefilled, decoded or copied."""
 
     def __init__(self) -> None:
-        self._picture_s = self._token_s = self._decode_s = 0.0
+        self._picture_s = self._token_s = self._decode_s = self._pull_s = 0.0
 
     def observe(self, batch: StepBatch, seconds: float) -> None:
         """One batch took this long. A batch with prefill in it speaks for prefill: decodes are the smaller part."""
@@ -23,8 +23,12 @@ class Costs:
         else:
             self._token_s = _mean(self._token_s, each_s)
 
+    def pulled(self, n_tokens: int, seconds: float) -> None:
+        """The KV of so many tokens was copied to here in this time."""
+        self._pull_s = _mean(self._pull_s, seconds / n_tokens)
+
     def load(self, n_pictures: int, n_tokens: int, n_decoding: int) -> Load:
-        return Load(n_pictures, n_tokens, n_decoding, self._picture_s, self._token_s, self._decode_s)
+        return Load(n_pictures, n_tokens, n_decoding, self._picture_s, self._token_s, self._decode_s, self._pull_s)
 
 
 def _mean(old: float, new: float) -> float:

@@ -38,7 +38,7 @@ from hydrainfer.core import (
     TokenLogprobs,
 )
 from hydrainfer.engine.costs import Costs
-from hydrainfer.engine.moves import Arrived, Left, Moves, Stranded
+from hydrainfer.engine.moves import Arrived, Left, Moves, Pulled, Stranded
 from hydrainfer.engine.ports import Runner, Ticket
 from hydrainfer.scheduler import Outcome, Scheduler, backlog
 
@@ -89,8 +89,7 @@ class Engine:
     # ---- requests
 
     def submit(self, request: Request, now: float, produced: tuple[int, ...] = ()) -> None:
-        """Queue it, with the tokens that it already has; if it can never run here, its final output says why. Outputs
-        leave with the next step."""
+        """Queue it, with the tokens that it already has. If it can never run here, its final output says why."""
         self._open.add(request.id)
         if request.sampling.grammar is not None:
             self._expect(request.sampling.grammar)
@@ -169,6 +168,8 @@ class Engine:
                     self._queued(seq, now)
                     if cancelled:
                         self.cancel([seq.id], now)
+                case Pulled(n_tokens, seconds):
+                    self._costs.pulled(n_tokens, seconds)
                 case Stranded(request_id, error):
                     if self._stop(request_id, now):
                         self._end(request_id, now, "error", error=error)

@@ -49,6 +49,13 @@ class Left(NamedTuple):
     hops: int
 
 
+class Pulled(NamedTuple):
+    """The KV of so many tokens was copied to here in `seconds`."""
+
+    n_tokens: int
+    seconds: float
+
+
 class Arrived(NamedTuple):
     """The request is ours. `cancelled`: that it shall end was heard while it was on its way."""
 
@@ -63,7 +70,7 @@ class Stranded(NamedTuple):
     error: HydraError
 
 
-Move = Left | Arrived | Stranded
+Move = Left | Arrived | Pulled | Stranded
 
 
 @dataclass(slots=True)
@@ -75,6 +82,7 @@ class _Departure:
     offered: bool = False
     exclude: set[str] = field(default_factory=set)
     error: ErrorInfo | None = None
+    recalled: bool = False  # it has KV that was kept here and may be computed anew instead
 
 
 class Moves:
@@ -103,6 +111,7 @@ class Moves:
         self._holds: dict[int, Lease | None] = {}
         self._n_holds = 0
         self._copies: dict[Key, Completion] = {}
+        self._copied: dict[Key, tuple[float, int]] = {}  # of each copy, when it began and how many tokens' KV it has
         self._copies_at = _NEVER  # before which none of them is done; at once if one does not know
         self._being_pulled: dict[bytes, Key] = {}  # shared content -> the arrival that brings it
         self._cancelled: dict[str, None] = {}  # the latest ids that were cancelled while they were not here
@@ -138,6 +147,9 @@ class Moves:
             done = copy.poll(now)
             if done is not None:
                 del self._copies[key]
+                began_s, n_tokens = self._copied.pop(key)
+                if done and n_tokens:
+                    self._moves.append(Pulled(n_tokens, now - began_s))
                 self._do(self._target.pulled(key, done, now), now)
         self._copies_at = min(map(_done_at, self._copies.values()), default=_NEVER)
 
@@ -145,7 +157,8 @@ class Moves:
         """Take over a sequence whose next stage runs elsewhere; `place` offers it."""
         self._n_holds += 1
         self._holds[self._n_holds] = self._scheduler.room.detach(seq, f"{seq.id}/{self._n_holds}")
-        departure = _Departure(seq, self._n_holds, now + self._timing.patience_s, now)
+        recalled = seq.stage is Stage.PREFILL and seq.n_computed > 0
+        departure = _Departure(seq, self._n_holds, now + self._timing.patience_s, now, recalled=recalled)
         self._out[seq.id] = self._unplaced[seq.id] = departure
 
     def place(self, now: float) -> None:
@@ -238,6 +251,8 @@ class Moves:
                     departure = self._out.get(request_id)
                     if departure is not None:
                         departure.exclude.add(peer)
+                        if departure.recalled:
+                            self._forsake(departure, error, now)
                         departure.error, departure.try_at = error or departure.error, now
                         departure.give_up_at = now + self._timing.patience_s
                         self._unplaced[request_id] = departure
@@ -274,20 +289,33 @@ class Moves:
         else:
             d.try_at = now + _ASK_AGAIN_S
 
+    def _forsake(self, d: _Departure, error: ErrorInfo | None, now: float) -> None:
+        """Send it on without what was kept of it here: who refused it had no room at once, and must not be waited for
+        by who might keep others from leaving there."""
+        self._do(self._source.close(d.seq.id, d.hold, now), now)
+        d.seq.rewind()
+        self._n_holds += 1
+        self._holds[self._n_holds] = None
+        d.hold, d.recalled = self._n_holds, False
+        if error is None:
+            d.exclude.clear()
+
     def _strand(self, d: _Departure, error: HydraError) -> None:
         del self._unplaced[d.seq.id]
         self._moves.append(Stranded(d.seq.id, error))
 
     def _admit(self, now: float) -> None:
         """Reserve room for offers, best rank first. What another arrival is bringing is waited for, and nobody passes
-        who waits so (as in `Admission.to_encode`). What another request is computing is waited for, too."""
+        who waits so (as in `Admission.to_encode`). What another request is computing is waited for, too. Who brings a
+        prompt's beginning from where it was kept does not wait for room: it would keep room there meanwhile."""
         full: set[Stage] = set()  # stages whose best offer found no room
         n_stages = self._target.n_stages_waited_for
         wanted: set[bytes] = set()
         for stage, handoff in self._target.waiting():
-            if len(full) == n_stages:
-                break
-            if stage in full:
+            recalled = stage is Stage.PREFILL and handoff.n_computed > 0
+            if stage in full or len(full) == n_stages:
+                if recalled:
+                    self._refuse(handoff, None, now)
                 continue
             brought = self._scheduler.room.brought(handoff)
             if brought & self._being_pulled.keys() or brought & wanted:
@@ -298,13 +326,19 @@ class Moves:
             try:
                 pulls = self._scheduler.expect(handoff, now)
             except InvalidRequest as e:
-                self._do(self._target.reject(handoff.key, ErrorInfo.of(e)), now)
-                self._scheduler.forget_blocked(handoff.request.id)
+                self._refuse(handoff, ErrorInfo.of(e), now)
                 continue
             if pulls is None:
-                full.add(stage)
+                if recalled:
+                    self._refuse(handoff, None, now)
+                else:
+                    full.add(stage)
                 continue
             self._begin(handoff, pulls, brought, now)
+
+    def _refuse(self, handoff: Handoff, error: ErrorInfo | None, now: float) -> None:
+        self._do(self._target.reject(handoff.key, error), now)
+        self._scheduler.forget_blocked(handoff.request.id)
 
     def _begin(
         self, handoff: Handoff, pulls: dict[str, tuple[list[int], list[int]]], brought: set[bytes], now: float
@@ -319,6 +353,7 @@ class Moves:
             self.blocks_pulled[spec] += len(into)
         self._target.pulling(key)
         copy = self._copies[key] = self._puller.pull({spec: handoff.exports[spec] for spec in pulls}, pulls)
+        self._copied[key] = now, self._scheduler.room.tokens_of(pulls)
         self._copies_at = min(self._copies_at, _done_at(copy))
 
     def _forget_pull(self, key: Key) -> None:
@@ -331,4 +366,4 @@ def _done_at(copy: Completion) -> float:
     return -_NEVER if at is None else at
 
 
-__all__ = ["Arrived", "Left", "Move", "Moves", "Stranded"]
+__all__ = ["Arrived", "Left", "Move", "Moves", "Pulled", "Stranded"]

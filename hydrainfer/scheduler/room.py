@@ -151,19 +151,19 @@ class SequenceRoom:
         self._set_capacity(seq)
         self._set_due(seq)
         seq.pending_media = self._missing(seq, hit) if Stage.PREFILL in visit or Stage.ENCODE in visit else []
-        self._count(seq, hit, visit)
+        self._count(seq, visit)
         return True
 
-    def _count(self, seq: Sequence, hit: Hit, visit: Visit) -> None:
+    def _count(self, seq: Sequence, visit: Visit) -> None:
         """Note what it wanted and what of it was there."""
         if Stage.ENCODE in visit:
             self.n_pictures_wanted += len(seq.request.media)
             self.n_pictures_found += len(seq.request.media) - len(seq.pending_media)
         if Stage.PREFILL in visit and seq.request.keys:
             self.n_tokens_wanted += len(seq.tokens)
-            self.n_tokens_found += hit.n_tokens
+            self.n_tokens_found += seq.n_computed
             if seq.n_cached < 0:
-                seq.n_cached = hit.n_tokens
+                seq.n_cached = seq.n_computed
 
     def grow(self, seq: Sequence) -> bool:
         """One more block of every cache that cannot take its last token, or False and nothing changed."""
@@ -280,6 +280,27 @@ class SequenceRoom:
             if pairs:
                 pulls[spec.name] = (list(pairs.values()), list(pairs))
         return pulls
+
+    def tokens_of(self, pulls: Pulls) -> int:
+        """Tokens whose KV is copied."""
+        return max(
+            (len(pulls[s][0]) * self.caches.specs[s].block_tokens for s in self._chains if s in pulls), default=0
+        )
+
+    def recall(self, seq: Sequence, visit: Visit) -> bool:
+        """Lease what the caches of `visit` keep of its beginning, to be prefilled on from there elsewhere. False if
+        that is nothing, or not all of its pictures."""
+        hit = self.match(seq, visit)
+        if hit.n_tokens < max((m.end for m in seq.request.media), default=1):
+            return False
+        need = {s.name: s.moved(seq.request, hit.n_tokens) for s in self.specs_of(seq.request, visit)}
+        lease = self.caches.reserve(seq.id, need, hit)
+        if lease is None:
+            return False
+        self._leases[seq.id] = lease
+        seq.blocks, seq.first_block = lease.blocks, lease.first
+        seq.n_computed = seq.n_settled = hit.n_tokens
+        return True
 
     def landed(self, seq: Sequence) -> None:
         """All that it brought has been pulled: others may find it."""

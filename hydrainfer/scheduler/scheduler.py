@@ -59,6 +59,7 @@ class Scheduler:
         self._admission = Admission(role, self.room, budgets, self.policy, lambda: self.n_running, self.prefilling)
         self.waiting = self._admission.waiting
         self.arriving = self._admission.arriving
+        self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
         self._n_added = 0
         self.n_batches = 0
         self.n_preemptions = 0
@@ -74,8 +75,15 @@ class Scheduler:
         self.room.check_fits_empty(request, self._admission.visit(seq))
         self._n_added += 1
         self._live[seq.id] = seq
+        if self._keeps and request.keys and not (request.media and self.role.runs(Stage.ENCODE)):
+            self._recall(seq)
         self._wait(seq)
         return seq
+
+    def _recall(self, seq: Sequence) -> None:
+        """Let it take to its prefill what is kept here of the prompt."""
+        if self.room.recall(seq, (Stage.DECODE,)):
+            seq.cursor = seq.plan.index(Stage.PREFILL)
 
     def _wait(self, seq: Sequence) -> None:
         """Into the queue of its stage, by rank; or out of here, if another instance runs that stage."""

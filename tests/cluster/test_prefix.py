@@ -23,9 +23,13 @@ def n_prefilled(cluster):
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1EP1D", "1E1PD", "1E1P1D", "1ED1P"])
-def test_a_later_turn_computes_and_moves_only_what_is_new(layout):
+@pytest.mark.parametrize("copy_s", [0.1, 200.0])
+def test_a_later_turn_computes_and_moves_only_what_is_new(layout, copy_s):
+    """Who decodes keeps the answer; who prefills fetches it from there if that is soon done, or computes it."""
     cluster = Cluster(layout, kv_blocks=200, embed_blocks=32)
+    cluster.copy_s = copy_s
     requests = requests_of(CONVERSATION)
+    fetches = layout in ("1EP1D", "1E1P1D") and copy_s < 1.0
     for i, r in enumerate(requests):
         before, pulled = n_prefilled(cluster), sum(p.n_blocks["kv"] for p in cluster.pullers.values())
         cluster.submit(r)
@@ -33,10 +37,12 @@ def test_a_later_turn_computes_and_moves_only_what_is_new(layout):
         assert cluster.tokens(r.id) == expected_tokens(r)
         whole = oracle(r, requests[:i])  # of what some instance decoded
         decodes_there = "PD" in layout
-        found = whole if decodes_there or not i else requests[i - 1].n_prompt // 4 * 4
+        prefilled_before = requests[i - 1].n_prompt // 4 * 4 if i else 0
+        found = whole if decodes_there or fetches else prefilled_before
         n_decoded = r.max_tokens - 1 if decodes_there else 0
         assert n_prefilled(cluster) - before == r.n_prompt - found + n_decoded, "something was computed again"
         moved = 0 if decodes_there else KV.blocks_for(r.n_prompt) - whole // 4
+        moved += (whole - prefilled_before) // 4 if fetches else 0
         assert sum(p.n_blocks["kv"] for p in cluster.pullers.values()) - pulled == moved
         assert max(o.n_cached for o in cluster.outputs if o.request_id == r.id) == found
     assert [d.n_encoded for d in cluster.devices.values() if d.n_encoded] == [{b"picture1": 1}]
@@ -44,6 +50,65 @@ def test_a_later_turn_computes_and_moves_only_what_is_new(layout):
         wanted = cluster.engines["E0"].stats(cluster.now).pictures_wanted
         assert wanted == 1, "only the first turn came to the encoder"
     assert sum(p.n_blocks["embed"] for p in cluster.pullers.values()) == (0 if layout in ("1EPD", "1EP1D") else 2)
+    cluster.check_whole()
+
+
+def test_what_is_kept_where_it_was_decoded_is_fetched_when_it_is_gone_where_it_was_prefilled():
+    cluster = Cluster("1E1P1D", kv_blocks=200, embed_blocks=32)
+    cluster.copy_s = 0.1
+    first, second, *_ = requests_of(CONVERSATION)
+    cluster.submit(first)
+    cluster.run()
+    for name in ("E0", "P1"):
+        for pool in cluster.caches[name].pools.values():
+            pool.drop(pool.take(pool.n_blocks))
+    before = n_prefilled(cluster)
+    cluster.submit(second)
+    cluster.run()
+    assert cluster.tokens(second.id) == expected_tokens(second)
+    assert n_prefilled(cluster) - before == second.n_prompt - oracle(second, [first])
+    assert cluster.devices["E0"].n_encoded == {b"picture1": 1}, "nor is the picture encoded"
+    cluster.check_whole()
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_who_has_no_room_for_what_is_kept_gets_the_request_without_it(is_gone):
+    """Nobody waits with KV at one that decodes for room at one that prefills, whose requests may wait for room there.
+    The same if what was kept is gone when the request comes."""
+    cluster = Cluster("1EP1D", kv_blocks=30, embed_blocks=32)
+    cluster.copy_s = 0.1
+    first, second, *_ = requests_of(CONVERSATION)
+    cluster.submit(first)
+    cluster.run()
+    for pool in cluster.caches["EP0"].pools.values():
+        pool.drop(pool.take(pool.n_blocks))
+    if is_gone:
+        for pool in cluster.caches["D1"].pools.values():
+            pool.drop(pool.take(pool.n_blocks))
+    others = [make_request(f"other{i}", n_text=100, max_tokens=2) for i in range(3)]
+    for r in (*others, second):
+        cluster.submit(r)
+    cluster.run()
+    for r in (*others, second):
+        assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
+    cluster.check_whole()
+
+
+@pytest.mark.parametrize("layout", ["1E2P1D", "1E2PD"])
+def test_encoders_hand_a_request_to_who_has_computed_its_beginning(layout):
+    """Also one that was started anew: it is told what has been computed before."""
+    cluster = Cluster(layout, kv_blocks=400, embed_blocks=64)
+    tree = [Turn(None, [1 + i % 2, 2] * 12, i, 1, b"%d" % i) for i in range(4)]
+    asked = [Turn(i, [1, 2, 2], 2 + i, 1, b"%d" % i) for i in (0, 2, 1, 3)]  # another picture: by the encoder
+    requests = requests_of([*tree, *asked])
+    for i, r in enumerate(requests):
+        if i == len(tree):
+            cluster.crash("E0", restart_s=1.0)
+            cluster.run()
+        cluster.submit(r)
+        cluster.run()
+        assert cluster.end(r.id).n_cached == oracle(r, requests[:i])
+    assert all(any(b[0] is Lane.LANGUAGE for b in cluster.devices[n].batches) for n in cluster.roles if "P" in n)
     cluster.check_whole()
 
 

@@ -195,3 +195,19 @@ def test_a_request_goes_past_the_encoder_to_who_has_computed_its_pictures():
     assert made.choose(request, Stage.ENCODE, ["PD2"]) == "E0"
     made.loads["PD2"] = Load(n_tokens=1000)
     assert made.choose(request, Stage.ENCODE, ()) == "E0"
+
+
+@pytest.mark.parametrize(
+    ("pull_s", "token_s", "pictures", "way"),
+    [(1e-5, 1e-3, [1], "D1"), (1e-2, 1e-3, [1], "EP0"), (1e-5, 1e-5, [1], "EP0"), (1e-5, 1e-3, [1, 2], "EP0")],
+    ids=["soon", "slow", "computed-sooner", "another-picture"],
+)
+def test_what_is_kept_where_it_was_decoded_is_fetched_if_that_takes_less(pull_s, token_s, pictures, way):
+    made = roster("1EP1D")
+    request = make_request("r", n_text=400, pictures=pictures, salt=b"")
+    keys = split_chain(make_request("r", n_text=400, pictures=[1], salt=b"").keys)[1:]
+    made.learn("D1", Cached(4, tuple(keys)))
+    made.loads["EP0"] = Load(token_s=token_s, picture_s=1e-4, pull_s=pull_s)
+    assert made.choose(request, Stage.ENCODE, ()) == way
+    made.learn("EP0", Cached(4, tuple(keys)))
+    assert made.choose(msgspec.structs.replace(request, id="again"), Stage.ENCODE, ()) == "EP0"

@@ -35,7 +35,6 @@ from hydrainfer.core import (
     Parcel,
     Request,
     Role,
-    Stage,
     StepBatch,
     StepResult,
     owner_of,
@@ -160,6 +159,9 @@ class Simulator:
     def report(self, name: str, load: Load, at_s: float, cached: Cached | None = None) -> None:
         """Keep what `name` sent at `at_s`, which may be past, until somebody asks for loads."""
         self._said[name].append((at_s + self.link.message_s, load, cached))
+        for other in self.nodes if cached is not None else ():
+            if cached is not None and self._roster.hands_to(other, name):
+                self.at(at_s + 2 * self.link.message_s, partial(self.nodes[other].roster.learn, name, cached))
 
     def post(self, peer: str, parcel: Parcel) -> None:
         self.at(self.now + self.link.message_s, partial(self._deliver, self.nodes[peer], parcel))
@@ -233,7 +235,6 @@ class ModelledNode:
         self.exports = {spec.name: ExportHandle(owner_of(i.name, _INCARNATION)) for spec in i.blocks}
         self._block_bytes = {spec.name: spec.block_bytes for spec in i.blocks}
         self._spoke = False
-        self._tells = i.role.runs(Stage.PREFILL)
         self._parcels: list[tuple[str, Parcel]] = []
         self.inbox: list[Parcel | Request] = []
         self.leap: Leap | None = None
@@ -264,7 +265,7 @@ class ModelledNode:
                 engine.submit(what, now)
         wake_at = engine.step(now)
         if self._spoke or now >= self._report_at:
-            sim.report(self.name, engine.load(), now, engine.news() if sim.shares and self._tells else None)
+            sim.report(self.name, engine.load(), now, engine.news() if sim.shares else None)
             self._spoke = False
             if now >= self._report_at:
                 self._report_at = now + _BEAT_S
