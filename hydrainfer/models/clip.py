@@ -13,7 +13,7 @@ from torch import Tensor
 from hydrainfer.checkpoint import ClipConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.slots import Slot, empty
-from hydrainfer.ops import OpSet
+from hydrainfer.ops import OpSet, Segments
 
 
 @dataclass(slots=True)
@@ -101,8 +101,9 @@ class Clip:
         x[:, 1:] = self._ops.linear(patches.flatten(0, 1), self.patch).unflatten(0, (n, n_patches))
         x = self._norm(x.add_(self.positions), self.pre_norm).flatten(0, 1)  # [pictures * (patches + 1), hidden]
         taken = {0: x.clone()} if 0 in self.config.features else {}
+        segments = Segments([n_patches + 1] * n, x.device)
         for i, layer in enumerate(self.layers, start=1):
-            self._run(layer, x, n)
+            self._run(layer, x, segments)
             if i in self.config.features:
                 taken[i] = x if i == len(self.layers) else x.clone()
         first = 0 if self.config.keep_class else 1
@@ -112,12 +113,12 @@ class Clip:
     def _norm(self, x: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
         return F.layer_norm(x, (self.config.hidden,), weights[0], weights[1], self.config.norm_eps)
 
-    def _run(self, layer: ClipLayer, x: Tensor, n: int) -> None:
-        """One block over [n * tokens, hidden], in place."""
+    def _run(self, layer: ClipLayer, x: Tensor, segments: Segments) -> None:
+        """One block over [pictures * tokens, hidden], in place."""
         ops, heads = self._ops, self.config.heads
-        qkv = ops.linear(self._norm(x, layer.norm_1), *layer.qkv)
-        q, k, v = qkv.view(n, -1, 3, heads, self.config.hidden // heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v)  # [n, heads, tokens, dim]
-        ops.linear_add(x, mixed.transpose(1, 2).reshape(x.shape), *layer.out)
+        dim = self.config.hidden // heads
+        q, k, v = ops.linear(self._norm(x, layer.norm_1), *layer.qkv).view(-1, 3, heads, dim).unbind(1)
+        mixed = ops.attention_segments(q, k, v, segments, dim**-0.5)  # [rows, heads, dim]
+        ops.linear_add(x, mixed.flatten(1), *layer.out)
         inner = self._activation(ops.linear(self._norm(x, layer.norm_2), *layer.fc_1))
         ops.linear_add(x, inner, *layer.fc_2)

@@ -91,6 +91,8 @@ class Segments:
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = list(lengths)
         starts = [0, *accumulate(self.lengths)]
+        self.starts = torch.tensor(starts, dtype=torch.int32, device=device)
+        """[segments + 1]: the first row of each, and the end."""
         by_length: dict[int, list[int]] = {}
         for start, length in zip(starts, self.lengths):
             by_length.setdefault(length, []).append(start)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import time
 from collections.abc import Mapping
 from itertools import groupby
-from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
 
-from hydrainfer.config import cache_folder
-from hydrainfer.machine import cpu_name, instruction_sets
 from hydrainfer.ops.native import Kernels
 from hydrainfer.ops.products import WAYS, Way, ways
+from hydrainfer.ops.remembered import remembered
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 """Numbers of rows that are measured. One between two of them is multiplied as the larger, above as the last."""
@@ -116,32 +112,14 @@ def _ranges(by_rows: list[Way]) -> str:
 
 
 def _measured(dtype: torch.dtype, kernels: Kernels | None, threads: int | None) -> Measured:
-    """What was measured before, or now. Of processes that start together one measures and the others wait."""
-    found, before = ways(dtype, kernels), torch.get_num_threads()
-    threads, build = threads or before, kernels.build if kernels else ""
-    what = (cpu_name(), instruction_sets(), torch.__version__, threads, str(dtype), build, sorted(found), ROWS)
-    path = cache_folder() / "products" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
-    path.parent.mkdir(exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        measured = _read(path, found)
-        if measured is None:
-            torch.set_num_threads(threads)
-            measured = measure(dtype, found)
-            torch.set_num_threads(before)
-            part = path.with_suffix(".part")
-            part.write_bytes(msgspec.json.encode(measured))
-            part.replace(path)
-    return measured
+    found = ways(dtype, kernels)
+    what = (str(dtype), kernels.build if kernels else "", sorted(found), ROWS)
 
+    def whole(kept: Measured) -> bool:
+        times = [(kept.small.get(rows), kept.large.get(rows)) for rows in ROWS]
+        return all(t and t.keys() == found.keys() for pair in times for t in pair)
 
-def _read(path: Path, found: Mapping[str, Way]) -> Measured | None:
-    try:
-        measured = msgspec.json.decode(path.read_bytes(), type=Measured)
-    except (OSError, msgspec.DecodeError):
-        return None
-    times = [(measured.small.get(rows), measured.large.get(rows)) for rows in ROWS]
-    return measured if all(t and t.keys() == found.keys() for pair in times for t in pair) else None
+    return remembered("products", what, Measured, whole, lambda: measure(dtype, found), threads)
 
 
 def measure(dtype: torch.dtype, found: Mapping[str, Way]) -> Measured:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.ops import reference, torch_variants
-from hydrainfer.ops.batch import AttentionBatch
+from hydrainfer.ops.batch import AttentionBatch, Segments
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -21,7 +21,8 @@ class Kernels:
         """`build`: changes with the sources and what they were built for."""
         self.build = build
         self._linear = module.linear
-        self._attention_decode = module.attention_decode
+        self._attention = module.attention
+        self._attention_segments = module.attention_segments
         self._write_kv = module.write_kv
         self._rope = module.rope
         self._rms_norm = module.rms_norm
@@ -73,11 +74,15 @@ class Kernels:
     def write_kv(self, cache: Tensor, kv: Tensor, batch: AttentionBatch) -> None:
         self._write_kv(kv, cache, batch.slots)
 
-    def attention(self, q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+    def attention(self, q: Tensor, _kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+        """Keys and values are read from their blocks, those of this batch too."""
         out = torch.empty(q.shape, dtype=q.dtype)
-        n = batch.n_decodes
-        if n:
-            self._attention_decode(q[:n], cache, batch.tables, batch.lengths, out[:n], scale)
-        if n < len(batch.counts):
-            torch_variants.chunk_attention(q, kv, cache, batch, scale, out)
+        self._attention(q, cache, batch.tables, batch.lengths, batch.starts, batch.n_decodes, out, scale)
+        return out
+
+    def attention_segments(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
+        if q.shape[-1] % 2:
+            return torch_variants.attention_segments_sdpa(q, k, v, segments, scale)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self._attention_segments(q, k, v, segments.starts, out, scale)
         return out

@@ -11,18 +11,20 @@ import torch
 from hydrainfer.ops import native, reference, torch_variants
 from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.measured import Products, faster_than_float32, products
+from hydrainfer.ops.measured_attention import fastest_in_segments
 from hydrainfer.ops.products import WAYS, ways
 
 
 class Need(NamedTuple):
     """The conditions that a variant must support. `native`: compiled kernels are wanted and built. `products`: matrix
-    products are chosen by measuring, which is for a CPU."""
+    products are chosen by measuring, which is for a CPU; `segments`: so is this variant of `attention_segments`."""
 
     device: torch.device
     dtype: torch.dtype
     head_dim: int
     native: native.Kernels | None
     products: Products | None = None
+    segments: str | None = None
 
 
 class Variant(NamedTuple):
@@ -74,6 +76,10 @@ def _native(need: Need) -> bool:
     return need.native is not None and need.native.supports(need.dtype, need.head_dim)
 
 
+def _native_segments(need: Need) -> bool:
+    return _native(need) and need.segments != "torch-sdpa"
+
+
 def _torch(fn: Callable) -> Callable[[Need], Callable]:
     return lambda _: fn
 
@@ -113,7 +119,8 @@ def variants(op: str) -> list[Variant]:
             *(_product(op, way) for way in WAYS),
             Variant("reference", _always, _torch(getattr(reference, op))),
         ]
-    found = [Variant("native-cpu", _native, _kernel(op))] if hasattr(native.Kernels, op) else []
+    supports = _native_segments if op == "attention_segments" else _native
+    found = [Variant("native-cpu", supports, _kernel(op))] if hasattr(native.Kernels, op) else []
     return [*found, *faster.get(op, ()), Variant("reference", _always, _torch(getattr(reference, op)))]
 
 
@@ -133,7 +140,9 @@ def select_ops(
     kernels, notes = load_kernels(device) if use_native else (None, ())
     need = Need(device, dtype, head_dim, kernels)
     if device.type == "cpu" and only is None:
-        need = need._replace(products=products(dtype, kernels if _native(need) else None, threads))
+        fit = kernels if _native(need) else None
+        segments = fastest_in_segments(dtype, fit, threads) if fit else None
+        need = need._replace(products=products(dtype, fit, threads), segments=segments)
     chosen = {}
     for op in OPERATORS:
         usable = [v for v in variants(op) if v.supports(need)]

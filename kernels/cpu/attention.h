@@ -1,17 +1,19 @@
-// Attention of one query row per request over its paged cache. Keys and values are read once, in their own precision.
+// Attention over a paged cache: one query row per request (keys and values are read once, in their own precision), and
+// chunks of many.
 #pragma once
 #include <algorithm>
 #include <vector>
 
+#include "prefill.h"
 #include "simd.h"
 
 namespace hydra {
 
 template <class T>
-struct DecodeArgs {
-  const T* q;  // [requests, heads, dim], row stride q_stride
+struct PagedArgs {
+  const T* q;  // [rows, heads, dim], row stride q_stride; decodes have the first rows
   const T* cache;  // [blocks, 2, block_tokens, kv_heads, dim], strides below in elements
-  T* out;  // [requests, heads, dim], contiguous
+  T* out;  // [rows, heads, dim], contiguous
   const int32_t* tables;  // [requests, table_stride]
   const int32_t* lengths;  // [requests]
   int64_t q_stride, table_stride, block_stride, v_offset, token_stride, head_stride;
@@ -74,7 +76,7 @@ inline void weigh(float* acc, const float* s, const T* v, int64_t n, int64_t str
 // side by side, so taking them together streams through a block; the next block is fetched meanwhile. `scratch` is the
 // thread's own.
 template <class T>
-inline void decode_one(const DecodeArgs<T>& a, int64_t r, int64_t h0, int64_t h1, std::vector<float>& scratch) {
+inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1, std::vector<float>& scratch) {
   const int64_t G = a.heads / a.kv_heads, D = a.dim, L = a.lengths[r], padded = (L + W - 1) / W * W;
   const int64_t n_heads = (h1 - h0) * G, blocks = (L + a.block_tokens - 1) / a.block_tokens;
   const int64_t line = 64 / sizeof(T), row = (h1 - h0) * D;
@@ -110,6 +112,23 @@ inline void decode_one(const DecodeArgs<T>& a, int64_t r, int64_t h0, int64_t h1
   }
   T* to = a.out + r * a.heads * D + h0 * G * D;
   for (int64_t i = 0; i < n_heads * D; ++i) from_float(acc[i], to[i]);
+}
+
+// Rows row … end - 1 of KV head `head` of request r, whose first token is row `start` of the batch.
+template <class T>
+inline void attend_pages(const PagedArgs<T>& a, int64_t r, int64_t head, int64_t start, int64_t tokens, int64_t row,
+                         int64_t end, std::vector<float>& scratch) {
+  const int64_t G = a.heads / a.kv_heads, first = head * G * a.dim, L = a.lengths[r];
+  const Queries<T> queries{a.q + start * a.q_stride + first, a.out + start * a.heads * a.dim + first,
+                           a.q_stride, a.dim, a.heads * a.dim, G, a.dim, L, L - tokens, a.scale};
+  const int32_t* table = a.tables + r * a.table_stride;
+  attend(queries, row, end, [&](int64_t t, int64_t n, const T** k, const T** v) {
+    int64_t block = t / a.block_tokens, offset = t % a.block_tokens;
+    for (int64_t j = 0; j < n; ++block, offset = 0) {
+      const T* at = a.cache + table[block] * a.block_stride + head * a.head_stride + offset * a.token_stride;
+      for (; j < n && offset < a.block_tokens; ++j, ++offset, at += a.token_stride) k[j] = at, v[j] = at + a.v_offset;
+    }
+  }, scratch);
 }
 
 }  // namespace hydra

@@ -55,22 +55,86 @@ void linear(TensorView x, TensorView w, TensorView bias, TensorView out, bool ac
   });
 }
 
-// q [n, heads, dim] with any row stride; cache one layer [blocks, 2, block_tokens, kv_heads, dim]; out contiguous.
-void attention_decode(TensorView q, TensorView cache, TensorView tables, TensorView lengths, TensorView out, double scale) {
+// Rows row … end - 1 of what a KV head of request (or segment) i has.
+struct Part {
+  int64_t i, head, row, end;
+};
+
+// Of `rows` query rows, those with the most keys first; whole panels each, and several tasks for every thread if there are
+// that many. `total`: rows of all that are cut.
+template <class Each>
+void cut(int64_t rows, int64_t total, Each&& each) {
+  const int64_t panel = PANEL * W, most = std::max<int64_t>(1, std::min<int64_t>(4, total / (6 * omp_get_max_threads() * panel)));
+  for (int64_t end = rows, row; end > 0; end = row) {
+    row = (end - 1) / (most * panel) * (most * panel);
+    each(row, end);
+  }
+}
+
+// Decodes, the first `n_decodes` requests, and chunks in one go. q [rows, heads, dim] with any row stride; cache one layer
+// [blocks, 2, block_tokens, kv_heads, dim]; tables [requests, blocks]; lengths [requests]; starts [requests + 1]: their
+// first rows; out contiguous.
+void attention(TensorView q, TensorView cache, TensorView tables, TensorView lengths, TensorView starts,
+               int64_t n_decodes, TensorView out, double scale) {
   by_dtype(q, [&](auto zero) {
     using T = decltype(zero);
-    const DecodeArgs<T> a{data<T>(q),         data<T>(cache),     data<T>(out),    data<int32_t>(tables),
+    const PagedArgs<T> a{data<T>(q),         data<T>(cache),     data<T>(out),    data<int32_t>(tables),
                           data<int32_t>(lengths), q.stride(0),    tables.stride(0), cache.stride(0),
                           cache.stride(1),    cache.stride(2),    cache.stride(3), q.size(1),
                           cache.size(3),      q.size(2),          cache.size(2),   float(scale)};
-    // One task per request; with few requests their KV heads are shared out too.
-    const int64_t n = q.size(0), parts = n >= 2 * omp_get_max_threads() ? 1 : std::min<int64_t>(a.kv_heads, 4);
+    const int32_t* start = data<int32_t>(starts);
+    const int64_t group = a.heads / a.kv_heads, n = lengths.size(0);
+    std::vector<Part> chunks;
+    for (int64_t i = n_decodes; i < n; ++i)
+      for (int64_t head = 0; head < a.kv_heads; ++head)
+        cut((start[i + 1] - start[i]) * group, (start[n] - n_decodes) * a.heads,
+            [&](int64_t row, int64_t end) { chunks.push_back({i, head, row, end}); });
+    // One task per decode; with few of them their KV heads are shared out too.
+    const int64_t parts = n_decodes >= 2 * omp_get_max_threads() ? 1 : std::min<int64_t>(a.kv_heads, 4);
+    const int64_t n_chunks = chunks.size();
 #pragma omp parallel
     {
       std::vector<float> scratch;
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < n * parts; ++i)
-        decode_one(a, i / parts, i % parts * a.kv_heads / parts, (i % parts + 1) * a.kv_heads / parts, scratch);
+      for (int64_t i = 0; i < n_chunks + n_decodes * parts; ++i) {
+        if (i < n_chunks) {
+          const Part& p = chunks[i];
+          attend_pages(a, p.i, p.head, start[p.i], start[p.i + 1] - start[p.i], p.row, p.end, scratch);
+        } else {
+          const int64_t part = (i - n_chunks) % parts;
+          decode_one(a, (i - n_chunks) / parts, part * a.kv_heads / parts, (part + 1) * a.kv_heads / parts, scratch);
+        }
+      }
+    }
+  });
+}
+
+// q, k, v [rows, heads, dim] with any row stride; starts [segments + 1]: their first rows; out contiguous.
+void attention_segments(TensorView q, TensorView k, TensorView v, TensorView starts, TensorView out, double scale) {
+  by_dtype(q, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t heads = q.size(1), dim = q.size(2), n = starts.size(0) - 1;
+    const int32_t* start = data<int32_t>(starts);
+    std::vector<Part> parts;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t head = 0; head < heads; ++head)
+        cut(start[i + 1] - start[i], start[n] * heads, [&](int64_t row, int64_t end) { parts.push_back({i, head, row, end}); });
+#pragma omp parallel
+    {
+      std::vector<float> scratch;
+#pragma omp for schedule(dynamic, 1)
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const Part& p = parts[i];
+        const int64_t first = start[p.i], rows = start[p.i + 1] - first;
+        const T *keys = data<T>(k) + first * k.stride(0) + p.head * k.stride(1),
+                *values = data<T>(v) + first * v.stride(0) + p.head * v.stride(1);
+        const Queries<T> a{data<T>(q) + first * q.stride(0) + p.head * q.stride(1),
+                           data<T>(out) + (first * heads + p.head) * dim,
+                           q.stride(0), 0, heads * dim, 1, dim, rows, rows, float(scale)};
+        attend(a, p.row, p.end, [&](int64_t t, int64_t n, const T** ks, const T** vs) {
+          for (int64_t j = 0; j < n; ++j) ks[j] = keys + (t + j) * k.stride(0), vs[j] = values + (t + j) * v.stride(0);
+        }, scratch);
+      }
     }
   });
 }
@@ -182,7 +246,8 @@ void quick_gelu(TensorView x) {
 }  // namespace hydra
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, hydra::linear);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_decode, hydra::attention_decode);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, hydra::attention);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_segments, hydra::attention_segments);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_kv, hydra::write_kv);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rope, hydra::rope);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm, hydra::rms_norm);

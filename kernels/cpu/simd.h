@@ -87,9 +87,26 @@ inline vec load(const f16* p) {
 #endif
 }
 inline void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
-template <class T>
-inline void store(T* p, vec v) {
+inline void store(bf16* p, vec v) {
+#if defined(__AVX512BF16__)
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
+  uvec u;
+  std::memcpy(&u, &v, sizeof v);
+  u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  u = v == v ? u : uvec{} + 0x7fc0;
+  const hvec h = __builtin_convertvector(u, hvec);
+  std::memcpy(p, &h, sizeof h);
+#endif
+}
+inline void store(f16* p, vec v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, 0));
+#elif defined(__F16C__)
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, 0));
+#else
   for (int i = 0; i < W; ++i) from_float(v[i], p[i]);
+#endif
 }
 
 // Keeps the compiler from loading a value again at each use, which would make the loads the bottleneck.
@@ -107,6 +124,50 @@ inline float sum(vec v) {
     for (int i = 0; i < n; ++i) q[i] += q[i + n];
   quad s = q[0] + __builtin_shuffle(q[0], (ivec4){2, 3, 0, 1});
   return s[0] + s[1];
+}
+
+inline vec max(vec a, vec b) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+  return (vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// Row i and column i change places.
+inline void transpose(vec (&v)[W]) {
+  ivec lane;
+  for (int i = 0; i < W; ++i) lane[i] = i;
+#pragma GCC unroll 4
+  for (int s = 1; s < W; s *= 2) {
+    const ivec low = (lane & s) != 0 ? lane - s + W : lane, high = (lane & s) != 0 ? lane + W : lane + s;
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i)
+      if (!(i & s)) {
+        const vec a = v[i], b = v[i + s];
+        v[i] = __builtin_shuffle(a, b, low), v[i + s] = __builtin_shuffle(a, b, high);
+      }
+  }
+}
+
+// 2^x for x <= 0, relative error below 2e-7; zero below 2^-126.
+inline vec exp2(vec x) {
+  const vec shifted = x + 12582912.0f;  // its last bits are the nearest integer
+  const vec r = x - (shifted - 12582912.0f);
+  vec p = splat(1.32647e-3f);
+  p = p * r + 9.67151e-3f;
+  p = p * r + 5.550734e-2f;
+  p = p * r + 2.4022242e-1f;
+  p = p * r + 6.9314698e-1f;
+  p = p * r + 1.0f;
+  ivec n, bits;
+  std::memcpy(&n, &shifted, sizeof n);
+  std::memcpy(&bits, &p, sizeof bits);
+  bits += n << 23;
+  std::memcpy(&p, &bits, sizeof p);
+  return x >= -126.0f ? p : vec{};
 }
 
 // exp, relative error below 2e-7 (Cephes' polynomial); arguments are clamped to float's range.

@@ -1,4 +1,4 @@
-"""The matrix kernel is right with each instruction set that it is written for, and touches nothing but its arrays."""
+"""The kernels are right with each instruction set that they are written for, and touch nothing but their arrays."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
         pytest.param("avx2", ("-march=x86-64-v3",), id="AVX2"),
         pytest.param("avx512f", ("-march=x86-64-v4",), id="AVX-512"),
         pytest.param("avx512_bf16", ("-march=x86-64-v4", "-mavx512bf16"), id="AVX-512 BF16"),
-        pytest.param("avx2", ("-march=native", *ASAN), id="AddressSanitizer", marks=pytest.mark.slow),
+        pytest.param("avx2", ("-march=native", *ASAN), id="AddressSanitizer"),
     ],
 )
-def test_linear_is_right(needs, flags, tmp_path):
+@pytest.mark.parametrize("check", ["linear", "attention"])
+def test_kernels_are_right(check, needs, flags, tmp_path):
     compiler = _compiler()
     if compiler is None or needs not in instruction_sets():
         pytest.skip("no compiler, or not on this processor")
-    source, program = Path(__file__).with_name("linear_check.cpp"), tmp_path / "linear_check"
+    source, program = Path(__file__).with_name(f"{check}_check.cpp"), tmp_path / check
     include = f"-I{shipped('kernels') / 'cpu'}"
     command = [compiler, "-std=c++17", "-O1", "-ffp-contract=fast", *flags, include, source, "-o", program]
     built = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ import torch
 
 from hydrainfer.ops import OPERATORS, AttentionBatch, Segments, select_ops, variants
 from hydrainfer.ops.build import build_resampler, load_kernels
-from hydrainfer.ops.products import WAYS
+from hydrainfer.ops.products import ways
 
 pytestmark = pytest.mark.cpu
 
@@ -46,8 +46,9 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("way", [*WAYS, "measured"])
+@pytest.mark.parametrize(
+    ("dtype", "way"), [(d, way) for d in DTYPES for way in (*ways(d, None), "native-cpu", "measured")]
+)
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 24, 25, 50, 100])
 @pytest.mark.parametrize(("inner", "outer"), [(64, 48), (67, 31), (768, 200)])
 @pytest.mark.parametrize("biased", [True, False])
@@ -55,7 +56,7 @@ def test_linear(dtype, way, rows, inner, outer, biased):
     only = None if way == "measured" else way
     fast, reference = (select_ops("cpu", dtype, 64, only=name) for name in (only, "reference"))
     if dict(fast.describe())["linear"] != way:
-        pytest.skip("not on this machine, or not for these numbers")
+        pytest.skip("no compiler here")
     x, weight = random(rows, inner, dtype=dtype), random(outer, inner, dtype=dtype, seed=1) / inner**0.5
     bias = random(outer, dtype=dtype, seed=2) if biased else None
     close(fast.linear(x, weight, bias), reference.linear(x, weight, bias))
@@ -91,16 +92,23 @@ def test_rope_in_place_on_a_strided_view(pair, dtype, head_dim):
     assert torch.equal(got[:, 5:], whole[:, 5:])
 
 
-def paged(counts: list[int], contexts: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype):
+def paged(
+    counts: list[int],
+    contexts: list[int],
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_tokens: int = BLOCK_TOKENS,
+):
     """A cache of one layer in a two-layer block, scattered tables, and the batch."""
     lengths = [a + b for a, b in zip(counts, contexts)]
-    longest = -(-max(lengths) // BLOCK_TOKENS)
+    longest = -(-max(lengths) // block_tokens)
     n_blocks = longest * len(counts) + 3
     order = torch.randperm(n_blocks, generator=torch.Generator().manual_seed(5))[: longest * len(counts)]
     tables = order.view(len(counts), longest).to(torch.int32)
-    cache = random(n_blocks, 2, 2, BLOCK_TOKENS, kv_heads, head_dim, dtype=dtype, seed=6)[:, 1]
+    cache = random(n_blocks, 2, 2, block_tokens, kv_heads, head_dim, dtype=dtype, seed=6)[:, 1]
     slots = [
-        int(tables[i, p // BLOCK_TOKENS]) * BLOCK_TOKENS + p % BLOCK_TOKENS
+        int(tables[i, p // block_tokens]) * block_tokens + p % block_tokens
         for i, (n, c) in enumerate(zip(counts, contexts))
         for p in range(c, c + n)
     ]
@@ -109,7 +117,7 @@ def paged(counts: list[int], contexts: list[int], kv_heads: int, head_dim: int, 
         counts=counts,
         contexts=contexts,
         n_decodes=sum(n == 1 for n in counts),
-        block_tokens=BLOCK_TOKENS,
+        block_tokens=block_tokens,
         tables=tables,
         lengths=torch.tensor(lengths, dtype=torch.int32),
         slots=torch.tensor(slots),
@@ -124,12 +132,13 @@ BATCHES = {
     "tiles of a long prompt and of a long chunk": ([300, 150], [0, 11]),
     "chunks with context": ([2, 9], [1, 23]),
     "mixed": ([1, 1, 6, 3, 4], [16, 40, 0, 5, 4]),
+    "edges of panels and of tiles of keys": ([1, 15, 16, 17, 48, 49, 96, 97], [96, 95, 80, 79, 96, 0, 1, 191]),
 }
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
-@pytest.mark.parametrize("head_dim", [16, 20, 64])
+@pytest.mark.parametrize("head_dim", [16, 20, 64, 72, 128])
 @pytest.mark.parametrize("shape", BATCHES)
 def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, shape):
     fast, reference = pair(dtype, head_dim)
@@ -146,7 +155,21 @@ def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, shap
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [16, 72, 80])
+@pytest.mark.parametrize("context", [1, 15, 16, 17, 1023, 8000])
+def test_attention_over_a_long_context(pair, dtype, context):
+    """A chunk and two decodes, in blocks of 16 tokens."""
+    fast, reference = pair(dtype)
+    counts, contexts = [1, 1, 19], [context, context - 1, context]
+    cache, batch = paged(counts, contexts, kv_heads=2, head_dim=64, dtype=dtype, block_tokens=16)
+    qkv = random(sum(counts), 10, 64, dtype=dtype, seed=7)
+    q, kv = qkv[:, :6], qkv[:, 6:].unflatten(1, (2, 2))
+    reference.write_kv(cache, kv, batch)
+    q = q * 4  # so that some keys count, not only their average
+    close(fast.attention(q, kv, cache, batch, 0.125), reference.attention(q, kv, cache, batch, 0.125))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [15, 16, 72, 80])
 @pytest.mark.parametrize("lengths", [[7], [16, 16, 16], [4, 64, 8, 64, 4, 1, 8], [300, 12]], ids=str)
 def test_attention_within_segments(pair, dtype, head_dim, lengths):
     fast, reference = pair(dtype, head_dim)

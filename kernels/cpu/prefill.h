@@ -1,0 +1,272 @@
+// Attention of many query rows over keys and values that stay where they lie (the blocks of a cache, or rows of a
+// batch): online softmax over tiles of keys, both products in registers.
+//
+// A row of queries is a *lane*. A panel is up to PANEL vectors of lanes that share keys and values: the query heads of a
+// group and following tokens. Everything is computed with lanes side by side:
+//
+//     scores [keys, lanes] = K [keys, dim] x Q [dim, lanes]        out [dim, lanes] += V^T [dim, keys] x P [keys, lanes]
+//
+// so the left factor is broadcast number by number from the cache, and softmax needs no sum across a vector.
+#pragma once
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "simd.h"
+
+namespace hydra {
+
+#if defined(__AVX512F__)
+constexpr int PANEL = 3, DEEP = 8;  // vectors of lanes and rows of a product that stay in registers
+#else
+constexpr int PANEL = 3, DEEP = 4;
+#endif
+constexpr int64_t KEYS = 96;  // of a tile; its scores and a panel's queries fit into the first cache
+
+// How a tile is laid out in units: the 32 bits that one lane multiplies by at a time. float, and narrower numbers, widened.
+template <class T>
+struct Units {
+  static constexpr int EACH = 1;  // numbers of a unit
+  static vec fma(vec sum, float a, vec b) { return sum + splat(a) * b; }
+  static void keys(const T* from, float* to, int64_t dim) { widen(from, to, dim); }
+  static void values(const T* from, const T*, float* to, int64_t dim) { widen(from, to, dim); }
+  static void weights(float* to, vec p, vec) { store(to, p); }
+  static void widen(const T* from, float* to, int64_t n) {
+    int64_t i = 0;
+    for (; i + W <= n; i += W) store(to + i, load(from + i));
+    for (; i < n; ++i) to[i] = to_float(from[i]);
+  }
+};
+
+#if defined(__AVX512BF16__)
+// bf16 with its own instruction: pairs along the head of keys, pairs of tokens for values.
+template <>
+struct Units<bf16> {
+  static constexpr int EACH = 2;
+  static vec fma(vec sum, float a, vec b) {
+    int32_t pair;
+    std::memcpy(&pair, &a, 4);
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
+  }
+  static void keys(const bf16* from, float* to, int64_t dim) { std::memcpy(to, from, dim * sizeof(bf16)); }
+  static void values(const bf16* a, const bf16* b, float* to, int64_t dim) {  // `b` null: nothing follows `a`
+    int64_t i = 0;
+    for (; i + W <= dim; i += W) {
+      const uvec low = bits(a + i), high = b ? bits(b + i) : uvec{};
+      const uvec pairs = low | high << 16;
+      std::memcpy(to + i, &pairs, sizeof pairs);
+    }
+    for (; i < dim; ++i) {
+      const uint32_t pair = a[i].bits | (b ? uint32_t(b[i].bits) << 16 : 0);
+      std::memcpy(to + i, &pair, 4);
+    }
+  }
+  static void weights(float* to, vec p, vec next) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)next, (__m512)p);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(interleave(), both));
+  }
+  static uvec bits(const bf16* from) {
+    hvec h;
+    std::memcpy(&h, from, sizeof h);
+    return __builtin_convertvector(h, uvec);
+  }
+  static __m512i interleave() {  // 0, 16, 1, 17, … of 16-bit numbers
+    const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return (__m512i)(lane | (lane + 16) << 16);
+  }
+};
+#endif
+
+// out[M, lanes] = or, with `keep` per lane, = out * keep +, the sum over k < K of a[m * down + k * right] * b[k, lanes]; N
+// vectors of lanes.
+template <class T, int M, int N>
+inline void multiply(int64_t K, const float* a, int64_t down, int64_t right, const float* b, float* out, const vec* keep) {
+  vec sum[M][N];
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) sum[m][n] = keep ? load(out + (m * N + n) * W) * keep[n] : vec{};
+  for (int64_t k = 0; k < K; ++k, a += right, b += N * W) {
+    vec row[N];
+    for (int n = 0; n < N; ++n) row[n] = load(b + n * W), in_register(row[n]);
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < N; ++n) sum[m][n] = Units<T>::fma(sum[m][n], a[m * down], row[n]);
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) store(out + (m * N + n) * W, sum[m][n]);
+}
+
+// Rows of queries of one KV head, of one request or segment. Row r is query head r % group of token r / group.
+template <class T>
+struct Queries {
+  const T* q;
+  T* out;
+  int64_t token_stride, head_stride, out_token_stride;  // out's heads lie side by side
+  int64_t group, dim;
+  int64_t keys;  // how many there are
+  int64_t context;  // token i sees keys 0 … context + i; at least `keys` without a mask
+  float scale;
+
+  int64_t last_key(int64_t row) const { return std::min(context + row / group, keys - 1); }
+  const T* at(int64_t row) const { return q + row / group * token_stride + row % group * head_stride; }
+  T* to(int64_t row) const { return out + row / group * out_token_stride + row % group * dim; }
+};
+
+// What is kept of a panel between tiles of keys; N vectors of lanes. `room`: `floats(dim)` of them.
+template <class T, int N>
+struct Panel {
+  static constexpr int EACH = Units<T>::EACH, LANES = N * W;
+  float *q, *out;  // [dim / EACH, lanes], [dim, lanes]
+  vec top[N], total[N];
+  ivec last[N];  // the last key that a lane sees
+  int64_t row, rows;
+
+  Panel(const Queries<T>& a, int64_t row, int64_t rows, float* room) : q(room), row(row), rows(rows) {
+    const int64_t units = a.dim / EACH, dim = deep(a.dim);
+    out = q + units * LANES;
+    std::fill(q, out + dim * LANES, 0.0f);
+    for (int n = 0; n < N; ++n) {
+      top[n] = splat(-std::numeric_limits<float>::infinity()), total[n] = vec{};
+      for (int i = 0; i < W; ++i) last[n][i] = int32_t(a.last_key(std::min(row + n * W + i, row + rows - 1)));
+      take(a, n, units);
+    }
+  }
+
+  static int64_t deep(int64_t n) { return (n + DEEP - 1) / DEEP * DEEP; }
+  static int64_t floats(int64_t dim) { return (dim / EACH + deep(dim)) * LANES; }
+
+  void take(const Queries<T>& a, int n, int64_t units) {  // the queries of a vector of lanes, transposed
+    const int64_t lanes = std::min<int64_t>(W, rows - n * W);
+    const auto number = [&](int64_t lane, int64_t u) {
+      float x;
+      if constexpr (EACH == 2)
+        std::memcpy(&x, a.at(row + n * W + lane) + 2 * u, 4);
+      else
+        x = to_float(a.at(row + n * W + lane)[u]);
+      return x;
+    };
+    int64_t u = 0;
+    for (; u + W <= units; u += W) {
+      vec v[W] = {};
+      for (int64_t i = 0; i < lanes; ++i) {
+        const T* from = a.at(row + n * W + i) + u * EACH;
+        if constexpr (EACH == 2)
+          std::memcpy(&v[i], from, sizeof(vec));
+        else
+          v[i] = load(from);
+      }
+      transpose(v);
+      for (int i = 0; i < W; ++i) store(q + (u + i) * LANES + n * W, v[i]);
+    }
+    for (; u < units; ++u)
+      for (int64_t i = 0; i < lanes; ++i) q[u * LANES + n * W + i] = number(i, u);
+  }
+
+  // Keys t … t + n - 1 of a tile; `scores` has room for KEYS rows and the next DEEP.
+  void add(const Queries<T>& a, int64_t t, int64_t n, const float* k, const float* v, int64_t stride, float* scores) {
+    n = std::min<int64_t>(n, a.last_key(row + rows - 1) + 1 - t);
+    if (n <= 0) return;
+    for (int64_t i = 0; i < n; i += DEEP)  // the rows past n are never used
+      multiply<T, DEEP, N>(a.dim / EACH, k + i * stride, stride, 1, q, scores + i * LANES, nullptr);
+    vec keep[N];
+    if (t + n - 1 > a.last_key(row))
+      soften<true>(scores, t, n, a.scale, keep);
+    else
+      soften<false>(scores, t, n, a.scale, keep);
+    for (int64_t d = 0; d < a.dim; d += DEEP)
+      multiply<T, DEEP, N>((n + EACH - 1) / EACH, v + d, 1, stride, scores, out + d * LANES, keep);
+  }
+
+  // Scores become weights, in units; `keep` is what everything before is worth now.
+  template <bool masked>
+  void soften(float* scores, int64_t t, int64_t n, float scale, vec* keep) {
+    const float c = scale * 1.44269504f;  // exp(x) = exp2(x log2 e)
+    for (int i = 0; i < N; ++i) {
+      vec best = top[i];
+      float* s = scores + i * W;
+      for (int64_t j = 0; j < n; ++j) {
+        vec x = load(s + j * LANES);
+        if (masked) {
+          x = last[i] >= int32_t(t + j) ? x : splat(-std::numeric_limits<float>::infinity());
+          store(s + j * LANES, x);
+        }
+        best = max(best, x);
+      }
+      keep[i] = exp2((top[i] - best) * c), top[i] = best;
+      vec sum = total[i] * keep[i];
+      for (int64_t j = 0; j < n; j += EACH) {
+        const vec p = exp2((load(s + j * LANES) - best) * c);
+        const vec next = EACH == 2 && j + 1 < n ? exp2((load(s + (j + 1) * LANES) - best) * c) : vec{};
+        sum += p + next;
+        Units<T>::weights(s + j / EACH * LANES, p, next);
+      }
+      total[i] = sum;
+    }
+  }
+
+  void finish(const Queries<T>& a) const {
+    for (int n = 0; n < N; ++n) {
+      const int64_t lanes = std::min<int64_t>(W, rows - n * W);
+      const vec share = 1.0f / total[n];
+      int64_t d = 0;
+      for (; d + W <= a.dim; d += W) {
+        vec v[W];
+        for (int i = 0; i < W; ++i) v[i] = load(out + (d + i) * LANES + n * W) * share;
+        transpose(v);
+        for (int64_t i = 0; i < lanes; ++i) store(a.to(row + n * W + i) + d, v[i]);
+      }
+      for (; d < a.dim; ++d)
+        for (int64_t i = 0; i < lanes; ++i) from_float(out[d * LANES + n * W + i] * share[i], a.to(row + n * W + i)[d]);
+    }
+  }
+};
+
+// The tile of keys and values at hand, in units, dense: in a cache, rows of a head lie a power of two apart, which is the
+// same few sets of the first cache.
+template <class T>
+struct Tile {
+  static constexpr int EACH = Units<T>::EACH;
+  const T *k_rows[KEYS], *v_rows[KEYS];
+  float *k, *v;  // [keys, stride], [keys / EACH, stride]
+  int64_t stride;
+
+  static int64_t floats(int64_t dim) { return 2 * KEYS * (dim + DEEP); }
+  Tile(int64_t dim, float* room) : k(room), v(room + KEYS * (dim + DEEP)), stride(dim + DEEP) {}
+
+  void lay(int64_t n, int64_t dim) {
+    for (int64_t i = 0; i < n; ++i) Units<T>::keys(k_rows[i], k + i * stride, dim);
+    for (int64_t i = 0; i < n; i += EACH)
+      Units<T>::values(v_rows[i], i + 1 < n ? v_rows[i + 1] : nullptr, v + i / EACH * stride, dim);
+  }
+};
+
+template <class T, int N, class Locate>
+inline void attend_panels(const Queries<T>& a, int64_t row, int64_t end, const Locate& locate, std::vector<float>& scratch) {
+  constexpr int64_t LANES = N * W;
+  const int64_t panels = (end - row + LANES - 1) / LANES, each = Panel<T, N>::floats(a.dim);
+  const size_t wanted = panels * each + (KEYS + DEEP) * LANES + Tile<T>::floats(a.dim);
+  if (scratch.size() < wanted) scratch.resize(wanted);
+  float *scores = scratch.data() + panels * each, *room = scores + (KEYS + DEEP) * LANES;
+  std::vector<Panel<T, N>> some;
+  for (int64_t i = 0; i < panels; ++i)
+    some.emplace_back(a, row + i * LANES, std::min(LANES, end - row - i * LANES), scratch.data() + i * each);
+  const int64_t keys = a.last_key(end - 1) + 1;
+  Tile<T> tile(a.dim, room);
+  for (int64_t t = 0; t < keys; t += KEYS) {
+    const int64_t n = std::min(KEYS, keys - t);
+    locate(t, n, tile.k_rows, tile.v_rows);
+    tile.lay(n, a.dim);
+    for (Panel<T, N>& panel : some) panel.add(a, t, n, tile.k, tile.v, tile.stride, scores);
+  }
+  for (const Panel<T, N>& panel : some) panel.finish(a);
+}
+
+// Rows row … end - 1. `locate(t, n, k, v)` says where keys and values t … t + n - 1 lie. `scratch` is the thread's own.
+template <class T, class Locate>
+inline void attend(const Queries<T>& a, int64_t row, int64_t end, const Locate& locate, std::vector<float>& scratch) {
+  const int64_t whole = row + (end - row) / (PANEL * W) * (PANEL * W), left = end - whole;
+  if (whole > row) attend_panels<T, PANEL>(a, row, whole, locate, scratch);
+  if (left > 2 * W) return attend_panels<T, 3>(a, whole, end, locate, scratch);
+  if (left > W) return attend_panels<T, 2>(a, whole, end, locate, scratch);
+  if (left > 0) attend_panels<T, 1>(a, whole, end, locate, scratch);
+}
+
+}  // namespace hydra

@@ -1,0 +1,80 @@
+// kernels/cpu/prefill.h and the decodes of attention.h against double arithmetic, over a paged cache whose blocks and
+// tables lie on the heap in their exact sizes. Built by test_instruction_sets.py for each instruction set.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+
+#include "attention.h"
+
+using namespace hydra;
+
+template <class T>
+struct Case {
+  int64_t tokens, context, group, dim, block_tokens;
+  static constexpr int64_t kv_heads = 2;
+
+  bool close(const char* name, double tolerance) const {
+    const int64_t L = tokens + context, heads = kv_heads * group, blocks = (L + block_tokens - 1) / block_tokens;
+    const int64_t block = 2 * block_tokens * kv_heads * dim;
+    std::unique_ptr<T[]> q(new T[tokens * heads * dim]), cache(new T[blocks * block]), out(new T[tokens * heads * dim]);
+    std::unique_ptr<int32_t[]> table(new int32_t[blocks]);
+    const auto fill = [](T* p, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) from_float(float(std::rand() % 2001 - 1000) / 500, p[i]);
+    };
+    fill(q.get(), tokens * heads * dim), fill(cache.get(), blocks * block);
+    for (int64_t b = 0; b < blocks; ++b) table[b] = int32_t(blocks - 1 - b);
+    const int32_t length = int32_t(L);
+    const float scale = 1 / std::sqrt(float(dim));
+    const PagedArgs<T> a{q.get(), cache.get(), out.get(), table.get(), &length, heads * dim, blocks, block,
+                         block_tokens * kv_heads * dim, kv_heads * dim, dim, heads, kv_heads, dim, block_tokens, scale};
+    std::vector<float> scratch;
+    if (tokens == 1) decode_one(a, 0, 0, kv_heads, scratch);
+    const int64_t rows = tokens * group, half = rows / 2;
+    for (int64_t head = 0; tokens > 1 && head < kv_heads; ++head) {
+      attend_pages(a, 0, head, 0, tokens, half, rows, scratch);
+      attend_pages(a, 0, head, 0, tokens, 0, half, scratch);
+    }
+    const auto at = [&](int64_t t, int64_t head, bool value) {
+      return cache.get() + table[t / block_tokens] * block + value * a.v_offset + t % block_tokens * a.token_stride + head * dim;
+    };
+    std::vector<double> p(L);
+    for (int64_t i = 0; i < tokens; ++i)
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t seen = context + i + 1;
+        const T* query = q.get() + (i * heads + h) * dim;
+        double total = 0;
+        for (int64_t t = 0; t < seen; ++t) {
+          double s = 0;
+          for (int64_t d = 0; d < dim; ++d) s += double(to_float(query[d])) * to_float(at(t, h / group, false)[d]);
+          total += p[t] = std::exp(s * scale);
+        }
+        for (int64_t d = 0; d < dim; ++d) {
+          double want = 0;
+          for (int64_t t = 0; t < seen; ++t) want += p[t] / total * to_float(at(t, h / group, true)[d]);
+          const double got = to_float(out[(i * heads + h) * dim + d]);
+          if (!(std::abs(got - want) <= tolerance)) {
+            std::printf("%s tokens=%ld context=%ld group=%ld dim=%ld block=%ld [%ld, %ld, %ld]: %g, not %g\n", name,
+                        long(tokens), long(context), long(group), long(dim), long(block_tokens), long(i), long(h), long(d),
+                        got, want);
+            return false;
+          }
+        }
+      }
+    return true;
+  }
+};
+
+template <class T>
+bool close(const char* name, double tolerance) {
+  for (int64_t dim : {6, 16, 20, 64, 72, 80, 128})
+    for (int64_t tokens : {1, 2, 17, 50})
+      for (int64_t context : {0, 15, 95, 96, 200})
+        if (!Case<T>{tokens, context, 1 + context % 3, dim, dim % 16 ? 1 : 16}.close(name, tolerance)) return false;
+  return true;
+}
+
+int main() {
+  return close<float>("float32", 1e-5) && close<bf16>("bfloat16", 2e-2) && close<f16>("float16", 2e-3) ? 0 : 1;
+}
