@@ -49,16 +49,16 @@ class GenerateTurn(Turn):
         """Durations in nanoseconds; 0 where the engine has not said them in time."""
         n_prompt, _, n_answer = self._counts(n_tokens)
         timeline = timelines[0]
-        total_s = (timeline.e2e_s if timeline else None) or 0.0
-        first_s = (timeline.ttft_s if timeline else None) or 0.0
+        total_ns = int(((timeline.e2e_s if timeline else None) or 0.0) * 1e9)
+        first_ns = int(((timeline.ttft_s if timeline else None) or 0.0) * 1e9)
         return {
             "done_reason": "length" if self.finish_reason == "length" else "stop",
-            "total_duration": int(total_s * 1e9),
+            "total_duration": total_ns,
             "load_duration": 0,
             "prompt_eval_count": n_prompt,
-            "prompt_eval_duration": int(first_s * 1e9),
+            "prompt_eval_duration": first_ns,
             "eval_count": n_answer,
-            "eval_duration": int((total_s - first_s) * 1e9),
+            "eval_duration": total_ns - first_ns,
         }
 
 
