@@ -26,7 +26,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from hydrainfer.assemble import Instance, start_instance
 from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
-from hydrainfer.server import AccessLines, Connection, ServerSettings, Tenants, access_log, create_app, read_origins
+from hydrainfer.server import (
+    Connection,
+    ServerSettings,
+    StatsLine,
+    Tenants,
+    create_app,
+    read_origins,
+    set_up_logs,
+)
 from hydrainfer.version import __version__
 
 _LAST_WORDS_S = 1
@@ -50,6 +58,8 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._sessions, self._lost = instance.sessions, instance.engine.lost
         self._drain_s = instance.config.drain_s
+        waiting = instance.sessions.admission.waiting
+        self._stats = StatsLine(instance.engine.instances, instance.recorder, waiting, instance.config.stats_s)
         self._on_ready, self._say = on_ready, say
         self.on_hang_up: Callable[[], None] = lambda: None
         self._hurried = self._hung_up = False
@@ -67,6 +77,7 @@ class _Server(uvicorn.Server):
         if self._hung_up:
             self._hung_up = False
             self.on_hang_up()
+        self._stats.tick()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -158,8 +169,7 @@ class _Signals:
 def serve_forever(loaded: Loaded, console: Console) -> None:
     """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` before it listens, `InternalError` once
     what runs can never again do its work."""
-    if loaded.config.access_log:
-        _write_access_log()
+    set_up_logs(loaded.config.log_level, loaded.config.log_format, access=loaded.config.access_log)
     tenants, locked = _tenants(loaded.config), bool(loaded.config.api_key or loaded.config.tenants)
     with _Signals(hang_up=loaded.config.tenants is not None) as signals:
         listener = _listen(loaded.config.host, loaded.config.port)
@@ -197,12 +207,6 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
         finally:
             server.should_exit = True
             thread.join()
-
-
-def _write_access_log() -> None:
-    access_log.handlers = [AccessLines(sys.stderr)]
-    access_log.setLevel(logging.INFO)
-    access_log.propagate = False
 
 
 def _load(loaded: Loaded, console: Console) -> Instance:
@@ -265,7 +269,13 @@ def _server(
     )
     connection: Any = partial(Connection, app.state.door)
     http = uvicorn.Config(
-        app, http=connection, log_level="warning", access_log=False, server_header=False, **_tls(config)
+        app,
+        http=connection,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        **_tls(config),
     )
     return _Server(http, instance, on_ready, lambda line: console.print(line, highlight=False))
 

@@ -98,6 +98,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             extra={"param_decls": ("--access-log/--no-access-log",)},
         ),
     ] = True
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _help("Server", "What the server's process logs on stderr.")
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"], _help("Server", "Log lines, those of requests too, as text or as a JSON object each.")
+    ] = "text"
+    stats_s: Annotated[float, _help("Server", "While there is load, a line about it so often; 0: never.", ge=0)] = 10.0
     tool_call_parser: Annotated[
         Literal["auto", "hermes", "llama3_json", "mistral"],
         _help(
