@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import sys
@@ -18,6 +19,7 @@ from hydrainfer import benching, builtin, profiling
 from hydrainfer.config import ServeConfig, load
 from hydrainfer.core import HydraError
 from hydrainfer.flags import with_flags
+from hydrainfer.version import __version__
 
 app = typer.Typer(
     help="Serve vision-language models behind an OpenAI-style API.",
@@ -28,6 +30,19 @@ app = typer.Typer(
 )
 _M_ARENA_MAX = -8  # of mallopt(3)
 _ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of options.", rich_help_panel="Options")]
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hydrainfer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say it.")] = False,
+) -> None:
+    """Serve vision-language models behind an OpenAI-style API."""
 
 
 @app.command()
@@ -70,10 +85,34 @@ app.command()(profiling.profile)
 
 
 @app.command()
+def doctor(
+    port: Annotated[int, typer.Option(help="The port that a server would listen on.", min=0, max=65535)] = 8000,
+    serve: Annotated[bool, typer.Option(help="Also start servers, one of them with Ray.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per finding.")] = False,
+) -> None:
+    """Say what this machine has, what is chosen of it, and whether a server works here."""
+    from hydrainfer.doctor import Finding, examine, report
+
+    console = Console(highlight=False)
+    marks = {"ok": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
+
+    def say(finding: Finding) -> None:
+        if as_json:
+            typer.echo(json.dumps(finding._asdict()))
+        else:
+            console.print(f"{marks[finding.state]} [bold]{finding.name}[/bold]: {escape(finding.says)}", soft_wrap=True)
+
+    works = report(examine(port, serve), say)
+    if not as_json:
+        console.print(
+            "\nready: [bold]hydrainfer serve[/bold]" if works else "\nwhat is marked bad keeps it from serving"
+        )
+    raise typer.Exit(0 if works else 1)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
-    from hydrainfer.version import __version__
-
     typer.echo(__version__)
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -25,7 +26,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from hydrainfer.assemble import Instance, start_instance
 from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
-from hydrainfer.server import AccessLines, Connection, ServerSettings, Tenants, access_log, create_app, read_origins
+from hydrainfer.server import (
+    Connection,
+    ServerSettings,
+    StatsLine,
+    Tenants,
+    create_app,
+    read_origins,
+    set_up_logs,
+)
 from hydrainfer.version import __version__
 
 _LAST_WORDS_S = 1
@@ -49,6 +58,8 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._sessions, self._lost = instance.sessions, instance.engine.lost
         self._drain_s = instance.config.drain_s
+        waiting = instance.sessions.admission.waiting
+        self._stats = StatsLine(instance.engine.instances, instance.recorder, waiting, instance.config.stats_s)
         self._on_ready, self._say = on_ready, say
         self.on_hang_up: Callable[[], None] = lambda: None
         self._hurried = self._hung_up = False
@@ -66,6 +77,7 @@ class _Server(uvicorn.Server):
         if self._hung_up:
             self._hung_up = False
             self.on_hang_up()
+        self._stats.tick()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -157,14 +169,18 @@ class _Signals:
 def serve_forever(loaded: Loaded, console: Console) -> None:
     """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` before it listens, `InternalError` once
     what runs can never again do its work."""
-    if loaded.config.access_log:
-        _write_access_log()
+    set_up_logs(loaded.config.log_level, loaded.config.log_format, access=loaded.config.access_log)
     tenants, locked = _tenants(loaded.config), bool(loaded.config.api_key or loaded.config.tenants)
     with _Signals(hang_up=loaded.config.tenants is not None) as signals:
         listener = _listen(loaded.config.host, loaded.config.port)
         with closing(listener), closing(_load(loaded, console)) as instance:
             _settle(loaded, console, instance)
-            server = _server(instance, console, tenants, lambda: _greet(console, _url(listener), instance.name, locked))
+            server = _server(
+                instance,
+                console,
+                tenants,
+                lambda: _greet(console, _url(listener, loaded.config), instance.name, locked),
+            )
             server.on_hang_up = lambda: _reload(tenants, console)
             signals.hand_to(server)
             server.run(sockets=[listener])
@@ -187,20 +203,15 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
                 if not thread.is_alive():
                     raise InternalError("the HTTP server did not start")
                 time.sleep(0.005)
-            yield _url(listener), instance
+            yield _url(listener, loaded.config), instance
         finally:
             server.should_exit = True
             thread.join()
 
 
-def _write_access_log() -> None:
-    access_log.handlers = [AccessLines(sys.stderr)]
-    access_log.setLevel(logging.INFO)
-    access_log.propagate = False
-
-
 def _load(loaded: Loaded, console: Console) -> Instance:
     read_origins(loaded.config.allowed_origins)  # before anything takes time
+    _tls(loaded.config)
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("load", total=None)
@@ -250,14 +261,41 @@ def _server(
         max_body_bytes=int(config.max_body_mib * 2**20),
         stall_s=config.stall_s,
         allowed_origins=read_origins(config.allowed_origins),
+        root_path=config.root_path,
     )
     recorder = instance.recorder
     app = create_app(
         settings, instance.intake, metrics=recorder.page, ended_after=recorder.ended_after, tenants=tenants
     )
     connection: Any = partial(Connection, app.state.door)
-    http = uvicorn.Config(app, http=connection, log_level="warning", access_log=False, server_header=False)
+    http = uvicorn.Config(
+        app,
+        http=connection,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        **_tls(config),
+    )
     return _Server(http, instance, on_ready, lambda line: console.print(line, highlight=False))
+
+
+def _tls(config: ServeConfig) -> dict[str, Any]:
+    """The arguments of `uvicorn.Config` for TLS. Raises `ConfigError`."""
+    if config.ssl_certfile is None:
+        if config.ssl_keyfile or config.ssl_ca_certs:
+            raise ConfigError("ssl_keyfile and ssl_ca_certs need ssl_certfile", param="ssl_certfile")
+        return {}
+    names = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+    files = {n: str(Path(file).expanduser()) for n in names if (file := getattr(config, n)) is not None}
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(files["ssl_certfile"], files.get("ssl_keyfile"), password="")
+        if config.ssl_ca_certs:
+            context.load_verify_locations(files["ssl_ca_certs"])
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"TLS: {', '.join(files.values())}: {e}", param="ssl_certfile") from None
+    return {**files, **({"ssl_cert_reqs": ssl.CERT_REQUIRED} if config.ssl_ca_certs else {})}
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -273,14 +311,15 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, config: ServeConfig) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if config.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _greet(console: Console, url: str, model: str, locked: bool) -> None:
-    """`locked`: the server asks for a key."""
+    """Say where it listens, and what to try; `locked`: the server asks for a key."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
     key = "-H 'Authorization: Bearer KEY' " if locked else ""
     console.print(f"\n[bold green]ready[/bold green] {url}/v1   (Ctrl-C stops)\n")

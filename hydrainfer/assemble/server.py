@@ -89,7 +89,11 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     model = parsed.model
     _check_layout(config.layout, specs, model)
     description = load_description(
-        path, max_context=config.max_model_len, tool_calls=config.tool_call_parser, parsed=parsed
+        path,
+        max_context=config.max_model_len,
+        chat_template=_chat_template(config),
+        tool_calls=config.tool_call_parser,
+        parsed=parsed,
     )
     device = torch_device(config)
     check_transport(config.transport, device)
@@ -134,6 +138,17 @@ def _admission(config: ServeConfig, model: ModelConfig) -> Admission:
         max_requests=config.max_waiting,
         pictures=model.vision is not None,
     )
+
+
+def _chat_template(config: ServeConfig) -> str | None:
+    """Raises `ConfigError`."""
+    if config.chat_template is None:
+        return None
+    try:
+        return Path(config.chat_template).expanduser().read_text("utf-8")
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+        raise ConfigError(f"chat_template: cannot read {config.chat_template}: {why}", param="chat_template") from None
 
 
 def _names(config: ServeConfig) -> tuple[str, ...]:

@@ -98,6 +98,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             extra={"param_decls": ("--access-log/--no-access-log",)},
         ),
     ] = True
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _help("Server", "What the server's process logs on stderr.")
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"], _help("Server", "Log lines, those of requests too, as text or as a JSON object each.")
+    ] = "text"
+    stats_s: Annotated[float, _help("Server", "While there is load, a line about it so often; 0: never.", ge=0)] = 10.0
     tool_call_parser: Annotated[
         Literal["auto", "hermes", "llama3_json", "mistral"],
         _help(
@@ -105,6 +112,25 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "How the model writes tool calls: hermes (Qwen), llama3_json, mistral; auto: as its template says.",
         ),
     ] = "auto"
+    chat_template: Annotated[
+        NotEmpty | None, _help("Server", "File of a Jinja chat template; default: the checkpoint's.")
+    ] = None
+    root_path: Annotated[
+        str,
+        _help(
+            "Server",
+            "Prefix under which a proxy shows the server, e.g. /hydra; it may strip it or not.",
+            pattern="^(/[^/?#]+)*$",
+        ),
+    ] = ""
+    ssl_certfile: Annotated[
+        NotEmpty | None, _help("Server", "TLS certificate (PEM, with its chain): then the server speaks https only.")
+    ] = None
+    ssl_keyfile: Annotated[NotEmpty | None, _help("Server", "Its key; default: in the same file.")] = None
+    ssl_ca_certs: Annotated[
+        NotEmpty | None,
+        _help("Server", "Certificates (PEM) of which one must have signed the client's; default: none."),
+    ] = None
     request_timeout_s: Annotated[float, _help("Server", "A request ends with 504 after this long.", gt=0)] = 600.0
     drain_s: Annotated[
         float, _help("Server", "After SIGTERM, new requests get 503, and those that run this long to finish.", ge=0)

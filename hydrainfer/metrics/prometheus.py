@@ -76,7 +76,8 @@ class Ended(NamedTuple):
 
 
 class PrometheusRecorder:
-    """Takes lifecycle events, from one thread at a time; `page` and `timings` may be called from any thread.
+    """Takes lifecycle events, from one thread at a time; `page`, `timings`, `stopped`, `ended_after` and `n_tokens` are
+    for any thread.
     `instances` and `waiting` are asked at each scrape. `prefix_cache`: whether requests share KV."""
 
     def __init__(
@@ -89,6 +90,7 @@ class PrometheusRecorder:
         self._registry = CollectorRegistry()
         self._done: dict[str, Timeline] = {}  # the latest that nobody has asked for
         self._lock = threading.Lock()  # around those, and the next
+        self.n_tokens = (0, 0)  # of prompts and answers so far
         self._ended: deque[Ended] = deque(maxlen=_KEPT)
         self._stopped: set[str] = set()  # that a stop string has ended
         self._timelines = Timelines(self._request_done)
@@ -133,6 +135,9 @@ class PrometheusRecorder:
         if event.kind is EventKind.ARRIVED:
             self._tokens["prompt"].labels(self._model).inc(event.n)
             self._histograms["request_prompt_tokens"].observe(event.n)
+            self.n_tokens = (self.n_tokens[0] + event.n, self.n_tokens[1])
+        elif event.kind is EventKind.TOKEN:
+            self.n_tokens = (self.n_tokens[0], self.n_tokens[1] + 1)
         if event.kind is EventKind.RECOVERED:
             self._recovered.inc()
         if event.kind is EventKind.TOKEN and len(timeline.token_s) > 1:

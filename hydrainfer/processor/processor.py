@@ -99,16 +99,17 @@ class Processor:
         prompt: str | Sequence[int] | None = None,
         salt: str = "",
         tools: Tools | None = None,
+        own: Mapping[str, Any] | None = None,
     ) -> Prepared:
         """Prepare a chat. `options`: the request's `mm_processor_kwargs`. `ticket`: lets another thread cancel it.
-        `tools`: shown to the model.
+        `tools`: shown to the model. `own`: values of the template's own variables (`chat_template_kwargs`).
         `prompt`: stands in place of what the template makes of the messages; it has a placeholder for each of their
         pictures and videos. `salt`: KV is shared only with requests of the same. Raises `InvalidRequest` or as
         `Preprocessor.prepare`; then nothing is held."""
         self.check_grammar(sampling.grammar)
         parts = [part for m in messages for part in m.media]
         if prompt is None:
-            ids, adapters = self._read_chat(messages, options, tools)
+            ids, adapters = self._read_chat(messages, options, tools, own)
         else:
             self.check_pictures(messages)
             ids, adapters = self._read_prompt(prompt), self._adapters(options)
@@ -165,9 +166,10 @@ class Processor:
         messages: Sequence[ChatMessage],
         options: Mapping[str, Any] | None = None,
         tools: Tools | None = None,
+        own: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
-        ids, adapters = self._read_chat(messages, options, tools)
+        ids, adapters = self._read_chat(messages, options, tools, own)
         parts = [part for m in messages for part in m.media]
         items = self.media.items(parts, adapters)
         return list(expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
@@ -230,7 +232,11 @@ class Processor:
         return Adapters(images.adapter.configured(options), video, ids)
 
     def _read_chat(
-        self, messages: Sequence[ChatMessage], options: Mapping[str, Any] | None, tools: Tools | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        options: Mapping[str, Any] | None,
+        tools: Tools | None = None,
+        own: Mapping[str, Any] | None = None,
     ) -> tuple[list[int], Adapters]:
         """The parts of a chat that need no decoded picture: the ids with one placeholder per picture or video, and the
         adapters that prepare these."""
@@ -252,7 +258,9 @@ class Processor:
                 check_text(json.dumps(call.arguments, ensure_ascii=False), model, "messages")
         if tools is not None:
             check_text(json.dumps(tools.given, ensure_ascii=False), model, "tools")
-        text = model.template.render(messages, tools)
+        if own:
+            check_text(json.dumps(own, ensure_ascii=False), model, "chat_template_kwargs")
+        text = model.template.render(messages, tools, own)
         check_length(text, model, "messages")
         return encode(text, model), adapters
 

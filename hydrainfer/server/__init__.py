@@ -4,17 +4,17 @@ Called by `assemble` and `offline`. Sends requests to an `EngineHandle` and know
 checkpoints; what it may do with text and pictures it asks of `processor`.
 """
 
-from hydrainfer.server.access import AccessLines, access_log, read_origins
+from hydrainfer.server.access import read_origins
 from hydrainfer.server.admission import Admission
 from hydrainfer.server.app import ServerSettings, create_app
 from hydrainfer.server.connection import Connection
 from hydrainfer.server.intake import Intake
+from hydrainfer.server.logs import StatsLine, set_up_logs
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import Completion, Delta, TokenStream
 from hydrainfer.server.tenants import Tenants
 
 __all__ = [
-    "AccessLines",
     "Admission",
     "Completion",
     "Connection",
@@ -22,9 +22,10 @@ __all__ = [
     "Intake",
     "ServerSettings",
     "Sessions",
+    "StatsLine",
     "Tenants",
     "TokenStream",
-    "access_log",
     "create_app",
     "read_origins",
+    "set_up_logs",
 ]

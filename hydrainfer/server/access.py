@@ -84,8 +84,12 @@ class AccessLines(logging.Handler):
     """Writes the lines of a log to `stream`, those of `every_s` seconds at once: a write of its own for each would cost
     more than a refusal, and let go of the interpreter's lock each time. The rest is written at exit."""
 
-    def __init__(self, stream: TextIO, every_s: float = 0.1) -> None:
+    def __init__(
+        self, stream: TextIO, every_s: float = 0.1, line: Callable[[logging.LogRecord], str] | None = None
+    ) -> None:
+        """`line` makes one of a record, without its end; default: its time and its message."""
         super().__init__()
+        self._line = line or self._text
         self._stream, self._every_s = stream, every_s
         self._lines: list[str] = []
         self._second, self._stamp = -1, ""
@@ -94,12 +98,15 @@ class AccessLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called with the handler's lock held."""
+        self._lines.append(self._line(record) + "\n")
+        if not self._some.is_set():
+            self._some.set()
+
+    def _text(self, record: logging.LogRecord) -> str:
         second = int(record.created)
         if second != self._second:
             self._second, self._stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        self._lines.append(f"{self._stamp},{int(record.msecs):03d} {record.getMessage()}\n")
-        if not self._some.is_set():
-            self._some.set()
+        return f"{self._stamp},{int(record.msecs):03d} {record.getMessage()}"
 
     def flush(self) -> None:
         with self.lock or nullcontext():

@@ -81,6 +81,7 @@ class Answers:
             urgency=urgency_of(request, fields.priority, fields.deadline_s),
             salt=salt_of(request, fields.cache_salt),
             tools=tools,
+            own=fields.chat_template_kwargs,
         )
         return await self._answer(request, fields, name, kind, work)
 

@@ -24,7 +24,9 @@ from hydrainfer.server.fronts import front_routes, ollama_routes
 from hydrainfer.server.gate import Door, Gate, authorization_of
 from hydrainfer.server.instances import instance_card, trouble
 from hydrainfer.server.intake import Intake
+from hydrainfer.server.openapi import describe
 from hydrainfer.server.page import EndedAfter, overview, page_routes
+from hydrainfer.server.paths import Prefixed
 from hydrainfer.server.tenants import Tenants
 
 _RETRY_AFTER_S = "5"
@@ -32,13 +34,15 @@ _RETRY_AFTER_S = "5"
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`model_names`: what clients may call the model. `stall_s`: seconds without progress of an instance after which
-    `/health` says 503. `allowed_origins`: whose pages may ask from a browser; `*` is all."""
+    `/health` says 503. `allowed_origins`: whose pages may ask from a browser; `*` is all. `root_path`: the prefix under
+    which a proxy shows the server; requests may come with it or without."""
 
     model_names: tuple[str, ...]
     version: str
     max_body_bytes: int = 64 << 20
     stall_s: float = 30.0
     allowed_origins: tuple[str, ...] = ()
+    root_path: str = ""
 
 
 def create_app(
@@ -60,7 +64,14 @@ def create_app(
         intake.sessions.close()
 
     tenants = tenants or Tenants()
-    app = FastAPI(title="HydraInfer", version=settings.version, lifespan=lifespan)
+    app = FastAPI(
+        title="HydraInfer",
+        version=settings.version,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.openapi = lambda: describe(app, settings.root_path)  # type: ignore[method-assign]
     install_error_handlers(app)
     app.add_middleware(Farewell)
     door = app.state.door = Door(intake.sessions.admission, tenants)
@@ -74,6 +85,8 @@ def create_app(
             expose_headers=EXPOSED,
         )
     app.add_middleware(Access)
+    if settings.root_path:
+        app.add_middleware(Prefixed, prefix=settings.root_path)
     answers = Answers(intake, settings.model_names, wall_clock)
     app.include_router(_open_routes(settings, intake, metrics))
     guarded = [Depends(_require_key(tenants))]
@@ -92,14 +105,16 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
     def instances() -> list[InstanceInfo]:
         return intake.sessions.handle.instances()
 
-    @router.api_route("/health", methods=["GET", "HEAD"])
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health")
     async def health() -> Response:
         why_not = trouble(instances(), settings.stall_s)
         if why_not is None:
             return _json({"status": "ok"})
         return _json(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
-    @router.api_route("/ready", methods=["GET", "HEAD"])
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready")
     async def ready() -> Response:
         draining = {"status": "draining", "live": intake.sessions.n_live}
         why_not = draining if intake.sessions.admission.closed else trouble(instances(), settings.stall_s)
@@ -179,7 +194,8 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
             ids = await intake.run(lambda: processor.encode(text, add_special=special))
         else:
             messages, tools = parse_messages(fields.messages), parse_tools(fields.tools)
-            ids = await intake.encode_chat(messages, fields.mm_processor_kwargs, tools)
+            own = fields.chat_template_kwargs
+            ids = await intake.encode_chat(messages, fields.mm_processor_kwargs, tools, own)
         body = {"count": len(ids), "max_model_len": processor.model.n_context, "tokens": ids}
         if fields.return_token_strs:
             body["token_strs"] = [processor.model.vocabulary.token_text(i) for i in ids]

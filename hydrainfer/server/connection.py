@@ -31,7 +31,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.connections.add(self)
-        self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
+        self.transport, self.flow = transport, FlowControl(transport)
+        self.scheme = "https" if self.config.is_ssl else "http"
 
     def on_headers_complete(self) -> None:
         if self.url in _WORK and self.parser.get_method() == b"POST" and self._may_answer():

@@ -18,7 +18,7 @@ _REFUSED: Mapping[str, str] = {
     "prediction": "predicted outputs are not supported by this server",
     "web_search_options": "web search is not supported by this server",
     "chat_template": "a request may not set a chat template; it is chosen when the server starts",
-    "chat_template_kwargs": "chat_template_kwargs is not supported by this server",
+    "chat_template_kwargs": "chat_template_kwargs is for chats: a text completion has no template",
     "documents": "documents are not supported by this server; put them into a message",
     "mm_processor_kwargs": "mm_processor_kwargs is for /v1/chat/completions: a text completion has no pictures",
     "continue_final_message": "continue_final_message is not supported by this server",
@@ -141,6 +141,7 @@ class ChatFields(CommonFields):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
@@ -188,6 +189,7 @@ class TokenizeFields(BaseModel):
     messages: Any = None
     tools: Any = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

@@ -53,16 +53,17 @@ class Intake:
         salt: str = "",
         urgency: Urgency | None = None,
         tools: Tools | None = None,
+        own: Mapping[str, Any] | None = None,
     ) -> TokenStream:
-        """Fetch, prepare and start. `options`, `prompt`, `salt`, `tools`: as of `Processor.chat`. `place`: that it has
-        already. Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
+        """Fetch, prepare and start. `options`, `prompt`, `salt`, `tools`, `own`: as of `Processor.chat`. `place`: the
+        one that it has already. Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
         id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(urgency), Ticket()
         try:
             return await self._start(
                 self._claim(place, Work.of_chat(messages, sampling.n), urgency),
                 timing,
                 lambda fetched: self.processor.chat(
-                    id, fetched, sampling, timing, options, ticket, prompt, salt, tools
+                    id, fetched, sampling, timing, options, ticket, prompt, salt, tools, own
                 ),
                 messages,
             )
@@ -94,6 +95,7 @@ class Intake:
         messages: Sequence[ChatMessage],
         options: Mapping[str, Any] | None = None,
         tools: Tools | None = None,
+        own: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The prompt ids a chat would have; it holds a place meanwhile. Raises as `chat`."""
         place = self.sessions.admission.take()
@@ -101,7 +103,7 @@ class Intake:
             media = self.processor.check_pictures(messages)
             async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
                 return await asyncio.wrap_future(
-                    self._submit(lambda: self.processor.encode_chat(fetched, options, tools), media=media)
+                    self._submit(lambda: self.processor.encode_chat(fetched, options, tools, own), media=media)
                 )
         except TimeoutError:
             raise _too_late() from None

@@ -24,6 +24,7 @@ from hydrainfer.server.intake import Intake
 EndedAfter = Callable[[int], Sequence[Ended]]
 """The latest requests that have ended, after the one of this number."""
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_PAGES = {"index.html": "/", "docs.html": "/docs"}
 _SAFE = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -34,10 +35,10 @@ _SAFE = {
 
 
 def page_routes() -> APIRouter:
-    """`/` and the files it is made of, read once."""
+    """`/`, `/docs` and the files they are made of, read once."""
     router = APIRouter(include_in_schema=False)
     for file in sorted(files("hydrainfer.server").joinpath("web").iterdir(), key=lambda f: f.name):
-        path = "/" if file.name == "index.html" else f"/web/{file.name}"
+        path = _PAGES.get(file.name, f"/web/{file.name}")
         router.add_api_route(path, _sender(file.name, file.read_bytes()), methods=["GET", "HEAD"])
     return router
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Prefixed:
+    """Wraps an application that a proxy shows under `prefix`; requests may come with it or without."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, "root_path": self._prefix}, receive, send)
 
 
 def route_path(scope: Scope) -> str:

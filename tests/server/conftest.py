@@ -146,7 +146,7 @@ def start(model):
     made = []
 
     def make(**options):
-        made.append(ServerUnderTest(model, **options))
+        made.append(ServerUnderTest(options.pop("model", model), **options))
         return made[-1]
 
     yield make

@@ -312,7 +312,8 @@ def test_places_come_back_from_requests_that_never_get_as_far_as_to_use_them(sta
 def test_bodies_that_do_not_come_keep_nobody_out(start):
     """They have been let in, but hold nothing that others wait for."""
     server = start(max_requests=4)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    kind = b"content-type: application/json\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + kind + b"content-length: 100\r\n\r\n{"
     slow = [socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) for _ in range(20)]
     for one in slow:
         one.sendall(head)

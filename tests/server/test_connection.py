@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hydrainfer.server import AccessLines
+from hydrainfer.server.access import AccessLines
 from tests.server.conftest import wait_until
 
 pytestmark = pytest.mark.cpu

@@ -17,7 +17,7 @@ FILES = sorted(f.name for f in WEB.iterdir())
 def test_its_files_need_no_key_and_no_network(start):
     server = start(tenants=Tenants(["k"]))
     for name in FILES:
-        response = server.http.get("/" if name == "index.html" else f"/web/{name}")
+        response = server.http.get({"index.html": "/", "docs.html": "/docs"}.get(name, f"/web/{name}"))
         policy = response.headers["content-security-policy"]
         assert response.status_code == 200 and "default-src 'none'" in policy and "unsafe" not in policy
         assert response.headers["x-content-type-options"] == "nosniff"
@@ -39,7 +39,7 @@ def test_it_makes_no_html_of_texts():
 
 def test_it_finds_what_it_names():
     """Every id that a script asks for is in the HTML, and every file is reachable from it."""
-    html = WEB.joinpath("index.html").read_text()
+    html = WEB.joinpath("index.html").read_text() + WEB.joinpath("docs.html").read_text()
     scripts = [WEB.joinpath(name).read_text() for name in FILES if name.endswith(".js")]
     for script in scripts:
         for name in re.findall(r'\$\("([\w-]+)"\)', script):

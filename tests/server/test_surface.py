@@ -142,3 +142,57 @@ def test_another_salt_makes_other_keys(server):
 
 def test_every_answer_has_an_id(server):
     assert server.chat(max_tokens=1).headers["x-request-id"].startswith("chatcmpl-")
+
+
+def test_the_description_has_bodies_and_keys(server):
+    """What `/docs` shows without a network."""
+    made = server.http.get("/openapi.json").json()
+    schemas = made["components"]["schemas"]
+    for path, operations in made["paths"].items():
+        for method, operation in operations.items():
+            assert operation["summary"], path
+            assert ("security" in operation) == (path not in ("/health", "/ready", "/metrics", "/version"))
+            if method == "post":
+                ref = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+                assert schemas[ref.rpartition("/")[2]]["properties"]
+    assert {"/v1/chat/completions", "/v1/messages", "/api/tags", "/v1/models/{name}"} <= made["paths"].keys()
+    assert schemas["ChatFields"]["required"] == ["messages"] and "StreamOptions" in schemas
+    assert "web/docs.js" in server.http.get("/docs").text
+
+
+@pytest.mark.parametrize("prefix", ["", "/hydra"])
+def test_behind_a_proxy_that_strips_its_prefix_or_does_not(start, prefix):
+    server = start(root_path="/hydra", max_requests=1, tenants=Tenants(["k"]))
+    headers = {"Authorization": "Bearer k"}
+    ask = {"messages": [{"role": "user", "content": "hi"}]}
+    for path in ("/", "/docs", "/web/page.js", "/health"):
+        assert server.http.get(prefix + path).status_code == 200
+    assert server.http.get("/openapi.json").json()["servers"] == [{"url": "/hydra"}]
+    assert server.http.post(f"{prefix}/v1/chat/completions", json=ask).status_code == 401, "the gate knows the path"
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        made = server.http.post(prefix + path, json={**ask, "max_tokens": 3}, headers=headers)
+        assert made.status_code == 200, made.text
+    assert server.http.post(f"{prefix}/v1/messages", json={}, headers=headers).json()["type"] == "error"
+
+
+TEMPLATE = """{% for m in messages %}{{ m.content }}{% endfor %}
+{%- if thinking is defined and thinking %}THINK {{ 1 + thinking }}{% endif %}"""
+
+
+def test_chat_template_kwargs(model, start):
+    from hydrainfer.processor import load_description
+
+    server = start(model=load_description(model.path, chat_template=TEMPLATE))
+    said = lambda: server.model.tokenizer.decode(list(server.engine.submitted[-1].prompt_ids))  # noqa: E731
+    server.chat("hi")
+    assert "THINK" not in said()
+    server.chat("hi", chat_template_kwargs={"thinking": True, "no_variable_of_it": 3})
+    assert "THINK" in said()
+    for kwargs in ({"chat_template": "x"}, {"tokenize": True}, {"messages": []}, {"bos_token": "x"}, {"thinking": "x"}):
+        response = server.chat("hi", chat_template_kwargs=kwargs)
+        assert response.status_code == 400, kwargs
+        assert response.json()["error"]["param"] == "chat_template_kwargs"
+    assert server.chat("hi", chat_template_kwargs={"thinking": "<image>"}).json()["error"]["code"]
+    ids = server.post("/tokenize", messages=[{"role": "user", "content": "hi"}], chat_template_kwargs={"thinking": 1})
+    assert ids.json()["count"] > 3
+    assert server.post("/v1/completions", prompt="x", chat_template_kwargs={"a": 1}).status_code == 400

@@ -241,7 +241,8 @@ class Clients:
 
     def half(self, url, body):
         at, data = urlsplit(url), json.dumps(body).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+        kind = "content-type: application/json\r\n"
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{kind}content-length: {len(data)}\r\n\r\n".encode()
         with socket.create_connection((at.hostname, at.port), timeout=60) as s:
             s.sendall(head + data[:-10])
             answer = b"".join(iter(lambda: s.recv(1 << 16), b""))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, meta
 
 from hydrainfer.core import CheckpointError, InvalidRequest
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, Tools, VideoPart
 from hydrainfer.processor.text.tool_format import ToolFormat, format_of
 
 _PROBE = "zqprobe"
+_TRACKED = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags that only transformers knows
+_GIVEN = ("messages", "raise_exception", "strftime_now")  # what transformers sets beside its own parameters
 
 
 class ChatTemplate:
@@ -31,6 +35,12 @@ class ChatTemplate:
         placeholders. `tool_format`: stands in place of what the template says. Raises `CheckpointError`."""
         self._tokenizer = tokenizer
         self._source = source
+        self._ours = {
+            *_GIVEN,
+            *inspect.signature(tokenizer.apply_chat_template).parameters,
+            *tokenizer.special_tokens_map,
+        }
+        self._variables = _variables(source) - self._ours
         self._placeholders = {ImagePart: image or "", VideoPart: video or ""}
         self.takes_parts = self._echoes([{"type": "text", "text": _PROBE}])
         if not self.takes_parts and not self._echoes(_PROBE):
@@ -38,9 +48,16 @@ class ChatTemplate:
         self.takes_tools = self._shows_tools()
         self.tools = tool_format or format_of(source)
 
-    def render(self, messages: Sequence[ChatMessage], tools: Tools | None = None) -> str:
-        """The prompt text, with the model's turn opened. Raises `InvalidRequest` with the template's complaint, or if
-        it does not show tools."""
+    def render(
+        self, messages: Sequence[ChatMessage], tools: Tools | None = None, own: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt text, with the model's turn opened. `own`: values of the template's own variables; those that it
+        does not have change nothing. Raises `InvalidRequest` with the template's complaint, or if it does not show
+        tools, or if `own` has what is not the request's to set."""
+        forbidden = self._ours.intersection(own or ())
+        if forbidden:
+            raise InvalidRequest(f"chat_template_kwargs may not set {min(forbidden)}", param="chat_template_kwargs")
+        own = {name: value for name, value in (own or {}).items() if name in self._variables}
         if not self.takes_tools and (tools is not None or any(m.calls or m.call_id for m in messages)):
             raise InvalidRequest(
                 "this model's chat template has no tools; leave tools out, and messages that call them",
@@ -48,11 +65,16 @@ class ChatTemplate:
                 code="unsupported_parameter",
             )
         try:
-            return self._render([self._message(m) for m in messages], list(tools.given) if tools else None)
+            return self._render([self._message(m) for m in messages], list(tools.given) if tools else None, own)
         except TemplateError as e:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {str(e)[:200]}", param="messages"
             ) from None
+        except (TypeError, ValueError, ArithmeticError, LookupError):
+            if not own:
+                raise
+            message = "the model's chat template cannot use these values of chat_template_kwargs"
+            raise InvalidRequest(message, param="chat_template_kwargs") from None
 
     def _message(self, message: ChatMessage) -> dict[str, Any]:
         """As transformers' templates read it: arguments of calls are objects."""
@@ -79,9 +101,14 @@ class ChatTemplate:
         media = [self._placeholders.get(type(part), "") for part in message.media]
         return "\n".join([*media, *(part.text for part in message.parts if isinstance(part, TextPart))])
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> str:
         return self._tokenizer.apply_chat_template(
-            messages, tools=tools, chat_template=self._source, add_generation_prompt=True, tokenize=False
+            messages, tools=tools, chat_template=self._source, add_generation_prompt=True, tokenize=False, **(own or {})
         )
 
     def _shows_tools(self) -> bool:
@@ -99,3 +126,12 @@ class ChatTemplate:
         except Exception:
             return False
         return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+
+def _variables(source: str) -> set[str]:
+    """The names that a template reads and does not set."""
+    try:
+        environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+        return meta.find_undeclared_variables(environment.parse(_TRACKED.sub("", source)))
+    except TemplateError:  # broken, which the probes find out
+        return set()

@@ -8,7 +8,8 @@ from typing import Any
 from hydrainfer.core import InvalidRequest
 
 EXTENSIONS = (
-    *("priority", "deadline_s", "timings", "cache_salt", "mm_processor_kwargs", "seed", "min_p", "repetition_penalty"),
+    *("priority", "deadline_s", "timings", "cache_salt", "mm_processor_kwargs", "chat_template_kwargs"),
+    *("seed", "min_p", "repetition_penalty"),
 )
 """Fields of ours and of vLLM's that mean the same in every protocol."""
 

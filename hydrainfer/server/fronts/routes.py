@@ -39,7 +39,8 @@ def front_routes(answers: Answers, max_body_bytes: int) -> APIRouter:
         fields = parse(ChatFields, chat)
         answers.check_model(fields.model)
         tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
-        ids = await answers.intake.encode_chat(parse_messages(fields.messages), fields.mm_processor_kwargs, tools)
+        turns, own = parse_messages(fields.messages), fields.chat_template_kwargs
+        ids = await answers.intake.encode_chat(turns, fields.mm_processor_kwargs, tools, own)
         return Response(orjson.dumps({"input_tokens": len(ids)}), media_type="application/json")
 
     return router

@@ -1,0 +1,143 @@
+"""`hydrainfer doctor`: what this machine has, what would be used of it, and whether a server works here, in words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from rich.console import Console
+
+from hydrainfer import builtin, machine
+from hydrainfer.config import load
+from hydrainfer.core import HydraError
+from hydrainfer.version import __version__
+
+GIB = 1 << 30
+_PACKAGES = ("torch", "transformers", "ray", "fastapi", "pyzmq", "llguidance", "av", "flashinfer-python", "decord")
+_LEAST_SHARED_GIB = 1
+_HEAD_DIM = 128  # of most language models that are served
+_QUESTION, _ANSWER = "What is in this picture?", "red circle"
+
+
+class Finding(NamedTuple):
+    """What one check found. `state`: "bad" where a server would not work, "note" where it would be slower or lack
+    something."""
+
+    name: str
+    state: Literal["ok", "note", "bad"]
+    says: str
+
+
+def examine(port: int, serve: bool) -> Iterator[Finding]:
+    """All checks, one after the other. `serve`: also those that start servers, which takes about a minute."""
+    yield Finding("hydrainfer", "ok", __version__)
+    yield Finding("packages", "ok", ", ".join(f"{name} {v}" for name, v in machine.versions(_PACKAGES).items()))
+    yield _machine()
+    yield from _devices()
+    yield _kernels()
+    yield _port(port)
+    yield _shared_memory()
+    yield _folder()
+    if serve:
+        yield _tried("server", {}, "one EPD instance in this process")
+        ray = {"layout": "1E1PD", "launcher": "ray", "start_timeout_s": 180.0}
+        yield _tried("Ray", ray, "1E1PD as Ray actors, with a picture's embeddings moved between them")
+
+
+def _machine() -> Finding:
+    sets = ", ".join(machine.instruction_sets()) or "none that are used"
+    memory = machine.memory_bytes() / GIB
+    says = f"{machine.n_cores()} cores of {machine.cpu_name()} (instructions: {sets}), {memory:.1f} GiB of memory"
+    return Finding("machine", "ok", says)
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Finding("GPU", "note", "none that torch can use; models run on the CPU")
+    for i in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(i)
+        yield Finding("GPU", "ok", f"{i}: {device.name}, {device.total_memory / GIB:.0f} GiB")
+
+
+def _kernels() -> Finding:
+    """The variants that a model in float32 would get on the CPU; the first time, they are compiled."""
+    import torch
+
+    from hydrainfer.ops import select_ops
+
+    ops = select_ops(torch.device("cpu"), torch.float32, _HEAD_DIM)
+    chosen: dict[str, list[str]] = {}
+    for operator, variant in ops.describe():
+        chosen.setdefault(variant, []).append(operator)
+    says = "; ".join(f"{variant}: {', '.join(operators)}" for variant, operators in chosen.items())
+    return Finding("CPU kernels", "note" if ops.notes else "ok", "; ".join([*ops.notes, says]))
+
+
+def _port(port: int) -> Finding:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as e:
+            return Finding("port", "bad", f"127.0.0.1:{port} cannot be had ({e.strerror}); choose another with --port")
+    return Finding("port", "ok", f"127.0.0.1:{port} is free")
+
+
+def _shared_memory() -> Finding:
+    folder = Path("/dev/shm")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, 1 << 20)
+        free = shutil.disk_usage(folder).free / GIB
+    except OSError as e:
+        return Finding("shared memory", "bad", f"{folder} cannot be used ({e.strerror}): instances cannot share caches")
+    if free < _LEAST_SHARED_GIB:
+        hint = "caches of several instances are there: give it more (containers: --shm-size)"
+        return Finding("shared memory", "note", f"{free:.2f} GiB are free in {folder}; {hint}")
+    return Finding("shared memory", "ok", f"{free:.1f} GiB are free in {folder}")
+
+
+def _folder() -> Finding:
+    from hydrainfer.cluster.folder import RunFolder
+
+    try:
+        folder = RunFolder(for_ray=True)
+    except HydraError as e:
+        return Finding("folder", "bad", e.message)
+    folder.remove()
+    return Finding("folder", "ok", f"runs keep their sockets and logs in {folder.path.parent}")
+
+
+def _tried(name: str, options: dict[str, object], what: str) -> Finding:
+    """Start a server, ask its built-in model about a picture, and end it."""
+    from hydrainfer.demo import ask
+    from hydrainfer.serving import serve_in_background
+
+    begin_s = time.perf_counter()
+    try:
+        with serve_in_background(load({"port": 0, **options}), Console(quiet=True)) as (url, instance):
+            ready_s = time.perf_counter() - begin_s
+            said = "".join(ask(url, instance.name, builtin.PICTURE, _QUESTION, 48))
+    except Exception as e:  # whatever it is, it is what the user wants to know
+        why = e.message if isinstance(e, HydraError) else f"{type(e).__name__}: {e}"
+        return Finding(name, "bad", f"{what} did not work: {why}")
+    if _ANSWER not in said:
+        return Finding(name, "bad", f"{what} started, but answered wrongly: {said.strip()!r}")
+    return Finding(name, "ok", f"{what} started in {ready_s:.1f} s and answered rightly")
+
+
+def report(findings: Iterator[Finding], say: Callable[[Finding], None]) -> bool:
+    """Say each finding as it comes. Returns whether a server works here."""
+    works = True
+    for finding in findings:
+        say(finding)
+        works = works and finding.state != "bad"
+    return works

@@ -1,0 +1,123 @@
+"""What a running server writes: its log as text and JSON, and the line that says how it is doing."""
+
+import io
+import json
+import logging
+from contextlib import contextmanager
+
+import pytest
+
+from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent
+from hydrainfer.metrics import PrometheusRecorder, Waiting
+from hydrainfer.server import StatsLine, set_up_logs
+from hydrainfer.server.access import access_log, write_line
+
+pytestmark = pytest.mark.unit
+LOGS = ("hydrainfer", "hydrainfer.access", "uvicorn")
+
+
+@contextmanager
+def logged(*args, **options):
+    """The lines written meanwhile; afterwards the logs are as before."""
+    before = [(log, log.handlers, log.level, log.propagate) for log in map(logging.getLogger, LOGS)]
+    out, lines = io.StringIO(), []
+    set_up_logs(*args, stream=out, **options)
+    try:
+        yield lines
+        for handler in access_log.handlers:
+            handler.flush()
+        lines += out.getvalue().splitlines()
+    finally:
+        for log, handlers, level, propagate in before:
+            log.handlers, log.propagate = handlers, propagate
+            log.setLevel(level)
+
+
+def speak():
+    log = logging.getLogger("hydrainfer.cluster.hub")
+    log.debug("small")
+    log.info("a thing\nin two lines")
+    try:
+        raise ValueError("x")
+    except ValueError:
+        log.exception("broken")
+    write_line("POST", b"/v1/x", 200, 0.5, "a", "b", "unavailable")
+    write_line("GET", b"/health", 200, 0.1, "", "c")
+
+
+def test_json():
+    with logged("info", "json", access=True) as lines:
+        speak()
+    made = [json.loads(line) for line in lines]
+    by_logger = {(m["logger"], m["level"]): m for m in made}
+    assert len(made) == 3 and all(m["time"].endswith("+00:00") for m in made)
+    assert by_logger["hydrainfer.cluster.hub", "info"]["message"] == "a thing\nin two lines"
+    assert "ValueError: x" in by_logger["hydrainfer.cluster.hub", "error"]["exception"]
+    access = by_logger["hydrainfer.access", "info"]
+    del access["time"], access["level"], access["logger"]
+    parts = {"method": "POST", "path": "/v1/x", "status": 200, "seconds": 0.5}
+    assert access == {**parts, "id": "a", "run": "b", "error": "unavailable"}
+
+
+@pytest.mark.parametrize(("level", "n"), [("debug", 2), ("info", 1), ("error", 1)])
+def test_text(level, n):
+    """Probes are seen at debug only; requests whatever the level, unless nobody wants them."""
+    with logged(level, "text", access=True) as lines:
+        speak()
+    requests = [line for line in lines if " id=" in line]
+    assert len(requests) == n and "POST /v1/x 200 0.500s id=a run=b" in requests[0]
+    assert any("ERROR hydrainfer.cluster.hub: broken" in line for line in lines)
+    assert any("INFO hydrainfer.cluster.hub: a thing" in line for line in lines) == (level != "error")
+    with logged(level, "text", access=False) as lines:
+        speak()
+    assert not any(" id=" in line for line in lines)
+
+
+class Rig:
+    def __init__(self, every_s=10.0):
+        self.now, self.running, self.refused, self.state = 0.0, 0, 0, "alive"
+        self.recorder = PrometheusRecorder("m", self.instances)
+        waiting = lambda: Waiting({}, {"text": self.refused})  # noqa: E731
+        self.stats = StatsLine(self.instances, self.recorder, waiting, every_s, lambda: self.now)
+
+    def instances(self):
+        stats = InstanceStats("EPD", 2, self.running, 0, 0, self.running, {"kv": (100, 25, 0)}, 0, 0, 0, 0, 0.0)
+        return [InstanceInfo("EPD0", "EPD", self.state, stats=stats if self.running else None)]
+
+    def answer(self, id, n):
+        at = self.now
+        for kind, at_s, fields in (
+            (EventKind.ARRIVED, at, {"n": 100}),
+            *((EventKind.TOKEN, at + 0.5 + 0.1 * i, {}) for i in range(n)),
+            (EventKind.FINISHED, at + 2, {"detail": "stop"}),
+        ):
+            self.recorder.record(LifecycleEvent(id, kind, at_s, **fields))
+
+    def after(self, seconds, caplog):
+        caplog.clear()
+        self.now += seconds
+        self.stats.tick()
+        return [r.getMessage() for r in caplog.records]
+
+
+def test_the_stats_line_speaks_while_there_is_load(caplog):
+    caplog.set_level(logging.INFO, "hydrainfer.stats")
+    rig = Rig()
+    assert rig.after(60, caplog) == []
+    rig.running = 3
+    rig.answer("a", 20)
+    assert rig.after(5, caplog) == []
+    assert rig.after(5, caplog) == [
+        "3 running, 2 waiting; 10 prompt and 2 answer tokens/s; 1 ended (median TTFT 0.5 s, TPOT 100 ms); KV 25 %"
+    ]
+    rig.running, rig.refused, rig.state = 0, 4, "dead"
+    (last,) = rig.after(10, caplog)
+    assert "0 running" in last and "4 refused" in last and "EPD0 is dead" in last and "0 ended;" in last
+    assert rig.after(10, caplog) == []
+
+
+def test_never(caplog):
+    caplog.set_level(logging.INFO, "hydrainfer.stats")
+    rig = Rig(every_s=0.0)
+    rig.answer("a", 20)
+    assert rig.after(99, caplog) == []

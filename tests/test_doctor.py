@@ -1,0 +1,45 @@
+"""The doctor finds what is wrong with a machine, and says so in words."""
+
+import json
+import socket
+
+import pytest
+from typer.testing import CliRunner
+
+from hydrainfer import doctor
+from hydrainfer.cli import app
+from hydrainfer.version import __version__
+
+pytestmark = pytest.mark.cpu
+
+
+def findings(*words):
+    result = CliRunner().invoke(app, ["doctor", "--no-serve", "--json", *words])
+    return result.exit_code, {f["name"]: f for f in map(json.loads, result.output.splitlines())}
+
+
+def test_what_it_finds():
+    code, found = findings("--port", "0")
+    assert code == 0 and {f["state"] for f in found.values()} <= {"ok", "note"}
+    assert found["hydrainfer"]["says"] == __version__ and "torch" in found["packages"]["says"]
+    assert "attention" in found["CPU kernels"]["says"] and "cores" in found["machine"]["says"]
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, found = findings("--port", str(port))
+    assert code == 1 and found["port"]["state"] == "bad" and str(port) in found["port"]["says"]
+
+
+def test_a_server_that_does_not_start_is_a_finding():
+    found = doctor._tried("server", {"chat_template": "nowhere.jinja"}, "a server")
+    assert found.state == "bad" and "nowhere.jinja" in found.says
+
+
+def test_in_words_and_the_version():
+    said = CliRunner().invoke(app, ["doctor", "--no-serve", "--port", "0"])
+    assert said.exit_code == 0 and "hydrainfer serve" in said.output and "shared memory" in said.output
+    assert CliRunner().invoke(app, ["--version"]).output.split() == ["hydrainfer", __version__]
