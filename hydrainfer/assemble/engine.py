@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from hydrainfer.assemble.sizes import GIB, cache_sizes, dtype_of, no_memory, overlap_of, torch_device
 from hydrainfer.cache import CacheSet, for_stage, tokens_in
 from hydrainfer.checkpoint import ModelConfig
@@ -75,12 +77,15 @@ def build_engine(
         head_dim, n_threads = described.text.head_dim, sizing.n_threads
         ops = select_ops(device, DTYPES[dtype], head_dim, use_native=config.native_kernels, threads=n_threads)
         model = load_model(path, role, device, dtype, on_progress, ops, described)
-    sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share)
+    weight_bytes = 0 if model is None else model.weight_bytes
+    sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share, weight_bytes)
     shared = around.node is not None and needs_shared(config.transport, device)
     try:
         stores = {spec.name: BlockStore(spec, n, device, shared) for spec, n in sizes.items()}
     except (MemoryError, RuntimeError, OSError):  # torch's own kinds of being out of memory are RuntimeErrors
         raise no_memory(sizes) from None
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # lanes and copies have streams of their own, which wait for no other
     caches = CacheSet(sizes)
     scheduler = _scheduler(config, role, caches)
     engine: Engine

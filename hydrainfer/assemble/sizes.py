@@ -66,15 +66,22 @@ def with_dtype(config: ServeConfig) -> ServeConfig:
 
 
 def cache_sizes(
-    config: ServeConfig, model: ModelConfig, role: Role, dtype: str, device: torch.device, n_context: int, share: float
+    config: ServeConfig,
+    model: ModelConfig,
+    role: Role,
+    dtype: str,
+    device: torch.device,
+    n_context: int,
+    share: float,
+    weight_bytes: int = 0,
 ) -> dict[CacheSpec, int]:
-    """Blocks per cache of an instance, from the options or from its `share` of the memory that is free. Raises
-    `ConfigError` if there is too little."""
+    """Blocks per cache of an instance, from the options or from its `share` of the memory that is free. `weight_bytes`:
+    what it has loaded. Raises `ConfigError` if there is too little."""
     specs = cache_specs(model, role, dtype, config.block_tokens)
     n_tokens = max(config.max_running * TOKENS_PER_RUNNING, n_context) if device.type == "cpu" else None
     wishes = Wishes(model.vision.tokens if model.vision else 0, config.max_images, n_tokens)
     given = {s.name: n for s in specs if (n := _blocks(getattr(config, s.size_option), s)) is not None}
-    sizes = size_caches(specs, wishes, _free_bytes(config, device, share), given)
+    sizes = size_caches(specs, wishes, _free_bytes(config, device, share, weight_bytes), given)
     if too_small(sizes, wishes):
         wants = [f"{spec.size_noun} {spec.least(wishes) * spec.block_bytes}" for spec in specs]
         raise ConfigError(
@@ -116,12 +123,12 @@ def _blocks(gib: float | None, spec: CacheSpec) -> int | None:
     return None if gib is None else max(1, int(gib * GIB) // spec.block_bytes)
 
 
-def _free_bytes(config: ServeConfig, device: torch.device, share: float) -> float:
-    """The bytes left for caches. `share` is, on CUDA, of the device, weights included; on a CPU, of half of the free
-    memory."""
+def _free_bytes(config: ServeConfig, device: torch.device, share: float, weight_bytes: int) -> float:
+    """The bytes left for caches. `share` is, on CUDA, of the device, this instance's weights included, whatever others
+    of the process hold; on a CPU, of half of the free memory."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        ours = config.gpu_memory_fraction * share * total - torch.cuda.memory_reserved(device)
+        ours = config.gpu_memory_fraction * share * total - weight_bytes
         return min(free - (1 - config.gpu_memory_fraction) * total, ours) - _CUDA_WORKSPACE_BYTES
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):

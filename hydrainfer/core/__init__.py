@@ -6,6 +6,7 @@ Called by all rooms. No I/O, no torch, no clock: time is an argument.
 from hydrainfer.core.chain import chain_keys, chain_of, chain_root, split_chain
 from hydrainfer.core.cost import CostModel, DeviceTime
 from hydrainfer.core.errors import (
+    DEVICE_LOST,
     CheckpointError,
     ConfigError,
     DeadlineExceeded,
@@ -53,6 +54,7 @@ from hydrainfer.core.sequence import EncodeWork, Sequence, StepBatch, StepResult
 from hydrainfer.core.stage import LANE_OF, Lane, Layout, Role, Stage
 
 __all__ = [
+    "DEVICE_LOST",
     "LANE_OF",
     "MAX_LOGPROBS",
     "Admit",

@@ -78,6 +78,10 @@ class InternalError(HydraError):
     """500: the step that ran this request failed; the server goes on."""
 
 
+DEVICE_LOST = "device_lost"
+"""Code of an `InternalError` after which this process can compute nothing more."""
+
+
 class ConfigError(HydraError):
     """A configuration value, key or combination is wrong; raised at start."""
 

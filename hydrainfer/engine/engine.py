@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from hydrainfer.core import (
+    DEVICE_LOST,
     Cached,
     DeadlineExceeded,
     ErrorInfo,
@@ -50,9 +51,9 @@ _NEVER = float("inf")
 class Engine:
     """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
     `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event, if given.
-    `moves`: its dealings with other instances, None if there are none. `moved(request id, instance, hops)` hears who
-    owns a request that came or went. `step` raises after `give_up_after` batches of a lane that failed as a whole, one
-    after the other. `expect` hears of every grammar that will be followed here, as early as it is known."""
+    `moves`: its dealings with other instances, if any. `moved(request id, instance, hops)` hears who owns a request
+    that came or went. `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a
+    whole. `expect` hears of every grammar that will be followed here, as early as it is known."""
 
     def __init__(
         self,
@@ -209,11 +210,11 @@ class Engine:
             self._moves.reorder()
 
     def _judge(self, lane: Lane, result: StepResult) -> None:
-        """Raise once too many batches of a lane in a row failed: it will not get well by itself."""
-        broken = result.error is not None and result.error.code != "out_of_memory"
-        self._n_failed[lane] = self._n_failed.get(lane, 0) + 1 if broken else 0
-        if self._n_failed[lane] >= self._give_up_after:
-            raise InternalError(f"{self._n_failed[lane]} batches in a row failed on the {lane.value} lane")
+        """Raise once too many batches of a lane in a row failed, or the device is lost: it will not get well alone."""
+        code = "" if result.error is None else str(result.error.code)
+        n = self._n_failed[lane] = self._n_failed.get(lane, 0) + 1 if code not in ("", "out_of_memory") else 0
+        if code == DEVICE_LOST or n >= self._give_up_after:
+            raise InternalError(f"{n} batches in a row failed on the {lane.value} lane")
 
     def _launch(self, now: float) -> None:
         lanes = [lane for lane in self._runners if lane not in self._in_flight]

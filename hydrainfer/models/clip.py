@@ -13,7 +13,7 @@ from torch import Tensor
 from hydrainfer.checkpoint import ClipConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.slots import Slot, empty
-from hydrainfer.ops import OpSet, Segments
+from hydrainfer.ops import OpSet, Segments, to_device
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Clip:
         """uint8 pictures → normalised patches [pictures, patches, 3 * patch_size ** 2]."""
         size, p = self.config.image_size, self.config.patch_size
         side = size // p
-        pixels = torch.from_numpy(np.stack(pictures)).to(self.patch.device)  # [n, size, size, 3] uint8
+        pixels = to_device(np.stack(pictures), self.patch.device)  # [n, size, size, 3] uint8
         scaled = (pixels.float().mul_(self.config.pixels.scale) - self._mean).div_(self._std)
         grid = scaled[:, : side * p, : side * p].unflatten(2, (side, p)).unflatten(1, (side, p))
         return grid.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2).to(self.patch.dtype)

@@ -20,11 +20,12 @@ from hydrainfer.checkpoint import ModelConfig, QwenVisionConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.picture import Picture
 from hydrainfer.models.slots import Slot, empty
-from hydrainfer.ops import OpSet, Segments
+from hydrainfer.ops import OpSet, Segments, to_device
 
 _EPS = 1e-6
 _PASS_ROWS = 16_384
 """Patches of one pass, unless a single picture has more: bounds the memory that a batch takes."""
+_KEPT_LAYOUTS = 8
 _CPU_PASS_BYTES = 32 << 20
 """The most that a pass's widest activation takes on a CPU. glibc gives larger pieces back at once and every layer gets
 fresh pages, which cost a sixth of the time; and a matrix product of this many rows gains nothing by more."""
@@ -127,6 +128,7 @@ class QwenVision:
         self._inverse = 1.0 / (c.theta**quarter)
         self._mean = torch.tensor(c.pixels.mean, device=device)
         self._std = torch.tensor(c.pixels.std, device=device)
+        self._layouts: dict[tuple, _Layout] = {}
 
     def slots(self) -> dict[str, Slot]:
         c = self.config
@@ -177,7 +179,7 @@ class QwenVision:
 
     def _forward(self, pictures: list[Picture]) -> Tensor:
         """[tokens of all pictures, out * (1 + levels)]."""
-        c, layout = self.config, self._layout(pictures)
+        c, layout = self.config, self._kept_layout(pictures)
         x = self._ops.linear(torch.cat([self._patches(p) for p in pictures]), self.patch, self.patch_bias)
         if self.table is not None:
             x += self._positions(self.table, layout).to(x.dtype)
@@ -199,11 +201,22 @@ class QwenVision:
         c = self.config
         assert picture.grid is not None
         t, h, w = picture.grid
-        pixels = torch.from_numpy(picture.pixels.copy()).to(self.device)  # [frames, height, width, 3]; it is read-only
+        pixels = to_device(picture.pixels.copy(), self.device)  # [frames, height, width, 3]; it is read-only
         scaled = (pixels.float().mul_(c.pixels.scale) - self._mean).div_(self._std).to(self.dtype)
         scaled = scaled.expand(t * c.temporal, -1, -1, -1) if t == 1 else scaled
         parts = scaled.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3)
         return parts.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).flatten(0, 4).flatten(1)
+
+    def _kept_layout(self, pictures: list[Picture]) -> _Layout:
+        """`_layout`, of the last few combinations of sizes kept: its parts are made on the host."""
+        key = tuple(picture.grid for picture in pictures)
+        layout = self._layouts.pop(key, None)
+        if layout is None:
+            layout = self._layout(pictures)
+        self._layouts[key] = layout  # the newest is the last
+        if len(self._layouts) > _KEPT_LAYOUTS:
+            del self._layouts[next(iter(self._layouts))]
+        return layout
 
     def _layout(self, pictures: list[Picture]) -> _Layout:
         c, m = self.config, self.config.merge

@@ -29,7 +29,7 @@ def axes(rope: Rope) -> Tensor:
     `interleaved`, time, row, column by turns as in Qwen3-VL, time taking what the others leave."""
     assert rope.sections is not None
     if not rope.interleaved:
-        return torch.repeat_interleave(torch.arange(3), torch.tensor(rope.sections))
+        return torch.tensor([axis for axis, n in enumerate(rope.sections) for _ in range(n)])
     found = torch.zeros(sum(rope.sections), dtype=torch.int64)
     for axis in (1, 2):
         found[axis : 3 * rope.sections[axis] : 3] = axis

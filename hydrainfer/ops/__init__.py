@@ -5,6 +5,7 @@ Called by models. Never holds weights, caches or state of requests; never decide
 
 from hydrainfer.ops.batch import AttentionBatch, Segments, visible
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, select_ops, variants
+from hydrainfer.ops.upload import to_device, upload
 
 __all__ = [
     "OPERATORS",
@@ -13,6 +14,8 @@ __all__ = [
     "Segments",
     "computes_sooner",
     "select_ops",
+    "to_device",
+    "upload",
     "variants",
     "visible",
 ]

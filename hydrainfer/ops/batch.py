@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from hydrainfer.ops.upload import to_device
 
 TILE = 128
 """Query rows per attention call; 64 to 128 measured best for a prompt of 600 tokens."""
@@ -91,7 +94,7 @@ class Segments:
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = list(lengths)
         starts = [0, *accumulate(self.lengths)]
-        self.starts = torch.tensor(starts, dtype=torch.int32, device=device)
+        self.starts = to_device(np.array(starts, dtype=np.int32), device)
         """[segments + 1]: the first row of each, and the end."""
         by_length: dict[int, list[int]] = {}
         for start, length in zip(starts, self.lengths):
@@ -101,7 +104,7 @@ class Segments:
         for length, firsts in by_length.items():
             rows: Tensor | slice = slice(firsts[0], firsts[0] + len(firsts) * length)
             if any(b - a != length for a, b in pairwise(firsts)):
-                rows = (torch.tensor(firsts)[:, None] + torch.arange(length)).flatten().to(device)
+                rows = to_device((np.array(firsts)[:, None] + np.arange(length)).flatten(), device)
             self.groups.append((rows, len(firsts), length))
 
 

@@ -137,6 +137,8 @@ def select_ops(
     choice where that variant exists; `use_native=False` compiles nothing. On a CPU, matrix products are chosen for this
     number of threads (default: torch's)."""
     device = torch.device(device)
+    if device.type == "cuda":  # cuDNN's builds a plan for every new shape, which a decode has every few tokens
+        torch.backends.cuda.enable_cudnn_sdp(False)
     kernels, notes = load_kernels(device) if use_native else (None, ())
     need = Need(device, dtype, head_dim, kernels)
     if device.type == "cpu" and only is None:

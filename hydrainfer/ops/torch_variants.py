@@ -35,15 +35,18 @@ def chunk_attention(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch,
             keys, values = reference.gather_kv(cache, batch.tables[i], stop, seen_from)
         keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]  # [1, kv_heads, length, dim]
         for rows, low, high, mask in tiles:
-            seen = slice(low - seen_from, high - seen_from)
+            seen, group = slice(low - seen_from, high - seen_from), q.shape[1] // keys.shape[1]
+            visible_keys, visible_values = keys[:, :, seen], values[:, :, seen]
+            if group > 1 and mask is not None and q.device.type == "cuda":  # its fused kernels take no mask with groups
+                visible_keys, visible_values = (x.repeat_interleave(group, 1) for x in (visible_keys, visible_values))
             out[rows] = F.scaled_dot_product_attention(
                 q[rows].transpose(0, 1)[None],
-                keys[:, :, seen],
-                values[:, :, seen],
+                visible_keys,
+                visible_values,
                 attn_mask=mask,
                 is_causal=mask is None,
                 scale=scale,
-                enable_gqa=q.shape[1] != keys.shape[1],
+                enable_gqa=q.shape[1] != visible_keys.shape[1],
             )[0].transpose(0, 1)
 
 
@@ -61,14 +64,10 @@ def attention_sdpa(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, 
         visible = places < lengths
         if batch.window:
             visible &= places >= lengths - batch.window
+        grouped = q[:n].unflatten(1, (keys.shape[1], -1))  # [n, kv_heads, group, dim]: what shares keys are its rows
         out[:n] = F.scaled_dot_product_attention(
-            q[:n, :, None],  # [n, heads, 1, dim]
-            keys,
-            values,
-            attn_mask=visible[:, None, None],
-            scale=scale,
-            enable_gqa=q.shape[1] != keys.shape[1],
-        )[:, :, 0]
+            grouped, keys, values, attn_mask=visible[:, None, None], scale=scale
+        ).flatten(1, 2)
     return out
 
 

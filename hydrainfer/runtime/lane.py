@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import torch
 
-from hydrainfer.core import InternalError, StepBatch, StepResult
+from hydrainfer.core import DEVICE_LOST, InternalError, StepBatch, StepResult
 
 _log = logging.getLogger(__name__)
 Work = Callable[[], StepResult]
@@ -38,7 +38,8 @@ class Lane:
 
     `wake()` is called on that thread after each ticket is complete. `threads()` is asked before each batch for the
     number of CPU threads to compute with, so that lanes can share the cores when both are busy; None leaves torch's
-    default. Work that raises completes its ticket with an `InternalError`; the thread lives on.
+    default. `priority` is of the CUDA stream: a GPU starts the kernels of -1 before those of 0. Work that raises
+    completes its ticket with an `InternalError`; the thread lives on.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Lane:
         device: torch.device,
         wake: Callable[[], None],
         threads: Callable[[], int] | None = None,
+        priority: int = 0,
     ) -> None:
         self._wake = wake
+        self._priority = priority
         self._threads = threads
         self._device = device
         self._queue: SimpleQueue[tuple[StepBatch, Work, LaneTicket] | None] = SimpleQueue()
@@ -72,7 +75,7 @@ class Lane:
 
     def _loop(self) -> None:
         used = torch.get_num_threads()  # initialises this thread's own setting
-        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        stream = torch.cuda.Stream(self._device, self._priority) if self._device.type == "cuda" else None
         while (item := self._queue.get()) is not None:
             batch, work, ticket = item
             wanted = self._threads() if self._threads is not None else used
@@ -80,18 +83,34 @@ class Lane:
                 torch.set_num_threads(wanted)
                 used = wanted
             with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-                ticket.result = guarded(batch, work)
+                ticket.result = guarded(batch, work if stream is None else _whole(work, stream))
             del item, work  # frees what the batch held before the next one waits
             self._wake()
 
 
+def _whole(work: Work, stream: torch.cuda.Stream) -> Work:
+    """`work`, which ends when the device is done with it, also where it raised: until then its blocks are in use."""
+
+    def run() -> StepResult:
+        try:
+            return work()
+        finally:
+            stream.synchronize()
+
+    return run
+
+
 def guarded(batch: StepBatch, work: Work) -> StepResult:
-    """`work()`, or a result that carries why it failed. Out of memory is an answer, not a crash."""
+    """`work()`, or a result that carries why it failed. Out of memory is an answer, not a crash. Any other error of the
+    device has the code `DEVICE_LOST`: most of CUDA's leave a context in which every later call fails."""
     try:
         return work()
     except (MemoryError, torch.OutOfMemoryError) as e:
         _log.error("out of memory in batch %d on the %s lane: %s", batch.id, batch.lane.value, e)
         return StepResult(batch, error=InternalError("the device ran out of memory", code="out_of_memory"))
+    except torch.AcceleratorError:
+        _log.exception("batch %d lost the device on the %s lane", batch.id, batch.lane.value)
+        return StepResult(batch, error=InternalError("the device failed; see the server's log", code=DEVICE_LOST))
     except Exception:
         _log.exception("batch %d failed on the %s lane", batch.id, batch.lane.value)
         return StepResult(batch, error=InternalError("the model step failed; see the server's log"))

@@ -12,7 +12,7 @@ from hydrainfer.cache import CacheSpec, for_stage
 from hydrainfer.core import HydraError, Stage, StepBatch, StepResult
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
-from hydrainfer.ops import AttentionBatch
+from hydrainfer.ops import AttentionBatch, upload
 from hydrainfer.runtime.lane import Lane, LaneTicket, guarded
 from hydrainfer.runtime.packing import PackedTokens, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
@@ -49,7 +49,7 @@ class LanguageRunner:
         names = {layer: store.spec.name for store in paged for layer in store.spec.layers}
         self._layers = [(names[i], views[i]) for i in range(model.config.text.layers)]
         self._rotary = RotaryPositions() if model.config.text.rope.sections is not None else None
-        self._lane = Lane("language", model.device, wake, threads)
+        self._lane = Lane("language", model.device, wake, threads, priority=-1)
 
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Pack on the caller's thread, then execute on the lane's."""
@@ -91,28 +91,29 @@ class LanguageRunner:
 
     def _forward(self, p: PackedTokens) -> Tensor:
         """Hidden states [sampling rows, hidden], in the order of `plan`."""
-        x = self._model.embed(self._put(p.ids))
-        deep = self._place_embeddings(p, x)
-        batches = {tables.spec.name: self._attention(p, tables.spec) for tables in self._tables}
+        on = self._put(p)
+        x = self._model.embed(on["ids"])
+        deep = self._place_embeddings(on, x)
+        batches = {tables.spec.name: self._attention(p, on, tables.spec) for tables in self._tables}
         caches = [LayerCache(parts, batches[name]) for name, parts in self._layers]
         every = len(p.sample_rows) == len(p.ids) and p.sample_rows == list(range(len(p.ids)))
         decodes_only = p.n_decodes == len(p.counts)
-        last = None if decodes_only else self._last_rows(p, self._layers[-1][0], batches)
-        hidden = self._model.forward(x, self._put(p.positions), caches, last, deep)
-        return hidden[self._put(np.array(p.sample_rows, dtype=np.int64))] if decodes_only and not every else hidden
+        last = None if decodes_only else self._last_rows(p, on, batches[self._layers[-1][0]])
+        hidden = self._model.forward(x, on["positions"], caches, last, deep)
+        return hidden[on["sample_rows"]] if decodes_only and not every else hidden
 
-    def _place_embeddings(self, p: PackedTokens, x: Tensor) -> DeepRows | None:
+    def _place_embeddings(self, on: dict[str, Tensor], x: Tensor) -> DeepRows | None:
         """Put the embeddings into their rows of `x`; further levels, if the model has them, are for its layers."""
-        if p.embed_at is None or p.embed_rows is None:
+        if "embed_at" not in on:
             return None
         assert self._embeds is not None and self._embeds.rows is not None, "this role has no embedding cache"
-        at = self._put(p.embed_at)
-        found = self._embeds.rows[self._put(p.embed_rows)].to(x.dtype)  # [n, hidden * (1 + levels)]
+        at = on["embed_at"]
+        found = self._embeds.rows[on["embed_rows"]].to(x.dtype)  # [n, hidden * (1 + levels)]
         hidden = x.shape[1]
         x[at] = found[:, :hidden]
         return DeepRows(at, found[:, hidden:].unflatten(1, (-1, hidden))) if found.shape[1] > hidden else None
 
-    def _attention(self, p: PackedTokens, spec: CacheSpec) -> AttentionBatch:
+    def _attention(self, p: PackedTokens, on: dict[str, Tensor], spec: CacheSpec) -> AttentionBatch:
         """The batch as the layers of one cache see it."""
         paged = p.paged[spec.name]
         batch = AttentionBatch(
@@ -120,19 +121,18 @@ class LanguageRunner:
             contexts=paged.contexts,
             n_decodes=p.n_decodes,
             block_tokens=spec.block_tokens,
-            tables=self._put(paged.tables),
-            lengths=self._put(paged.lengths),
-            slots=self._put(paged.slots),
-            starts=self._put(p.starts),
+            tables=on[f"{spec.name}.tables"],
+            lengths=on[f"{spec.name}.lengths"],
+            slots=on[f"{spec.name}.slots"],
+            starts=on["starts"],
         )
         self._model.ops.prepare(batch)
         return batch
 
-    def _last_rows(self, p: PackedTokens, spec: str, batches: dict[str, AttentionBatch]) -> LastRows:
-        """The sampling rows as a batch of decodes, in the order of `plan`. `spec`: the last layer's cache."""
-        n, full = len(p.sample_rows), batches[spec]
-        rows = self._put(np.array(p.sample_rows, dtype=np.int64))
-        requests = self._put(np.array(p.sample_requests, dtype=np.int64))
+    def _last_rows(self, p: PackedTokens, on: dict[str, Tensor], full: AttentionBatch) -> LastRows:
+        """The sampling rows as a batch of decodes, in the order of `plan`. `full`: all rows, in the last layer's
+        cache."""
+        n, rows, requests = len(p.sample_rows), on["sample_rows"], on["sample_requests"]
         batch = AttentionBatch(
             counts=[1] * n,
             contexts=[full.contexts[r] + p.counts[r] - 1 for r in p.sample_requests],
@@ -146,9 +146,13 @@ class LanguageRunner:
         self._model.ops.prepare(batch)
         return LastRows(rows, batch)
 
-    def _put(self, array: np.ndarray) -> Tensor:
-        """The array on the model's device; on CUDA through pinned memory without waiting."""
-        tensor = torch.from_numpy(array)
-        if self._model.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._model.device, non_blocking=True)
+    def _put(self, p: PackedTokens) -> dict[str, Tensor]:
+        """All arrays of the batch on the model's device, by name; those of a cache as `CACHE.NAME`."""
+        arrays = {"ids": p.ids, "positions": p.positions, "starts": p.starts}
+        arrays["sample_rows"] = np.array(p.sample_rows, dtype=np.int64)
+        arrays["sample_requests"] = np.array(p.sample_requests, dtype=np.int64)
+        if p.embed_at is not None and p.embed_rows is not None:
+            arrays |= {"embed_at": p.embed_at, "embed_rows": p.embed_rows}
+        for name, paged in p.paged.items():
+            arrays |= {f"{name}.{part}": getattr(paged, part) for part in ("tables", "lengths", "slots")}
+        return upload(arrays, self._model.device)

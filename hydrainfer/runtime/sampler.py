@@ -7,80 +7,147 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hydrainfer.core import TokenLogprobs
+from hydrainfer.ops import to_device, upload
 from hydrainfer.runtime.sampling import Draw, SamplingPlan
 
 _TOP_P_PREFIX = 512
 """Candidates tried before a full sort: they nearly always hold the whole top_p mass."""
 
+_SORTED_ROWS = 64
+"""Rows that are filtered together on CUDA: each takes some 50 bytes per token of the vocabulary meanwhile."""
+
 
 def sample(logits: Tensor, plan: SamplingPlan) -> tuple[list[int], dict[int, TokenLogprobs]]:
     """float32 logits [rows, vocab] (may be overwritten) → one token per row, and log-probabilities where asked for."""
-    raw = logits
+    raw = logits.clone() if plan.logprobs and plan.alters_logits else logits
+    chosen = choose(logits, plan)
+    return chosen.tolist(), _logprobs(raw, plan.logprobs, chosen) if plan.logprobs else {}
+
+
+def choose(logits: Tensor, plan: SamplingPlan) -> Tensor:
+    """The tokens of `sample` on the logits' device, int64 [rows]. On CUDA nothing here waits for the device."""
     if plan.alters_logits:
-        if plan.logprobs:
-            raw = logits.clone()
         _alter(logits, plan)
     chosen = logits.argmax(-1)
-    if plan.draws:
-        plain = [d for d in plan.draws if not d.top_k and d.top_p >= 1.0 and d.min_p <= 0.0]
+    plain = [d for d in plan.draws if not d.filters]
+    filtered = [d for d in plan.draws if d.filters]
+    if plain:
         _draw_plain(logits, plain, chosen)
-        for d in plan.draws:
-            if d.top_k or d.top_p < 1.0 or d.min_p > 0.0:
-                chosen[d.row] = draw_filtered(logits[d.row], d)
-    tokens = chosen.tolist()
-    return tokens, _logprobs(raw, plan.logprobs, tokens) if plan.logprobs else {}
+    if logits.device.type == "cpu":
+        for d in filtered:
+            chosen[d.row] = draw_filtered(logits[d.row], d)
+    else:
+        for first in range(0, len(filtered), _SORTED_ROWS):
+            some = filtered[first : first + _SORTED_ROWS]
+            on = upload(_parameters(some), logits.device)
+            chosen[on["rows"]] = draw_sorted(logits[on["rows"]], on)
+    return chosen
 
 
 def _alter(logits: Tensor, plan: SamplingPlan) -> None:
-    vocab, device = logits.shape[1], logits.device
-    for r, ids in plan.banned:
-        logits[r, [i for i in ids if i < vocab]] = float("-inf")
-    for r, ids, amounts in plan.biases:
-        kept = [(i, v) for i, v in zip(ids, amounts) if 0 <= i < vocab]
-        if kept:
-            where, amount = zip(*kept)
-            logits[r, list(where)] += torch.tensor(amount, device=device)
-    for p in plan.penalties:
-        row = logits[p.row]
-        if p.repetition != 1.0:
-            seen = torch.from_numpy(p.seen[p.seen < vocab]).to(device)
-            values = row[seen]
-            row[seen] = torch.where(values > 0, values / p.repetition, values * p.repetition)
-        if len(p.produced):
-            counts = torch.from_numpy(p.counts).to(device)
-            row[torch.from_numpy(p.produced).to(device)] -= p.frequency * counts + p.presence
+    on = upload(_alterations(plan, logits.shape[1]), logits.device)
+    if "banned" in on:
+        logits.index_put_(tuple(on["banned"]), torch.full((), float("-inf"), device=logits.device))
+    if "biased" in on:
+        logits.index_put_(tuple(on["biased"]), on["bias"], accumulate=True)
+    if "seen" in on:
+        values = logits[tuple(on["seen"])]
+        changed = torch.where(values > 0, values / on["repetition"], values * on["repetition"])
+        logits.index_put_(tuple(on["seen"]), changed)
+    if "produced" in on:
+        logits.index_put_(tuple(on["produced"]), on["penalty"], accumulate=True)
     if plan.blocked is not None:
-        _restrict(logits, [g.row for g in plan.guided], torch.from_numpy(plan.blocked).to(device))
+        _restrict(logits, [g.row for g in plan.guided], on["guided"], on["blocked"])
 
 
-def _restrict(logits: Tensor, rows: list[int], blocked: Tensor) -> None:
-    """Leave what is not `blocked` [rows, vocab]. Where a grammar allows nothing but what minimum length forbids, the
-    grammar leads: it is over."""
-    whole = len(rows) == logits.shape[0]
+def _alterations(plan: SamplingPlan, vocab: int) -> dict[str, np.ndarray]:
+    """What `_alter` changes: places [2, n] of (row, token), with their amounts. What there is none of is left out."""
+    found: dict[str, np.ndarray] = {}
+    banned = [(r, i) for r, ids in plan.banned for i in ids if i < vocab]
+    biases = [(r, i, v) for r, ids, amounts in plan.biases for i, v in zip(ids, amounts) if 0 <= i < vocab]
+    repeated = [(p, p.seen[p.seen < vocab]) for p in plan.penalties if p.repetition != 1.0]
+    produced = [p for p in plan.penalties if len(p.produced)]
+    if banned:
+        found["banned"] = np.array(banned, dtype=np.int64).T
+    if biases:
+        found["biased"] = np.array([place[:2] for place in biases], dtype=np.int64).T
+        found["bias"] = np.array([amount for _, _, amount in biases], dtype=np.float32)
+    if repeated:
+        found["seen"] = _places([(p.row, seen) for p, seen in repeated])
+        amounts = [np.full(len(seen), p.repetition, dtype=np.float32) for p, seen in repeated]
+        found["repetition"] = np.concatenate(amounts)
+    if produced:
+        found["produced"] = _places([(p.row, p.produced) for p in produced])
+        amounts = [np.float32(p.frequency) * p.counts.astype(np.float32) + np.float32(p.presence) for p in produced]
+        found["penalty"] = -np.concatenate(amounts)
+    if plan.blocked is not None:
+        found |= {"guided": np.array([g.row for g in plan.guided], dtype=np.int64), "blocked": plan.blocked}
+    return found
+
+
+def _places(ids_by_row: list[tuple[int, np.ndarray]]) -> np.ndarray:
+    rows = np.repeat([row for row, _ in ids_by_row], [len(ids) for _, ids in ids_by_row])
+    return np.stack([rows, np.concatenate([ids for _, ids in ids_by_row])])
+
+
+def _restrict(logits: Tensor, guided: list[int], rows: Tensor, blocked: Tensor) -> None:
+    """Leave of the `guided` rows what is not `blocked` [guided, vocab]. Where a grammar allows nothing but what minimum
+    length forbids, the grammar leads: it is over."""
+    whole = len(guided) == logits.shape[0]
     kept = logits if whole else logits[rows]
     kept.masked_fill_(blocked, float("-inf"))
-    stuck = torch.isneginf(kept.amax(-1)).nonzero()[:, 0]
-    if len(stuck):
-        kept[stuck] = torch.zeros_like(kept[stuck]).masked_fill_(blocked[stuck], float("-inf"))
+    stuck = torch.isneginf(kept.amax(-1))
+    if logits.device.type != "cpu" or bool(stuck.any()):
+        kept.masked_fill_(stuck[:, None] & ~blocked, 0.0)
     if not whole:
         logits[rows] = kept
 
 
+def _parameters(draws: list[Draw]) -> dict[str, np.ndarray]:
+    """What draws want, an array [draws] each."""
+    least = [math.log(d.min_p) if d.min_p > 0.0 else -math.inf for d in draws]
+    return {
+        "rows": np.array([d.row for d in draws], dtype=np.int64),
+        "temperature": np.array([d.temperature for d in draws], dtype=np.float32),
+        "top_k": np.array([d.top_k for d in draws], dtype=np.int64),
+        "top_p": np.array([d.top_p for d in draws], dtype=np.float64),
+        "log_min_p": np.array(least, dtype=np.float32),
+        "u": np.array([d.u for d in draws], dtype=np.float64),
+    }
+
+
 def _draw_plain(logits: Tensor, draws: list[Draw], chosen: Tensor) -> None:
     """Rows with temperature only: the inverse of the cumulative distribution in the order of token ids."""
-    if not draws:
-        return
-    rows = torch.tensor([d.row for d in draws], device=logits.device)
-    temperature = torch.tensor([d.temperature for d in draws], device=logits.device)
-    probs = torch.softmax(logits[rows] / temperature[:, None], dim=-1)  # [draws, vocab]
+    on = upload(_parameters(draws), logits.device)
+    rows = on["rows"]
+    probs = torch.softmax(logits[rows] / on["temperature"][:, None], dim=-1)  # [draws, vocab]
     cumulative = probs.cumsum(-1, dtype=torch.float64)
-    u = torch.tensor([d.u for d in draws], dtype=torch.float64, device=logits.device)
-    found = torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)[:, 0]
+    found = torch.searchsorted(cumulative, (on["u"] * cumulative[:, -1])[:, None], right=True)[:, 0]
     chosen[rows] = torch.where(found < logits.shape[1], found, chosen[rows])  # u rounded up to the very end
+
+
+def draw_sorted(logits: Tensor, on: dict[str, Tensor]) -> Tensor:
+    """`draw_filtered` for many rows [rows, vocab] at once and without waiting for the device: by a sort of each, for
+    which a CPU is too slow. `on`: `_parameters` there. Returns int64 [rows]."""
+    vocab, nucleus = logits.shape[1], (on["top_p"] < 1.0)[:, None]
+    values, ids = (logits / on["temperature"][:, None]).sort(stable=True, dim=-1, descending=True)
+    k = torch.where(on["top_k"] > 0, on["top_k"], vocab).clamp(max=vocab)
+    floor = torch.maximum(values[:, :1] + on["log_min_p"][:, None], values.gather(1, k[:, None] - 1))
+    probs = torch.softmax(values.masked_fill(values < floor, float("-inf")), dim=-1, dtype=torch.float64)
+    before = probs.cumsum(-1) - probs
+    before[:, 0] = -1.0  # the first stays
+    probs = probs.masked_fill(nucleus & (before >= on["top_p"][:, None]), 0.0)
+    by_id = torch.zeros_like(probs).scatter_(1, ids, probs)
+    cumulative = torch.where(nucleus, probs, by_id).cumsum(-1)  # as one row by itself: without top_p in order of ids
+    total = cumulative[:, -1:]
+    wanted = torch.minimum(on["u"][:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    at = torch.searchsorted(cumulative, wanted, right=True)
+    return torch.where(nucleus, ids.gather(1, at), at)[:, 0]
 
 
 def draw_filtered(logits: Tensor, d: Draw) -> int:
@@ -123,12 +190,11 @@ def _nucleus(probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     return ordered[: max(keep, 1)], index if candidates is None else candidates[index]
 
 
-def _logprobs(raw: Tensor, wanted: list[tuple[int, int]], tokens: list[int]) -> dict[int, TokenLogprobs]:
+def _logprobs(raw: Tensor, wanted: list[tuple[int, int]], chosen: Tensor) -> dict[int, TokenLogprobs]:
     """Log-probabilities, by row, of the distribution before penalties, bias and temperature."""
-    rows = torch.tensor([row for row, _ in wanted], device=raw.device)
+    rows = to_device(np.array([row for row, _ in wanted], dtype=np.int64), raw.device)
     table = torch.log_softmax(raw[rows], dim=-1)  # [wanted, vocab]
-    picked = torch.tensor([tokens[row] for row, _ in wanted], device=raw.device)
-    own = table.gather(1, picked[:, None])
+    own = table.gather(1, chosen[rows][:, None])
     ranks = (table > own).sum(-1).add_(1).tolist()
     most = max(k for _, k in wanted)
     top = table.topk(most, dim=-1) if most else None

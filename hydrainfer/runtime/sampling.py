@@ -22,6 +22,10 @@ class Draw(NamedTuple):
     min_p: float
     u: float
 
+    @property
+    def filters(self) -> bool:
+        return bool(self.top_k) or self.top_p < 1.0 or self.min_p > 0.0
+
 
 class Penalty(NamedTuple):
     """Tokens seen by one row: `seen` in prompt or output (unique), `produced` ids with their `counts`."""

@@ -10,6 +10,7 @@ import torch
 
 from hydrainfer.core import EncodeWork, HydraError, InternalError, MediaSpan, PixelSource, StepBatch, StepResult
 from hydrainfer.models import Model, Picture
+from hydrainfer.ops import to_device
 from hydrainfer.runtime.lane import Lane, LaneTicket, guarded
 from hydrainfer.storage import BlockStore
 
@@ -97,7 +98,9 @@ class VisionRunner:
         store = self._embeds.rows
         assert store is not None
         with torch.inference_mode():
-            for (place, _), embedding in zip(pictures, self._model.encode([picture for _, picture in pictures])):
-                store.index_copy_(0, torch.from_numpy(place.rows).to(store.device), embedding.to(store.dtype))
-        if store.device.type == "cuda":
-            torch.cuda.current_stream(store.device).synchronize()  # the language lane has another stream
+            found = self._model.encode([picture for _, picture in pictures])
+            rows = to_device(np.concatenate([place.rows for place, _ in pictures]), store.device)
+            first = 0
+            for embedding in found:
+                store.index_copy_(0, rows[first : first + len(embedding)], embedding.to(store.dtype))
+                first += len(embedding)

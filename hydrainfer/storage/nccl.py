@@ -14,6 +14,8 @@ from hydrainfer.storage.transport import TransportError
 from hydrainfer.storage.two_sided import Backend
 
 _POLL_S = 20e-6
+_FIRST_S = 30  # a first communicator loads libraries and finds out how GPUs are connected: seconds
+_CHANNELS = 8  # of a communicator; each has buffers of megabytes, and copies are between two
 _NEVER = timedelta(days=365)
 # A failed copy must not end the process, which is what torch's watchdog does by default; we abort groups ourselves.
 _WATCHDOG_OFF = {
@@ -26,9 +28,10 @@ _WATCHDOG_OFF = {
 def _make(store: dist.Store, rank: int, host: str, stall_s: float) -> Any:  # noqa: ARG001 - NCCL finds its interfaces
     for name, value in _WATCHDOG_OFF.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, round(stall_s))))
+    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(_FIRST_S, round(stall_s))))
     options = dist.ProcessGroupNCCL.Options()
     options.config.blocking = 0  # a peer that dies while communicators are made must not hang us
+    options.config.max_ctas = _CHANNELS
     options._timeout = _NEVER
     return dist.ProcessGroupNCCL(store, rank, 2, options)
 

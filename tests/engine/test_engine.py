@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hydrainfer.core import EventKind, InternalError, Lane, Role, StepResult
+from hydrainfer.core import DEVICE_LOST, EventKind, InternalError, Lane, Role, StepResult
 from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.metrics import INTERVALS, Timelines
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
@@ -383,6 +383,19 @@ def test_close_waits_for_the_batch_in_flight_and_no_longer():
     closer.join(5)
     assert not closer.is_alive()
     caches.check(idle=True)
+
+
+def test_a_lost_device_ends_the_engine_at_once():
+    """Alone, too: after CUDA's sticky errors every batch fails, and a health check must not say that all is well."""
+
+    class Lost(FakeDevice):
+        def run(self, batch):
+            return StepResult(batch, error=InternalError("the device failed", code=DEVICE_LOST))
+
+    rig = Rig(device=Lost())
+    rig.engine.submit(make_request("r0"), rig.now)
+    with pytest.raises(InternalError, match="1 batches in a row"):
+        rig.run()
 
 
 def test_a_lane_whose_every_batch_fails_ends_the_engine():

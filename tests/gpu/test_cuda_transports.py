@@ -1,4 +1,4 @@
-"""Transports between stores on CUDA: two processes on one GPU, and NCCL with itself."""
+"""Transports between stores on CUDA: two processes on one GPU, NCCL between two."""
 
 from __future__ import annotations
 

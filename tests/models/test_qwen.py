@@ -124,8 +124,8 @@ def logits(rig, request, store):
     p = pack_tokens([TokenWork(seq, 0, n, True)], [BlockTables(kv)], spec, RotaryPositions())
     with torch.inference_mode():
         x = rig.model.embed(torch.from_numpy(p.ids))
-        deep = rig.language._place_embeddings(p, x)
-        batch = rig.language._attention(p, kv)
+        deep = rig.language._place_embeddings(rig.language._put(p), x)
+        batch = rig.language._attention(p, rig.language._put(p), kv)
         caches = [LayerCache(parts, batch) for parts in rig.kv.layers]
         hidden = rig.model.forward(x, torch.from_numpy(p.positions), caches, deep=deep)
         found = rig.model.logits(hidden)

@@ -63,7 +63,7 @@ def teacher_forced(rig: Rig, prompt: Prompt, ids: list[int]) -> torch.Tensor:
         x = rig.model.embed(torch.from_numpy(p.ids))
         if p.embed_at is not None:
             x[torch.from_numpy(p.embed_at)] = rig.embeds.rows[torch.from_numpy(p.embed_rows)]
-        batch = rig.language._attention(p, rig.kv.spec)
+        batch = rig.language._attention(p, rig.language._put(p), rig.kv.spec)
         caches = [LayerCache(parts, batch) for parts in rig.kv.layers]
         hidden = rig.model.forward(x, torch.from_numpy(p.positions), caches)
         logits = rig.model.logits(hidden)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hydrainfer.core import Request, SamplingParams, Sequence, TokenWork
 from hydrainfer.core.random import uniform
-from hydrainfer.runtime.sampler import draw_filtered, sample
+from hydrainfer.ops import upload
+from hydrainfer.runtime.sampler import _parameters, draw_filtered, draw_sorted, sample
 from hydrainfer.runtime.sampling import Draw, plan_sampling
 
 pytestmark = pytest.mark.cpu
@@ -198,3 +199,22 @@ def test_logprobs_are_of_the_raw_distribution():
     assert [t for t, _ in got.top] == best.indices.tolist()
     assert [p for _, p in got.top] == pytest.approx(best.values.tolist(), abs=1e-5)
     assert logprobs[2].top == () and logprobs[2].rank == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_many_rows_sorted_at_once_are_each_row_by_itself(data):
+    """How CUDA filters, run on a CPU: the same token as `draw_filtered` for the same number."""
+    filtering = [p for p in SETTINGS if (len(p) > 1 and p.get("top_k", 1) > 0) or "top_p" in p]
+    some = data.draw(st.lists(st.sampled_from(filtering), min_size=1, max_size=8))
+    logits = some_logits(
+        len(some), vocab=data.draw(st.sampled_from([5, VOCAB, 3000])), seed=data.draw(st.integers(0, 99))
+    )
+    logits[:, : data.draw(st.integers(0, 4))] = 1.0  # ties
+    unit = st.floats(0.0, 1.0, exclude_max=True)
+    draws = [
+        Draw(i, p["temperature"], max(p.get("top_k", 0), 0), p.get("top_p", 1.0), p.get("min_p", 0.0), data.draw(unit))
+        for i, p in enumerate(some)
+    ]
+    on = upload(_parameters(draws), logits.device)
+    assert draw_sorted(logits, on).tolist() == [draw_filtered(logits[d.row], d) for d in draws]

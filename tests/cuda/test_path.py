@@ -1,0 +1,176 @@
+"""Encode, prefill, decode and sampling of 7B models on fake `cuda:0` tensors: no tensor is on the wrong device, no
+shape is wrong, and nothing waits for the device before the tokens are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from hydrainfer.cache import CacheSet
+from hydrainfer.checkpoint import read_config
+from hydrainfer.core import EncodeWork, MediaSpan, Request, Role, SamplingParams, Sequence, StepBatch, TokenWork
+from hydrainfer.core import Lane as LaneName
+from hydrainfer.grammar import Guided
+from hydrainfer.models import Model, Picture
+from hydrainfer.ops import select_ops
+from hydrainfer.runtime import LanguageRunner, VisionRunner
+from hydrainfer.runtime.packing import pack_tokens
+from hydrainfer.runtime.sampler import choose, sample
+from hydrainfer.runtime.sampling import plan_sampling
+from hydrainfer.storage import BlockStore
+from tests.cuda.fake import CUDA, fake_cuda
+
+pytestmark = pytest.mark.cpu
+
+MODELS = Path(__file__).parents[2] / "configs" / "models"
+PICTURES = {  # pixels and grid
+    "llava-1.5-7b": ((336, 336, 3), None),
+    "llava-next-7b": ((5, 336, 336, 3), (2, 48, 32)),
+    "qwen2-vl-7b": ((1, 224, 336, 3), (1, 8, 12)),
+}
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "temperature": SamplingParams(temperature=0.7),
+    "published": SamplingParams(temperature=0.1, top_k=1, top_p=0.001, repetition_penalty=1.05),
+    "everything": SamplingParams(
+        temperature=0.7, top_k=20, top_p=0.8, min_p=0.1, presence_penalty=0.5, min_tokens=4, logit_bias=((7, 1.0),)
+    ),
+}
+
+
+class FakeRig:
+    """One EPD instance without weights. Batches run on the caller's thread, which has the fake mode."""
+
+    def __init__(self, name: str, layers: int) -> None:
+        config = read_config(MODELS / name)
+        object.__setattr__(config.text, "layers", layers)
+        self.shape, self.grid = PICTURES[name]
+        ops = select_ops(CUDA, torch.bfloat16, config.text.head_dim)
+        self.model = Model(config, Role.parse("EPD"), ops, torch.bfloat16, CUDA)
+        self.specs = specs = self.model.cache_specs()
+        self.caches = CacheSet(dict.fromkeys(specs, 4096))
+        self.stores = {spec.name: BlockStore(spec, 4096, CUDA) for spec in specs}
+        self.pixels = np.zeros(self.shape, np.uint8)
+        wake = lambda: None  # noqa: E731
+        self.language = LanguageRunner(self.model, self.stores.values(), wake)
+        self.vision = VisionRunner(self.model, self.stores["embed"], lambda _: self.pixels, wake)
+        self.n_requests = 0
+
+    def close(self) -> None:
+        self.language.close()
+        self.vision.close()
+
+    def sequence(self, sampling: SamplingParams = SAMPLINGS["greedy"], n_text: int = 20) -> Sequence:
+        self.n_requests += 1
+        n = self.model.vision.rows(Picture(self.pixels, self.grid))
+        ids = (1, *[self.model.config.media_tokens[0]] * n, *range(300, 300 + n_text))
+        media = (MediaSpan(1, n, b"key", "pixels", self.grid),)
+        name = f"r{self.n_requests}"
+        request = Request(id=name, prompt_ids=ids, sampling=sampling, max_tokens=64, seed=1, media=media, eos_ids=(2,))
+        seq = Sequence(request, (0.0, 0), 0.0)
+        need = {spec.name: spec.need(request, 0, len(ids) + 8) for spec in self.specs}
+        seq.blocks = self.caches.reserve(name, need).blocks
+        return seq
+
+    def hidden(self, work: list[TokenWork]) -> torch.Tensor:
+        r = self.language
+        return r._forward(pack_tokens(work, r._tables, self.stores["embed"].spec, r._rotary))
+
+
+@pytest.fixture(params=list(PICTURES))
+def on_cuda(request, monkeypatch):
+    with fake_cuda(monkeypatch) as recorder:
+        rig = FakeRig(request.param, layers=3)
+        yield rig, recorder
+        rig.close()
+
+
+def whole(seq: Sequence, start: int = 0, stop: int | None = None) -> TokenWork:
+    n = len(seq.tokens)
+    stop = n if stop is None else stop
+    return TokenWork(seq, start, stop - start, stop == n)
+
+
+def decode(rig: FakeRig, sampling: SamplingParams = SAMPLINGS["greedy"]) -> TokenWork:
+    seq = rig.sequence(sampling)
+    seq.tokens.append(5)
+    return TokenWork(seq, len(seq.tokens) - 1, 1, True)
+
+
+def test_encode_does_not_wait(on_cuda):
+    rig, recorder = on_cuda
+    recorder.waits.clear()
+    for _ in range(2):
+        seqs = [rig.sequence() for _ in range(3)]
+        places = [rig.vision._place(EncodeWork(seq, 0)) for seq in seqs]
+        result = rig.vision._execute(StepBatch(1, LaneName.VISION, [], 3), places)
+        assert result.error is None and not result.failed
+    if rig.grid is not None and len(rig.shape) == 4 and rig.shape[0] == 1:
+        recorder.waits.clear()  # the first pass makes Qwen's layout on the host, the second one has it
+        rig.vision._execute(StepBatch(1, LaneName.VISION, [], 3), places)
+    assert not recorder.waits
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "chunks", "mixed"])
+def test_a_step_does_not_wait(on_cuda, kind):
+    rig, recorder = on_cuda
+    work = {
+        "decode": lambda: [decode(rig) for _ in range(3)],
+        "prefill": lambda: [whole(rig.sequence()), whole(rig.sequence(n_text=7))],
+        "chunks": lambda: [whole(rig.sequence(), 5), whole(rig.sequence(), 2, 40)],
+        "mixed": lambda: [decode(rig), whole(rig.sequence(), 5), whole(rig.sequence()), decode(rig)],
+    }[kind]()
+    recorder.waits.clear()
+    hidden = rig.hidden(work)
+    logits = rig.model.logits(hidden)
+    n = sum(w.sample for w in work)
+    assert logits.shape == (n, rig.model.config.text.vocab) and logits.dtype == torch.float32
+    assert choose(logits, plan_sampling(work)).shape == (n,)
+    assert not recorder.waits, "the step waits for the device before its tokens are read"
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sampling_waits_only_for_the_tokens(on_cuda, name):
+    """One row alone, and many: with filters they went one by one, with six waits each."""
+    rig, recorder = on_cuda
+    vocab = rig.model.config.text.vocab
+    for n in (1, 60):
+        plan = plan_sampling([decode(rig, SAMPLINGS[name]) for _ in range(min(n, 6))] * (n // min(n, 6)))
+        recorder.waits.clear()
+        recorder.calls.clear()
+        logits = torch.empty(n, vocab, device=CUDA)
+        chosen = choose(logits, plan)
+        assert chosen.device == CUDA and not recorder.waits
+        assert len(recorder.calls) < 60
+        with pytest.raises(DataDependentOutputException):  # which is how a read of the device shows here
+            sample(logits, plan)
+
+
+def test_a_grammar_does_not_wait_either(on_cuda):
+    rig, recorder = on_cuda
+    plan = plan_sampling([decode(rig), decode(rig)])
+    plan.guided, plan.blocked = [Guided(1, "r", None, ())], np.zeros((1, 1000), dtype=bool)
+    recorder.waits.clear()
+    choose(torch.empty(2, 1000, device=CUDA), plan)
+    assert not recorder.waits
+
+
+def test_one_copy_carries_a_step_to_the_device(on_cuda):
+    rig, recorder = on_cuda
+    work = [decode(rig), whole(rig.sequence())]
+    recorder.copies.clear()
+    rig.hidden(work)
+    assert len(recorder.copies) == 1
+
+
+def test_launches_of_a_decode_step(on_cuda):
+    """What a step costs a host-bound GPU: operators per layer, counted without views. Less is better."""
+    rig, recorder = on_cuda
+    work = [decode(rig) for _ in range(4)]
+    recorder.calls.clear()
+    rig.hidden(work)
+    assert len(recorder.calls) / 3 < 45, recorder.calls
