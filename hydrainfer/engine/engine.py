@@ -150,7 +150,6 @@ class Engine:
         self._moves.deliver(parcel)
 
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
-        """Note that the peer's process is gone."""
         if self._moves is not None:
             self._moves.peer_dead(peer, incarnation, now)
 
@@ -217,9 +216,9 @@ class Engine:
             raise InternalError(f"{n} batches in a row failed on the {lane.value} lane")
 
     def _launch(self, now: float) -> None:
-        lanes = [lane for lane in self._runners if lane not in self._in_flight]
         if self._overlap != "free" and self._in_flight:
             return
+        lanes = [lane for lane in self._runners if lane not in self._in_flight]
         if self._overlap == "off":
             after = Lane.VISION if self.scheduler.prefers_language() else self._last_lane
             lanes.sort(key=lambda lane: lane is after)  # take turns
