@@ -17,7 +17,7 @@ struct PagedArgs {
   const int32_t* tables;  // [requests, table_stride]
   const int32_t* lengths;  // [requests]
   int64_t q_stride, table_stride, block_stride, v_offset, token_stride, head_stride;
-  int64_t heads, kv_heads, dim, block_tokens;
+  int64_t heads, kv_heads, dim, block_tokens, window;  // see Queries
   float scale;
 };
 
@@ -77,8 +77,9 @@ inline void weigh(float* acc, const float* s, const T* v, int64_t n, int64_t str
 // thread's own.
 template <class T>
 inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1, std::vector<float>& scratch) {
-  const int64_t G = a.heads / a.kv_heads, D = a.dim, L = a.lengths[r], padded = (L + W - 1) / W * W;
-  const int64_t n_heads = (h1 - h0) * G, blocks = (L + a.block_tokens - 1) / a.block_tokens;
+  const int64_t G = a.heads / a.kv_heads, D = a.dim, end = a.lengths[r], bt = a.block_tokens;
+  const int64_t first = a.window ? std::max<int64_t>(0, end - a.window) : 0, L = end - first, padded = (L + W - 1) / W * W;
+  const int64_t n_heads = (h1 - h0) * G, blocks = (end + bt - 1) / bt;
   const int64_t line = 64 / sizeof(T), row = (h1 - h0) * D;
   scratch.resize(n_heads * (padded + 2 * D));
   float *q = scratch.data(), *acc = q + n_heads * D, *scores = acc + n_heads * D;  // [heads, D] twice, [heads, padded]
@@ -86,11 +87,13 @@ inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1,
   for (int64_t i = 0; i < n_heads * D; ++i) q[i] = to_float(from[i]) * a.scale;
   std::fill(acc, acc + n_heads * D, 0.0f);
   const int32_t* table = a.tables + r * a.table_stride;
-  const auto page = [&](int64_t b) { return a.cache + table[b] * a.block_stride + h0 * a.head_stride; };
+  const auto page = [&](int64_t b) {
+    return a.cache + table[b] * a.block_stride + std::max<int64_t>(0, first - b * bt) * a.token_stride + h0 * a.head_stride;
+  };
 
-  for (int64_t b = 0; b < blocks; ++b) {
+  for (int64_t b = first / bt; b < blocks; ++b) {
     const T *k = page(b), *next = page(std::min(b + 1, blocks - 1));
-    const int64_t t0 = b * a.block_tokens, n = std::min(a.block_tokens, L - t0);
+    const int64_t t0 = std::max(b * bt, first) - first, n = std::min((b + 1) * bt, end) - first - t0;
     for (int64_t t = 0; t < n; ++t, k += a.token_stride, next += a.token_stride) {
       for (int64_t d = 0; d < row; d += line) __builtin_prefetch(next + d);
       for (int64_t i = 0; i < n_heads; ++i)
@@ -101,9 +104,9 @@ inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1,
     std::fill(scores + i * padded + L, scores + (i + 1) * padded, 0.0f);
     softmax(scores + i * padded, L, padded);
   }
-  for (int64_t b = 0; b < blocks; ++b) {
+  for (int64_t b = first / bt; b < blocks; ++b) {
     const T *v = page(b) + a.v_offset, *next = page(std::min(b + 1, blocks - 1)) + a.v_offset;
-    const int64_t t0 = b * a.block_tokens, n = std::min(a.block_tokens, L - t0);
+    const int64_t t0 = std::max(b * bt, first) - first, n = std::min((b + 1) * bt, end) - first - t0;
     for (int64_t i = 0; i < n_heads; ++i) {
       for (int64_t t = i; t < n; t += n_heads)
         for (int64_t d = 0; d < row; d += line) __builtin_prefetch(next + t * a.token_stride + d);
@@ -120,7 +123,7 @@ inline void attend_pages(const PagedArgs<T>& a, int64_t r, int64_t head, int64_t
                          int64_t end, std::vector<float>& scratch) {
   const int64_t G = a.heads / a.kv_heads, first = head * G * a.dim, L = a.lengths[r];
   const Queries<T> queries{a.q + start * a.q_stride + first, a.out + start * a.heads * a.dim + first,
-                           a.q_stride, a.dim, a.heads * a.dim, G, a.dim, L, L - tokens, a.scale};
+                           a.q_stride, a.dim, a.heads * a.dim, G, a.dim, L, L - tokens, a.window, a.scale};
   const int32_t* table = a.tables + r * a.table_stride;
   attend(queries, row, end, [&](int64_t t, int64_t n, const T** k, const T** v) {
     int64_t block = t / a.block_tokens, offset = t % a.block_tokens;

@@ -73,15 +73,15 @@ void cut(int64_t rows, int64_t total, Each&& each) {
 
 // Decodes, the first `n_decodes` requests, and chunks in one go. q [rows, heads, dim] with any row stride; cache one layer
 // [blocks, 2, block_tokens, kv_heads, dim]; tables [requests, blocks]; lengths [requests]; starts [requests + 1]: their
-// first rows; out contiguous.
+// first rows; out contiguous. `window`: see Queries.
 void attention(TensorView q, TensorView cache, TensorView tables, TensorView lengths, TensorView starts,
-               int64_t n_decodes, TensorView out, double scale) {
+               int64_t n_decodes, int64_t window, TensorView out, double scale) {
   by_dtype(q, [&](auto zero) {
     using T = decltype(zero);
     const PagedArgs<T> a{data<T>(q),         data<T>(cache),     data<T>(out),    data<int32_t>(tables),
                           data<int32_t>(lengths), q.stride(0),    tables.stride(0), cache.stride(0),
                           cache.stride(1),    cache.stride(2),    cache.stride(3), q.size(1),
-                          cache.size(3),      q.size(2),          cache.size(2),   float(scale)};
+                          cache.size(3),      q.size(2),          cache.size(2),   window,          float(scale)};
     const int32_t* start = data<int32_t>(starts);
     const int64_t group = a.heads / a.kv_heads, n = lengths.size(0);
     std::vector<Part> chunks;
@@ -130,7 +130,7 @@ void attention_segments(TensorView q, TensorView k, TensorView v, TensorView sta
                 *values = data<T>(v) + first * v.stride(0) + p.head * v.stride(1);
         const Queries<T> a{data<T>(q) + first * q.stride(0) + p.head * q.stride(1),
                            data<T>(out) + (first * heads + p.head) * dim,
-                           q.stride(0), 0, heads * dim, 1, dim, rows, rows, float(scale)};
+                           q.stride(0), 0, heads * dim, 1, dim, rows, rows, 0, float(scale)};
         attend(a, p.row, p.end, [&](int64_t t, int64_t n, const T** ks, const T** vs) {
           for (int64_t j = 0; j < n; ++j) ks[j] = keys + (t + j) * k.stride(0), vs[j] = values + (t + j) * v.stride(0);
         }, scratch);

@@ -102,9 +102,13 @@ struct Queries {
   int64_t token_stride, head_stride, out_token_stride;  // out's heads lie side by side
   int64_t group, dim;
   int64_t keys;  // how many there are
-  int64_t context;  // token i sees keys 0 … context + i; at least `keys` without a mask
+  int64_t context;  // token i sees no key after context + i; at least `keys` without a mask
+  int64_t window;  // and none that is so many or more before that one; 0: there is no such limit
   float scale;
 
+  int64_t first_key(int64_t row) const {
+    return window ? std::max<int64_t>(0, context + row / group - window + 1) : 0;
+  }
   int64_t last_key(int64_t row) const { return std::min(context + row / group, keys - 1); }
   const T* at(int64_t row) const { return q + row / group * token_stride + row % group * head_stride; }
   T* to(int64_t row) const { return out + row / group * out_token_stride + row % group * dim; }
@@ -116,7 +120,7 @@ struct Panel {
   static constexpr int EACH = Units<T>::EACH, LANES = N * W;
   float *q, *out;  // [dim / EACH, lanes], [dim, lanes]
   vec top[N], total[N];
-  ivec last[N];  // the last key that a lane sees
+  ivec first[N], last[N];  // keys that a lane sees
   int64_t row, rows;
 
   Panel(const Queries<T>& a, int64_t row, int64_t rows, float* room) : q(room), row(row), rows(rows) {
@@ -124,8 +128,11 @@ struct Panel {
     out = q + units * LANES;
     std::fill(q, out + dim * LANES, 0.0f);
     for (int n = 0; n < N; ++n) {
-      top[n] = splat(-std::numeric_limits<float>::infinity()), total[n] = vec{};
-      for (int i = 0; i < W; ++i) last[n][i] = int32_t(a.last_key(std::min(row + n * W + i, row + rows - 1)));
+      top[n] = splat(-1e30f), total[n] = vec{};  // finite: a lane may see nothing of a tile
+      for (int i = 0; i < W; ++i) {
+        const int64_t at = std::min(row + n * W + i, row + rows - 1);
+        first[n][i] = int32_t(a.first_key(at)), last[n][i] = int32_t(a.last_key(at));
+      }
       take(a, n, units);
     }
   }
@@ -163,11 +170,11 @@ struct Panel {
   // Keys t … t + n - 1 of a tile; `scores` has room for KEYS rows and the next DEEP.
   void add(const Queries<T>& a, int64_t t, int64_t n, const float* k, const float* v, int64_t stride, float* scores) {
     n = std::min<int64_t>(n, a.last_key(row + rows - 1) + 1 - t);
-    if (n <= 0) return;
+    if (n <= 0 || t + n <= a.first_key(row)) return;
     for (int64_t i = 0; i < n; i += DEEP)  // the rows past n are never used
       multiply<T, DEEP, N>(a.dim / EACH, k + i * stride, stride, 1, q, scores + i * LANES, nullptr);
     vec keep[N];
-    if (t + n - 1 > a.last_key(row))
+    if (t + n - 1 > a.last_key(row) || t < a.first_key(row + rows - 1))
       soften<true>(scores, t, n, a.scale, keep);
     else
       soften<false>(scores, t, n, a.scale, keep);
@@ -185,7 +192,7 @@ struct Panel {
       for (int64_t j = 0; j < n; ++j) {
         vec x = load(s + j * LANES);
         if (masked) {
-          x = last[i] >= int32_t(t + j) ? x : splat(-std::numeric_limits<float>::infinity());
+          x = last[i] >= int32_t(t + j) && first[i] <= int32_t(t + j) ? x : splat(-std::numeric_limits<float>::infinity());
           store(s + j * LANES, x);
         }
         best = max(best, x);
@@ -250,7 +257,7 @@ inline void attend_panels(const Queries<T>& a, int64_t row, int64_t end, const L
     some.emplace_back(a, row + i * LANES, std::min(LANES, end - row - i * LANES), scratch.data() + i * each);
   const int64_t keys = a.last_key(end - 1) + 1;
   Tile<T> tile(a.dim, room);
-  for (int64_t t = 0; t < keys; t += KEYS) {
+  for (int64_t t = a.first_key(row); t < keys; t += KEYS) {
     const int64_t n = std::min(KEYS, keys - t);
     locate(t, n, tile.k_rows, tile.v_rows);
     tile.lay(n, a.dim);

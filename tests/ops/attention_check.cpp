@@ -12,7 +12,7 @@ using namespace hydra;
 
 template <class T>
 struct Case {
-  int64_t tokens, context, group, dim, block_tokens;
+  int64_t tokens, context, group, dim, block_tokens, window;
   static constexpr int64_t kv_heads = 2;
 
   bool close(const char* name, double tolerance) const {
@@ -28,7 +28,7 @@ struct Case {
     const int32_t length = int32_t(L);
     const float scale = 1 / std::sqrt(float(dim));
     const PagedArgs<T> a{q.get(), cache.get(), out.get(), table.get(), &length, heads * dim, blocks, block,
-                         block_tokens * kv_heads * dim, kv_heads * dim, dim, heads, kv_heads, dim, block_tokens, scale};
+                         block_tokens * kv_heads * dim, kv_heads * dim, dim, heads, kv_heads, dim, block_tokens, window, scale};
     std::vector<float> scratch;
     if (tokens == 1) decode_one(a, 0, 0, kv_heads, scratch);
     const int64_t rows = tokens * group, half = rows / 2;
@@ -42,22 +42,22 @@ struct Case {
     std::vector<double> p(L);
     for (int64_t i = 0; i < tokens; ++i)
       for (int64_t h = 0; h < heads; ++h) {
-        const int64_t seen = context + i + 1;
+        const int64_t seen = context + i + 1, from = window ? std::max<int64_t>(0, seen - window) : 0;
         const T* query = q.get() + (i * heads + h) * dim;
         double total = 0;
-        for (int64_t t = 0; t < seen; ++t) {
+        for (int64_t t = from; t < seen; ++t) {
           double s = 0;
           for (int64_t d = 0; d < dim; ++d) s += double(to_float(query[d])) * to_float(at(t, h / group, false)[d]);
           total += p[t] = std::exp(s * scale);
         }
         for (int64_t d = 0; d < dim; ++d) {
           double want = 0;
-          for (int64_t t = 0; t < seen; ++t) want += p[t] / total * to_float(at(t, h / group, true)[d]);
+          for (int64_t t = from; t < seen; ++t) want += p[t] / total * to_float(at(t, h / group, true)[d]);
           const double got = to_float(out[(i * heads + h) * dim + d]);
           if (!(std::abs(got - want) <= tolerance)) {
-            std::printf("%s tokens=%ld context=%ld group=%ld dim=%ld block=%ld [%ld, %ld, %ld]: %g, not %g\n", name,
-                        long(tokens), long(context), long(group), long(dim), long(block_tokens), long(i), long(h), long(d),
-                        got, want);
+            std::printf("%s tokens=%ld context=%ld group=%ld dim=%ld block=%ld window=%ld [%ld, %ld, %ld]: %g, not %g\n", name,
+                        long(tokens), long(context), long(group), long(dim), long(block_tokens), long(window), long(i), long(h),
+                        long(d), got, want);
             return false;
           }
         }
@@ -71,7 +71,8 @@ bool close(const char* name, double tolerance) {
   for (int64_t dim : {6, 16, 20, 64, 72, 80, 128})
     for (int64_t tokens : {1, 2, 17, 50})
       for (int64_t context : {0, 15, 95, 96, 200})
-        if (!Case<T>{tokens, context, 1 + context % 3, dim, dim % 16 ? 1 : 16}.close(name, tolerance)) return false;
+        for (int64_t window : {int64_t(0), 1 + dim / 2})
+          if (!Case<T>{tokens, context, 1 + context % 3, dim, dim % 16 ? 1 : 16, window}.close(name, tolerance)) return false;
   return true;
 }
 
