@@ -30,7 +30,8 @@ class Rope:
 @dataclass(frozen=True, slots=True)
 class TextConfig:
     """A Llama-style decoder. `context` is the longest sequence in tokens; `qk_norm`: queries and keys are normalised
-    per head before they are turned."""
+    per head before they are turned. `windows`: for each layer, how many tokens a token sees there, itself included; 0
+    for all."""
 
     vocab: int
     hidden: int
@@ -47,6 +48,7 @@ class TextConfig:
     mlp_bias: bool
     tied: bool
     qk_norm: bool = False
+    windows: tuple[int, ...] = ()
 
 
 class Decoder(NamedTuple):
@@ -75,7 +77,6 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
     kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     require(hf.num_attention_heads % kv_heads == 0, path, f"{hf.num_attention_heads} heads over {kv_heads} KV heads")
     require(head_dim % 2 == 0, path, f"head_dim {head_dim} is odd")
-    _check_window(hf, kind, path)
 
     def bias(fixed: bool | None, field: str) -> bool:
         return bool(getattr(hf, field)) if fixed is None else fixed
@@ -96,24 +97,26 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         mlp_bias=bias(kind.mlp_bias, "mlp_bias"),
         tied=tied,
         qk_norm=kind.qk_norm,
+        windows=_windows(hf, kind, path),
     )
 
 
-def _check_window(hf: Any, kind: Decoder, path: Path) -> None:
-    """Attention over the last tokens only is not supported where it would leave any out."""
-    named = set(getattr(hf, "layer_types", None) or ())
-    if kind.sliding == "refused":
-        others = " and ".join(sorted(named - {"full_attention"}))
-        require(not others, path, f"{others} is not supported; supported: use_sliding_window false")
-    window = getattr(hf, "sliding_window", None)
-    slides = kind.sliding == "all" or (kind.sliding == "named" and "sliding_attention" in named)
-    context = hf.max_position_embeddings
+def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
+    """`TextConfig.windows`. A window that holds the whole context is none."""
+    types, n = getattr(hf, "layer_types", None), hf.num_hidden_layers
+    named = list(types) if types else ["full_attention"] * n
+    require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
+    others = " and ".join(sorted(set(named) - {"full_attention", *(["sliding_attention"] * (kind.sliding == "named"))}))
     require(
-        not slides or window is None or window >= context,
+        kind.sliding in ("none", "all") or not others,
         path,
-        f"sliding_window {window} is smaller than max_position_embeddings {context}, which is not supported; "
-        f"supported: null, or a context of at most {window} (lower max_position_embeddings in config.json)",
+        f"{others} is not supported; supported: full_attention (use_sliding_window false)",
     )
+    window = getattr(hf, "sliding_window", None)
+    if kind.sliding not in ("all", "named") or window is None or window >= hf.max_position_embeddings:
+        return (0,) * n
+    require(window > 0, path, f"sliding_window {window} is not supported; supported: null, or at least 1")
+    return tuple(window if kind.sliding == "all" or t == "sliding_attention" else 0 for t in named)
 
 
 def _with_sections(rope: Rope, hf: Any, kind: Decoder, head_dim: int, path: Path) -> Rope:

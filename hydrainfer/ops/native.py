@@ -69,13 +69,16 @@ class Kernels:
         self._rope(qk, cos, sin)
 
     def prepare(self, batch: AttentionBatch) -> None:
-        torch_variants.prepare(batch)
+        if batch.window or batch.spans:
+            torch_variants.prepare(batch)
 
     def write_kv(self, cache: Tensor, kv: Tensor, batch: AttentionBatch) -> None:
         self._write_kv(kv, cache, batch.slots)
 
-    def attention(self, q: Tensor, _kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+    def attention(self, q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
         """Keys and values are read from their blocks, those of this batch too."""
+        if batch.window or batch.spans:
+            return torch_variants.attention_sdpa(q, kv, cache, batch, scale)
         out = torch.empty(q.shape, dtype=q.dtype)
         self._attention(q, cache, batch.tables, batch.lengths, batch.starts, batch.n_decodes, out, scale)
         return out

@@ -86,6 +86,7 @@ class Family(NamedTuple):
 next_reference = partial(
     Reference, processor=transformers.LlavaNextProcessor, model=transformers.LlavaNextForConditionalGeneration
 )
+SLIDING = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
 FAMILIES = {
     "llava-next, mistral": Family(
         partial(make_llava_next, text="mistral", template=IN_ORDER), next_reference, TEXTS | PICTURES, SEEING
@@ -98,6 +99,12 @@ FAMILIES = {
     ),
     "llama": Family(partial(make_text, kind="llama", seed=2), TextReference, TEXTS, SPEAKING),
     "mistral": Family(partial(make_text, kind="mistral", seed=3, shards=3), TextReference, TEXTS, SPEAKING),
+    "mistral, window": Family(
+        partial(make_text, kind="mistral", seed=6, sliding_window=19), TextReference, TEXTS, SPEAKING
+    ),
+    "qwen2, window": Family(
+        partial(make_text, kind="qwen2", seed=7, sliding_window=13, **SLIDING), TextReference, TEXTS, SPEAKING
+    ),
     "qwen2": Family(partial(make_text, kind="qwen2", seed=4), TextReference, TEXTS, SPEAKING),
     "qwen3": Family(partial(make_text, kind="qwen3", seed=5), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
 }

