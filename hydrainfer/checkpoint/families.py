@@ -74,6 +74,9 @@ FAMILIES = {
     "MistralForCausalLM": _text_only(Decoder("mistral", qkv_bias=False, out_bias=False, sliding="all")),
     "Qwen2ForCausalLM": _text_only(Decoder("qwen2", qkv_bias=True, out_bias=False, sliding="named")),
     "Qwen3ForCausalLM": _text_only(Decoder("qwen3", qk_norm=True, sliding="named")),
+    "Gemma3ForCausalLM": _text_only(Decoder("gemma3_text", qk_norm=True, sliding="named", gemma=True))._replace(
+        dtype="bfloat16"
+    ),
     "Qwen2VLForConditionalGeneration": _QWEN._replace(
         model_type="qwen2_vl",
         decoder=Decoder("qwen2_vl_text", qkv_bias=True, out_bias=False, sliding="refused", sections=(16, 24, 24)),

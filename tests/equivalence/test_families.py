@@ -99,6 +99,7 @@ FAMILIES = {
     ),
     "llama": Family(partial(make_text, kind="llama", seed=2), TextReference, TEXTS, SPEAKING),
     "mistral": Family(partial(make_text, kind="mistral", seed=3, shards=3), TextReference, TEXTS, SPEAKING),
+    "gemma3, text": Family(partial(make_text, kind="gemma3", seed=8), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
     "mistral, window": Family(
         partial(make_text, kind="mistral", seed=6, sliding_window=19), TextReference, TEXTS, SPEAKING
     ),

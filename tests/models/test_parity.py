@@ -25,6 +25,7 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA_LAYERS = ["sliding_attention", "full_attention"] * 2 + ["full_attention"]
 SLIDING = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
 TEXT = {
     "llama": ("llama", {}),
@@ -36,6 +37,9 @@ TEXT = {
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
     "qwen3, biases, shards": ("qwen3", {"attention_bias": True, "shards": 3}),
+    "gemma3": ("gemma3", {}),
+    "gemma3, last layer full, biases": ("gemma3", {"layer_types": GEMMA_LAYERS, "attention_bias": True}),
+    "gemma3, tied": ("gemma3", {"tie_word_embeddings": True}),
     "mistral, window": ("mistral", {"sliding_window": 21}),
     "qwen3, window": ("qwen3", SLIDING | {"sliding_window": 7}),
 }
