@@ -1,4 +1,5 @@
-"""Tiny text-only checkpoints with seeded random weights: Llama, Mistral, Qwen2 and Qwen3, as published ones look."""
+"""Tiny text-only checkpoints with seeded random weights: Llama, Mistral, Qwen2, Qwen3 and Gemma 3, as published ones
+look."""
 
 from __future__ import annotations
 
@@ -21,6 +22,32 @@ INSTRUCT = (  # Mistral's way
     "{% endfor %}"
 )
 _LEARNED = 1500
+
+
+GEMMA = {  # most layers see 19 tokens; scales that no power of two hides
+    "num_hidden_layers": 5,
+    "layer_types": [f"{'full' if i == 3 else 'sliding'}_attention" for i in range(5)],
+    "sliding_window": 19,
+    "query_pre_attn_scalar": 24,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+
+
+def settle_gemma(model) -> None:
+    """Gemma's norms multiply by one plus their weight, its embeddings are multiplied by the root of their width."""
+    import torch
+
+    with torch.no_grad():
+        if not model.config.tie_word_embeddings:
+            table = model.get_input_embeddings().weight
+            table.div_(table.shape[1] ** 0.5)
+        for module in model.modules():
+            if type(module).__name__ == "Gemma3RMSNorm":
+                module.weight.sub_(1.0)
 
 
 @cache
@@ -56,15 +83,18 @@ def make_byte_level_tokenizer(context: int = 4096):
 
 
 def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dtype: str = "float32", **config) -> Path:
-    """Write a checkpoint of "llama", "mistral", "qwen2" or "qwen3" to `out` and return it. `config` overrides."""
+    """Write a checkpoint of "llama", "mistral", "qwen2", "qwen3" or "gemma3" to `out` and return it. `config`
+    overrides."""
     import torch
     import transformers
 
     out, byte_level = Path(out), kind.startswith("qwen")
     tokenizer = make_byte_level_tokenizer() if byte_level else make_tokenizer()
     ends = [tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>")] if byte_level else 2
-    make = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind]
-    whole = getattr(transformers, f"{make}Config")(
+    make = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}[kind]
+    if kind == "gemma3":
+        config = GEMMA | config
+    whole = getattr(transformers, f"{make}{'Text' * (kind == 'gemma3')}Config")(
         **{
             "vocab_size": VOCAB,
             "hidden_size": 64,
@@ -85,6 +115,8 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
     torch.manual_seed(seed)
     model = getattr(transformers, f"{make}ForCausalLM")(whole).float().eval()
     randomise(model, seed)
+    if kind == "gemma3":
+        settle_gemma(model)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=whole.bos_token_id, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )

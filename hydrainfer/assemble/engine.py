@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from hydrainfer.assemble.sizes import GIB, cache_sizes, dtype_of, no_memory, overlap_of, torch_device
-from hydrainfer.cache import CacheSet, for_stage, tokens_in
+from hydrainfer.cache import CacheSet, CacheSpec, for_stage, tokens_in
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Node
 from hydrainfer.config import ServeConfig
@@ -53,7 +54,7 @@ class Sizing(NamedTuple):
 
 
 class Built(NamedTuple):
-    """`kv_tokens`: what its whole KV cache holds, None if it has none."""
+    """`kv_tokens`: what its whole KV cache holds, None if that has no limit or there is none."""
 
     engine: Engine
     caches: CacheSet
@@ -110,7 +111,7 @@ def build_engine(
         "dtype": dtype,
         "threads": sizing.n_threads,
         "overlap": overlap,
-        **{spec.size_option: round(n * spec.block_bytes / GIB, 3) for spec, n in sizes.items()},
+        **_gib_by_option(sizes),
         **({} if model is None else _operators(model)),
     }
     kv_tokens = tokens_in(sizes)
@@ -181,6 +182,13 @@ def _moves(
     puller = StorePuller(stores, exports, routes, node.wake)
     timing = Timing(patience_s=node.plan.pulse.patience_s)
     return Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)
+
+
+def _gib_by_option(sizes: dict[CacheSpec, int]) -> Facts:
+    n_bytes: Counter[str] = Counter()
+    for spec, n in sizes.items():
+        n_bytes[spec.size_option] += n * spec.block_bytes
+    return {option: round(n / GIB, 3) for option, n in n_bytes.items()}
 
 
 def _operators(model: Model) -> Facts:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Cluster(NamedTuple):
-    """`kv_tokens`: what the smallest whole KV cache holds."""
+    """`kv_tokens`: what the smallest whole KV cache holds, at most the context length."""
 
     hub: Hub
     facts: dict[str, Any]
@@ -132,7 +132,7 @@ def start_cluster(
         balancing=config.balancing,
     )
     hub.start([plan(name=s.name, share=s.share) for s in specs], config.start_timeout_s)
-    kv_tokens = min(int(f["kv_tokens"]) for f in hub.facts.values() if "kv_tokens" in f)
+    kv_tokens = min([n_context, *(int(f["kv_tokens"]) for f in hub.facts.values() if "kv_tokens" in f)])
     return Cluster(hub, _together(hub.facts), kv_tokens, partial(_pools, launcher))
 
 

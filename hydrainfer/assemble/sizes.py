@@ -79,8 +79,9 @@ def cache_sizes(
     what it has loaded. Raises `ConfigError` if there is too little."""
     specs = cache_specs(model, role, dtype, config.block_tokens)
     n_tokens = max(config.max_running * TOKENS_PER_RUNNING, n_context) if device.type == "cpu" else None
-    wishes = Wishes(model.vision.tokens if model.vision else 0, config.max_images, n_tokens)
-    given = {s.name: n for s in specs if (n := _blocks(getattr(config, s.size_option), s)) is not None}
+    wishes = Wishes(model.vision.tokens if model.vision else 0, config.max_images, n_tokens, n_context)
+    options = {spec.size_option: getattr(config, spec.size_option) for spec in specs}
+    given = {option: int(gib * GIB) for option, gib in options.items() if gib is not None}
     sizes = size_caches(specs, wishes, _free_bytes(config, device, share, weight_bytes), given)
     if too_small(sizes, wishes):
         wants = [f"{spec.size_noun} {spec.least(wishes) * spec.block_bytes}" for spec in specs]
@@ -117,10 +118,6 @@ def _total_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return memory_bytes()
-
-
-def _blocks(gib: float | None, spec: CacheSpec) -> int | None:
-    return None if gib is None else max(1, int(gib * GIB) // spec.block_bytes)
 
 
 def _free_bytes(config: ServeConfig, device: torch.device, share: float, weight_bytes: int) -> float:

@@ -4,11 +4,11 @@ Called by the scheduler (and, for specs, by models, storage and planner). Never 
 kind of state is a subclass of `CacheSpec`.
 """
 
-from hydrainfer.cache.kinds import EmbedSpec, FullSpec, specs_of
+from hydrainfer.cache.kinds import EmbedSpec, FullSpec, WindowSpec, specs_of
 from hydrainfer.cache.leases import NO_HIT, CacheSet, Hit, Lease
-from hydrainfer.cache.pool import BlockPool
-from hydrainfer.cache.sizing import TOKENS_PER_RUNNING, size_caches, tokens_in, too_small
-from hydrainfer.cache.spec import DTYPE_BYTES, CacheSpec, Found, Part, Wishes, for_stage
+from hydrainfer.cache.pool import BlockPool, SlidingPool
+from hydrainfer.cache.sizing import size_caches, tokens_in, too_small
+from hydrainfer.cache.spec import DTYPE_BYTES, TOKENS_PER_RUNNING, CacheSpec, Found, Part, Wishes, for_stage
 
 __all__ = [
     "DTYPE_BYTES",
@@ -23,6 +23,8 @@ __all__ = [
     "Hit",
     "Lease",
     "Part",
+    "SlidingPool",
+    "WindowSpec",
     "Wishes",
     "for_stage",
     "size_caches",

@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hydrainfer.cache.spec import CacheSpec, Found, Part, Wishes
+import msgspec
+
+from hydrainfer.cache.spec import TOKENS_PER_RUNNING, CacheSpec, Found, Part, Wishes
 from hydrainfer.core import InvalidRequest, Request, Role, Stage, chain_keys, split_chain
 
 _PUBLISHED_TOKENS = 256  # at once: a block's key costs less beside others
+_AHEAD_TOKENS = 1024  # of the longest chunk, unless a picture has more
 _PICTURES = 64
 _PICTURE_TOKENS = 1024  # of a usual picture; the largest may have more
 
@@ -54,6 +57,80 @@ class FullSpec(CacheSpec, frozen=True):
         return []
 
 
+class WindowSpec(FullSpec, frozen=True):
+    """Keys and values of the last `window` tokens, for layers that see no more. Blocks that fell out are given back
+    while the request runs, so it holds `most` blocks whatever its length.
+
+    Blocks are found again only where all of a window is: at the end of a prompt, of its last picture, of an answer, of
+    what was computed before a preemption or a move. The others of a request are not published: nobody could use them.
+    `ahead`: the tokens that one chunk may compute.
+    """
+
+    ahead: int = _AHEAD_TOKENS
+
+    chained: ClassVar[bool] = False
+    slides: ClassVar[bool] = True
+
+    @classmethod
+    def over(cls, full: FullSpec, window: int, layers: tuple[int, ...], least_ahead: int = 0) -> WindowSpec:
+        """The cache of these layers, with blocks like those of `full`. `least_ahead`: tokens of the longest span that a
+        chunk must not cut."""
+        ahead = max(_AHEAD_TOKENS, least_ahead)
+        return cls(f"{full.name}.{window}", full.block_tokens, full.parts, layers, window, ahead)
+
+    def stale(self, n_computed: int) -> int:
+        """All that the tokens behind the last whole block see is kept, so that it can be resumed from there."""
+        whole = n_computed // self.block_tokens * self.block_tokens
+        return max(0, whole - self.window + 1) // self.block_tokens
+
+    def due(self, request: Request, n_computed: int) -> float:
+        return (n_computed // self.block_tokens + 1) * self.block_tokens
+
+    def span(self, n_computed: int, n_tokens: int, headroom: int = 0) -> range:
+        first = self.stale(n_computed)
+        return range(first, min(self.blocks_for(n_tokens + headroom), first + self.most(n_tokens - n_computed)))
+
+    def most(self, n_left: int) -> int:
+        """The window before a block, that block, and those that a chunk fills."""
+        chunk = self.blocks_for(min(n_left, self.ahead)) if n_left > 1 else 0
+        return self.blocks_for(self.window - 1) + 1 + chunk
+
+    def least(self, wishes: Wishes) -> int:
+        return self.most(self.ahead) if wishes.n_longest is None else len(self.span(0, wishes.n_longest))
+
+    def wanted(self, wishes: Wishes) -> int | None:
+        if wishes.n_tokens is None:
+            return None
+        usual = -(-wishes.n_tokens // TOKENS_PER_RUNNING) * self.held_by(TOKENS_PER_RUNNING)
+        return max(self.least(wishes), usual)
+
+    def tokens_in(self, n_blocks: int) -> float:
+        return math.inf if n_blocks >= self.most(self.ahead) else n_blocks * self.block_tokens
+
+    def safe(self, found: Found, n_most: int) -> int | None:
+        """The furthest block's end before which the blocks of a whole window are."""
+        stop = min(len(found), n_most // self.block_tokens)
+        for i in range(stop - 1, -1, -1):
+            if i < self.stale(stop * self.block_tokens):
+                break
+            if found[i] is None:
+                stop = i
+        return stop * self.block_tokens
+
+    def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
+        stop = n_tokens // self.block_tokens
+        return [b if self.stale(n_tokens) <= i < stop else None for i, b in enumerate(found)]
+
+    def written(self, request: Request, n_before: int, n_computed: int, leaves: bool = False) -> list[range]:
+        """The windows before the points that were passed from which a request may go on."""
+        points = [request.n_prompt - 1, request.n_prompt, *(m.end for m in request.media[-1:])]
+        ends = {p // self.block_tokens for p in points}
+        passed = {e for e in ends if n_before < e * self.block_tokens <= n_computed}
+        if leaves:
+            passed.add(n_computed // self.block_tokens)
+        return [range(self.stale(e * self.block_tokens), e) for e in sorted(passed)]
+
+
 class EmbedSpec(CacheSpec, frozen=True):
     """One row of image embedding per placeholder token; only the prefill of that token reads it. The part
     "rows" is `(block_tokens, width)`. A picture starts on a block boundary, so that its blocks can be shared with other
@@ -71,10 +148,10 @@ class EmbedSpec(CacheSpec, frozen=True):
     def used_by(self, request: Request) -> bool:
         return bool(request.media)
 
-    def span(self, n_computed: int, n_tokens: int) -> range:
+    def span(self, n_computed: int, n_tokens: int, headroom: int = 0) -> range:
         return range(0)
 
-    def need(self, request: Request, n_computed: int, n_tokens: int) -> range:
+    def need(self, request: Request, n_computed: int, n_tokens: int, headroom: int = 0) -> range:
         """Those of the pictures that do not end before token `n_computed`."""
         done = sum(self.blocks_for(m.n_tokens) for m in request.media if m.end <= n_computed)
         return range(done, sum(self.blocks_for(m.n_tokens) for m in request.media))
@@ -129,8 +206,8 @@ class EmbedSpec(CacheSpec, frozen=True):
     def contents(self, request: Request) -> list[bytes]:
         return [m.key for m in request.media]
 
-    def written(self, n_before: int, n_computed: int) -> range:
-        return range(0)
+    def written(self, request: Request, n_before: int, n_computed: int, leaves: bool = False) -> list[range]:
+        return []
 
     def complete(self, request: Request, n_computed: int) -> range:
         return self.need(request, n_computed, 0)
@@ -142,19 +219,27 @@ class EmbedSpec(CacheSpec, frozen=True):
 def specs_of(
     role: Role,
     *,
-    layers: int,
+    windows: Sequence[int],
     kv_heads: int,
     head_dim: int,
     embed_width: int | None,
     dtype: str,
     kv_block_tokens: int = 16,
     embed_block_tokens: int = 64,
+    longest_span: int = 0,
 ) -> tuple[CacheSpec, ...]:
-    """The caches of an instance of this role that some stage of it uses. `embed_width`: None if the model does not
-    see."""
+    """The caches of an instance of this role that some stage of it uses. `windows`: for each layer, how many tokens a
+    token sees there, 0 for all. `embed_width`: None if the model does not see. `longest_span`: tokens of the largest
+    picture, if its tokens see each other."""
     specs: list[CacheSpec] = []
     if embed_width is not None:
         specs.append(EmbedSpec.of(width=embed_width, dtype=dtype, block_tokens=embed_block_tokens))
+    layers: dict[int, tuple[int, ...]] = {}
+    for i, window in enumerate(windows):
+        layers[window] = (*layers.get(window, ()), i)
     heads = {"kv_heads": kv_heads, "head_dim": head_dim}
-    specs.append(FullSpec.of(layers=layers, **heads, dtype=dtype, block_tokens=kv_block_tokens))
+    full = FullSpec.of(layers=1, **heads, dtype=dtype, block_tokens=kv_block_tokens)
+    if 0 in layers:
+        specs.append(msgspec.structs.replace(full, layers=layers[0]))
+    specs += (WindowSpec.over(full, w, layers[w], longest_span) for w in sorted(layers) if w)
     return tuple(spec for spec in specs if any(role.runs(stage) for stage in spec.stages))

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hydrainfer.cache.pool import BlockPool
+from hydrainfer.cache.pool import BlockPool, SlidingPool
 from hydrainfer.cache.spec import CacheSpec, Found
 from hydrainfer.core import Cached
 
@@ -41,7 +41,7 @@ class CacheSet:
 
     def __init__(self, sizes: Mapping[CacheSpec, int]) -> None:
         self.specs = {spec.name: spec for spec in sizes}
-        self.pools = {spec.name: BlockPool(n) for spec, n in sizes.items()}
+        self.pools = {spec.name: (SlidingPool if spec.slides else BlockPool)(n) for spec, n in sizes.items()}
         self._leases: dict[str, Lease] = {}
 
     def find(self, spec: str, keys: Sequence[bytes]) -> list[int | None]:
@@ -60,9 +60,9 @@ class CacheSet:
         for spec, numbers in need.items():
             pool, keyed = self.pools[spec], slice(numbers.start, numbers.stop)
             keys, found = hit.keys.get(spec, ())[keyed], hit.blocks.get(spec, ())[keyed]
-            revived = {b for b in found if b is not None and pool.is_cached(b)}
+            n_shared = pool.n_shared_of(b for b in found if b is not None)
             n_fresh = len(numbers) - len(found) + len({k for k, b in zip(keys, found) if b is None})
-            if n_fresh + len(revived) > pool.n_available:
+            if n_fresh + n_shared > pool.n_available:
                 return None
             wanted.append((spec, n_fresh, keys, found))
         lease = self._leases[owner] = Lease(owner, {}, {spec: numbers.start for spec, numbers in need.items()})
@@ -104,14 +104,15 @@ class CacheSet:
         lease.blocks[spec] += pool.take(n)
         return True
 
-    def slide(self, lease: Lease, spec: str, first: int) -> None:
-        """Give back the blocks with a number below `first`, and take as many at the end as became available by it."""
+    def slide(self, lease: Lease, spec: str, first: int, most: float) -> None:
+        """Give back the blocks with a number below `first` and take as many at the end, or fewer, so that there are at
+        most `most`; further ones at the end are given back, too. In a `SlidingPool` this cannot fail."""
         pool, blocks = self.pools[spec], lease.blocks[spec]
+        n = int(min(len(blocks), most))
         gone = blocks[: first - lease.first[spec]]
-        available = pool.n_available
-        pool.drop(gone)
-        blocks[: len(gone)] = []
-        blocks += pool.take(pool.n_available - available)
+        pool.drop([*gone, *blocks[len(gone) + n :]])
+        blocks[:] = blocks[len(gone) : len(gone) + n]
+        blocks += pool.take(n - len(blocks))
         lease.first[spec] = first
 
     def commit(self, lease: Lease, spec: str, first: int, keys: Sequence[bytes]) -> bool:

@@ -69,6 +69,10 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         return block in self._cached
 
+    def n_shared_of(self, blocks: Iterable[int]) -> int:
+        """How many fewer are available once these are shared."""
+        return len({b for b in blocks if b in self._cached})
+
     def share(self, block: int) -> None:
         """One more holder of a cached or leased block."""
         if self._refs[block] == 0:
@@ -124,3 +128,33 @@ class BlockPool:
         keyed = {b: key for b, key in enumerate(self._key_of) if key is not None}
         assert {self._index[k]: k for k in self._index} == keyed, "index and keys disagree"
         assert not free & keyed.keys() and cached <= keyed.keys(), "a free block is indexed"
+
+
+class SlidingPool(BlockPool):
+    """A pool for leases that go on by giving blocks back and taking as many others. A block counts once for each of its
+    holders, so that whoever drops one of its blocks, which others may hold on to, can always take another for it."""
+
+    def __init__(self, n_blocks: int) -> None:
+        super().__init__(n_blocks)
+        self._n_more = 0  # holders but the first of each block
+
+    @property
+    def n_available(self) -> int:
+        return super().n_available - self._n_more
+
+    def n_shared_of(self, blocks: Iterable[int]) -> int:
+        return len(list(blocks))
+
+    def share(self, block: int) -> None:
+        self._n_more += self._refs[block] > 0
+        super().share(block)
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._n_more -= self._refs[block] > 1
+            super().drop((block,))
+
+    def check(self, held: Iterable[int]) -> None:
+        super().check(held)
+        assert self._n_more == sum(refs - 1 for refs in self._refs if refs), "holders miscounted"
+        assert self.n_available >= 0, "more blocks are spoken for than there are"

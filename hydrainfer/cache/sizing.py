@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from hydrainfer.cache.spec import CacheSpec, Wishes
 
-TOKENS_PER_RUNNING = 1024
-"""The automatic KV cache of a CPU holds this many tokens for each request that may run."""
+_USUAL_TOKENS = 8192  # of a request, for which caches of different kinds are to be full at the same time
 
 
 def size_caches(
     specs: Iterable[CacheSpec], wishes: Wishes, free_bytes: float, given: Mapping[str, int] | None = None
 ) -> dict[CacheSpec, int]:
-    """Blocks per cache. `given` has those that are fixed, by spec name; caches of a known size come next, and the
-    others get what they want of the memory that is left, which may be nothing: `too_small` says so."""
+    """Blocks per cache. `given` has the bytes that are fixed, by the option that fixes them; caches of a known size
+    come next, and the others get what they want of the memory that is left, which may be nothing: `too_small` says
+    so."""
     specs, given = list(specs), given or {}
     sizes: dict[CacheSpec, int] = {}
-    for spec in sorted(specs, key=lambda s: s.name not in given and s.takes_the_rest):
-        wanted = spec.wanted(wishes)
-        if spec.name in given:
-            sizes[spec] = given[spec.name]
-        elif spec.takes_the_rest:
-            left = free_bytes - sum(s.block_bytes * n for s, n in sizes.items())
-            fits = max(0, int(left // spec.block_bytes))
-            sizes[spec] = fits if wanted is None else min(wanted, fits)
-        else:
+    for option, n_bytes in given.items():
+        shares = _shared_out([s for s in specs if s.size_option == option], wishes, n_bytes)
+        sizes |= {spec: max(1, n) for spec, n in shares.items()}
+    for spec in specs:
+        if spec not in sizes and not spec.takes_the_rest:
+            wanted = spec.wanted(wishes)
             assert wanted is not None, f"{spec.name} neither knows its size nor takes the rest"
             sizes[spec] = wanted
+    left = max(0, math.floor(free_bytes - sum(spec.block_bytes * n for spec, n in sizes.items())))
+    for spec, fits in _shared_out([s for s in specs if s not in sizes], wishes, left).items():
+        wanted = spec.wanted(wishes)
+        sizes[spec] = fits if wanted is None else min(wanted, fits)
     return {spec: sizes[spec] for spec in specs}
+
+
+def _shared_out(specs: list[CacheSpec], wishes: Wishes, n_bytes: int) -> dict[CacheSpec, int]:
+    """Blocks of caches that have so many bytes together: what each needs at least, and of the rest as many as hold the
+    same number of usual requests; less than the least if there is too little."""
+    n_tokens = min(_USUAL_TOKENS, wishes.n_longest or _USUAL_TOKENS)
+    least = {spec: spec.least(wishes) for spec in specs}
+    spare = n_bytes - sum(spec.block_bytes * n for spec, n in least.items())
+    parts = least if spare < 0 else {spec: spec.held_by(n_tokens) for spec in specs}
+    total = sum(spec.block_bytes * n for spec, n in parts.items())
+    if spare < 0:
+        return {spec: n_bytes * n // total for spec, n in parts.items()}
+    return {spec: least[spec] + spare * n // total for spec, n in parts.items()}
 
 
 def too_small(sizes: Mapping[CacheSpec, int], wishes: Wishes) -> bool:

@@ -16,14 +16,19 @@ Found = Sequence[int | None]
 """For each block of a request by number: the block of the cache that already has its content, or None."""
 
 
+TOKENS_PER_RUNNING = 1024
+"""The automatic KV cache of a CPU holds this many tokens for each request that may run."""
+
+
 class Wishes(NamedTuple):
     """The facts from which the sizes of an instance's caches follow. `picture_tokens`: of the largest picture;
     `n_images`: that one request may have; `n_tokens`: tokens whose state is enough, None if there cannot be too
-    many."""
+    many; `n_longest`: tokens of the longest request, None if it is not known."""
 
     picture_tokens: int = 0
     n_images: int = 0
     n_tokens: int | None = None
+    n_longest: int | None = None
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -51,6 +56,8 @@ class CacheSpec(msgspec.Struct, frozen=True):
     block_tokens: int
     parts: tuple[Part, ...]
     layers: tuple[int, ...] = (0,)
+    window: int = 0
+    """How many tokens a token sees in these layers, itself included; 0 if all before it."""
 
     stages: ClassVar[frozenset[Stage]] = frozenset({Stage.PREFILL, Stage.DECODE})
     """The steps that read or write it. Its blocks are given back when no step that is left does."""
@@ -62,7 +69,7 @@ class CacheSpec(msgspec.Struct, frozen=True):
     takes_the_rest: ClassVar[bool] = True
     """Whether it is given the memory that other caches leave."""
     slides: ClassVar[bool] = False
-    """Whether blocks are given back at the front while a request runs."""
+    """Whether blocks are given back at the front while a request runs, and others taken in their place."""
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -89,14 +96,18 @@ class CacheSpec(msgspec.Struct, frozen=True):
         """Whether the request has any state of this kind."""
         return True
 
-    def span(self, n_computed: int, n_tokens: int) -> range:
-        """Numbers of the blocks that a sequence holds to compute its tokens `n_computed .. n_tokens-1`; it may get them
-        a few at a time, as `capacity` allows."""
-        return range(self.stale(n_computed), self.blocks_for(n_tokens))
+    def span(self, n_computed: int, n_tokens: int, headroom: int = 0) -> range:
+        """Numbers of the blocks that a sequence holds to compute its tokens `n_computed .. n_tokens-1` and then, one by
+        one, `headroom` more; it may get them a few at a time, as `capacity` allows."""
+        return range(self.stale(n_computed), self.blocks_for(n_tokens + headroom))
 
-    def need(self, request: Request, n_computed: int, n_tokens: int) -> range:
+    def need(self, request: Request, n_computed: int, n_tokens: int, headroom: int = 0) -> range:
         """The same as `span`, for a given request."""
-        return self.span(n_computed, n_tokens)
+        return self.span(n_computed, n_tokens, headroom)
+
+    def most(self, n_left: int) -> float:
+        """The blocks that a sequence holds at most while it has so many tokens to compute, however many it has."""
+        return math.inf
 
     def capacity(self, stop: int) -> float:
         """Tokens that can be computed with the blocks below number `stop`; infinite if tokens need none."""
@@ -126,6 +137,10 @@ class CacheSpec(msgspec.Struct, frozen=True):
 
     # ---- how large a cache
 
+    def held_by(self, n_tokens: int) -> int:
+        """Blocks that a decoding request of so many tokens holds."""
+        return int(min(self.blocks_for(n_tokens), self.most(1)))
+
     def least(self, wishes: Wishes) -> int:
         """Blocks without which nothing can run."""
         return 1
@@ -149,8 +164,8 @@ class CacheSpec(msgspec.Struct, frozen=True):
         return []
 
     def safe(self, found: Found, n_most: int) -> int | None:
-        """Tokens that need not be computed, at most `n_most`, given which blocks are here; None if this kind does not
-        limit them."""
+        """The largest number of tokens that need not be computed, at most `n_most`, given which blocks are here; None
+        if this kind does not limit them."""
         return 0
 
     def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
@@ -158,13 +173,14 @@ class CacheSpec(msgspec.Struct, frozen=True):
         block is never written."""
         return [None] * len(found)
 
-    def written(self, n_before: int, n_computed: int) -> range:
-        """Numbers of the blocks that are complete since tokens `n_before .. n_computed-1` were computed."""
-        return range(n_before // self.block_tokens, n_computed // self.block_tokens)
+    def written(self, request: Request, n_before: int, n_computed: int, leaves: bool = False) -> list[range]:
+        """Numbers of the blocks to publish since tokens `n_before .. n_computed-1` were computed. `leaves`: it computes
+        no more here for now."""
+        return [range(n_before // self.block_tokens, n_computed // self.block_tokens)]
 
     def complete(self, request: Request, n_computed: int) -> range:
         """Numbers of the blocks that are complete when so many tokens are computed and all pictures encoded."""
-        return self.written(self.stale(n_computed) * self.block_tokens, n_computed)
+        return range(self.stale(n_computed), n_computed // self.block_tokens)
 
     def held(self, seq: LiveSequence, numbers: range) -> list[int]:
         """The blocks with these numbers, which the sequence holds."""

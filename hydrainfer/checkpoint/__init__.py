@@ -7,6 +7,7 @@ from hydrainfer.checkpoint.clip import AnyresConfig, ClipConfig
 from hydrainfer.checkpoint.decoder import Decoder, Rope, TextConfig
 from hydrainfer.checkpoint.families import FAMILIES, Family, ParsedConfig, family_of, parse_config, read_config
 from hydrainfer.checkpoint.files import find_json, preprocessing, read_json, require
+from hydrainfer.checkpoint.gemma import SiglipConfig
 from hydrainfer.checkpoint.model import Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings
 from hydrainfer.checkpoint.qwen import MAX_ASPECT, QwenVisionConfig
@@ -27,6 +28,7 @@ __all__ = [
     "QwenVideoSettings",
     "QwenVisionConfig",
     "Rope",
+    "SiglipConfig",
     "TextConfig",
     "VisionConfig",
     "VisionShape",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,7 +31,10 @@ class Rope:
 @dataclass(frozen=True, slots=True)
 class TextConfig:
     """A Llama-style decoder. `context` is the longest sequence in tokens; `qk_norm`: queries and keys are normalised
-    per head before they are turned."""
+    per head before they are turned. `windows`: for each layer, how many tokens a token sees there, itself included; 0
+    for all. `local_rope`: the rotary embedding of layers with a window. Scores of attention are multiplied by
+    `attention_scale`, embeddings of tokens by `embed_scale`. `centred_norms`: RMSNorm multiplies by one plus its
+    weight; `sandwich`: what attention and MLP add is normalised, too."""
 
     vocab: int
     hidden: int
@@ -42,17 +46,25 @@ class TextConfig:
     norm_eps: float
     context: int
     rope: Rope
+    local_rope: Rope
+    attention_scale: float
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
     tied: bool
     qk_norm: bool = False
+    windows: tuple[int, ...] = ()
+    activation: str = "silu"
+    embed_scale: float = 1.0
+    centred_norms: bool = False
+    sandwich: bool = False
 
 
 class Decoder(NamedTuple):
     """The decoder of one `model_type`, as far as it differs from Llama's: biases (None: as `attention_bias` and
     `mlp_bias` say), normalised queries and keys, the default `sections` of `Rope`, and which layers slide: all, those
-    that `layer_types` names, or none (of which "refused" wants to be told)."""
+    that `layer_types` names, or none (of which "refused" wants to be told). `gemma`: it scales, activates, normalises
+    and turns as Gemma 3 does."""
 
     model_type: str
     qkv_bias: bool | None = None
@@ -62,6 +74,7 @@ class Decoder(NamedTuple):
     sliding: Literal["none", "all", "named", "refused"] = "none"
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
+    gemma: bool = False
 
 
 ROPE_KINDS = ("default", "linear", "llama3")
@@ -70,16 +83,18 @@ ROPE_KINDS = ("default", "linear", "llama3")
 def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig:
     """A decoder's configuration from that of transformers, whose defaults fill what the file leaves out. Raises
     `CheckpointError`."""
-    require(hf.hidden_act == "silu", path, f"hidden_act {hf.hidden_act!r} is not supported; supported: silu")
+    activation, supported = ("hidden_activation", "gelu_pytorch_tanh") if kind.gemma else ("hidden_act", "silu")
+    found = getattr(hf, activation)
+    require(found == supported, path, f"{activation} {found!r} is not supported; supported: {supported}")
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     require(hf.num_attention_heads % kv_heads == 0, path, f"{hf.num_attention_heads} heads over {kv_heads} KV heads")
     require(head_dim % 2 == 0, path, f"head_dim {head_dim} is odd")
-    _check_window(hf, kind, path)
 
     def bias(fixed: bool | None, field: str) -> bool:
         return bool(getattr(hf, field)) if fixed is None else fixed
 
+    rope, local_rope = _ropes(hf, kind, head_dim, path)
     return TextConfig(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
@@ -90,46 +105,71 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         head_dim=head_dim,
         norm_eps=hf.rms_norm_eps,
         context=hf.max_position_embeddings,
-        rope=_with_sections(rope_config(hf, path), hf, kind, head_dim, path),
+        rope=rope,
+        local_rope=local_rope,
+        attention_scale=(_gemma_scalar(hf, path) if kind.gemma else head_dim) ** -0.5,
         qkv_bias=bias(kind.qkv_bias, "attention_bias"),
         out_bias=bias(kind.out_bias, "attention_bias"),
         mlp_bias=bias(kind.mlp_bias, "mlp_bias"),
         tied=tied,
         qk_norm=kind.qk_norm,
+        windows=_windows(hf, kind, path),
+        activation=supported,
+        embed_scale=hf.hidden_size**0.5 if kind.gemma else 1.0,
+        centred_norms=kind.gemma,
+        sandwich=kind.gemma,
     )
 
 
-def _check_window(hf: Any, kind: Decoder, path: Path) -> None:
-    """Attention over the last tokens only is not supported where it would leave any out."""
-    named = set(getattr(hf, "layer_types", None) or ())
-    if kind.sliding == "refused":
-        others = " and ".join(sorted(named - {"full_attention"}))
-        require(not others, path, f"{others} is not supported; supported: use_sliding_window false")
-    window = getattr(hf, "sliding_window", None)
-    slides = kind.sliding == "all" or (kind.sliding == "named" and "sliding_attention" in named)
-    context = hf.max_position_embeddings
+def _gemma_scalar(hf: Any, path: Path) -> float:
+    """What the scores of attention are divided by the root of; refuses what published Gemma 3 models do not have."""
+    for field in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        value = getattr(hf, field, None)
+        require(not value, path, f"{field} {value} is not supported; supported: null")
+    require(hf.query_pre_attn_scalar > 0, path, f"query_pre_attn_scalar is {hf.query_pre_attn_scalar}")
+    return hf.query_pre_attn_scalar
+
+
+def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rope]:
+    """The rotary embeddings of layers that see all tokens, and of those with a window."""
+    given = getattr(hf, "rope_parameters", None) or {}
+    if kind.gemma:
+        return rope_config(given.get("full_attention"), path), rope_config(given.get("sliding_attention"), path)
+    rope = _with_sections(rope_config(given, path), given, kind, head_dim, path)
+    return rope, rope
+
+
+def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
+    """`TextConfig.windows`. A window that holds the whole context is none."""
+    types, n = getattr(hf, "layer_types", None), hf.num_hidden_layers
+    named = list(types) if types else ["full_attention"] * n
+    require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
+    others = " and ".join(sorted(set(named) - {"full_attention", *(["sliding_attention"] * (kind.sliding == "named"))}))
     require(
-        not slides or window is None or window >= context,
+        kind.sliding in ("none", "all") or not others,
         path,
-        f"sliding_window {window} is smaller than max_position_embeddings {context}, which is not supported; "
-        f"supported: null, or a context of at most {window} (lower max_position_embeddings in config.json)",
+        f"{others} is not supported; supported: full_attention (use_sliding_window false)",
     )
+    window = getattr(hf, "sliding_window", None)
+    if kind.sliding not in ("all", "named") or window is None or window >= hf.max_position_embeddings:
+        return (0,) * n
+    require(window > 0, path, f"sliding_window {window} is not supported; supported: null, or at least 1")
+    return tuple(window if kind.sliding == "all" or t == "sliding_attention" else 0 for t in named)
 
 
-def _with_sections(rope: Rope, hf: Any, kind: Decoder, head_dim: int, path: Path) -> Rope:
+def _with_sections(rope: Rope, parameters: Mapping[str, Any], kind: Decoder, head_dim: int, path: Path) -> Rope:
     """The rotary embedding with the sections of multimodal positions, where this kind of decoder has such."""
     if kind.sections is None:
         return rope
-    given = (getattr(hf, "rope_parameters", None) or {}).get("mrope_section")
-    sections = tuple(given or kind.sections)
+    sections = tuple(parameters.get("mrope_section") or kind.sections)
     fits = len(sections) == 3 and 2 * sum(sections) == head_dim
     require(fits, path, f"mrope_section {list(sections)} does not sum to half of head_dim {head_dim}")
     return dataclasses.replace(rope, sections=sections, interleaved=kind.interleaved)
 
 
-def rope_config(hf: Any, path: Path) -> Rope:
+def rope_config(parameters: Mapping[str, Any] | None, path: Path) -> Rope:
     """The rotary embedding, by `rope_parameters` (transformers 5), which also holds older files' `rope_scaling`."""
-    given = {name: value for name, value in (getattr(hf, "rope_parameters", None) or {}).items() if value is not None}
+    given = {name: value for name, value in (parameters or {}).items() if value is not None}
     kind = given.get("rope_type") or given.get("type") or "default"
     require(kind in ROPE_KINDS, path, f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
     partial = given.get("partial_rotary_factor", 1.0)

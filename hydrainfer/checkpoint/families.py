@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from hydrainfer.checkpoint import clip
 from hydrainfer.checkpoint.decoder import Decoder, text_config
 from hydrainfer.checkpoint.files import read_json, require
+from hydrainfer.checkpoint.gemma import gemma3
 from hydrainfer.checkpoint.model import ModelConfig, VisionConfig
 from hydrainfer.checkpoint.qwen import qwen
 from hydrainfer.core import CheckpointError
@@ -24,6 +25,8 @@ class Family(NamedTuple):
 
     `decoder`: its own one; None if config.json names that of another family. `vision(hf, path)` checks and describes
     its eyes, None: takes text only. `around`: the fields of config.json that name the tokens around each picture.
+    `frame`: what the first of those, which the chat template writes for a picture, becomes in a prompt, with the
+    placeholder and the other; "" if the template writes all of it. `sees_whole`: see `ModelConfig`.
     `dtype`: assumed where config.json names none. `n_template` and `n_around` are the planner's, where there is no
     tokenizer: tokens of the chat template with the system text that it puts in, and beside each picture."""
 
@@ -34,6 +37,8 @@ class Family(NamedTuple):
     pictures: str = ""
     videos: str = ""
     around: tuple[str, ...] = ()
+    frame: str = ""
+    sees_whole: bool = False
     dtype: str = "float16"
     n_template: int = 12
     n_around: int = 0
@@ -43,6 +48,7 @@ def _text_only(decoder: Decoder) -> Family:
     return Family(decoder.model_type, "hydrainfer.models.decoder:LAYERS", decoder)
 
 
+_GEMMA = Decoder("gemma3_text", qk_norm=True, sliding="named", gemma=True)
 _PICTURES = "hydrainfer.processor.pictures"
 _QWEN = Family(
     "",
@@ -74,6 +80,19 @@ FAMILIES = {
     "MistralForCausalLM": _text_only(Decoder("mistral", qkv_bias=False, out_bias=False, sliding="all")),
     "Qwen2ForCausalLM": _text_only(Decoder("qwen2", qkv_bias=True, out_bias=False, sliding="named")),
     "Qwen3ForCausalLM": _text_only(Decoder("qwen3", qk_norm=True, sliding="named")),
+    "Gemma3ForCausalLM": _text_only(_GEMMA)._replace(dtype="bfloat16"),
+    "Gemma3ForConditionalGeneration": Family(
+        "gemma3",
+        "hydrainfer.models.gemma:LAYERS",
+        vision=gemma3,
+        pictures=f"{_PICTURES}.clip:gemma_images",
+        around=("boi_token_index", "eoi_token_index"),
+        frame="\n\n{start}{picture}{end}\n\n",
+        sees_whole=True,
+        dtype="bfloat16",
+        n_template=10,  # BOS and two turns' marks
+        n_around=4,
+    ),
     "Qwen2VLForConditionalGeneration": _QWEN._replace(
         model_type="qwen2_vl",
         decoder=Decoder("qwen2_vl_text", qkv_bias=True, out_bias=False, sliding="refused", sections=(16, 24, 24)),
@@ -138,6 +157,7 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
         media_tokens=tuple(getattr(hf, field) for field in media),
         dtype=str(dtype).removeprefix("torch."),
         around=tuple(getattr(hf, field) for field in family.around),
+        sees_whole=family.sees_whole,
     )
 
 

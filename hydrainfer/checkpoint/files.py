@@ -119,10 +119,19 @@ _SIDE = _whole(1, 2**16)
 _COUNT = _maybe(_whole(1, 2**32))
 _TOKEN = _whole(0, 2**24)
 _POSITIVE = _number(1e-9, 1e12)
-_PARTS = ("text_config", "vision_config", "rope_scaling", "rope_parameters")
+_ROPES = ("rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
+_PARTS = ("text_config", "vision_config", *_ROPES)
 _PROCESSORS = ("image_processor", "video_processor")
 _SECTIONS = (*_PARTS, *_PROCESSORS, "size", "crop_size")
-_SWITCHES = ("do_resize", "do_center_crop", "do_pad", "do_rescale", "do_normalize", "cap_pixels_per_frame")
+_SWITCHES = (
+    "do_pan_and_scan",
+    "do_resize",
+    "do_center_crop",
+    "do_pad",
+    "do_rescale",
+    "do_normalize",
+    "cap_pixels_per_frame",
+)
 _POINTS = {"image_grid_pinpoints": _maybe(_called("a list of pairs of sides in pixels", _list(_list(_SIDE, 2))))}
 _MODEL: dict[str, Rule] = {
     **dict.fromkeys(_PARTS, _OBJECT),
@@ -141,6 +150,9 @@ _MODEL: dict[str, Rule] = {
     "max_position_embeddings": _POSITIONS,
     "sliding_window": _maybe(_whole(-1, 2**31 - 1)),
     "max_window_layers": _maybe(_whole(0, 2**24)),
+    "query_pre_attn_scalar": _whole(1, 2**24),
+    "mm_tokens_per_image": _whole(1, 2**24),
+    **dict.fromkeys(("boi_token_index", "eoi_token_index"), _maybe(_TOKEN)),
     **dict.fromkeys(("rope_theta", "factor", "low_freq_factor", "high_freq_factor"), _maybe(_POSITIVE)),
     "partial_rotary_factor": _maybe(_number(0, 1)),
     "original_max_position_embeddings": _maybe(_POSITIONS),

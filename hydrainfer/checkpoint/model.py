@@ -57,7 +57,8 @@ class VisionConfig(Protocol):
 class ModelConfig:
     """A model as this engine sees it. `vision` is its family's own `VisionConfig`, None without one. `media_tokens`:
     ids of the placeholders of pictures and, if it takes any, videos; `around`: ids of what stands before and after
-    each. `dtype` is what the checkpoint was saved in."""
+    each. `sees_whole`: tokens of a picture see each other whatever their order, so all of them are computed at once.
+    `dtype` is what the checkpoint was saved in."""
 
     architecture: str
     text: TextConfig
@@ -65,6 +66,7 @@ class ModelConfig:
     media_tokens: tuple[int, ...]
     dtype: str
     around: tuple[int, ...] = ()
+    sees_whole: bool = False
 
     @property
     def deepstack(self) -> int:

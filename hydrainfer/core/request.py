@@ -124,7 +124,8 @@ class MediaSpan(msgspec.Struct, frozen=True):
     `pixels`: reference to its array, which travels outside the message. `grid`: what the vision tower must know besides
     the pixels; for models with multimodal rotary positions (frames, rows, columns) of its tokens, for LLaVA-NeXT (rows
     of tiles; rows, columns of patches that are no padding). `times`: positions of those frames in time, () for 0, 1,
-    ...; `joined`: it goes on with what the span before it began, whose positions count from the same origin.
+    ...; `joined`: it goes on with what the span before it began, whose positions count from the same origin. `whole`:
+    its tokens see each other whatever their order, so that one chunk has to have all of them.
     """
 
     start: int
@@ -134,6 +135,7 @@ class MediaSpan(msgspec.Struct, frozen=True):
     grid: tuple[int, int, int] | None = None
     times: tuple[int, ...] = ()
     joined: bool = False
+    whole: bool = False
 
     @property
     def end(self) -> int:

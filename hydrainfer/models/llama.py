@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ class LlamaLayer:
     input_norm: Tensor
     qkv: Tensor
     out: Tensor
-    post_norm: Tensor
+    mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
     qkv_bias: Tensor | None
@@ -55,6 +55,8 @@ class LlamaLayer:
     down_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
+    out_norm: Tensor | None
+    down_norm: Tensor | None
 
     @classmethod
     def make(cls, c: TextConfig, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
@@ -63,28 +65,36 @@ class LlamaLayer:
         def tensor(*shape: int) -> Tensor:
             return empty(shape, dtype, device)
 
+        def norm(width: int) -> Tensor:
+            return empty((width,), norm_dtype(c, dtype), device)
+
         return cls(
-            input_norm=tensor(h),
+            input_norm=norm(h),
             qkv=tensor(q + 2 * kv, h),
             out=tensor(h, q),
-            post_norm=tensor(h),
+            mlp_norm=norm(h),
             gate_up=tensor(2 * m, h),
             down=tensor(h, m),
             qkv_bias=tensor(q + 2 * kv) if c.qkv_bias else None,
             out_bias=tensor(h) if c.out_bias else None,
             gate_up_bias=tensor(2 * m) if c.mlp_bias else None,
             down_bias=tensor(h) if c.mlp_bias else None,
-            q_norm=tensor(c.head_dim) if c.qk_norm else None,
-            k_norm=tensor(c.head_dim) if c.qk_norm else None,
+            q_norm=norm(c.head_dim) if c.qk_norm else None,
+            k_norm=norm(c.head_dim) if c.qk_norm else None,
+            out_norm=norm(h) if c.sandwich else None,
+            down_norm=norm(h) if c.sandwich else None,
         )
 
     def slots(self, prefix: str, c: TextConfig) -> dict[str, Slot]:
         q, kv, m = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        found = {
-            f"{prefix}.input_layernorm.weight": Slot(self.input_norm),
-            f"{prefix}.post_attention_layernorm.weight": Slot(self.post_norm),
-        }
+        norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.mlp_norm}
+        if self.out_norm is not None and self.down_norm is not None:
+            norms |= {"post_attention_layernorm": self.out_norm, "post_feedforward_layernorm": self.down_norm}
+            norms["pre_feedforward_layernorm"] = self.mlp_norm
+        if self.q_norm is not None and self.k_norm is not None:
+            norms |= {"self_attn.q_norm": self.q_norm, "self_attn.k_norm": self.k_norm}
+        found = {f"{prefix}.{name}.weight": Slot(norm, plus=float(c.centred_norms)) for name, norm in norms.items()}
         for leaf, qkv, out, gate_up, down in (
             ("weight", self.qkv, self.out, self.gate_up, self.down),
             ("bias", self.qkv_bias, self.out_bias, self.gate_up_bias, self.down_bias),
@@ -98,9 +108,6 @@ class LlamaLayer:
                 for name, part in zip(("gate", "up"), gate_up.split([m, m])):
                     found[f"{mlp}.{name}_proj.{leaf}"] = Slot(part)
                 found[f"{mlp}.down_proj.{leaf}"] = Slot(down)
-        if self.q_norm is not None and self.k_norm is not None:
-            found[f"{attention}.q_norm.weight"] = Slot(self.q_norm)
-            found[f"{attention}.k_norm.weight"] = Slot(self.k_norm)
         return found
 
 
@@ -110,15 +117,22 @@ class Llama:
     def __init__(self, config: TextConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self._ops = ops
-        self._inverse = inverse_frequencies(config.rope, config.head_dim).to(device)
+        self._inverse, self._local_inverse = (
+            inverse_frequencies(rope, config.head_dim).to(device) for rope in (config.rope, config.local_rope)
+        )
+        self._gated = ops.silu_and_mul if config.activation == "silu" else ops.gelu_tanh_and_mul
+        same = norm_dtype(config, dtype) == dtype
+        self._norm: Callable[[Tensor, Tensor, float], Tensor] = ops.rms_norm if same else _rms_norm_wide
+        self._embed_scale = float(torch.tensor(config.embed_scale).to(dtype))
         self._axes = None if config.rope.sections is None else axes(config.rope).to(device)
         self.table = empty((config.vocab, config.hidden), dtype, device)
         self.layers = [LlamaLayer.make(config, dtype, device) for _ in range(config.layers)]
-        self.norm = empty((config.hidden,), dtype, device)
+        self.norm = empty((config.hidden,), norm_dtype(config, dtype), device)
         self.head = self.table if config.tied else empty((config.vocab, config.hidden), dtype, device)
 
     def slots(self) -> dict[str, Slot]:
-        found = {"text.embed_tokens.weight": Slot(self.table), "text.norm.weight": Slot(self.norm)}
+        norm = Slot(self.norm, plus=float(self.config.centred_norms))
+        found = {"text.embed_tokens.weight": Slot(self.table), "text.norm.weight": norm}
         if not self.config.tied:
             found["lm_head.weight"] = Slot(self.head)
         for i, layer in enumerate(self.layers):
@@ -127,7 +141,8 @@ class Llama:
 
     def embed(self, ids: Tensor) -> Tensor:
         """int64 [rows] → [rows, hidden], a fresh tensor."""
-        return F.embedding(ids, self.table)
+        rows = F.embedding(ids, self.table)
+        return rows if self._embed_scale == 1.0 else rows.mul_(self._embed_scale)
 
     def forward(
         self,
@@ -143,17 +158,25 @@ class Llama:
         Returns normalised hidden states [rows, hidden]; with `last`, of those rows only, and then the last layer
         computes nothing but keys and values for the others.
         """
-        cos, sin = angles(self._inverse, positions, self._axes)
+        turns = self._turns(positions)
         n_full = len(self.layers) if last is None else len(self.layers) - 1
         for i in range(n_full):
-            self._attend(self.layers[i], x, cos, sin, caches[i])
+            self._attend(self.layers[i], x, *turns[i], caches[i])
             self._mlp(self.layers[i], x)
             if deep is not None and i < deep.features.shape[1]:
                 x.index_add_(0, deep.rows, deep.features[:, i])
         if last is not None:
-            x = self._attend_last(self.layers[-1], x, cos, sin, caches[n_full], last)
+            x = self._attend_last(self.layers[-1], x, *turns[-1], caches[n_full], last)
             self._mlp(self.layers[-1], x)
-        return self._ops.rms_norm(x, self.norm, self.config.norm_eps)
+        return self._norm(x, self.norm, self.config.norm_eps)
+
+    def _turns(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """cos and sin for each layer; see `angles`."""
+        everywhere = angles(self._inverse, positions, self._axes)
+        if self.config.local_rope == self.config.rope:
+            return [everywhere] * len(self.layers)
+        local = angles(self._local_inverse, positions, self._axes)
+        return [local if window else everywhere for window in self.config.windows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → float32 [rows, vocab]."""
@@ -161,15 +184,15 @@ class Llama:
 
     def _attend(self, layer: LlamaLayer, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache) -> None:
         c, ops, kept = self.config, self._ops, cache.parts["kv"]
-        normed = ops.rms_norm(x, layer.input_norm, c.norm_eps)
+        normed = self._norm(x, layer.input_norm, c.norm_eps)
         qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
         self._norm_heads(qkv[:, : c.heads], layer.q_norm)
         self._norm_heads(qkv[:, c.heads : c.heads + c.kv_heads], layer.k_norm)
         ops.rope(qkv[:, : c.heads + c.kv_heads], cos, sin)
         kv = qkv[:, c.heads :].unflatten(1, (2, c.kv_heads))  # [rows, 2, kv_heads, head_dim]
         ops.write_kv(kept, kv, cache.batch)
-        mixed = ops.attention(qkv[:, : c.heads], kv, kept, cache.batch, c.head_dim**-0.5)
-        ops.linear_add(x, mixed.flatten(1), layer.out, layer.out_bias)
+        mixed = ops.attention(qkv[:, : c.heads], kv, kept, cache.batch, c.attention_scale)
+        self._add(x, mixed.flatten(1), layer.out, layer.out_bias, layer.out_norm)
 
     def _attend_last(
         self,
@@ -186,7 +209,7 @@ class Llama:
         q_bias, kv_bias = (
             (None, None) if layer.qkv_bias is None else layer.qkv_bias.split([q_width, 2 * c.kv_heads * c.head_dim])
         )
-        normed = ops.rms_norm(x, layer.input_norm, c.norm_eps)
+        normed = self._norm(x, layer.input_norm, c.norm_eps)
         kv = ops.linear(normed, layer.qkv[q_width:], kv_bias).view(-1, 2, c.kv_heads, c.head_dim)
         self._norm_heads(kv[:, 0], layer.k_norm)
         ops.rope(kv[:, 0], cos, sin)
@@ -197,19 +220,36 @@ class Llama:
         q = ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias).view(-1, c.heads, c.head_dim)
         self._norm_heads(q, layer.q_norm)
         ops.rope(q, cos[last.rows], sin[last.rows])
-        mixed = ops.attention(q, kv[last.rows], kept, last.batch, c.head_dim**-0.5)
-        ops.linear_add(x, mixed.flatten(1), layer.out, layer.out_bias)
+        mixed = ops.attention(q, kv[last.rows], kept, last.batch, c.attention_scale)
+        self._add(x, mixed.flatten(1), layer.out, layer.out_bias, layer.out_norm)
         return x
 
     def _norm_heads(self, heads: Tensor, weight: Tensor | None) -> None:
         """Normalise [rows, heads, head_dim] in place, each head by itself."""
         if weight is not None:
             flat = heads.reshape(-1, heads.shape[-1])
-            heads.copy_(self._ops.rms_norm(flat, weight, self.config.norm_eps).view(heads.shape))
+            heads.copy_(self._norm(flat, weight, self.config.norm_eps).view(heads.shape))
 
     def _mlp(self, layer: LlamaLayer, x: Tensor) -> None:
         if not x.shape[0]:
             return
-        ops = self._ops
-        gate_up = ops.linear(ops.rms_norm(x, layer.post_norm, self.config.norm_eps), layer.gate_up, layer.gate_up_bias)
-        ops.linear_add(x, ops.silu_and_mul(gate_up), layer.down, layer.down_bias)
+        normed = self._norm(x, layer.mlp_norm, self.config.norm_eps)
+        gate_up = self._ops.linear(normed, layer.gate_up, layer.gate_up_bias)
+        self._add(x, self._gated(gate_up), layer.down, layer.down_bias, layer.down_norm)
+
+    def _add(self, x: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> None:
+        """x += rows @ weight.T + bias in place, normalised first if there is a `norm`."""
+        if norm is None:
+            self._ops.linear_add(x, rows, weight, bias)
+        else:
+            x.add_(self._norm(self._ops.linear(rows, weight, bias), norm, self.config.norm_eps))
+
+
+def norm_dtype(c: TextConfig, dtype: torch.dtype) -> torch.dtype:
+    """The type of the weights of norms. One plus a small weight would lose the small part in a short type."""
+    return torch.float32 if c.centred_norms else dtype
+
+
+def _rms_norm_wide(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`ops.rms_norm` with float32 weights, rounded after they are multiplied with, as Gemma's."""
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)

@@ -88,6 +88,8 @@ def _fill(
         with file.open("rb", buffering=0) as f:
             for t, name in pairs:
                 _copy(f, t, slots[name])
+                if slots[name].plus:
+                    slots[name].into.add_(slots[name].plus)
                 done += t.n_bytes
                 on_progress(done, total)
 

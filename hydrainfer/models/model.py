@@ -82,11 +82,12 @@ def cache_specs(
     text = config.text
     return specs_of(
         role,
-        layers=text.layers,
+        windows=text.windows,
         kv_heads=text.kv_heads,
         head_dim=text.head_dim,
         embed_width=None if config.vision is None else config.embed_width,
         dtype=dtype,
         kv_block_tokens=kv_block_tokens,
         embed_block_tokens=embed_block_tokens,
+        longest_span=config.vision.tokens if config.sees_whole else 0,
     )

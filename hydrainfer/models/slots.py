@@ -9,10 +9,12 @@ from torch import Tensor
 
 
 class Slot(NamedTuple):
-    """`into` receives one checkpoint tensor; `shape` is that tensor's shape where it differs from `into`'s."""
+    """`into` receives one checkpoint tensor; `shape` is that tensor's shape where it differs from `into`'s. `plus` is
+    added to what was read."""
 
     into: Tensor
     shape: tuple[int, ...] | None = None
+    plus: float = 0.0
 
     @property
     def expected(self) -> tuple[int, ...]:

@@ -34,6 +34,12 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """[rows, 2 * width] -> gelu(first half) * second half by the tanh approximation, [rows, width]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """x * sigmoid(1.702 x) in place (CLIP); returns `x`."""
     return x.mul_(torch.sigmoid(1.702 * x))

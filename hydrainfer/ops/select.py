@@ -43,6 +43,7 @@ class OpSet:
     linear_add: Callable
     rms_norm: Callable
     silu_and_mul: Callable
+    gelu_tanh_and_mul: Callable
     quick_gelu: Callable
     rope: Callable
     prepare: Callable
@@ -59,8 +60,8 @@ class OpSet:
 
 
 OPERATORS = (
-    "linear", "linear_add", "rms_norm", "silu_and_mul", "quick_gelu", "rope", "prepare", "write_kv",
-    "attention", "attention_segments",
+    "linear", "linear_add", "rms_norm", "silu_and_mul", "gelu_tanh_and_mul", "quick_gelu", "rope", "prepare",
+    "write_kv", "attention", "attention_segments",
 )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ class Processor:
             items = [[h.item for h in of_part] for of_part in held]
             expanded = expand(ids, items, self.model, [adapters.token_id(part) for part in parts])
             media = tuple(
-                MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined)
+                MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined, item.whole)
                 for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
             )
             param, continues = ("messages", False) if prompt is None else ("prompt", True)

@@ -63,6 +63,10 @@ class EmulatedDevice:
         spec = for_stage((tags.spec for tags in self.tags.values()), stage)
         return None if spec is None else self.tags[spec.name]
 
+    def token_tags(self) -> list[TagStore]:
+        """The words of the caches that every decode writes."""
+        return [tags for tags in self.tags.values() if Stage.DECODE in tags.spec.stages]
+
     def occupy(self, batch: StepBatch) -> float:
         """Begin the batch now. Returns when it will be done."""
         return self._time.occupy(batch, self.clock())
@@ -178,9 +182,8 @@ class _Language:
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._first, self._n_spoken = device.spoken.start, len(device.spoken)
-        kv = device.tags_for(Stage.DECODE)
-        assert kv is not None, "this role has no KV cache"
-        self._kv, self._kv_name = kv, kv.spec.name
+        kv, *others = device.token_tags()
+        self._kv, self._kv_name, self._others = kv, kv.spec.name, others
         self._embeds = device.tags_for(Stage.ENCODE)
         self._block_tokens = self._kv.spec.block_tokens
         self._lives: dict[str, _Life] = {}
@@ -188,10 +191,11 @@ class _Language:
 
     def pack(self, batch: StepBatch) -> Callable[[], StepResult]:
         embeds, kv, result = Reads(), Reads(), StepResult(batch)
+        writes = [(store, Reads(), list[int](), list[int]()) for store in self._others]
         blocks: list[int] = []
         tags: list[int] = []
         tokens, size, lives = result.tokens, self._block_tokens, self._lives
-        first, n_spoken = self._first, self._n_spoken
+        first, n_spoken, paged = self._first, self._n_spoken, not self._kv.spec.slides
         self._n_steps += 1
         turn = self._n_steps % len(batch.work)
         for i, item in enumerate(batch.work):
@@ -206,7 +210,9 @@ class _Language:
             idents = life.tags.idents
             if len(idents) <= (start + count) // size:
                 life.tags.know(seq.tokens)
-            if known and count == 1 and start:  # nearly always; written out, for a call costs more than this does
+            for store, reads, *written in writes:
+                self._chunk(item, life.tags, store, reads, *written)
+            if known and count == 1 and start and paged:  # nearly always; written out, a call costs more than this
                 block = held[start // size]
                 kv.blocks.append(block if start % size else held[start // size - 1])
                 kv.tags.append(idents[start // size] + start)
@@ -214,7 +220,7 @@ class _Language:
                 blocks.append(block)
                 tags.append(idents[(start + 1) // size] + start + 1)
             else:
-                self._chunk(item, life.tags, kv, blocks, tags)
+                self._chunk(item, life.tags, self._kv, kv, blocks, tags)
             if start < life.n_pictured:
                 self._look(item, embeds)
             if sample:
@@ -229,6 +235,9 @@ class _Language:
             wrong = self._kv.mismatches(kv)
             if self._embeds is not None:
                 wrong |= self._embeds.mismatches(embeds)
+            for store, reads, *written in writes:
+                wrong |= store.mismatches(reads)
+                store.write(*written)
             for reader, said in wrong.items():
                 result.failed[reader] = InternalError(f"a cache block is not what it was: {said}", code=_MISMATCH)
             self._kv.write(blocks, tags)
@@ -236,13 +245,16 @@ class _Language:
 
         return finish
 
-    def _chunk(self, work: TokenWork, of: KVTags, reads: Reads, blocks: list[int], tags: list[int]) -> None:
-        """Note the blocks that a chunk reads, all its context, and those that it fills."""
+    def _chunk(
+        self, work: TokenWork, of: KVTags, store: TagStore, reads: Reads, blocks: list[int], tags: list[int]
+    ) -> None:
+        """Note the blocks of a cache that a chunk reads, all that is held of its context, and those that it fills."""
         seq, start, count, _ = work
-        held, size, end = seq.blocks[self._kv_name], self._block_tokens, start + count
+        held, size, end = seq.blocks[store.spec.name], self._block_tokens, start + count
+        first = seq.first_block.get(store.spec.name, 0)
         if start:
-            reads.add(seq.id, held[: -(-start // size)], of.of(0, start))
-        blocks += held[start // size : -(-end // size)]
+            reads.add(seq.id, held[: -(-start // size) - first], of.of(first, start))
+        blocks += held[start // size - first : -(-end // size) - first]
         tags += of.of(start // size, end)
 
     def _meet(self, seq: Sequence) -> _Life:

@@ -125,6 +125,8 @@ class LanguageRunner:
             lengths=on[f"{spec.name}.lengths"],
             slots=on[f"{spec.name}.slots"],
             starts=on["starts"],
+            window=spec.window,
+            spans=paged.spans,
         )
         self._model.ops.prepare(batch)
         return batch
@@ -142,6 +144,7 @@ class LanguageRunner:
             lengths=full.lengths[requests],
             slots=full.slots[rows],
             starts=torch.arange(n + 1, dtype=torch.int32, device=rows.device),
+            window=full.window,
         )
         self._model.ops.prepare(batch)
         return LastRows(rows, batch)

@@ -22,6 +22,7 @@ class Paged(NamedTuple):
     lengths: np.ndarray
     slots: np.ndarray
     contexts: list[int]
+    spans: list[tuple[int, int, int]]
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ def pack_tokens(
             ids += w.seq.tokens[w.start : w.start + w.count]
         request = np.repeat(np.arange(len(items)), counts)
         positions = np.arange(len(ids)) - starts[request] + first[request]
-    sequences = [w.seq for w in items]
+    sequences, spans = [w.seq for w in items], _spans(items[n_decodes:], n_decodes)
     place = order if n_decodes == len(items) else np.argsort(order).tolist()
     sampled = [place[i] for i, w in enumerate(work) if w.sample]
     packed = PackedTokens(
@@ -83,7 +84,7 @@ def pack_tokens(
         starts=starts,
         counts=counts,
         n_decodes=n_decodes,
-        paged={t.spec.name: _page(t, sequences, first, counts, request, positions) for t in tables},
+        paged={t.spec.name: _page(t, sequences, first, counts, request, positions, spans) for t in tables},
         sample_rows=[int(starts[r + 1]) - 1 for r in sampled],
         sample_requests=sampled,
         embed_at=None,
@@ -101,14 +102,28 @@ def _page(
     counts: list[int],
     request: np.ndarray,
     positions: np.ndarray,
+    spans: list[tuple[int, int, int]],
 ) -> Paged:
-    """The rows of a batch in one cache. `request`, `positions` [rows]: whose each row is, and its place there."""
+    """The rows of a batch in one cache. `request`, `positions` [rows]: whose each row is, and its place there. `spans`:
+    by places in the request."""
     size, table, behind = tables.spec.block_tokens, tables.gather(sequences), tables.firsts(sequences)
     if behind is not None:
         contexts, positions = contexts - behind, positions - behind[request]
+        spans = [(r, low - int(behind[r]), high - int(behind[r])) for r, low, high in spans]
     block, offset = np.divmod(positions, size)
     slots = table[request, block].astype(np.int64) * size + offset
-    return Paged(table, (contexts + counts).astype(np.int32), slots, contexts.tolist())
+    return Paged(table, (contexts + counts).astype(np.int32), slots, contexts.tolist(), spans)
+
+
+def _spans(chunks: list[TokenWork], first: int) -> list[tuple[int, int, int]]:
+    """(request, first, stop) of the pictures of these chunks whose tokens see each other; the first chunk is request
+    number `first` of the batch."""
+    return [
+        (r, span.start, span.end)
+        for r, w in enumerate(chunks, first)
+        for span in w.seq.request.media
+        if span.whole and w.start <= span.start and span.end <= w.start + w.count
+    ]
 
 
 def _place_embeddings(packed: PackedTokens, items: list[TokenWork], spec: CacheSpec) -> None:

@@ -12,13 +12,27 @@ def decodes(seqs: Iterable[Sequence]) -> list[TokenWork]:
     return [TokenWork(s, s.n_computed, 1, True) for s in seqs if len(s.tokens) <= s.capacity]
 
 
-def add_chunk(work: list[TokenWork], seq: Sequence, budget: int) -> int:
-    """Add the sequence's next prefill chunk; returns its tokens, at most `budget`."""
+def add_chunk(work: list[TokenWork], seq: Sequence, budget: int, *, first: bool) -> int:
+    """Add the sequence's next prefill chunk; returns its tokens. They are at most `budget`, but where it is the `first`
+    chunk of a batch and begins with a picture that must not be cut."""
     left = len(seq.tokens) - seq.n_computed
     count = min(left, budget, seq.capacity - seq.n_computed)
+    if seq.request.media and count < left:
+        count = _uncut(seq, count, first=first)
     if count > 0:
         work.append(TokenWork(seq, seq.n_computed, count, count == left))
     return count
+
+
+def _uncut(seq: Sequence, count: int, *, first: bool) -> int:
+    """`count` tokens, or as many fewer as it takes to end before a picture that would be cut."""
+    start, stop = seq.n_computed, seq.n_computed + count
+    cut = next((m for m in seq.request.media if m.whole and m.start < stop < m.end), None)
+    if cut is None:
+        return count
+    if cut.start > start:
+        return cut.start - start
+    return cut.end - start if first and cut.end <= seq.capacity else 0
 
 
 def add_pictures(work: list[EncodeWork], seq: Sequence, left: int, most: int) -> int:

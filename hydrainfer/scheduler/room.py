@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from hydrainfer.cache import CacheSet, CacheSpec, Hit, Lease
+from hydrainfer.cache import CacheSet, CacheSpec, Found, Hit, Lease
 from hydrainfer.core import Handoff, Request, Sequence, Stage
 
 Visit = tuple[Stage, ...]
@@ -51,7 +51,7 @@ class SequenceRoom:
     def match(self, seq: Sequence, visit: Visit) -> Hit:
         """Find the blocks these steps need that are here now and may be shared. Remembered while the caches' keys stay
         as they are, for it is asked for in every step until there is room."""
-        state = (visit, len(seq.tokens), *(pool.version for pool in self.caches.pools.values()))
+        state = (visit, len(seq.tokens), seq.n_computed, *(pool.version for pool in self.caches.pools.values()))
         known = self._hits.get(seq.id)
         if known is None or known[0] != state:
             known = self._hits[seq.id] = state, self._match(seq, visit)
@@ -62,9 +62,9 @@ class SequenceRoom:
         keys = self._keys_of(seq)
         found = {spec.name: self.caches.find(spec.name, keys[spec.name]) for spec in specs}
         n_most = len(seq.tokens) - 1  # the last one is always computed
-        limits = (spec.safe(found[spec.name], n_most) for spec in specs)
-        n_tokens = min((n for n in limits if n is not None), default=0)
-        blocks = {spec.name: spec.reusable(request, found[spec.name], n_tokens) for spec in specs}
+        n_tokens = _safe(specs, found, n_most)
+        n_brought = max(n_tokens, seq.n_computed)  # all before is here, or comes with an arrival
+        blocks = {spec.name: spec.reusable(request, found[spec.name], n_brought) for spec in specs}
         return Hit(keys, blocks, n_tokens)
 
     def computed_by(self, other: Sequence, seq: Sequence, visit: Visit, n_tokens: int) -> bool:
@@ -136,12 +136,12 @@ class SequenceRoom:
     def reserve(self, seq: Sequence, hit: Hit, visit: Visit) -> bool:
         """Room for this whole visit: embeddings, prompt, what it has produced and, where it decodes, a headroom. All or
         nothing. What `hit` has need not be computed again."""
-        n_tokens = len(seq.tokens)
+        n_tokens, headroom = len(seq.tokens), 0
         if Stage.DECODE in visit:
-            n_tokens += min(self._headroom, seq.request.max_tokens - seq.n_produced)
+            headroom = min(self._headroom, seq.request.max_tokens - seq.n_produced)
         n_computed = max(seq.n_computed, hit.n_tokens)
         specs = self.specs_of(seq.request, visit)
-        need = {spec.name: spec.need(seq.request, n_computed, n_tokens) for spec in specs}
+        need = {spec.name: spec.need(seq.request, n_computed, n_tokens, headroom) for spec in specs}
         lease = self.caches.reserve(seq.id, need, hit)
         if lease is None:
             return False
@@ -213,23 +213,28 @@ class SequenceRoom:
         more. To be called once `due` are computed; whoever leaves its stage or this instance is settled, too."""
         if not self._publish_written(seq):
             return
-        lease, slid = self._leases[seq.id], False
+        lease, n_left, slid = self._leases[seq.id], len(seq.tokens) - seq.n_computed, False
         for name, first in lease.first.items():
-            if name in lease.blocks and (stale := self.caches.specs[name].stale(seq.n_computed)) > first:
-                self.caches.slide(lease, name, stale)
+            spec = self.caches.specs[name]
+            if not spec.slides or name not in lease.blocks:
+                continue
+            stale, most = spec.stale(seq.n_computed), spec.most(n_left)
+            if stale > first or len(lease.blocks[name]) > most:
+                self.caches.slide(lease, name, stale, most)
                 slid = True
         if slid:
             self._set_capacity(seq)
         self._set_due(seq)
 
-    def _publish_written(self, seq: Sequence) -> bool:
+    def _publish_written(self, seq: Sequence, *, leaves: bool = False) -> bool:
         """Publish what became complete; returns whether anything was computed since it was settled."""
-        if seq.n_settled == seq.n_computed:
+        if seq.n_settled == seq.n_computed and not leaves:
             return False
         for spec in self._held(seq):
-            if numbers := spec.written(seq.n_settled, seq.n_computed):
-                self._publish(seq, spec, numbers)
-        return True
+            for numbers in spec.written(seq.request, seq.n_settled, seq.n_computed, leaves):
+                if numbers:
+                    self._publish(seq, spec, numbers)
+        return seq.n_settled != seq.n_computed
 
     def _publish(self, seq: Sequence, spec: CacheSpec, numbers: range) -> None:
         """Let others find those of these blocks that have keys."""
@@ -311,7 +316,7 @@ class SequenceRoom:
     def detach(self, seq: Sequence, owner: str) -> Lease | None:
         """Its blocks belong to `owner` from now on, who releases them; None if it holds none."""
         if seq.id in self._leases:
-            self.settle(seq)
+            self._publish_written(seq, leaves=True)
         self._forget(seq.id)
         lease = self._leases.pop(seq.id, None)
         if lease is not None:
@@ -333,12 +338,25 @@ class SequenceRoom:
         """Whether it has blocks here, perhaps only until a batch in flight has landed."""
         return request_id in self._leases
 
-    def release(self, seq: Sequence) -> None:
-        """Give everything back; what it computed stays findable. Safe if it holds nothing."""
-        if seq.id in self._leases:
-            self._publish_written(seq)
+    def release(self, seq: Sequence, *, landed: bool = True) -> None:
+        """Give everything back; what it computed stays findable, unless its blocks have not `landed`. Safe if it holds
+        nothing."""
+        if seq.id in self._leases and landed:
+            self._publish_written(seq, leaves=True)
         self._forget(seq.id)
         lease = self._leases.pop(seq.id, None)
         if lease is not None:
             self.caches.release(lease)
         seq.blocks = {}
+
+
+def _safe(specs: list[CacheSpec], found: Mapping[str, Found], n_most: int) -> int:
+    """The largest number of tokens, at most `n_most`, that no kind has to compute again."""
+    n_tokens: int | None = None
+    while True:
+        before = n_tokens
+        for spec in specs:
+            n_safe = spec.safe(found[spec.name], n_most if n_tokens is None else n_tokens)
+            n_tokens = n_tokens if n_safe is None else n_safe
+        if n_tokens == before:
+            return n_tokens or 0

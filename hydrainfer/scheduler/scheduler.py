@@ -189,7 +189,7 @@ class Scheduler:
 
     def drop_arrival(self, request_id: str) -> None:
         """It does not come; nothing writes to its blocks any more."""
-        self.room.release(self.arriving.pop(request_id))
+        self.room.release(self.arriving.pop(request_id), landed=False)
 
     def forget_blocked(self, request_id: str) -> None:
         """An offer that waited for room was taken back."""
@@ -249,7 +249,7 @@ class Scheduler:
 
         for seq in self._order.turns(self.prefilling.values(), self._admission.to_prefill(), admit):
             in_time = pace.chunk_in(left_s, seq, first=n == n_decodes)
-            count = add_chunk(work, seq, min(budget - n, in_time))
+            count = add_chunk(work, seq, min(budget - n, in_time), first=n == n_decodes)
             n += count
             left_s -= count * pace.token_s(seq)
             if n >= budget or not in_time:

@@ -37,8 +37,8 @@ def whole_config(architecture):
     if architecture.startswith("Qwen") and "vision_config" in content:
         width = "hidden_size" if architecture.startswith("Qwen2VL") else "out_hidden_size"
         content["vision_config"] |= {width: content["text_config"]["hidden_size"], "patch_size": 14}
-    if architecture.startswith("Mistral"):
-        content["sliding_window"] = None
+    if architecture == "Gemma3ForConditionalGeneration":
+        content["mm_tokens_per_image"] = 49  # of 14 x 14 patches
     return json.loads(json.dumps(content, default=str))
 
 
@@ -46,7 +46,8 @@ def whole_config(architecture):
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
 def test_damage_is_refused_in_one_line_or_does_not_matter(tmp_path, architecture, file, n):
-    files = {"config.json": whole_config(architecture), "preprocessor_config.json": PREPROCESSING}
+    size = {"size": {"height": 224, "width": 224}} if architecture.startswith("Gemma") else {}
+    files = {"config.json": whole_config(architecture), "preprocessor_config.json": PREPROCESSING | size}
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     read_config(tmp_path)

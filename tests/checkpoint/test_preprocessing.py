@@ -14,7 +14,7 @@ from hydrainfer.processor import load_description
 from tests.checkpoint.test_damage import PREPROCESSING, whole_config
 
 pytestmark = pytest.mark.cpu
-CLIPS, QWENS = ("Llava", "LlavaNext"), ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+CLIPS, QWENS, GEMMAS = ("Llava", "LlavaNext"), ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL"), ("Gemma3",)
 READERS = (read_config, load_description, lambda path: shape_of(str(path)), lambda path: prompts_of(str(path)))
 POINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
@@ -34,7 +34,7 @@ def write(tmp_path):
 
 def test_every_family_that_sees_is_here():
     seeing = {name for name, family in FAMILIES.items() if family.pictures}
-    assert seeing == {f"{name}ForConditionalGeneration" for name in (*CLIPS, *QWENS)}
+    assert seeing == {f"{name}ForConditionalGeneration" for name in (*CLIPS, *QWENS, *GEMMAS)}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -84,8 +84,14 @@ OF_QWEN = {
     "one size": ({"size": 336}, "size must give shortest_edge and longest_edge"),
     "other patches": ({"patch_size": 7}, "has patch, merge and temporal patch sizes (7, 2, 2), the vision tower"),
 }
+OF_GEMMA = {
+    "any size": ({"size": {"shortest_edge": 224}}, "makes pictures of varying pixels"),
+    "other size": ({"size": {"height": 224, "width": 28}}, "makes pictures of (224, 28) pixels"),
+    "crops": ({"do_pan_and_scan": True}, "do_pan_and_scan true is not supported; supported: false"),
+}
 CASES = [
-    *((name, case) for name in (*CLIPS, *QWENS) for case in WRONG.values()),
+    *((name, case) for name in (*CLIPS, *QWENS, *GEMMAS) for case in WRONG.values()),
+    *(("Gemma3", case) for case in OF_GEMMA.values()),
     *((name, case) for name in CLIPS for case in OF_CLIP.values()),
     *(("Llava", case) for case in OF_LLAVA.values()),
     *((name, case) for name in QWENS for case in OF_QWEN.values()),
@@ -110,7 +116,7 @@ def test_tokens_per_picture(write, strategy, n):
     assert prompts_of(str(path)).picture(100, 30) == read_config(path).vision.tokens == n
 
 
-@pytest.mark.parametrize("name", [*CLIPS, *QWENS])
+@pytest.mark.parametrize("name", [*CLIPS, *QWENS, *GEMMAS])
 def test_without_a_file_pictures_are_made_as_the_tower_takes_them(write, name):
     path = write(name, PREPROCESSING)
     (path / "preprocessor_config.json").unlink()

@@ -227,7 +227,7 @@ traffic = st.lists(
     headroom=st.integers(0, 4),
     balancing=st.sampled_from(["least_load", "round_robin", "random"]),
     chaos=st.booleans(),
-    more=st.sampled_from([{}, {WINDOW: 4, SLOT: 6}]),
+    more=st.sampled_from([{}, {WINDOW: 5, SLOT: 6}]),
     crashes=crashes,
     seed=st.integers(0, 2**16),
 )

@@ -14,6 +14,7 @@ import pytest
 import transformers
 
 from hydrainfer import LLM, SamplingParams
+from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_next import make_llava_next
 from tests.checkpoints_text import make_text
 from tests.equivalence.criterion import Tally
@@ -86,6 +87,10 @@ class Family(NamedTuple):
 next_reference = partial(
     Reference, processor=transformers.LlavaNextProcessor, model=transformers.LlavaNextForConditionalGeneration
 )
+gemma_reference = partial(
+    Reference, processor=transformers.Gemma3Processor, model=transformers.Gemma3ForConditionalGeneration
+)
+SLIDING = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
 FAMILIES = {
     "llava-next, mistral": Family(
         partial(make_llava_next, text="mistral", template=IN_ORDER), next_reference, TEXTS | PICTURES, SEEING
@@ -98,6 +103,17 @@ FAMILIES = {
     ),
     "llama": Family(partial(make_text, kind="llama", seed=2), TextReference, TEXTS, SPEAKING),
     "mistral": Family(partial(make_text, kind="mistral", seed=3, shards=3), TextReference, TEXTS, SPEAKING),
+    "gemma3": Family(make_gemma, gemma_reference, TEXTS | PICTURES, SEEING),
+    "gemma3, windows shorter than a picture": Family(
+        partial(make_gemma, seed=1, text={"sliding_window": 11}), gemma_reference, TEXTS | PICTURES, ("1EPD", "1E1P1D")
+    ),
+    "gemma3, text": Family(partial(make_text, kind="gemma3", seed=8), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "mistral, window": Family(
+        partial(make_text, kind="mistral", seed=6, sliding_window=19), TextReference, TEXTS, SPEAKING
+    ),
+    "qwen2, window": Family(
+        partial(make_text, kind="qwen2", seed=7, sliding_window=13, **SLIDING), TextReference, TEXTS, SPEAKING
+    ),
     "qwen2": Family(partial(make_text, kind="qwen2", seed=4), TextReference, TEXTS, SPEAKING),
     "qwen3": Family(partial(make_text, kind="qwen3", seed=5), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hydrainfer.core import Stage
 from hydrainfer.models import LayerCache, Model, Picture
 from hydrainfer.ops import AttentionBatch
 from hydrainfer.processor import load_description
@@ -21,13 +22,13 @@ def pictures_of(path, images) -> list[Picture]:
     return [Picture(adapter.pixels(p), adapter.fit(*p.image.size).grid) for p in made]
 
 
-def teacher_forced(model: Model, ids: list[int], pictures: list[Picture] = ()) -> torch.Tensor:
+def teacher_forced(model: Model, ids: list[int], pictures: list[Picture] = (), spans=()) -> torch.Tensor:
     """Logits of every position of `ids` in one forward, float32 [len(ids), vocab]. Placeholders take the pictures' rows
-    in order."""
+    in order; those of `spans` (first, stop) see each other."""
     n = len(ids)
-    (spec,) = [s for s in model.cache_specs(kv_block_tokens=_BLOCK) if s.name == "kv"]
     n_blocks = -(-n // _BLOCK)
-    kv = BlockStore(spec, n_blocks)
+    specs = [s for s in model.cache_specs(kv_block_tokens=_BLOCK) if Stage.DECODE in s.stages]
+    caches: dict[int, LayerCache] = {}
     tokens = torch.tensor(ids)
     at = torch.isin(tokens, torch.tensor(model.config.media_tokens, dtype=torch.int64))
     with torch.inference_mode():
@@ -36,14 +37,20 @@ def teacher_forced(model: Model, ids: list[int], pictures: list[Picture] = ()) -
             rows = torch.cat(model.encode(list(pictures)))
             assert len(rows) == int(at.sum()), "placeholders and rows differ"
             x[at] = rows
-        batch = AttentionBatch(
-            counts=[n],
-            contexts=[0],
-            n_decodes=0,
-            block_tokens=_BLOCK,
-            tables=torch.arange(n_blocks, dtype=torch.int32)[None],
-            lengths=torch.tensor([n], dtype=torch.int32),
-            slots=torch.from_numpy(np.arange(n)),
-            starts=torch.tensor([0, n], dtype=torch.int32),
-        )
-        return model.logits(model.forward(x, torch.arange(n), [LayerCache(parts, batch) for parts in kv.layers]))
+        for spec in specs:
+            batch = AttentionBatch(
+                counts=[n],
+                contexts=[0],
+                n_decodes=0,
+                block_tokens=_BLOCK,
+                tables=torch.arange(n_blocks, dtype=torch.int32)[None],
+                lengths=torch.tensor([n], dtype=torch.int32),
+                slots=torch.from_numpy(np.arange(n)),
+                starts=torch.tensor([0, n], dtype=torch.int32),
+                window=spec.window,
+                spans=[(0, first, stop) for first, stop in spans],
+            )
+            views = zip(spec.layers, BlockStore(spec, n_blocks).layers)
+            caches |= {layer: LayerCache(parts, batch) for layer, parts in views}
+        hidden = model.forward(x, torch.arange(n), [caches[i] for i in range(len(caches))])
+        return model.logits(hidden)

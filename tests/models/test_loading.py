@@ -313,8 +313,7 @@ SLIDING = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers"
 @pytest.mark.parametrize(
     ("kind", "changes", "words"),
     [
-        ("mistral", {"sliding_window": 1024}, ["sliding_window 1024", "max_position_embeddings 4096"]),
-        ("qwen2", SLIDING, ["sliding_window 64"]),
+        ("mistral", {"sliding_window": 0}, ["sliding_window 0", "null, or at least 1"]),
         ("qwen3", {"rope_parameters": YARN}, ["yarn", "supported: default, linear, llama3"]),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, ["dynamic"]),
         ("llama", {"hidden_act": "gelu"}, ["gelu", "supported: silu"]),
@@ -331,18 +330,24 @@ def test_a_text_only_config_that_is_not_supported(texts, tmp_path, kind, changes
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes"),
+    ("kind", "changes", "windows"),
     [
-        ("mistral", {"sliding_window": 4096}),
-        ("mistral", {"sliding_window": 1024, "max_position_embeddings": 1024}),
-        ("qwen2", {"use_sliding_window": False, "sliding_window": 64}),
-        ("qwen3", SLIDING | {"max_window_layers": 2}),
+        ("mistral", {"sliding_window": 4096}, (0, 0)),
+        ("mistral", {"sliding_window": 1024, "max_position_embeddings": 1024}, (0, 0)),
+        ("mistral", {"sliding_window": 1024}, (1024, 1024)),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 64}, (0, 0)),
+        ("qwen2", SLIDING, (0, 64)),
+        ("qwen3", SLIDING | {"max_window_layers": 2}, (0, 0)),
     ],
 )
-def test_a_window_that_leaves_nothing_out_is_none(texts, tmp_path, kind, changes):
+def test_windows_by_layer(texts, tmp_path, kind, changes, windows):
+    """A window that leaves nothing out is none."""
     path = shutil.copytree(texts(kind), tmp_path / "copy")
     rewrite(path, changes)
-    load_model(path, Role.parse("PD"))
+    model = load_model(path, Role.parse("PD"))
+    assert model.config.text.windows == windows
+    layers = {spec.window: spec.layers for spec in model.cache_specs()}
+    assert layers == {w: tuple(i for i, other in enumerate(windows) if other == w) for w in windows}
 
 
 def test_the_newline_of_llava_next_is_part_of_the_fingerprint(tmp_path):

@@ -26,6 +26,7 @@ from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, spoken_ids
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport
+from tests.cache.other_kinds import WINDOW
 from tests.scheduler.fakes import make_request
 
 pytestmark = pytest.mark.cpu
@@ -49,9 +50,10 @@ class Rig:
         pixels=None,
         clock=None,
         sink=None,
+        more=None,
     ):
         self.now = 0.0
-        sizes = {KV: kv_blocks, EMBED: 32}
+        sizes = {KV: kv_blocks, EMBED: 32, **(more or {})}
         self.stores = {spec.name: BlockStore(spec, n) for spec, n in sizes.items()}
         self.caches = CacheSet(sizes)
         device = EmulatedDevice(cost, clock or (lambda: self.now), self.stores, SPOKEN, pixels)
@@ -246,9 +248,10 @@ def moved(source, target, request_id, spoil=None):
     return target.run()
 
 
-def test_tokens_are_the_same_wherever_it_goes():
+@pytest.mark.parametrize("more", [{}, {WINDOW: 8}], ids=["", "window"])
+def test_tokens_are_the_same_wherever_it_goes(more):
     request = make_request("r", n_text=9, pictures=[1, 2], max_tokens=12)
-    first, second, third = Rig("E").run(request), Rig("P"), Rig("D")
+    first, second, third = Rig("E").run(request), Rig("P", more=more), Rig("D", more=more)
     moved(first, second, "r")
     moved(second, third, "r")
     assert second.tokens("r") + third.tokens("r") == alone(request)

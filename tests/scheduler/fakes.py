@@ -5,6 +5,7 @@ from hydrainfer.core import (
     MediaSpan,
     Request,
     SamplingParams,
+    Stage,
     StepBatch,
     StepResult,
     TokenWork,
@@ -69,11 +70,12 @@ def _contents(request, tokens):
 
 class FakeDevice:
     """Executes batches at once. `kv[(block, offset)] = (position, all up to there)`, `embed[block] = (key, part)`;
-    where there are such caches, `window[(block, offset)] = (position, token)`, and `slot[block]` has the tokens
+    where there are such caches, `window` is as `kv`, and `slot[block]` has the tokens
     computed so far."""
 
-    def __init__(self):
+    def __init__(self, window=WINDOW):
         self.kv, self.embed, self.window, self.slot = {}, {}, {}, {}
+        self.window_spec = window
         self.n_encoded = {}
         self.batches = []
 
@@ -95,14 +97,16 @@ class FakeDevice:
         else:
             getattr(self, spec)[target] = getattr(theirs, spec).get(source)
 
-    def _window(self, seq, start, end):
-        blocks, first = seq.blocks[WINDOW.name], seq.first_block[WINDOW.name]
-        assert len(blocks) <= WINDOW.most, "more blocks than a window needs"
+    def _window(self, seq, start, held):
+        spec = self.window_spec
+        blocks, first, end = seq.blocks[spec.name], seq.first_block[spec.name], len(held)
+        most = spec.most(1 if seq.stage is Stage.DECODE else spec.ahead)
+        assert len(blocks) <= most, "more blocks than a window needs"
         for p in range(start, end):
-            self.window[(blocks[p // 4 - first], p % 4)] = (p, seq.tokens[p])
-        seen = range(max(0, start - WINDOW.window + 1), end)
+            self.window[(blocks[p // 4 - first], p % 4)] = (p, held[p])
+        seen = range(max(0, start - spec.window + 1), end)
         read = [self.window[(blocks[p // 4 - first], p % 4)] for p in seen]
-        assert read == [(p, seq.tokens[p]) for p in seen], "a window onto foreign keys"
+        assert read == [(p, held[p]) for p in seen], "a window onto foreign keys"
 
     def _encode(self, item):
         span = item.seq.request.media[item.index]
@@ -124,7 +128,7 @@ class FakeDevice:
         read = [self.kv[(blocks[p // 4], p % 4)] for p in range(end)]
         assert read == list(enumerate(held)), "attention read foreign keys"
         if WINDOW.name in seq.blocks:
-            self._window(seq, item.start, end)
+            self._window(seq, item.start, held)
         if SLOT.name in seq.blocks:
             (slot,) = seq.blocks[SLOT.name]
             assert not item.start or self.slot[slot] == seq.tokens[: item.start], "a slot that sums up something else"

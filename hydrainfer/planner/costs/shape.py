@@ -181,7 +181,7 @@ def blocks_of(
     left = hardware.memory_bytes * hardware.memory_share - hardware.workspace_bytes - weights
     specs = specs_of(
         role,
-        layers=shape.layers,
+        windows=(0,) * shape.layers,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         embed_width=None if shape.vision is None else shape.embed_width,

@@ -17,7 +17,7 @@ from hydrainfer.processor.pictures.pixels import Pixels
 
 class MediaItem(NamedTuple):
     """The part of a picture or video that is encoded at once: `core.MediaSpan` without its place. `before`, `after`:
-    texts around its placeholders."""
+    texts around its placeholders. `whole`: its tokens see each other."""
 
     n_tokens: int
     grid: tuple[int, int, int] | None = None
@@ -25,6 +25,7 @@ class MediaItem(NamedTuple):
     joined: bool = False
     before: str = ""
     after: str = ""
+    whole: bool = False
 
 
 class ImageAdapter(Protocol):

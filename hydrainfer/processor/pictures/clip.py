@@ -1,4 +1,4 @@
-"""Pictures for LLaVA-1.5: CLIP's resize and centre crop to one fixed size, on PIL, as `CLIPImageProcessorPil` does."""
+"""Pictures for LLaVA-1.5 and Gemma 3: resize and centre crop to one fixed size, on PIL, as `CLIPImageProcessorPil`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hydrainfer.processor.pictures.resample import Box
 class ClipImages:
     """An `ImageAdapter` whose pictures all become `height x width` and `n_tokens` placeholders."""
 
-    def __init__(self, settings: ClipSettings, n_tokens: int) -> None:
+    def __init__(self, settings: ClipSettings, n_tokens: int, *, whole: bool = False) -> None:
         self.settings = settings
         self.parameters = b"clip|" + msgspec.json.encode(settings)
-        self._fit = MediaItem(n_tokens)
+        self._fit = MediaItem(n_tokens, whole=whole)
 
     def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
         return without_options(options, self)
@@ -52,6 +52,11 @@ class ClipImages:
 def llava_images(model: ModelConfig) -> ClipImages:
     """The adapter of a LLaVA-1.5 checkpoint, and of any whose `ClipConfig` says how many tokens a picture has."""
     return ClipImages(model.vision.pixels, model.vision.tokens)
+
+
+def gemma_images(model: ModelConfig) -> ClipImages:
+    """The adapter of a Gemma 3 checkpoint."""
+    return ClipImages(model.vision.pixels, model.vision.tokens, whole=True)
 
 
 def _target(width: int, height: int, resize: int | tuple[int, int]) -> tuple[int, int]:

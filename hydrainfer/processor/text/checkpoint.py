@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.checkpoint import ModelConfig, ParsedConfig, find_json, parse_config, preprocessing
+from hydrainfer.checkpoint import ModelConfig, ParsedConfig, family_of, find_json, parse_config, preprocessing
 from hydrainfer.core import CheckpointError, InvalidRequest, SamplingParams
 from hydrainfer.processor.pictures import ImageAdapter, VideoAdapter, image_adapter, video_adapter
 from hydrainfer.processor.text.template import ChatTemplate
@@ -32,13 +32,16 @@ class VideoInput:
 @dataclass(frozen=True, slots=True)
 class ImageInput:
     """The way pictures enter the prompt: `placeholder` is the text and `token_id` the id that stands for one embedding.
-    `around`: further special texts of media. `video`: None for a model that takes none."""
+    `around`: further special texts of media. `mark` is what the chat template writes for a picture and `framed` what
+    it becomes in the prompt, where these differ. `video`: None for a model that takes none."""
 
     adapter: ImageAdapter
     placeholder: str
     token_id: int
     around: tuple[str, ...] = ()
     video: VideoInput | None = None
+    mark: str = ""
+    framed: str = ""
 
     @property
     def reserved(self) -> tuple[str, ...]:
@@ -94,7 +97,7 @@ def load_description(
     images = _image_input(path, config, tokenizer)
     source = next((s for s in (chat_template, written, _default(tokenizer.chat_template)) if s is not None), None)
     placeholders = (
-        images.placeholder if images else None,
+        (images.mark or images.placeholder) if images else None,
         images.video.placeholder if images and images.video else None,
     )
     template = ChatTemplate(tokenizer, source, *placeholders, FORMATS.get(tool_calls)) if source else None
@@ -151,7 +154,10 @@ def _image_input(path: Path, config: ModelConfig, tokenizer: Any) -> ImageInput 
     )
     videos = video_adapter(config, around)
     video = VideoInput(videos, texts[1], config.media_tokens[1]) if videos is not None else None
-    return ImageInput(adapter, texts[0], config.media_tokens[0], around, video)
+    family = family_of(config)
+    mark = around[0] if family.frame else ""
+    framed = family.frame.format(start=mark, picture=texts[0], end=around[-1]) if mark else ""
+    return ImageInput(adapter, texts[0], config.media_tokens[0], around, video, mark, framed)
 
 
 def _special(path: Path, tokenizer: Any, token_id: Any, noun: str) -> str:

@@ -40,7 +40,10 @@ def check_text(text: str, model: ModelDescription, param: str) -> None:
 
 
 def encode(text: str, model: ModelDescription, *, add_special: bool | None = None) -> list[int]:
-    """The token ids. `add_special=None`: add the tokenizer's special tokens unless the text already begins with BOS."""
+    """The token ids, of marks of pictures with what frames them. `add_special=None`: add the tokenizer's special tokens
+    unless the text already begins with BOS."""
+    if model.images is not None and model.images.mark:
+        text = text.replace(model.images.mark, model.images.framed)
     if add_special is None:
         add_special = not (model.bos and text.startswith(model.bos))
     return model.tokenizer.encode(text, add_special_tokens=add_special).ids

@@ -1,0 +1,97 @@
+"""Gemma 3's eyes: a SigLIP tower whose patches are averaged to a fixed number of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrainfer.checkpoint.files import preprocessing, require
+from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionConfig, VisionShape
+from hydrainfer.checkpoint.pixels import ClipSettings
+
+_BILINEAR = 2  # as Pillow numbers its filters
+
+
+@dataclass(frozen=True)
+class SiglipConfig(VisionConfig):
+    """A SigLIP tower and its projector. `side`: rows, and columns, of a picture's tokens. Sizes in pixels."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    norm_eps: float
+    image_size: int
+    patch_size: int
+    activation: str
+    side: int
+    pixels: ClipSettings
+
+    @property
+    def patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def tokens(self) -> int:
+        """Rows of one encoded picture."""
+        return self.side**2
+
+    def shape(self, width: int, fit: Fit) -> VisionShape:  # noqa: ARG002  # all pictures have one size
+        hidden, layer = self.hidden, 4 * self.hidden**2 + 2 * self.hidden * self.intermediate
+        return VisionShape(
+            layers=self.layers,
+            hidden=hidden,
+            row_weights=3 * self.patch_size**2 * hidden + self.layers * layer,
+            token_weights=hidden * width,
+            rows_per_token=self.patches / self.tokens,
+            window_rows=self.patches,
+            picture_tokens=self.tokens,
+        )
+
+
+def gemma3(hf: Any, path: Path) -> SiglipConfig:
+    """Check and describe the eyes of a `Gemma3Config`. Raises `CheckpointError`."""
+    v = hf.vision_config
+    require(v.model_type == "siglip_vision_model", path, f"vision model {v.model_type!r} is not supported")
+    require(v.num_channels == 3, path, f"num_channels {v.num_channels} is not supported; supported: 3")
+    act, known = v.hidden_act, ", ".join(ACTIVATIONS)
+    require(act in ACTIVATIONS, path, f"vision hidden_act {act!r} is not supported; supported: {known}")
+    heads, patches, n_tokens = v.num_attention_heads, v.image_size // v.patch_size, hf.mm_tokens_per_image
+    require(v.hidden_size % heads == 0, path, f"hidden_size {v.hidden_size} over {heads} heads of the vision tower")
+    side = round((n_tokens or 0) ** 0.5)
+    require(
+        side > 0 and side**2 == n_tokens and patches % side == 0,
+        path,
+        f"mm_tokens_per_image {n_tokens} does not divide the vision tower's {patches} x {patches} patches evenly",
+    )
+    return SiglipConfig(
+        hidden=v.hidden_size,
+        intermediate=v.intermediate_size,
+        layers=v.num_hidden_layers,
+        heads=heads,
+        norm_eps=v.layer_norm_eps,
+        image_size=v.image_size,
+        patch_size=v.patch_size,
+        activation=act,
+        side=side,
+        pixels=_pixels(v.image_size, path),
+    )
+
+
+def _pixels(side: int, path: Path) -> ClipSettings:
+    """How pictures become squares of `side` pixels."""
+    given = preprocessing(path) or {}
+    crops = bool(given.get("do_pan_and_scan"))
+    require(not crops, path, "preprocessor_config.json: do_pan_and_scan true is not supported; supported: false")
+    usual = {"resample": _BILINEAR, "image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}
+    size = given.get("size", {"height": side, "width": side})
+    pixels = ClipSettings.read({**usual, **given, "size": size, "do_center_crop": False, "do_pad": False})
+    made = pixels.resize if isinstance(pixels.resize, tuple) else None
+    require(
+        made == (side, side),
+        path,
+        f"preprocessor_config.json makes pictures of {made or 'varying'} pixels, "
+        f"but the vision tower takes ({side}, {side})",
+    )
+    return pixels
