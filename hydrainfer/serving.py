@@ -33,7 +33,7 @@ from hydrainfer.server import (
     Tenants,
     create_app,
     read_origins,
-    set_up_logs,
+    written_logs,
 )
 from hydrainfer.version import __version__
 
@@ -169,9 +169,9 @@ class _Signals:
 def serve_forever(loaded: Loaded, console: Console) -> None:
     """Serve until SIGINT or SIGTERM. Raises `ConfigError` or `CheckpointError` before it listens, `InternalError` once
     what runs can never again do its work."""
-    set_up_logs(loaded.config.log_level, loaded.config.log_format, access=loaded.config.access_log)
+    logs = written_logs(loaded.config.log_level, loaded.config.log_format, access=loaded.config.access_log)
     tenants, locked = _tenants(loaded.config), bool(loaded.config.api_key or loaded.config.tenants)
-    with _Signals(hang_up=loaded.config.tenants is not None) as signals:
+    with logs, _Signals(hang_up=loaded.config.tenants is not None) as signals:
         listener = _listen(loaded.config.host, loaded.config.port)
         with closing(listener), closing(_load(loaded, console)) as instance:
             _settle(loaded, console, instance)

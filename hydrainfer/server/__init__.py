@@ -9,7 +9,7 @@ from hydrainfer.server.admission import Admission
 from hydrainfer.server.app import ServerSettings, create_app
 from hydrainfer.server.connection import Connection
 from hydrainfer.server.intake import Intake
-from hydrainfer.server.logs import StatsLine, set_up_logs
+from hydrainfer.server.logs import StatsLine, written_logs
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import Completion, Delta, TokenStream
 from hydrainfer.server.tenants import Tenants
@@ -27,5 +27,5 @@ __all__ = [
     "TokenStream",
     "create_app",
     "read_origins",
-    "set_up_logs",
+    "written_logs",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -20,19 +21,29 @@ _ACCESS = ("method", "path", "status", "seconds")  # the arguments of a line of 
 stats_log = logging.getLogger("hydrainfer.stats")
 
 
-def set_up_logs(level: str, form: Form, *, access: bool, stream: TextIO | None = None) -> None:
-    """Write the logs of this process to `stream` (default: stderr) from `level` on; `access`: a line per request."""
+@contextmanager
+def written_logs(level: str, form: Form, *, access: bool, stream: TextIO | None = None) -> Iterator[None]:
+    """Writes the logs of this process to `stream` (default: stderr) from `level` on, while it is entered; `access`: a
+    line per request."""
     stream = stream or sys.stderr
+    ours, of_uvicorn = logging.getLogger("hydrainfer"), logging.getLogger("uvicorn")
+    before = [(log, log.handlers, log.level, log.propagate) for log in (ours, of_uvicorn, access_log)]
     lines = logging.StreamHandler(stream)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     lines.setFormatter(JsonLine() if form == "json" else text)
-    for name in ("hydrainfer", "uvicorn"):
-        log = logging.getLogger(name)
-        log.handlers, log.propagate = [lines], False
-    logging.getLogger("hydrainfer").setLevel(level.upper())
+    ours.handlers, of_uvicorn.handlers = [lines], [lines]
+    ours.setLevel(level.upper())
     access_log.propagate = False
     access_log.handlers = [AccessLines(stream, line=JsonLine().format if form == "json" else None)] if access else []
-    access_log.setLevel(min(logging.INFO, logging.getLogger("hydrainfer").level) if access else logging.CRITICAL)
+    access_log.setLevel(min(logging.INFO, ours.level) if access else logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for handler in access_log.handlers:
+            handler.flush()
+        for log, handlers, was, propagate in before:
+            log.handlers, log.propagate = handlers, propagate
+            log.setLevel(was)
 
 
 class JsonLine(logging.Formatter):

@@ -9,28 +9,19 @@ import pytest
 
 from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent
 from hydrainfer.metrics import PrometheusRecorder, Waiting
-from hydrainfer.server import StatsLine, set_up_logs
-from hydrainfer.server.access import access_log, write_line
+from hydrainfer.server import StatsLine, written_logs
+from hydrainfer.server.access import write_line
 
 pytestmark = pytest.mark.unit
-LOGS = ("hydrainfer", "hydrainfer.access", "uvicorn")
 
 
 @contextmanager
 def logged(*args, **options):
-    """The lines written meanwhile; afterwards the logs are as before."""
-    before = [(log, log.handlers, log.level, log.propagate) for log in map(logging.getLogger, LOGS)]
+    """The lines written meanwhile."""
     out, lines = io.StringIO(), []
-    set_up_logs(*args, stream=out, **options)
-    try:
+    with written_logs(*args, stream=out, **options):
         yield lines
-        for handler in access_log.handlers:
-            handler.flush()
-        lines += out.getvalue().splitlines()
-    finally:
-        for log, handlers, level, propagate in before:
-            log.handlers, log.propagate = handlers, propagate
-            log.setLevel(level)
+    lines += out.getvalue().splitlines()
 
 
 def speak():

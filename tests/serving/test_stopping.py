@@ -38,6 +38,7 @@ def options(tmp_path_factory):
     (folder / "costs.yaml").write_text(COSTS.replace("step_base_s: 0.005", "step_base_s: 0.05"))
     options = {
         "access_log": False,
+        "log_level": "warning",
         "device": "emulated",
         "cost_model": str(folder / "costs.yaml"),
         "media_hosts": "any",
