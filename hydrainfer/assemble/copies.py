@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
+import msgspec
 import torch
 
 from hydrainfer.cache import CacheSpec
+from hydrainfer.config.shipped import shipped
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.costs import Copies
+from hydrainfer.planner.costs import Copies, read_hardware
 from hydrainfer.storage import BlockStore, Exports, Routes, needs_shared
 
 _SECRET = b"measurement"
@@ -38,11 +40,31 @@ def measure_copies(
         say(1.0, f"copies by {transport}")
         try:
             found += _by(transport, device, spec, sizes, seconds / len(transports))
+            if transport == "cuda-ipc":  # measured from a GPU to itself
+                found = [_over_link(c) if c.transport == transport else c for c in found]
         except (OSError, EOFError, RuntimeError, ConfigError) as e:
             failed.append(f"{transport}: {e}")
     if failed and not found:
         raise ConfigError(f"no transport works on {device}: {'; '.join(failed)}", param="transport")
     return found
+
+
+def _over_link(copies: Copies) -> Copies:
+    """Copies within one GPU as they would be between two: no faster than the link that its data sheet gives."""
+    link = link_of_gpu(torch.cuda.get_device_name())
+    if link is None:
+        return copies
+    least_s = copies.n_bytes / link
+    p50_s, p90_s = round(max(copies.p50_s, least_s), 7), round(max(copies.p90_s, least_s), 7)
+    return msgspec.structs.replace(copies, p50_s=p50_s, p90_s=p90_s)
+
+
+def link_of_gpu(name: str) -> float | None:
+    """Bytes per second between two GPUs of this kind in one machine, of the file in `configs/hardware` that is named
+    like it; None if there is none."""
+    known = sorted((p.stem for p in (shipped("configs") / "hardware").glob("*.yaml")), key=len, reverse=True)
+    found = next((kind for kind in known if kind in name.lower()), None)
+    return None if found is None else read_hardware(found).link.bytes_per_s
 
 
 def _by(transport: str, device: str, spec: CacheSpec, sizes: list[int], seconds: float) -> list[Copies]:

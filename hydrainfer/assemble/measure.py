@@ -18,6 +18,7 @@ import torch
 
 from hydrainfer.assemble.copies import measure_copies
 from hydrainfer.assemble.rig import Rig
+from hydrainfer.assemble.sizes import torch_device
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
@@ -56,6 +57,18 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         return max([*self.decodes, *self.mixed, *(n for n, _ in self.beside)]) + 1
 
 
+GPU_GRID = Grid(
+    pictures=(1, 2, 4, 8, 16),
+    chunks=(16, 128, 512, 1024, 2048, 4096, 8192),
+    starts=(0, 1024, 4096),
+    decodes=(1, 4, 16, 32, 64, 128, 256),
+    contexts=(256, 1024, 4096, 8191),
+    mixed=(16, 64),
+    beside=((1, 0), (64, 0), (64, 256), (64, 1024), (0, 2048)),
+)
+"""What a GPU serves at once is more, and longer."""
+
+
 class _Case(NamedTuple):
     """A batch of one lane or, with `beside`, batches of both: vision first."""
 
@@ -88,16 +101,19 @@ def measure_model(
     journal: Path | None = None,
     config: ServeConfig | None = None,
     grid: Grid | None = None,
-    transports: Sequence[str] = ("shared-memory", "tcp"),
+    transports: Sequence[str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> CostFile:
     """Load it, measure for about so many minutes (loading comes before them) and fit. `journal`: a file of JSON lines
-    to write as it goes, and to go on from. `config`: device, dtype, threads, kernels. Raises `ConfigError`, also if the
-    journal is of another measurement, or `CheckpointError`."""
+    to write as it goes, and to go on from. `config`: device, dtype, threads, kernels. `grid` and `transports`: by
+    default what the device serves. Raises `ConfigError`, also if the journal is of another measurement, or
+    `CheckpointError`."""
     if minutes <= 0.0:
         raise ConfigError(f"--measure-minutes must be positive, not {minutes:g}", param="measure_minutes")
     config = msgspec.structs.replace(config or ServeConfig(model=model), model=model)
-    grid, say = grid or Grid(), on_progress or (lambda _share, _what: None)
+    on_gpu, say = torch_device(config).type == "cuda", on_progress or (lambda _share, _what: None)
+    grid = grid or (GPU_GRID if on_gpu else Grid())
+    transports = (("cuda-ipc", "tcp") if on_gpu else ("shared-memory", "tcp")) if transports is None else transports
     note = _note(busy_cores())
     say(0.0, "loading the model")
     rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, grid.n_context)

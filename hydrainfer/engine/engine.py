@@ -50,10 +50,9 @@ _NEVER = float("inf")
 
 class Engine:
     """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
-    `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event, if given.
-    `moves`: its dealings with other instances, if any. `moved(request id, instance, hops)` hears who owns a request
-    that came or went. `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a
-    whole. `expect` hears of every grammar that will be followed here, as early as it is known."""
+    `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event. `moves`: its
+    dealings with other instances. `moved(request id, instance, hops)` hears who owns a request that came or went.
+    `step` raises if the device is lost or `give_up_after` batches of a lane fail in a row. `expect` hears grammars."""
 
     def __init__(
         self,
@@ -209,7 +208,7 @@ class Engine:
             self._moves.reorder()
 
     def _judge(self, lane: Lane, result: StepResult) -> None:
-        """Raise once too many batches of a lane in a row failed, or the device is lost: it will not get well alone."""
+        """Raise once too many batches in a row failed, or the device is lost: the lane will not get well by itself."""
         code = "" if result.error is None else str(result.error.code)
         n = self._n_failed[lane] = self._n_failed.get(lane, 0) + 1 if code not in ("", "out_of_memory") else 0
         if code == DEVICE_LOST or n >= self._give_up_after:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ninja
 import torch
@@ -58,6 +59,40 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
         return None, (
             f"CPU kernels did not build ({type(e).__name__}: {reason}); using torch operators (slower decode)",
         )
+
+
+def load_cuda_kernels() -> tuple[Any | None, tuple[str, ...]]:
+    """The module of `kernels/cuda`, or None and the reason in one line. The first call on a machine compiles for about
+    ten seconds."""
+    folder, compiler = shipped("kernels") / "cuda", nvcc()
+    if not (folder / "ops.cu").exists():
+        return None, ("CUDA kernels are not part of this installation; using torch operators",)
+    if compiler is None:
+        return None, ("no nvcc found (CUDA_HOME), so CUDA kernels are not built; using torch operators",)
+    try:
+        import tvm_ffi.cpp
+
+        target = cache_folder() / "kernels" / _key(folder, compiler)
+        sources = _kept(folder, target / "sources")
+        os.environ.setdefault("CUDA_HOME", str(Path(compiler).parent.parent))  # where tvm_ffi looks
+        with _ninja_on_path():
+            made = tvm_ffi.cpp.load(
+                "hydra_cuda",
+                sources=str(sources / "ops.cu"),
+                extra_cuda_cflags=["-O3"],
+                build_directory=str(target),
+            )
+        return made, ()
+    except Exception as e:  # as for the CPU
+        reason = " ".join(str(e).split())[:160]
+        return None, (f"CUDA kernels did not build ({type(e).__name__}: {reason}); using torch operators",)
+
+
+def nvcc() -> str | None:
+    """The compiler for CUDA, of CUDA_HOME if that is given; None if there is none."""
+    homes = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
+    places = [*(f"{home}/bin" for home in homes), "/usr/local/cuda/bin"]
+    return shutil.which("nvcc", path=os.pathsep.join(places)) or shutil.which("nvcc")
 
 
 def build_resampler() -> str:

@@ -1,5 +1,5 @@
 """Copies between processes with GPUs on one host: the importer maps the exporter's device memory and copies,
-one-sidedly.
+one-sidedly. Not yet run on a GPU; tests have a driver of their own.
 
 Through the driver's own calls: torch's sharing of storages counts references for one reader per export. The exporter's
 death may take the importer's CUDA context with it; then both are lost.
@@ -13,13 +13,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from hydrainfer.core import ConfigError, ExportHandle
 from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.transport import Peers, TransportError, Unreachable, pieces_of
 
 _HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
+_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
 
 
@@ -67,24 +67,25 @@ def offer(store: BlockStore) -> str:
 
 
 class CudaIpcTransport:
-    """One mapping per store of a peer, kept. Copies run on the calling thread's stream."""
+    """One mapping per store of a peer, kept. A copy is one call of the driver on the calling thread's stream, not
+    the default one."""
 
     def __init__(self) -> None:
         self._peers: Peers[_Mappings] = Peers()
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
-        device = store.device
-        with self._peers.use(source.owner, lambda: _Mappings(device)) as mappings:
-            theirs = mappings.of(source)
+        device, size = store.device, store.spec.block_bytes
+        with self._peers.use(source.owner, lambda: _Mappings(device)) as mappings, torch.cuda.device(device):
+            theirs, ours = mappings.of(source), store.bytes.data_ptr()
+            stream = torch.cuda.current_stream(device).cuda_stream
+            assert stream, "the legacy default stream would wait for all others"
+            if not pieces:
+                return
             try:
-                for first, into, n in pieces:
-                    store.bytes[into : into + n].copy_(theirs[first : first + n], non_blocking=True)
-                event = torch.cuda.Event()
-                event.record(torch.cuda.current_stream(device))
-                event.synchronize()  # without a timeout: the copy cannot be taken back, so it has to end
-            except RuntimeError as e:  # torch's word for a CUDA error
-                raise TransportError(f"{source.owner}: {e}") from e
+                _copy([(ours + p.into * size, theirs + p.first * size, p.n * size) for p in pieces], stream)
+            finally:  # without a timeout: a copy cannot be taken back, so it has to end, also if another was refused
+                _call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def forget(self, owner: str) -> None:
         self._peers.forget(owner)
@@ -94,32 +95,32 @@ class CudaIpcTransport:
 
 
 class _Mappings:
+    """The allocations of one peer that are open here, by address."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._by_address: dict[str, tuple[int, Tensor]] = {}  # (base, blocks)
+        self._bases: dict[str, int] = {}
 
-    def of(self, source: ExportHandle) -> Tensor:
-        """[n_blocks, block_bytes] of uint8, on the peer's device."""
+    def of(self, source: ExportHandle) -> int:
+        """Where the peer's first block is, in this process. Its GPU need not be one that this process sees: the driver
+        maps the memory into our own context (CUDA 10.1 and later)."""
         text = source.ways["cuda-ipc"]
-        if text not in self._by_address:
-            address, theirs = Address.decode(text), _visible(source)
-            base = _open(source.owner, self._device, address.handle)
-            at = base + address.offset
-            blocks = torch.as_tensor(_DeviceBytes(at, (source.n_blocks, source.block_bytes)), device=theirs)
-            self._by_address[text] = base, blocks
-        return self._by_address[text][1]
+        address = Address.decode(text)
+        if text not in self._bases:
+            self._bases[text] = _open(source.owner, self._device, address.handle)
+        return self._bases[text] + address.offset
 
     def abort(self) -> None:
         pass  # a copy on a device ends by itself, or with the context
 
     def close(self) -> None:
         with torch.cuda.device(self._device):
-            for base, _ in self._by_address.values():
+            for base in self._bases.values():
                 try:
                     _call("cuIpcCloseMemHandle", ctypes.c_uint64(base))
                 except TransportError:
                     continue  # the exporter is gone, perhaps the context too
-        self._by_address.clear()
+        self._bases.clear()
 
 
 def _open(owner: str, device: torch.device, handle: bytes) -> int:
@@ -134,19 +135,40 @@ def _open(owner: str, device: torch.device, handle: bytes) -> int:
     return base.value
 
 
-class _DeviceBytes:
-    """Memory on a device that torch did not allocate, in the form that `torch.as_tensor` takes."""
-
-    def __init__(self, pointer: int, shape: tuple[int, int]) -> None:
-        self.__cuda_array_interface__ = {"data": (pointer, False), "shape": shape, "typestr": "|u1", "version": 3}
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
 
 
-def _visible(source: ExportHandle) -> torch.device:
-    """The peer's device, as this process counts them."""
-    for i in range(torch.cuda.device_count()):
-        if f"cuda:{torch.cuda.get_device_properties(i).uuid}" == source.device:
-            return torch.device("cuda", i)
-    raise Unreachable(f"{source.owner} is on a GPU that this process does not see (CUDA_VISIBLE_DEVICES)")
+class _CopyAttributes(ctypes.Structure):
+    _fields_ = [
+        ("source_order", ctypes.c_int),
+        ("source", _Location),
+        ("target", _Location),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+def _copy(copies: list[tuple[int, int, int]], stream: int) -> None:
+    """Start all (target, source, bytes) on the stream: in one call where the driver has it (CUDA 13), since many small
+    copies take as long as their calls."""
+    if not hasattr(_driver(), "cuMemcpyBatchAsync_v2"):
+        for target, source, n in copies:
+            args = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(n), ctypes.c_void_p(stream)
+            _call("cuMemcpyDtoDAsync_v2", *args)
+        return
+    n, (targets, sources, sizes) = len(copies), zip(*copies)
+    pointers = ctypes.c_uint64 * n
+    _call(
+        "cuMemcpyBatchAsync_v2",
+        pointers(*targets),
+        pointers(*sources),
+        (ctypes.c_size_t * n)(*sizes),
+        ctypes.c_size_t(n),
+        ctypes.byref(_CopyAttributes(source_order=_STREAM_ORDER)),
+        (ctypes.c_size_t * 1)(0),  # the attributes hold from the first copy on
+        ctypes.c_size_t(1),
+        ctypes.c_void_p(stream),
+    )
 
 
 @cache

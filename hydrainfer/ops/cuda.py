@@ -1,0 +1,58 @@
+"""The compiled CUDA kernels of `kernels/cuda`, each with its reference's signature. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydrainfer.ops import reference
+from hydrainfer.ops.batch import AttentionBatch
+from hydrainfer.ops.build import load_cuda_kernels
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_ACCESS = 16  # bytes: what the kernels load and store at once
+
+
+class CudaKernels:
+    """Functions of the compiled module; what is not laid out for accesses of 16 bytes is left to torch."""
+
+    def __init__(self, module: Any) -> None:
+        self._rope_write_kv = module.rope_write_kv
+        self._silu_and_mul = module.silu_and_mul
+        self._copy_blocks = module.copy_blocks
+
+    def supports(self, dtype: torch.dtype, head_dim: int) -> bool:
+        return dtype in _DTYPES and head_dim // 2 * dtype.itemsize % _ACCESS == 0
+
+    def rope_write_kv(self, qkv: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: AttentionBatch) -> None:
+        aligned = all(n * qkv.element_size() % _ACCESS == 0 for n in (qkv.stride(0), cache.stride(0)))
+        if not (aligned and qkv[0].is_contiguous() and cache[0].is_contiguous() and _starts(qkv) and _starts(cache)):
+            return reference.rope_write_kv(qkv, cos, sin, cache, batch)
+        self._rope_write_kv(qkv, cos, sin, cache, batch.slots)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        if not (gate_up.is_contiguous() and _starts(gate_up)) or width * gate_up.element_size() % _ACCESS:
+            return reference.silu_and_mul(gate_up)
+        out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+        self._silu_and_mul(gate_up, out)
+        return out
+
+    def copy_blocks(self, to: Tensor, to_ids: Tensor, source: Tensor, source_ids: Tensor) -> None:
+        """Blocks `source_ids` of `source` [blocks, bytes] uint8 into blocks `to_ids` of `to`, in one launch; ids are
+        int64 on the device, `to_ids` without repetition. Blocks of any multiple of 16 bytes."""
+        self._copy_blocks(to, source, to_ids, source_ids)
+
+
+def _starts(x: Tensor) -> bool:
+    return x.data_ptr() % _ACCESS == 0
+
+
+@cache
+def cuda_kernels() -> tuple[CudaKernels | None, tuple[str, ...]]:
+    """The kernels, or None and the reason in one line. Compiled at most once on a machine."""
+    module, notes = load_cuda_kernels()
+    return (None if module is None else CudaKernels(module)), notes

@@ -1,0 +1,147 @@
+"""CUDA IPC over a driver of our own: order of calls, lifetimes, errors, an exporter that dies. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+
+from hydrainfer.core import ExportHandle
+from hydrainfer.storage import TransportError, Unreachable
+from hydrainfer.storage.cuda_ipc import Address, CudaIpcTransport
+from tests.storage import driver
+from tests.storage.peers import SPECS, _context, content
+
+pytestmark = [pytest.mark.multi, pytest.mark.timeout(60)]
+
+IDS, INTO = [7, 0, 1, 2, 5], [0, 1, 2, 3, 6]
+
+
+@pytest.fixture(scope="module", params=["new", "old"])
+def library(request, tmp_path_factory):
+    built = driver.build(tmp_path_factory.mktemp("driver"), *(["-DOLD"] if request.param == "old" else []))
+    if built is None:
+        pytest.skip("no C compiler")
+    return built
+
+
+@pytest.fixture
+def log(library, tmp_path, monkeypatch):
+    monkeypatch.setenv("HYDRA_DRIVER_LOG", "")
+    driver.use(library, tmp_path / "ours", monkeypatch.setattr)
+    return tmp_path / "ours"
+
+
+class Exporter:
+    """Another process with a store; its GPU is none that this process sees."""
+
+    def __init__(self, library, log) -> None:
+        self.pipe, theirs = _context.Pipe()
+        self.process = _context.Process(target=driver.export, args=(theirs, library, log), daemon=True)
+        self.process.start()
+        address = self.pipe.recv()
+        self.name = Address.decode(address).handle.rstrip(b"\0").decode()
+        self.handle = ExportHandle(
+            owner=f"E{self.process.pid}:1",
+            host="here",
+            process="another",
+            device="cuda:of-another-process",
+            n_blocks=8,
+            block_bytes=SPECS["kv"].block_bytes,
+            ways={"cuda-ipc": address},
+        )
+
+    def end(self) -> None:
+        self.pipe.send(None)
+        self.process.join(10)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(10)
+
+    def clean(self) -> None:
+        if self.process.is_alive():
+            self.kill()
+        with suppress(FileNotFoundError):
+            os.unlink(f"/dev/shm{self.name}")
+
+
+@pytest.fixture
+def exporter(library, tmp_path):
+    made = Exporter(library, tmp_path / "theirs")
+    yield made
+    made.clean()
+
+
+def calls(log) -> list[str]:
+    return log.read_text().split("\n")[:-1] if log.exists() else []
+
+
+def test_blocks_of_an_invisible_gpu_in_one_call(library, log, exporter):
+    store, transport = driver.DriverStore(9), CudaIpcTransport()
+    for _ in range(3):
+        transport.copy(exporter.handle, IDS, store, INTO)
+    assert torch.equal(store.bytes[INTO], content("kv", 8, 1)[IDS])
+    assert not store.bytes[[4, 5, 7, 8]].any()
+    copies = ["copy"] * 3 if "OLD" in library.name else ["batch of 3"]
+    assert calls(log) == ["open", *[*copies, "synchronize"] * 3], "opened once, and waited for before it counts"
+    transport.forget(exporter.handle.owner)
+    transport.close()
+    assert calls(log)[-2:] == ["synchronize", "close"]
+    store.free()
+
+
+def test_who_is_forgotten_is_opened_again(log, exporter):
+    store, transport = driver.DriverStore(9), CudaIpcTransport()
+    transport.copy(exporter.handle, [1], store, [2])
+    transport.forget(exporter.handle.owner)
+    transport.copy(exporter.handle, [3], store, [4])
+    transport.close()
+    opened = [call for call in calls(log) if call in ("open", "close")]
+    assert opened == ["open", "close", "open", "close"]
+    store.free()
+
+
+def test_no_blocks_are_no_copy(log, exporter):
+    store, transport = driver.DriverStore(2), CudaIpcTransport()
+    transport.copy(exporter.handle, [], store, [])
+    transport.close()
+    assert not any(call.startswith(("copy", "batch")) for call in calls(log))
+    store.free()
+
+
+def test_what_is_refused_leaves_nothing_open(log, exporter):
+    store, transport = driver.DriverStore(9), CudaIpcTransport()
+    with pytest.raises(TransportError, match="no blocks"):
+        transport.copy(exporter.handle, [8], store, [0])
+    other = Address(Address.decode(exporter.handle.ways["cuda-ipc"]).handle, 1 << 40)  # beyond the allocation
+    exporter.handle.ways["cuda-ipc"] = other.encode()
+    with pytest.raises(TransportError, match="CUDA_ERROR_INVALID_VALUE"):
+        transport.copy(exporter.handle, [1], store, [0])
+    assert calls(log)[-1] == "close" and not store.bytes.any()
+    transport.close()
+    store.free()
+
+
+def test_a_dead_exporter_fails_its_own_copies_only(library, log, exporter, tmp_path):
+    store, transport = driver.DriverStore(9), CudaIpcTransport()
+    other = Exporter(library, tmp_path / "other")
+    try:
+        transport.copy(exporter.handle, [1], store, [2])
+        exporter.kill()
+        time.sleep(0.01)
+        with pytest.raises(TransportError, match="NOT_MAPPED"):
+            transport.copy(exporter.handle, [1], store, [3])
+        with pytest.raises(Unreachable, match="cannot be opened"):
+            transport.copy(exporter.handle, [1], store, [3])
+        transport.copy(other.handle, [5], store, [4])
+        assert torch.equal(store.bytes[4], content("kv", 8, 1)[5]) and not store.bytes[3].any()
+        transport.close()
+        assert calls(log).count("open") == calls(log).count("close") == 2
+        other.end()
+    finally:
+        other.clean()
+        store.free()
