@@ -9,7 +9,7 @@ from typing import ClassVar
 import msgspec
 
 from hydrainfer.cache.spec import TOKENS_PER_RUNNING, CacheSpec, Found, Part, Wishes
-from hydrainfer.core import InvalidRequest, Request, Role, Stage, chain_keys, split_chain
+from hydrainfer.core import InvalidRequest, Request, Role, Stage, answer_keys, split_chain
 
 _PUBLISHED_TOKENS = 256  # at once: a block's key costs less beside others
 _AHEAD_TOKENS = 1024  # of the longest chunk, unless a picture has more
@@ -39,12 +39,7 @@ class FullSpec(CacheSpec, frozen=True):
         return keys
 
     def more_keys(self, request: Request, tokens: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
-        """None behind a video: where the positions of an answer count on from the highest of the prompt, those of the
-        same text in the next prompt may be others."""
-        n = len(keys)
-        if not request.keys or len(tokens) < (n + 1) * self.block_tokens or any(m.timed for m in request.media):
-            return []
-        return chain_keys(keys[-1] if keys else request.keys, tokens, self.block_tokens, request.media, n)
+        return answer_keys(request, tokens, keys, self.block_tokens) if request.keys else []
 
     def safe(self, found: Found, n_most: int) -> int | None:
         return min(len(found), n_most // self.block_tokens) * self.block_tokens

@@ -3,7 +3,7 @@
 Called by all rooms. No I/O, no torch, no clock: time is an argument.
 """
 
-from hydrainfer.core.chain import chain_keys, chain_of, chain_root, split_chain
+from hydrainfer.core.chain import answer_ahead, answer_keys, chain_keys, chain_of, chain_root, split_chain
 from hydrainfer.core.cost import CostModel, DeviceTime
 from hydrainfer.core.errors import (
     DEVICE_LOST,
@@ -109,6 +109,8 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "Withdraw",
+    "answer_ahead",
+    "answer_keys",
     "chain_keys",
     "chain_of",
     "chain_root",

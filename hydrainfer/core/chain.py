@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from hydrainfer.core.request import MediaSpan
+from hydrainfer.core.request import MediaSpan, Request
 
 KEY_BYTES = 16
 _VERSION = b"1"
@@ -53,6 +53,33 @@ def chain_keys(
 def chain_of(root: bytes, ids: Sequence[int], block_tokens: int, media: Sequence[MediaSpan] = ()) -> bytes:
     """`Request.keys`: k(0) and a key for each whole block of the prompt, one after the other."""
     return b"".join([root, *chain_keys(root, ids, block_tokens, media)])
+
+
+def answer_keys(request: Request, tokens: Sequence[int], keys: Sequence[bytes], block_tokens: int) -> list[bytes]:
+    """The keys that follow `keys`, once the prompt is followed by what was produced: `tokens` in all. Where an answer
+    has other positions than the same text would have in a prompt, its keys are others, too."""
+    n, before = len(keys), keys[-1] if keys else request.keys
+    if len(tokens) < (n + 1) * block_tokens:
+        return []
+    if n == request.n_prompt // block_tokens and (ahead := answer_ahead(request)):
+        before = chain_root(before, b"ahead", ahead.to_bytes(8, "little"))
+    return chain_keys(before, tokens, block_tokens, request.media, n)
+
+
+def answer_ahead(request: Request) -> int:
+    """By how much the positions of an answer are higher than those of the same text as a part of the prompt: text goes
+    on behind the longer side of a video's frames, an answer behind the highest position of the prompt, which may be
+    that of the video's last frame (`runtime.positions`)."""
+    at = origin = position = highest = 0  # `position`: of prompt token `at`; `highest`: above all before it
+    for span in request.media:
+        if span.grid is None:
+            continue  # no model in which time is a position
+        position += span.start - at
+        origin = origin if span.joined else position
+        n_times, *sides = span.grid
+        highest = max(highest, position, origin + (max(span.times) + 1 if span.times else n_times))
+        at, position = span.end, origin + max(sides)
+    return max(0, highest - (position + request.n_prompt - at))
 
 
 def split_chain(chain: bytes) -> list[bytes]:

@@ -141,11 +141,6 @@ class MediaSpan(msgspec.Struct, frozen=True):
     def end(self) -> int:
         return self.start + self.n_tokens
 
-    @property
-    def timed(self) -> bool:
-        """Whether its positions in time may run ahead of those of the text behind it, as a video's may."""
-        return bool(self.times) or (self.grid is not None and self.grid[0] > max(self.grid[1:]))
-
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of one API request, ready to run on any instance.

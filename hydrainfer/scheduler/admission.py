@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, takewhile
 
 from hydrainfer.core import Handoff, Role, Sequence, Stage
+from hydrainfer.scheduler.order import Rank
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
 from hydrainfer.scheduler.waiting import Waiting
@@ -18,8 +19,9 @@ _MOST_PASSED = 64  # of those with pictures: each is looked at in every step
 
 
 class Admission:
-    """`n_running`: how many requests run here now. `prefilling`: by id, those of them that compute their prompt.
-    `arriving`: those whose room is reserved and being filled; they are not live before they have landed."""
+    """`n_running`: how many requests run here now. `prefilling`: by id, those of them that compute their prompt;
+    `live`: by id, all that are here. `arriving`: those whose room is reserved and being filled; they are not live
+    before they have landed."""
 
     def __init__(
         self,
@@ -29,13 +31,15 @@ class Admission:
         policy: Policy,
         n_running: Callable[[], int],
         prefilling: Mapping[str, Sequence],
+        live: Mapping[str, Sequence],
     ) -> None:
         self._role, self._room, self._budgets, self._policy = role, room, budgets, policy
-        self._n_running, self._prefilling = n_running, prefilling
+        self._n_running, self._prefilling, self._live = n_running, prefilling, live
         self.waiting = Waiting()
         self.arriving: dict[str, Sequence] = {}
         self._blocked: dict[str, Sequence] = {}  # by id, those that found no room
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
+        self._lent: dict[str, Rank] = {}  # by id of those whose work is waited for, the best rank of who waits
 
     def visit(self, seq: Sequence, cursor: int | None = None) -> Visit:
         """The steps that it can run here, one after the other, from the present one or from `cursor` on."""
@@ -47,6 +51,7 @@ class Admission:
         """Waiting requests that need no encoding (text, or pictures all in the cache), best first. Each is to be
         admitted before the next one is asked for. Who waits for another's prefill is passed: it does not wait for
         room."""
+        self._lend()
         while self._n_running() < self._budgets.running:
             first = self.waiting.first(self.repeats)
             seq = next((s for s in first if not self._room.needs_encode(s, self.visit(s))), None)
@@ -58,13 +63,18 @@ class Admission:
         """Waiting picture requests, best first; as `to_prefill`. A picture that another request is encoding right now
         is waited for, not encoded twice; and who waits so is not passed by a later one that would encode another of
         its pictures, or there might always be one to wait for."""
+        self._lend()
         wanted: set[bytes] = set()
         n_passed = 0
         for seq in list(self.waiting.pictured):
             if n_passed == _MOST_PASSED:
                 return
             keys = {m.key for m in seq.request.media}
-            if keys & self._being_encoded.keys() or (keys & wanted and self._room.needs_encode(seq, self.visit(seq))):
+            if there := keys & self._being_encoded.keys():
+                wanted |= keys
+                for key in there:
+                    self._wait_for(self._being_encoded[key], seq)
+            elif keys & wanted and self._room.needs_encode(seq, self.visit(seq)):
                 wanted |= keys
             elif not self.repeats(seq):
                 yield seq
@@ -73,12 +83,30 @@ class Admission:
 
     def repeats(self, seq: Sequence) -> bool:
         """Whether it would compute what another is computing here now, or is about to: then it waits and shares it. No
-        later one can pass it and compute the same, so it waits for no more than those who are here."""
+        later one can pass it and compute the same, so it waits for no more than those who are here; and who is waited
+        for goes before all whom it would go before."""
         if not seq.request.keys or seq.stage is Stage.DECODE:
             return False
         arriving = (s for s in self.arriving.values() if s.blocks and s.stage is Stage.PREFILL)
         others, visit = chain(self._prefilling.values(), arriving), self.visit(seq)
-        return any(self._room.computed_by(other, seq, visit, self._policy.shared_tokens) for other in others)
+        n_tokens = self._policy.shared_tokens
+        other = next((o for o in others if self._room.computed_by(o, seq, visit, n_tokens)), None)
+        if other is not None:
+            self._wait_for(other.id, seq)
+        return other is not None
+
+    def _wait_for(self, request_id: str, seq: Sequence) -> None:
+        self._lent[request_id] = min(self._lent.get(request_id, seq.rank), seq.rank)
+        self._lend()
+
+    def _lend(self) -> None:
+        """Let those who compute what others wait for have the best rank of these."""
+        for request_id, rank in list(self._lent.items()) if self._lent else ():
+            seq = self._live.get(request_id) or self.arriving.get(request_id)
+            if seq is None or not seq.blocks or seq.stage is Stage.DECODE:
+                del self._lent[request_id]
+            elif rank < seq.rank:
+                seq.rank = rank
 
     def admit(self, seq: Sequence) -> bool:
         """Take a waiting request in, if it finds room for its visit and nobody is passed."""
@@ -158,6 +186,7 @@ class Admission:
     def free(self, seq: Sequence) -> None:
         """Give its room back; others may encode its pictures."""
         self._room.release(seq)
+        self._lent.pop(seq.id, None)
         for span in seq.request.media:
             if self._being_encoded.get(span.key) == seq.id:
                 del self._being_encoded[span.key]
@@ -165,4 +194,5 @@ class Admission:
     def reorder(self) -> None:
         """All ranks have changed. Who found no room will say so again."""
         self._blocked.clear()
+        self._lent.clear()
         self.waiting.sort()

@@ -56,7 +56,9 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._unencoded: dict[str, Sequence] = {}  # wait for prefill though no encoder has seen them
         self._order = Order(role, self.policy)
-        self._admission = Admission(role, self.room, budgets, self.policy, lambda: self.n_running, self.prefilling)
+        self._admission = Admission(
+            role, self.room, budgets, self.policy, lambda: self.n_running, self.prefilling, self._live
+        )
         self.waiting = self._admission.waiting
         self.arriving = self._admission.arriving
         self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
@@ -173,7 +175,9 @@ class Scheduler:
         """Whether it would compute what another is computing here now. Then it had better wait for that."""
         if handoff.stage is Stage.DECODE or not (handoff.request.keys and (self.prefilling or self.arriving)):
             return False
-        return self._admission.repeats(handoff.sequence(now))
+        seq = handoff.sequence(now)
+        self._order.place(seq, *_rest(handoff))
+        return self._admission.repeats(seq)
 
     def land(self, request_id: str, now: float) -> Sequence:
         """Its blocks are written and it is ours."""

@@ -109,3 +109,30 @@ def test_layouts(case, layout, tally):
     options = {"token_budget": 32, "block_tokens": 4, "threads": 1, "native_kernels": False}
     with LLM(path, layout=layout, launcher="inproc", **options) as llm:
         compare(llm.chat(list(CHATS.values()), GREEDY, use_tqdm=False), wanted, layout, tally)
+
+
+@pytest.mark.parametrize("n_asked", [2, 40], ids=["answers-ahead", "answers-behind"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl"])
+def test_turns_after_a_video_are_those_without_reuse(family, n_asked, tmp_path):
+    """An answer's positions count on from the video's last frame, unless the question reaches beyond it: only then are
+    they those that the next prompt gives it."""
+    path = make_qwen(family, tmp_path, 1)
+    said, found = {}, {}
+    for reuse in (True, False):
+        with LLM(path, threads=1, prefix_cache=reuse, token_budget=64, block_tokens=4, native_kernels=False) as llm:
+            images = parts(llm).intake.processor.model.images
+            placeholder = images.video.token_id
+            ids, said[reuse] = [5, placeholder, *range(20, 20 + n_asked)], []
+            shown = {"video": [(video(10, 12, 60, 60, 0.5)["video"], {"fps": 0.5})]}
+            for turn in range(3):
+                prompt = {"prompt_token_ids": ids, "multi_modal_data": shown}
+                (out,) = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
+                found[turn, reuse] = len(out.prompt_token_ids), parts(llm).engine.stats().tokens_found
+                answer = [9 if t in (placeholder, images.token_id) else t for t in out.outputs[0].token_ids]
+                said[reuse].append(answer)
+                ids = [*ids, *answer, 30 + turn, 31, 32]
+            check_whole(llm)
+    assert said[True] == said[False]
+    for turn in (1, 2):
+        (n_before, found_before), n_found = found[turn - 1, True], found[turn, True][1]
+        assert n_found - found_before == (n_before if n_asked == 2 else n_before + 15) // 4 * 4

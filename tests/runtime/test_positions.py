@@ -1,9 +1,23 @@
 """Multimodal rotary positions of prompts and batches; against transformers' own in tests/models."""
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hydrainfer.core import MediaSpan, Request, SamplingParams, Sequence, TokenWork
+from hydrainfer.core import (
+    MediaSpan,
+    Request,
+    SamplingParams,
+    Sequence,
+    TokenWork,
+    answer_ahead,
+    answer_keys,
+    chain_of,
+    chain_root,
+    split_chain,
+)
 from hydrainfer.runtime.positions import RotaryPositions, prompt_positions
 
 pytestmark = pytest.mark.unit
@@ -58,3 +72,33 @@ def test_chunks_and_decodes_of_several_requests_are_slices_of_them():
         plain = np.concatenate([np.arange(w.start, w.start + w.count) for w in work])
         found = rotary.of(work, plain, starts)
         assert np.array_equal(found[:, :12], whole) and found[:, 12:].tolist() == [[1, 2, 3, 4]] * 3
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.tuples(*[st.integers(1, 4)] * 3), st.integers(0, 5), st.booleans()), max_size=4
+    ),
+    st.integers(0, 12),
+)
+def test_an_answers_keys_are_a_prompts_where_its_positions_are(spans, n_last):
+    """What an answer adds is found by the next prompt only if the same text would have the same positions there."""
+    media, at = [], 0
+    for i, (n_text, grid, apart, joined) in enumerate(spans):
+        times = tuple(k * apart for k in range(grid[0])) if apart else ()
+        media.append(span(at + n_text, grid, times=times, joined=joined and i > 0))
+        at = media[-1].end
+    keys = chain_of(chain_root(), range(at + n_last), 4, media)
+    first = msgspec.structs.replace(request(at + n_last, *media), keys=keys)
+    tokens = tuple(range(first.n_prompt + 9))
+    following = msgspec.structs.replace(first, prompt_ids=tokens)
+    behind = np.arange(9) + first.n_prompt + prompt_positions(first).delta
+    same = np.array_equal(prompt_positions(following).table[:, first.n_prompt :], [behind] * 3)
+    known = split_chain(keys)[1:]
+    more = answer_keys(first, tokens, known, 4)
+    assert len(known) + len(more) == len(tokens) // 4
+    assert (more == split_chain(chain_of(chain_root(), tokens, 4, media))[1 + len(known) :]) == same
+    step_by_step = list(known)
+    for n in range(first.n_prompt, len(tokens) + 1):
+        step_by_step += answer_keys(first, tokens[:n], step_by_step, 4)
+    assert step_by_step == known + more
+    assert (answer_ahead(first) == 0) == same

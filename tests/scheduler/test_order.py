@@ -255,3 +255,52 @@ def test_the_watch_sees_who_is_passed():
     with pytest.raises(AssertionError, match="goes before"):
         Watch(s, 1.0).not_passed(first, [second])
     assert first.stage is Stage.PREFILL
+
+
+def test_who_is_waited_for_has_the_rank_of_who_waits():
+    s, device = make(tokens=8, policy=Policy(shared_tokens=8)), FakeDevice()
+    s.add(make_request("first", n_text=60, max_tokens=1, salt=b""), 0.0)
+    assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("first", 8)]
+    s.add(make_request("other", n_text=20, max_tokens=1, salt=b"mine"), 0.0)
+    assert ids(turn(s, device, Lane.LANGUAGE)[0]) == [("other", 8)]
+    s.add(make_request("urgent", n_text=60, max_tokens=1, salt=b"", priority=2), 0.1)
+    batches = [ids(turn(s, device, Lane.LANGUAGE)[0]) for _ in range(8)]
+    assert batches[:6] == [[("first", 8)]] * 6 and ("urgent", 4) in batches[7] + batches[6]
+    assert s.prefilling["other"].rest[0] > 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    specs=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(12, 60), st.integers(-2, 2), st.integers(0, 12)),
+        min_size=3,
+        max_size=12,
+    ),
+    tokens=st.integers(4, 24),
+)
+def test_nobody_of_worse_rank_goes_before_those_who_are_waited_for(specs, tokens):
+    """An urgent request that shares what another computes is not held up by whom it would pass itself."""
+    s, device = make(tokens=tokens, policy=Policy(shared_tokens=8), kv_blocks=400), FakeDevice()
+    todo = [
+        (arrives, make_request(f"r{i}", n, max_tokens=1, salt=b"%d" % group, priority=priority))
+        for i, (group, n, priority, arrives) in enumerate(specs)
+    ]
+    for step in range(400):
+        for arrives, request in todo:
+            if arrives == step:
+                s.add(request, 0.1 * step)
+        if step > 12 and not s.n_running and not s.n_waiting:
+            return
+        computed, waiting = list(s.prefilling.values()), list(s.waiting.ready)
+        batch = s.next(0.1 * step, Lane.LANGUAGE).batch
+        prefilled = [work.seq for work in batch.work] if batch else []
+        for waits in waiting:  # whoever is not the first to go may be looked at a step later
+            others = [o for o in computed if s.room.computed_by(o, waits, (Stage.PREFILL,), 8)]
+            if not others:
+                break
+            first = next((i for i, seq in enumerate(prefilled) if seq in others), len(prefilled))
+            assert all(seq.rank <= waits.rank for seq in prefilled[:first])
+        if batch:
+            s.apply(device.run(batch), 0.1 * step)
+        s.check()
+    raise AssertionError("some request never ended")
