@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from benchmarks.record import ROOT, spread, write_result
 from benchmarks.runs import hydrainfer_plan, make_model, shown
 from benchmarks.servers import CpuWatch, Server, ServerFailed
 from hydrainfer.workload.client import LoadResult, Target, run_load
-from hydrainfer.workload.results import Percentiles, next_rate, report_of
+from hydrainfer.workload.results import Percentiles, report_of
 from hydrainfer.workload.sources import ChatRequest, Poisson, distinct_chats, encoded
 
 LATE_S = 0.05  # p99 of the client's own lag, beyond which it says more about the client than about the server
@@ -105,6 +106,18 @@ async def run_at(server: Server, model: str, rate: float, share: float, args: ar
     split = cpu.stop(n)
     server.check_alive()
     return {"rate_per_s": rate, "picture_share": share, "seed": seed, **judge(result, args), **split}
+
+
+def next_rate(tried: Sequence[tuple[float, bool]], first: float, factor: float, tolerance: float) -> float | None:
+    """The rate to try next, given (rate, carried) of all before: grows by `factor` until one fails, then halves the gap
+    on a log scale; None when it is known within `tolerance`, or when `first / factor**6` was too much as well."""
+    failed = min((rate for rate, carried in tried if not carried), default=None)
+    carried = max((rate for rate, ok in tried if ok and (failed is None or rate < failed)), default=None)
+    if failed is None:
+        return first if carried is None else carried * factor
+    if carried is None:
+        return failed / factor if failed > first / factor**6 * 1.001 else None
+    return (failed * carried) ** 0.5 if failed / carried > 1 + tolerance else None
 
 
 async def search(server: Server, model: str, share: float, args: argparse.Namespace, seed: int, console: Console):

@@ -5,14 +5,21 @@ Fed by engines, live or simulated; read by the server and the benchmarks. Never 
 
 from hydrainfer.metrics.attainment import FAILED, Proportion, Verdict, effective_n, judge, quantile_interval, wilson
 from hydrainfer.metrics.prometheus import Ended, PrometheusRecorder, Waiting
+from hydrainfer.metrics.search import Ask, Goodput, Search
+from hydrainfer.metrics.steady import Series, Steady, steady_state
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
 __all__ = [
     "FAILED",
     "INTERVALS",
+    "Ask",
     "Ended",
+    "Goodput",
     "PrometheusRecorder",
     "Proportion",
+    "Search",
+    "Series",
+    "Steady",
     "Timeline",
     "Timelines",
     "Verdict",
@@ -20,5 +27,6 @@ __all__ = [
     "effective_n",
     "judge",
     "quantile_interval",
+    "steady_state",
     "wilson",
 ]

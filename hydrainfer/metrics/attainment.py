@@ -12,8 +12,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hydrainfer.config import Slo
 
+N_BATCHES = 20
 Z95 = 1.959963984540054
 """The half width, in standard deviations, of an interval that covers 95 % of a normal distribution."""
 
@@ -75,18 +79,25 @@ def wilson(share: float, n: float, z: float = Z95) -> tuple[float, float]:
     return (0.0 if share == 0 else max(0.0, centre - half)), (1.0 if share == 1 else min(1.0, centre + half))
 
 
-def effective_n(met: Sequence[bool], n_batches: int = 12) -> float:
-    """The number of independent samples whose mean scatters as that of `met` does, by batch means: from the variance
-    between `n_batches` consecutive stretches. At most `len(met)`, which it is where there are too few to tell."""
-    n, size = len(met), len(met) // n_batches
-    if size < 5:
+def effective_n(*runs: Sequence[float] | NDArray[np.float64]) -> float:
+    """The number of independent values whose mean scatters as that of the runs' values does, by batch means: from the
+    variance between `N_BATCHES` stretches, and how much neighbouring stretches still go together. At most as many as
+    there are, which it is where there are too few to tell."""
+    each = [np.asarray(run, dtype=float) for run in runs]
+    values = np.concatenate(each)
+    n, size = len(values), len(values) // N_BATCHES
+    variance = float(values.var()) if n else 0.0
+    if size < 5 or variance == 0.0:
         return float(n)
-    means = [sum(met[i * size : (i + 1) * size]) / size for i in range(n_batches)]
-    share = sum(means) / n_batches
-    variance = sum((m - share) ** 2 for m in means) / (n_batches - 1)
-    if variance == 0:
+    mean = values.mean()
+    batches = [run[len(run) % size :].reshape(-1, size).mean(axis=1) - mean for run in each]
+    means = np.concatenate(batches)
+    between = float(means @ means) / (len(means) - 1)
+    if between == 0.0:
         return float(n)
-    return min(float(n), max(share * (1 - share) / variance, 1.0) * n_batches)
+    lagged = sum(float(own[1:] @ own[:-1]) for own in batches) / max(1, len(means) - len(batches))
+    together = min(max(lagged / between, 0.0), 0.8)
+    return min(float(n), variance / between * len(means) * (1 - together) / (1 + together))
 
 
 def quantile_interval(ordered: Sequence[float], q: float, z: float = Z95) -> tuple[float | None, float | None]:

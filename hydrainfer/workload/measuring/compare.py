@@ -14,11 +14,12 @@ import msgspec
 from hydrainfer.config import Slo, check_known, read_yaml
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import versions
+from hydrainfer.metrics import Goodput, Search, Series
 from hydrainfer.workload.client import Stop, Target
 from hydrainfer.workload.deployments import Deployment, Noise, Place, ServerFailed, ServerProcess, command_of, running
 from hydrainfer.workload.measuring.session import DEAD_AFTER, Effort, Session, Traffic, Watcher, hopeless
 from hydrainfer.workload.measuring.single import Load, command_line, seed_of, until_interrupted
-from hydrainfer.workload.results import PACKAGES, BenchResult, Goodput, Run, Search, Server, hardware, now
+from hydrainfer.workload.results import PACKAGES, BenchResult, Run, Server, hardware, now
 from hydrainfer.workload.sources import Workload
 
 
@@ -95,6 +96,7 @@ class Comparison:
         self._watch, self._say, self._clock = watch, say, clock
         self._servers: dict[str, Server] = {}
         self._runs: list[Run] = []
+        self._series: list[tuple[str, float, Series]] = []  # of which server, at which rate
         self._too_much: dict[str, float] = {}
         self._notes: list[str] = []
 
@@ -128,6 +130,8 @@ class Comparison:
                     noise = Noise(process)
                     run = await session.at(self._load.at(rate), seed_of(self._plan.seed, round_, rank), round_)
                     self._runs.append(msgspec.structs.replace(run, others_cores=noise.others_cores()))
+                    if session.series is not None:
+                        self._series.append((one.name, rate, session.series))
                     if run.attainment and run.attainment.met.share < self._plan.give_up_below:
                         self._too_much[one.name] = min(rate, self._too_much.get(one.name, rate))
             if mine.came and not stop.came:
@@ -178,13 +182,11 @@ class Comparison:
     def _goodputs(self) -> Iterator[tuple[str, Goodput]]:
         """The goodput of each deployment, on the grid of the rates that were run."""
         for one in self._deployments:
-            runs = [r for r in self._runs if r.server == one.name and r.attainment and r.rate_per_s]
-            if runs:
+            told = [(rate, series) for name, rate, series in self._series if name == one.name]
+            if told:
                 search = Search(self._load.rates[0])
-                for r in runs:
-                    assert r.attainment is not None and r.rate_per_s is not None
-                    met = r.attainment.met
-                    search.tell(r.rate_per_s, met.n_met, met.n, r.attainment.n_effective)
+                for rate, series in told:
+                    search.tell(rate, series)
                 yield one.name, search.result()
 
     def _unequal(self) -> list[str]:

@@ -10,8 +10,9 @@ import msgspec
 
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
+from hydrainfer.metrics import Goodput, Search, Series
 from hydrainfer.workload.client import RequestRecord, ServerFacts, Stop, Target, probe, run_load
-from hydrainfer.workload.results import Goodput, Reference, Report, Run, Search, report_of, run_of
+from hydrainfer.workload.results import Reference, Report, Run, report_of, run_of, series_of
 from hydrainfer.workload.sources import (
     Arrivals,
     BodyOptions,
@@ -93,6 +94,7 @@ class Session:
         self._effort, self.stop, self._watch, self._clock = effort, stop, watch, clock
         self._options = BodyOptions()
         self._reference = Reference()
+        self.series: Series | None = None
         self.facts: ServerFacts
         self.unloaded: Report
 
@@ -119,10 +121,11 @@ class Session:
             why = self.unloaded.failure_examples[0].message if self.unloaded.failure_examples else "no answer"
             raise ConfigError(f"{self.name} failed every request of the workload, one at a time: {why}")
 
-    async def at(self, arrivals: Arrivals, seed: int, round_: int = 0, n: int | None = None) -> Run:
-        """One load."""
+    async def at(self, arrivals: Arrivals, seed: int, round_: int = 0, times: int = 1) -> Run:
+        """One load, `times` as long as usual. `series`, if there is an SLO, is that of the latest load."""
         rate = getattr(arrivals, "rate_per_s", None)
-        n = n or (self._effort.requests if rate is None or isinstance(arrivals, Replay) else self._effort.n_at(rate))
+        fixed = rate is None or isinstance(arrivals, Replay)
+        n = times * (self._effort.requests if fixed else self._effort.n_at(rate or 0.0))
         chats = self._traffic.of(n, seed)
         self._watch.begins(self.name, label(arrivals), n)
         result = await run_load(
@@ -136,6 +139,7 @@ class Session:
             clock=self._clock,
         )
         run = run_of(self.name, result, self._slo, self._reference, round_)
+        self.series = series_of(result.records, self._slo) if self._slo and result.records else None
         self._watch.ended(self.name, run)
         return run
 
@@ -151,8 +155,9 @@ class Session:
         """Run loads until goodput is known or the search is stopped. `runs` is filled as they end."""
         runs = [] if runs is None else runs
         assert self._slo is not None
-        while not self.stop.came and (rate := search.next()) is not None:
-            run = await self.at(at(rate), seed + len(runs))
+        while not self.stop.came and (ask := search.next()) is not None:
+            rate = ask.rate
+            run = await self.at(at(rate), seed + len(runs), times=ask.times)
             runs.append(run)
             if self.stop.came:  # half a run at this rate would be judged as a whole one
                 break
@@ -162,9 +167,8 @@ class Session:
                 search.give_up_above(
                     rate, f"above, this client itself was late: by {late_s * 1e3:.0f} ms (p99) at {rate:.4g}/s"
                 )
-            elif run.attainment is not None:
-                met = run.attainment.met
-                search.tell(rate, met.n_met, met.n, run.attainment.n_effective)
+            elif self.series is not None:
+                search.tell(rate, self.series)
         return search.result(), runs
 
 

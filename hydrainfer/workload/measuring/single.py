@@ -15,9 +15,10 @@ import msgspec
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import versions
+from hydrainfer.metrics import Search
 from hydrainfer.workload.client import Stop, Target
 from hydrainfer.workload.measuring.session import DEAD_AFTER, Effort, Session, Traffic, Watcher, hopeless
-from hydrainfer.workload.results import PACKAGES, BenchResult, Run, Search, Server, hardware, now
+from hydrainfer.workload.results import PACKAGES, BenchResult, Run, Server, hardware, now
 from hydrainfer.workload.sources import Arrivals, Closed, Constant, Gamma, Poisson, Replay, Workload
 
 

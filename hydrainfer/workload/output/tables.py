@@ -35,6 +35,8 @@ def conclusions(result: BenchResult) -> list[str]:
             f"{name}: goodput {goodput.rate_per_s:.4g} requests/s (95 %: {low} to {high})"
             + (f"; {goodput.note}" if goodput.note else "")
         )
+    if not result.goodput:
+        said += _unsettled(result)
     said += _breaking(result)
     said += _ranking(result)
     late = sum(run.client_late for run in result.runs)
@@ -57,6 +59,19 @@ def conclusions(result: BenchResult) -> list[str]:
     if result.stopped:
         said.append(f"Stopped before the end: {result.stopped}")
     return [*said, *result.notes]
+
+
+def _unsettled(result: BenchResult) -> Iterator[str]:
+    """Runs whose attainment is not that of a server which goes on like this."""
+    for run in result.runs:
+        a = run.attainment
+        if a is not None and run.rate_per_s is not None and (a.grows or a.n_wanted > a.met.n):
+            why = (
+                "a queue grew until the end: the server does not carry this rate"
+                if a.grows
+                else f"undecided, as its queues need about {a.n_wanted} requests to show what they come to"
+            )
+            yield f"{run.server} at {run.arrivals}: {why}."
 
 
 def _breaking(result: BenchResult) -> Iterator[str]:

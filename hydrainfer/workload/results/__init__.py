@@ -4,8 +4,7 @@ Called by `measuring`, `output` and `benchmarks/`. Pure: sends nothing, and prin
 """
 
 from hydrainfer.workload.results.attribution import PARTS, Reference
-from hydrainfer.workload.results.goodput import Goodput, Search, next_rate
-from hydrainfer.workload.results.judged import verdict_of
+from hydrainfer.workload.results.judged import series_of, verdict_of
 from hydrainfer.workload.results.report import Percentiles, Report, report_of
 from hydrainfer.workload.results.result import (
     NOISY_CORES,
@@ -24,18 +23,16 @@ __all__ = [
     "PACKAGES",
     "PARTS",
     "BenchResult",
-    "Goodput",
     "Percentiles",
     "Reference",
     "Report",
     "Run",
-    "Search",
     "Server",
     "by_rate",
     "hardware",
-    "next_rate",
     "now",
     "report_of",
     "run_of",
+    "series_of",
     "verdict_of",
 ]

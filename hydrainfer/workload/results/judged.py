@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 
 import msgspec
 
 from hydrainfer.config import Slo
-from hydrainfer.metrics import FAILED, Proportion, Verdict, effective_n, judge
+from hydrainfer.metrics import FAILED, Proportion, Series, Verdict, effective_n, judge, steady_state
 from hydrainfer.workload.client import RequestRecord
 
 
 class Attainment(msgspec.Struct, frozen=True, kw_only=True):
     """`met` requests of all, in the order of arrival, with Wilson's interval; a failed one is a miss. `ttft`, `tpot`,
     `e2e`: those that kept that limit. `n_failed` of them failed; `n_both` missed TTFT and TPOT without failing.
-    `n_effective`: see `metrics.effective_n`."""
+    `n_effective`: see `metrics.effective_n`. `grows`: a queue did, for certain; `n_wanted`: requests that a run needs
+    before its share is that of the steady state (see `metrics.steady_state`)."""
 
     slo: Slo
     met: Proportion
@@ -24,6 +26,8 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
     n_failed: int
     n_both: int
     n_effective: float = 0.0
+    grows: bool = False
+    n_wanted: int = 0
 
 
 def verdict_of(record: RequestRecord, slo: Slo) -> Verdict:
@@ -31,12 +35,20 @@ def verdict_of(record: RequestRecord, slo: Slo) -> Verdict:
     return judge(slo, record.ttft_s, record.token_interval_s, record.e2e_s) if record.ok else FAILED
 
 
-def attainment_of(records: Iterable[RequestRecord], slo: Slo) -> Attainment:
+def series_of(records: Sequence[RequestRecord], slo: Slo) -> Series:
+    """The records of a run in the order in which they were sent."""
+    ordered = sorted(records, key=lambda record: record.sent_s)
+    delays = [math.inf if record.ttft_s is None else record.ttft_s for record in ordered]
+    return Series([r.sent_s for r in ordered], delays, [verdict_of(r, slo).met for r in ordered])
+
+
+def attainment_of(records: Sequence[RequestRecord], slo: Slo) -> Attainment:
     judged = [(record, verdict_of(record, slo)) for record in records]
 
     def kept(name: str) -> Proportion:
         return Proportion.of_each([getattr(verdict, name) for _, verdict in judged])
 
+    state = steady_state([series_of(records, slo)])
     return Attainment(
         slo=slo,
         met=kept("met"),
@@ -44,6 +56,8 @@ def attainment_of(records: Iterable[RequestRecord], slo: Slo) -> Attainment:
         tpot=kept("tpot"),
         e2e=kept("e2e"),
         n_effective=effective_n([verdict.met for _, verdict in judged]),
+        grows=state.grows,
+        n_wanted=state.n_wanted,
         n_failed=sum(not record.ok for record, _ in judged),
         n_both=sum(record.ok and not (v.ttft or v.tpot) for record, v in judged),
     )

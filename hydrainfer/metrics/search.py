@@ -1,0 +1,164 @@
+"""Goodput: the highest rate at which enough requests would meet their SLO for ever.
+
+A search is told what came of each rate and says which to try next, and with how many requests; it measures nothing
+itself. A rate on which the runs so far cannot tell is run again, twice as long, up to a limit; then it stays undecided.
+What is found is the interval between the highest rate that is carried for certain and the lowest that certainly is not,
+each approached from its side until nothing is left to decide. Attainment is taken to fall with the rate.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from hydrainfer.core import ConfigError
+from hydrainfer.metrics.attainment import Proportion
+from hydrainfer.metrics.steady import Series, Steady, steady_state
+
+
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """`rate_per_s`: the best estimate, 0 if no rate tried reached `target`. At `low` attainment is above the target
+    with 95 % confidence, at `high` below it; None where no rate tried was that clear. `note`: why the search ended, if
+    it did not just find it."""
+
+    rate_per_s: float
+    low: float | None
+    high: float | None
+    target: float
+    curve: tuple[tuple[float, Proportion], ...]
+    note: str = ""
+
+
+class Ask(NamedTuple):
+    """A run wanted at `rate` per second, `times` as long as the first one there."""
+
+    rate: float
+    times: int
+
+
+class Search:
+    """`while (ask := search.next()) is not None: search.tell(ask.rate, series)`. Raises `ConfigError`."""
+
+    def __init__(
+        self,
+        first: float,
+        *,
+        target: float = 0.9,
+        tolerance: float = 0.05,
+        max_rate: float = math.inf,
+        bound: float = math.inf,
+        max_runs: int = 3,
+        factor: float = 2.0,
+    ) -> None:
+        """`max_rate`: no higher one is tried. `bound`: known to be too much. A rate gets at most `max_runs` runs, each
+        twice as long as the one before it."""
+        if not first > 0 or not max_rate > 0:
+            raise ConfigError(f"a search needs a positive first rate, not {first:g}", param="rate")
+        if not 0 < target <= 1 or not tolerance > 0 or max_runs < 1:
+            raise ConfigError("a search needs 0 < target <= 1, tolerance > 0 and at least one run a rate")
+        self._first, self._target, self._tolerance = min(first, max_rate), target, tolerance
+        self._max_rate, self._bound, self._factor = max_rate, bound, factor
+        self._max_runs = max_runs
+        self._runs: dict[float, list[Series]] = {}
+        self._found: dict[float, Steady] = {}
+        self._not_ours: dict[float, str] = {}
+
+    def tell(self, rate: float, run: Series) -> None:
+        """`run`: at least one request."""
+        self._runs.setdefault(rate, []).append(run)
+        self._found[rate] = steady_state(self._runs[rate])
+
+    def give_up_above(self, rate: float, why: str) -> None:
+        """Try `rate` and above no more, since runs there say nothing of the server; the result says why."""
+        self._not_ours[rate] = why
+
+    def next(self) -> Ask | None:
+        for rate, found in self._found.items():
+            runs = self._runs[rate]
+            if found.carried(self._target) is None and len(runs) < self._max_runs:
+                return Ask(rate, 2 ** len(runs))
+        wanted = self._next_rate()
+        return None if wanted is None else Ask(wanted, 1)
+
+    def _next_rate(self) -> float | None:
+        low, high = self._low, min([*self._not_ours, self._high or self._bound, self._bound])
+        open_ = [rate for rate in self._found if (low or 0.0) < rate < high]
+        most, least = max(open_, default=low), min(open_, default=high)
+        if most is None and high == math.inf:
+            return self._first
+        if high == math.inf:
+            assert most is not None
+            return min(most * self._factor, self._max_rate) if most < self._max_rate else None
+        if low is None:
+            least = min(least, self._first * self._factor)
+            return least / self._factor if least > self._first / self._factor**6 * 1.001 else None
+        gaps = [(low, high)] if most is None or not open_ else [(low, least), (most, high)]
+        a, b = max(gaps, key=lambda gap: gap[1] / gap[0])
+        return math.sqrt(a * b) if b / a > 1 + self._tolerance else None
+
+    @property
+    def _low(self) -> float | None:
+        high = self._high or math.inf
+        return max((r for r, s in self._found.items() if r < high and s.carried(self._target)), default=None)
+
+    @property
+    def _high(self) -> float | None:
+        return min((r for r, s in self._found.items() if s.carried(self._target) is False), default=None)
+
+    def result(self) -> Goodput:
+        """The goodput by all runs so far."""
+        curve = tuple((rate, found.met) for rate, found in sorted(self._found.items()))
+        low, high = self._low, self._high
+        return Goodput(
+            rate_per_s=self._estimate(),
+            low=low,
+            high=high if high is not None or self._bound == math.inf else self._bound,
+            target=self._target,
+            curve=curve,
+            note=self._note(),
+        )
+
+    def _estimate(self) -> float:
+        """Where misses pass what the target allows. Waiting times have exponential tails that lengthen towards the
+        capacity (Kingman 1961), so the logarithm of misses is nearly a line between two rates."""
+        points = [(rate, s.met.share if s.settled else 0.0, s.met.n) for rate, s in sorted(self._found.items())]
+        low, most = (0.0, 0.0), math.log(max(1.0 - self._target, 1e-9))
+        for (rate, share), (_, _, n) in zip(_falling(points), points):
+            missed = math.log(max(1.0 - share, 0.5 / n))
+            if share < self._target:
+                return low[0] * (rate / low[0]) ** ((most - low[1]) / (missed - low[1])) if low[0] else 0.0
+            low = (rate, min(missed, most))
+        return low[0]
+
+    def _note(self) -> str:
+        if self._not_ours:
+            return self._not_ours[min(self._not_ours)]
+        shares = sorted((rate, s.met.share) for rate, s in self._found.items())
+        if not shares:
+            return ""
+        if all(share >= self._target for _, share in shares):
+            return f"the target was still reached at {shares[-1][0]:.4g} requests/s, the highest rate tried"
+        if shares[0][1] < self._target:
+            rate, share = shares[0]
+            return f"the target was not reached at any rate: at {rate:.3g} requests/s, attainment was {share:.1%}"
+        low, high = self._low or 0.0, self._high or math.inf
+        if open_ := [rate for rate, s in self._found.items() if low < rate < high and s.carried(self._target) is None]:
+            n = max(len(run.met) for rate in open_ for run in self._runs[rate])
+            return f"undecided in between: runs of {n} requests are too short to tell there"
+        return ""
+
+
+def _falling(points: list[tuple[float, float, int]]) -> list[tuple[float, float]]:
+    """(rate, share) with shares that never rise: neighbours that do are given their mean (pool adjacent violators)."""
+    pools: list[list[float]] = []  # share, weight, how many
+    for _, share, n in points:
+        pools.append([share, n, 1])
+        while len(pools) > 1 and pools[-1][0] > pools[-2][0]:
+            share, n_, k = pools.pop()
+            last = pools[-1]
+            last[0] = (last[0] * last[1] + share * n_) / (last[1] + n_)
+            last[1], last[2] = last[1] + n_, last[2] + k
+    shares = [share for share, _, k in pools for _ in range(int(k))]
+    return [(rate, share) for (rate, _, _), share in zip(points, shares)]

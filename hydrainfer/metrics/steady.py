@@ -1,0 +1,132 @@
+"""Whether a rate would be carried for ever, judged from runs that end.
+
+A run begins with empty queues, which flatters, and neighbours in a queue share their luck. So of each run,
+
+- the warm-up is left out: as many requests as make the marginal standard error of the delays least (MSER-5, White
+  1997);
+- the share that met the SLO has the interval of batch means, widened where neighbouring batches still go together;
+- it says something only if the run is many times as long as the queue needs to forget its past. In heavy traffic that
+  is `8 L² / v` requests, with a mean backlog of `L` requests beyond the usual and `v` the squared variation of arrivals
+  and of work together (the relaxation time of reflected Brownian motion, Harrison 1985);
+- a queue grows for certain if its end is longer than a queue at the edge of its capacity gets, which is a reflected
+  random walk: `sqrt(v n)` times what a normal variable hardly exceeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hydrainfer.metrics.attainment import Z95, Proportion, effective_n, wilson
+
+ENOUGH = 24.0
+"""Relaxation times that a run has to last before its share is taken for that of the steady state."""
+_PER_RELAXATION = 1.5  # requests that count as independent, at most
+_WORK_CV2 = 1.0  # squared variation of the work, of which only what is left of it shows; as of exponential times
+_T95, _SURE = 2.093, 2.861  # Student's quantiles for 19 degrees of freedom: 95 %; 99 % where it is looked at repeatedly
+_GROWS = NormalDist().inv_cdf(1 - 0.025 / 2)  # a reflected walk has two tails
+
+
+class Series(msgspec.Struct, frozen=True):
+    """The requests of one run in the order of their arrival: when they came, how long each waited for its first token
+    (inf: it never had one), and whether it met the SLO."""
+
+    at_s: Sequence[float] | NDArray[np.float64]
+    delay_s: Sequence[float] | NDArray[np.float64]
+    met: Sequence[bool] | NDArray[np.bool_]
+
+
+class Steady(msgspec.Struct, frozen=True, kw_only=True):
+    """The steady state at a rate: the share that meets the SLO, after `n_warmup` requests. `n_effective`: independent
+    ones that would say as much. `grows`: a queue does, for certain. `n_wanted`: requests that runs need before the
+    share is that of the steady state."""
+
+    met: Proportion
+    n_effective: float
+    n_warmup: int
+    grows: bool
+    n_wanted: int
+
+    @property
+    def settled(self) -> bool:
+        """The runs were long enough."""
+        return self.n_wanted <= self.met.n
+
+    def carried(self, target: float) -> bool | None:
+        """None: these runs cannot tell."""
+        if self.grows:
+            return False
+        low, high = wilson(self.met.share, self.n_effective, _SURE)
+        return None if not self.settled or low < target <= high else self.met.share >= target
+
+
+def steady_state(runs: Sequence[Series]) -> Steady:
+    """The steady state behind independent runs at one rate. Those less than half as long as the longest are left
+    out."""
+    longest = max(len(run.met) for run in runs)
+    runs = [run for run in runs if 2 * len(run.met) >= longest]
+    delays = [_capped(run) for run in runs]
+    cuts = [warm_up(each) for each in delays]
+    met = [np.asarray(run.met[cut:], dtype=float) for run, cut in zip(runs, cuts)]
+    n = sum(len(m) for m in met)
+    share = sum(float(m.sum()) for m in met) / n
+    relaxation = max(_relaxation(run) for run in runs)
+    delays = [each[cut:] for each, cut in zip(delays, cuts)]
+    n_effective = min(effective_n(*met), effective_n(*delays), _PER_RELAXATION * n / relaxation)
+    found = Proportion.of(round(share * n), n, n_effective * (Z95 / _T95) ** 2)
+    return Steady(
+        met=found,
+        n_effective=n_effective,
+        n_warmup=sum(cuts),
+        grows=any(_grows(run) for run in runs),
+        n_wanted=math.ceil(ENOUGH * relaxation),
+    )
+
+
+def warm_up(values: NDArray[np.float64]) -> int:
+    """The number of values to leave out, at most half of them (MSER-5)."""
+    means = values[: len(values) // 5 * 5].reshape(-1, 5).mean(axis=1)
+    m = len(means)
+    if m < 10:
+        return 0
+    left = np.arange(m, m - m // 2, -1)
+    after = np.cumsum(means[::-1])[::-1][: len(left)]
+    squares = np.cumsum(means[::-1] ** 2)[::-1][: len(left)]
+    return int(np.argmin((squares - after**2 / left) / left**2)) * 5
+
+
+def _capped(run: Series) -> NDArray[np.float64]:
+    """The delays; one without end is as long as the longest."""
+    delays = np.asarray(run.delay_s, dtype=float)
+    finite = np.isfinite(delays)
+    return np.where(finite, delays, delays[finite].max() if finite.any() else 0.0)
+
+
+def _variation(run: Series) -> float:
+    gaps = np.diff(run.at_s)
+    mean = float(gaps.mean()) if len(gaps) else 0.0
+    return (float(gaps.var()) / mean**2 if mean else 0.0) + _WORK_CV2
+
+
+def _backlog(run: Series) -> NDArray[np.float64]:
+    """Requests that wait more than in the quietest stretch, in stretches of as many requests as there are stretches."""
+    delays = _capped(run)
+    size = max(1, math.isqrt(len(delays)))
+    means = delays[: len(delays) // size * size].reshape(-1, size).mean(axis=1)
+    span = run.at_s[-1] - run.at_s[0]
+    return (means - means.min()) * (len(delays) / span if span > 0.0 else 0.0)
+
+
+def _relaxation(run: Series) -> float:
+    """Requests; exact for M/M/1 (1 / (1 - sqrt(rho))^2 services), and the one of heavy traffic for all queues."""
+    backlog = float(_backlog(run).mean())
+    return max(1.0, backlog * (1 + backlog) * (1 + math.sqrt(backlog / (1 + backlog))) ** 2 * 2 / _variation(run))
+
+
+def _grows(run: Series) -> bool:
+    return bool(_backlog(run)[-1] > _GROWS * math.sqrt(_variation(run) * len(run.met)))
