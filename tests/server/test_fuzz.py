@@ -39,3 +39,102 @@ def test_chat_bodies(server, fields, messages, good):
 def test_completion_bodies(server, fields, prompt):
     response = server.post("/v1/completions", **{"max_tokens": 3, **fields, "prompt": prompt})
     assert response.status_code in (200, 400, *((504,) if "deadline_s" in fields else ())), response.text
+
+
+kinds = st.sampled_from(
+    [
+        "text",
+        "image",
+        "tool_use",
+        "tool_result",
+        "thinking",
+        "input_text",
+        "input_image",
+        "output_text",
+        "message",
+        "function_call",
+        "function_call_output",
+        "reasoning",
+        "function",
+        "custom",
+        "auto",
+        "json_schema",
+        "x",
+    ]
+)
+keys = st.sampled_from(
+    [
+        "type",
+        "text",
+        "content",
+        "role",
+        "source",
+        "data",
+        "media_type",
+        "url",
+        "input",
+        "id",
+        "name",
+        "tool_use_id",
+        "call_id",
+        "arguments",
+        "output",
+        "image_url",
+        "images",
+        "tool_calls",
+        "function",
+        "format",
+        "schema",
+        "tools",
+    ]
+)
+roles = st.sampled_from(["user", "assistant", "system", "tool"])
+objects = st.dictionaries(keys, kinds | roles | values | st.lists(st.dictionaries(keys, kinds | values), max_size=2))
+bodies = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.lists(objects, max_size=3) | objects | values
+        for name in [
+            "messages",
+            "input",
+            "system",
+            "instructions",
+            "tools",
+            "tool_choice",
+            "text",
+            "reasoning",
+            "include",
+            "thinking",
+            "output_config",
+            "options",
+            "stop_sequences",
+            "format",
+            "images",
+            "prompt",
+            "raw",
+            "chat_template_kwargs",
+            "mm_processor_kwargs",
+            "stream",
+            "temperature",
+            "max_output_tokens",
+            "metadata",
+        ]
+    },
+)
+
+
+paths = st.sampled_from(
+    ["/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/show"]
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(paths, bodies, st.booleans())
+def test_bodies_of_other_protocols(server, path, fields, good):
+    hi = [{"role": "user", "content": "hi"}]
+    body = {"max_tokens": 3, "max_output_tokens": 3, "options": {"num_predict": 3}, **fields}
+    if good:
+        body |= {"messages": hi, "input": "hi", "prompt": "hi"}
+    response = server.post(path, **body)
+    assert response.status_code in (200, 400, 404, 422), response.text
+    assert response.status_code == 200 or response.json()["error"]

@@ -38,7 +38,8 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
         raise unsupported("truncation", "truncation", "shorten the input")
     if any(value is not None for value in mapping(body.get("reasoning") or {}, "reasoning").values()):
         raise unsupported("reasoning", "reasoning", "leave it out")
-    if any(what not in _INCLUDED for what in body.get("include") or ()):
+    included = body.get("include") or []
+    if not isinstance(included, list) or any(what not in _INCLUDED for what in included):
         raise unsupported("include", "include", "leave it out")
     instructions = body.get("instructions")
     first = [{"role": "system", "content": string(instructions, "instructions")}] if instructions else []
