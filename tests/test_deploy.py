@@ -1,0 +1,30 @@
+"""What deploy/ names exists: options, files and commands."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hydrainfer.config import load
+
+pytestmark = pytest.mark.unit
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+
+
+def test_options_exist():
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["hydrainfer"]
+    assert load({}, environ=compose["environment"]).config.layout == "1E1P1D"
+    words = (DEPLOY / "Dockerfile").read_text() + (DEPLOY / "hydrainfer.service").read_text()
+    given = dict(re.findall(r"(HYDRAINFER_\w+)=(\S+)", words))
+    config = load({}, environ=given).config
+    assert (config.host, config.log_format) == ("0.0.0.0", "json")
+    grace_s = int(compose["stop_grace_period"].removesuffix("s"))
+    assert min(grace_s, int(re.search(r"TimeoutStopSec=(\d+)", words)[1])) > config.drain_s + 5
+
+
+def test_files_exist():
+    copied = re.findall(r"^COPY (.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.M)
+    assert copied and all((ROOT / name).exists() for line in copied for name in line.split())
+    assert yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["hydrainfer"]["build"]["context"] == ".."
