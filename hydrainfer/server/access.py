@@ -19,7 +19,7 @@ from hydrainfer.core import ConfigError
 
 access_log = logging.getLogger("hydrainfer.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_PROBES = (b"/health", b"/ready", b"/metrics")
+_PROBES = (b"/health", b"/ready", b"/metrics", b"/v1/overview")  # asked for again and again
 EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
 """Headers of an answer that pages of other origins may read."""
 

@@ -33,7 +33,7 @@ def speak():
     except ValueError:
         log.exception("broken")
     write_line("POST", b"/v1/x", 200, 0.5, "a", "b", "unavailable")
-    write_line("GET", b"/health", 200, 0.1, "", "c")
+    write_line("GET", b"/v1/overview", 200, 0.1, "", "c")
 
 
 def test_json():

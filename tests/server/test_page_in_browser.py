@@ -41,7 +41,7 @@ def test_ask_about_a_picture(start, browser, tmp_path, width, scheme):
     assert page.inner_text("#answer") == BAD and page.query_selector("#answer b") is None
     assert server.engine.submitted[-1].media, "the picture was sent"
     page.wait_for_selector("#ttft .dot", state="attached")
-    assert page.title() == "HydraInfer" and "1 requests" in page.inner_text("#ttft-now")
+    assert page.title() == "HydraInfer" and "1 request" in page.inner_text("#ttft-now")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert seen == []
     page.close()

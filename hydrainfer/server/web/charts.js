@@ -19,7 +19,7 @@ function chart(svg, label, points, name) {
   const values = points.map((p) => p.value).sort((a, b) => a - b);
   const p50 = quantile(values, 0.5), p90 = quantile(values, 0.9), top = values.at(-1) ?? 1;
   const most = (top > FAR * p90 ? FAR * p90 : top * 1.08) || 1, span = spanOf(points);
-  label.textContent = values.length ? `p50 ${seconds(p50)} · p90 ${seconds(p90)} · ${values.length} requests` : "none yet";
+  label.textContent = values.length ? `p50 ${seconds(p50)} · p90 ${seconds(p90)} · ${values.length} request${values.length > 1 ? "s" : ""}` : "none yet";
   svg.setAttribute("aria-label", `${name}: ${label.textContent}`);
   const x = (ago) => LEFT + (width - LEFT - 8) * (1 - ago / span);
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - Math.min(value / most, 1));
