@@ -1,7 +1,9 @@
 """How much sooner does the next turn of a chat with a picture begin because its beginning is not computed again?
 
 Servers with and without `--no-prefix-cache`, asked in turns at concurrency 1: six turns about one picture, each with
-the answers before it. Times to the first token are the client's; cached tokens are what `usage` says.
+the answers before it. Times to the first token are the client's; cached tokens are what `usage` says. Then, with reuse,
+one choice and eight of a new picture prompt, one token each: the prompt tokens computed, and the time. At last the
+bookkeeping alone: keys of a prompt, and looking them up.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import argparse
 import contextlib
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,19 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.record import write_result
+from benchmarks.figure import Panel, save_bars
+from benchmarks.record import RESULTS, write_result
 from benchmarks.runs import make_model
+from hydrainfer.cache import CacheSet, FullSpec
 from hydrainfer.config import load
+from hydrainfer.core import Request, SamplingParams, Sequence, Stage, chain_of, chain_root
+from hydrainfer.scheduler.room import SequenceRoom
 from hydrainfer.serving import serve_in_background
 from hydrainfer.workload.sources import BodyOptions, distinct_chats
 
 QUESTION = __doc__.splitlines()[0]
+CHOICES = 8
+SETTLED_S = 0.5  # an instance reports what it counts every quarter of a second
 
 
 def arguments() -> argparse.Namespace:
@@ -60,6 +69,66 @@ def converse(client: httpx.Client, url: str, body: dict[str, Any], n_turns: int)
     return said
 
 
+def prefilled(client: httpx.Client, url: str) -> float:
+    """Prompt tokens that all instances have computed so far."""
+    lines = client.get(f"{url}/metrics").raise_for_status().text.splitlines()
+
+    def total(name: str) -> float:
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"hydrainfer:{name}"))
+
+    return total("prefix_cache_queries_total") - total("prefix_cache_hits_total")
+
+
+def choose(client: httpx.Client, url: str, body: dict[str, Any], n: int) -> tuple[float, float]:
+    """Seconds until `n` choices of one token are there, and the prompt tokens computed for them."""
+    body = {**body, "n": n, "max_tokens": 1, "stream": False}
+    del body["stream_options"]
+    n_before = prefilled(client, url)
+    start_s = time.perf_counter()
+    answer = client.post(f"{url}/v1/chat/completions", json=body).raise_for_status().json()
+    taken_s = time.perf_counter() - start_s
+    assert len(answer["choices"]) == n
+    time.sleep(SETTLED_S)
+    return taken_s, prefilled(client, url) - n_before
+
+
+def bookkeeping(n_tokens: int = 4096, n_times: int = 200) -> dict[str, float]:
+    """Median seconds for the keys of a prompt that is computed, and for the first and the next look-up of it."""
+    spec = FullSpec.of(layers=1, kv_heads=1, head_dim=1, dtype="float32")
+    room, ids = SequenceRoom(CacheSet({spec: 2 * n_tokens // spec.block_tokens}), 0), tuple(range(n_tokens + 1))
+    visit = (Stage.PREFILL, Stage.DECODE)
+    taken: dict[str, list[float]] = {"keys_s": [], "look_up_s": [], "next_look_up_s": []}
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        start_s = time.perf_counter()
+        result = call()
+        taken[name].append(time.perf_counter() - start_s)
+        return result
+
+    for i in range(n_times + 1):
+        keys = timed("keys_s", lambda: chain_of(chain_root(b""), ids, spec.block_tokens))
+        request = Request(id=f"r{i}", prompt_ids=ids, sampling=SamplingParams(), max_tokens=9, seed=0, keys=keys)
+        seq = Sequence(request, (0.0, 0), 0.0)
+        hit = timed("look_up_s", lambda seq=seq: room.match(seq, visit))
+        timed("next_look_up_s", lambda seq=seq: room.match(seq, visit))
+        assert hit.n_tokens == (n_tokens if i else 0)
+        assert room.reserve(seq, hit, visit)
+        seq.n_computed = n_tokens
+        room.settle(seq)
+        room.release(seq)
+    return {name: statistics.median(seconds[1:]) for name, seconds in taken.items()}
+
+
+def figure(results: dict[str, Any], layouts: list[str], path: Path) -> None:
+    panels = []
+    for layout in layouts:
+        rounds = {name: results[f"{layout} {key}"]["rounds"] for name, key in (("reuse", "on"), ("none", "off"))}
+        turns = range(len(next(iter(rounds.values()))[0]))
+        series = {name: [[one[t]["ttft_s"] * 1e3 for one in found] for t in turns] for name, found in rounds.items()}
+        panels.append(Panel(f"{layout}: TTFT by turn, ms", [str(t + 1) for t in turns], series))
+    save_bars(path, "Six turns about one picture", panels)
+
+
 def main() -> None:
     args = arguments()
     make_model(args.model)
@@ -89,9 +158,24 @@ def main() -> None:
                 shown.add_row(layout, "on" if reuse else "off", *(f"{t * 1e3:.0f}" for t in ttft_s))
                 key = f"{layout} {'on' if reuse else 'off'}"
                 results[key] = {"ttft_s": ttft_s, "rounds": found}
+            on, off = (results[f"{layout} {key}"]["ttft_s"] for key in ("on", "off"))
+            results[f"{layout} later turns"] = max(a / b for a, b in zip(on[1:], off[1:]))
+            url, instance = servers[True]
+            fresh = [orjson.loads(options.body(c, instance.name)) for c in distinct_chats(2 * args.rounds, seed=2)]
+            runs = {n: [choose(client, url, body, n) for body in fresh[i::2]] for i, n in enumerate((1, CHOICES))}
+            one, many = ([statistics.median(run[k] for run in runs[n]) for k in (0, 1)] for n in runs)
+            ratios = {"seconds": many[0] / one[0], "prefilled": many[1] / one[1]}
+            results[f"{layout} choices"] = {"runs": {str(n): found for n, found in runs.items()}, **ratios}
+            console.print(
+                f"{layout}: later turns at most {results[f'{layout} later turns']:.2f} of the TTFT without reuse; "
+                f"{CHOICES} choices: {ratios['prefilled']:.2f} of one's prefill, {ratios['seconds']:.2f} of its time"
+            )
+    results["bookkeeping"] = bookkeeping()
     console.print(shown)
+    console.print({name: f"{seconds * 1e6:.1f} µs" for name, seconds in results["bookkeeping"].items()})
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    print(f"wrote {write_result('b20_prefix', QUESTION, settings, results, args.out)}")
+    figure(results, args.layouts, RESULTS / "b20_prefix.png" if args.out is None else args.out.with_suffix(".png"))
+    print(f"wrote {write_result('b20_prefix', QUESTION, settings, results, args.out).name}")
 
 
 if __name__ == "__main__":

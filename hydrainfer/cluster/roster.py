@@ -21,7 +21,7 @@ from hydrainfer.cluster.messages import Peer
 from hydrainfer.core import Cached, Load, Request, Role, Stage, split_chain
 
 Balancing = Literal["least_load", "round_robin", "random"]
-_HOP_S = 2e-3  # the messages of one more move
+_HOP_S = 5e-3  # one more move (benchmarks/b08_migration.py)
 _IDLE = Load()
 _GUESS = Load(picture_s=0.05, token_s=5e-4, decode_s=2e-3, pull_s=5e-5)
 """Stands for an instance that has not measured yet."""

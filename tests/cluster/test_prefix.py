@@ -167,10 +167,11 @@ def test_the_kv_of_one_that_decodes_spares_it_no_picture_that_another_prefills()
     kv_blocks=st.integers(0, 20),
     at_once=st.integers(1, 4),
     crash=st.one_of(st.none(), st.tuples(st.integers(0, 8), st.floats(0.0, 40.0))),
+    cancels=st.dictionaries(st.integers(0, 8), st.floats(0.0, 20.0), max_size=3),
     chaos=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_trees_of_conversations_under_pressure_and_kills(tree, layout, kv_blocks, at_once, crash, chaos, seed):
+def test_trees_of_conversations_under_pressure_and_kills(tree, layout, kv_blocks, at_once, crash, cancels, chaos, seed):
     requests = requests_of(tree)
     most = max(KV.blocks_for(r.n_prompt + r.max_tokens) for r in requests)
     cluster = Cluster(layout, most + kv_blocks, 2 * max(len(r.media) for r in requests) + 2, seed, chaos)
@@ -178,9 +179,13 @@ def test_trees_of_conversations_under_pressure_and_kills(tree, layout, kv_blocks
         who = list(cluster.roles)[crash[0] % len(cluster.roles)]
         cluster.at(crash[1], lambda: cluster.crash(who, restart_s=5.0), awaited=True)
     for i in range(0, len(requests), at_once):
-        for r in requests[i : i + at_once]:
+        for k, r in enumerate(requests[i : i + at_once], i):
             cluster.submit(r)
+            if k in cancels:
+                cluster.at(cluster.now + cancels[k], lambda r=r: cluster.cancel(r.id), awaited=True)
         cluster.run()
-    for r in requests:
-        assert cluster.end(r.id).finish_reason == "length" and cluster.tokens(r.id) == expected_tokens(r)
+    for k, r in enumerate(requests):
+        said, finish = cluster.tokens(r.id), cluster.end(r.id).finish_reason
+        assert said == expected_tokens(r)[: len(said)]
+        assert (finish == "length" and len(said) == r.max_tokens) or (finish == "abort" and k in cancels)
     cluster.check_whole()

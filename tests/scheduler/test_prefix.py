@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hydrainfer.cache import CacheSet, FullSpec
 from hydrainfer.core import (
+    InternalError,
     Lane,
     MediaSpan,
     Request,
@@ -16,6 +17,7 @@ from hydrainfer.core import (
     SamplingParams,
     Sequence,
     Stage,
+    StepResult,
     chain_of,
     chain_root,
     split_chain,
@@ -156,6 +158,24 @@ def test_with_few_blocks_what_is_found_is_right_and_whole(tree, at_once, spare, 
             request = next(r for r in now if r.id == name)
             assert n <= oracle(request, requests[: i + at_once])
         closed(s, requests)
+    s.room.caches.check(idle=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=turns, fails=st.sets(st.integers(0, 12), max_size=4))
+def test_what_a_failed_batch_would_have_written_is_never_found(tree, fails):
+    """Nor is anything that was to follow: the device of the tests asserts that what it reads was written."""
+    s, device, n = *scheduler(), 0
+    for request in requests_of(tree):
+        s.add(request, 0.0)
+        while s.n_running or s.n_waiting:
+            for lane in Lane:
+                if (batch := s.next(0.0, lane).batch) is None:
+                    continue
+                n += 1
+                failed = StepResult(batch, error=InternalError("the device failed"))
+                s.apply(failed if n in fails else device.run(batch), 0.0)
+                s.check()
     s.room.caches.check(idle=True)
 
 
