@@ -3,12 +3,16 @@
 Variants of `hydrainfer serve`, written MODE/TOKENS as in `off/2048` (--overlap off --token-budget 2048), all run; one
 at a time is loaded, in rounds, whose order moves on by one each time. In a round all get the same pictures. Runs that
 other processes disturbed are dropped as in b01. Ratios are to the first variant, within a round.
+
+A load is a number of clients, each of which sends a picture once its last answer has ended (`4`); arrivals by chance
+(`0.4/s`), which show what decodes wait for; or `burst`: 100 short texts at once, every fifth with a picture.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,28 +26,66 @@ from benchmarks.comparison import METRICS, cell, kept_metrics, line_of, ratio
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
 from benchmarks.runs import Bench, Plan, add_load_options, hydrainfer_plan, make_model, seed_of
-from benchmarks.servers import ServerFailed
+from benchmarks.servers import Server, ServerFailed
+from hydrainfer.workload.results import Percentiles
+from hydrainfer.workload.sources import ChatRequest, Poisson, Replay
 
-VARIANTS = ["off/2048", "free/2048", "step/2048", "off/256", "off/1024"]
-SHOWN = ("ttft_p50_s", "tpot_p50_s", "itl_p99_s", "requests_per_s", "cpu_s_per_request")
+VARIANTS = ["slice/2048", "off/2048", "free/2048", "step/2048", "off/256"]
+MODES = ("slice", "off", "free", "step")
+LOADS = ["1", "4", "0.4/s", "burst"]
+COLUMNS = METRICS | {"text_ttft_p90_s": ("texts' TTFT p90, ms", 1e3), "total_s": ("total, s", 1.0)}
+SHOWN = (
+    "ttft_p50_s",
+    "tpot_p50_s",
+    "tpot_p90_s",
+    "itl_p90_s",
+    "itl_p99_s",
+    "requests_per_s",
+    "text_ttft_p90_s",
+    "total_s",
+)
+BURST = 100
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_load_options(parser, rounds=5, concurrency=[4], requests=12)
+    add_load_options(parser, rounds=5, concurrency=[1], requests=12)
+    parser.add_argument("--loads", nargs="+", default=LOADS, help="clients, R/s, or burst")
     parser.add_argument("--variants", nargs="+", default=VARIANTS, metavar="MODE/TOKENS")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     for variant in args.variants:
         mode, _, tokens = variant.partition("/")
-        if mode not in ("off", "free", "step") or not tokens.isdigit():
+        if mode not in MODES or not tokens.isdigit():
             parser.error(f"{variant!r} is no variant; write MODE/TOKENS, such as off/2048")
+    for load in args.loads:
+        if not (load == "burst" or load.isdigit() or re.fullmatch(r"[\d.]+/s", load)):
+            parser.error(f"{load!r} is no load; write a number of clients, such as 4, a rate, such as 0.4/s, or burst")
     return args
 
 
 def plan(variant: str, args: argparse.Namespace) -> Plan:
     mode, tokens = variant.split("/")
-    return hydrainfer_plan(variant, args, ["--overlap", mode, "--token-budget", tokens])
+    return hydrainfer_plan(variant, args, ["--overlap", mode, "--token-budget", tokens, "--max-queue-s", "600"])
+
+
+async def run_of(bench: Bench, server: Server, load: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    if load.isdigit():
+        run, result = await bench.run(server, int(load), seed)
+    elif load == "burst":
+        texts = [
+            ChatRequest(text=f"{seed} {i}: what is the time?", max_tokens=args.output_tokens) for i in range(BURST + 1)
+        ]
+        pictured = bench.chats(BURST // 5, seed)
+        chats = [texts[0], *(pictured[i // 5] if i % 5 == 0 else texts[i + 1] for i in range(BURST))]
+        run, result = await bench.load(server, Replay((0.0,)), chats, seed)
+        firsts = [r.ttft_s for i, r in enumerate(result.records) if i % 5 and r.ttft_s is not None]
+        if run["metrics"] and (found := Percentiles.of(firsts)) is not None:
+            run["metrics"] |= {"text_ttft_p90_s": found.p90, "total_s": run["report"]["duration_s"]}
+    else:
+        rate = float(load.removesuffix("/s"))
+        run, result = await bench.load(server, Poisson(rate), bench.chats(args.requests + 1, seed), seed)
+    return run | {"concurrency": load}
 
 
 async def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -53,34 +95,35 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
         async with Bench.of(plans, args, Path(logs), console) as bench:
             for rank in range(args.rounds):
                 first = rank % len(bench.servers)
-                for clients in args.concurrency:
+                for n, load in enumerate(args.loads):
                     for server in bench.servers[first:] + bench.servers[:first]:
                         await asyncio.sleep(args.pause_s)
-                        run, _ = await bench.run(server, clients, seed_of(args, rank, clients))
+                        run = await run_of(bench, server, load, seed_of(args, rank, n), args)
                         runs.append({"round": rank, **run})
                         console.print(line_of(runs[-1]), soft_wrap=True)
             servers = bench.facts()
     return {
         "servers": servers,
-        "summary": summary(runs, args.variants, args.concurrency),
+        "summary": summary(runs, args.variants, args.loads),
         "n_runs": len(runs),
         "n_dropped": sum(not r["kept"] for r in runs),
         "runs": runs,
     }
 
 
-def summary(runs: list[dict[str, Any]], variants: list[str], concurrencies: list[int]) -> dict[str, Any]:
+def summary(runs: list[dict[str, Any]], variants: list[str], loads: list[str]) -> dict[str, Any]:
     """Per concurrency, variant and metric: the spread over kept runs, and that of the ratio to the first variant."""
     found: dict[str, Any] = {}
-    for clients in concurrencies:
-        kept = {v: kept_metrics(runs, v, clients) for v in variants}
-        found[str(clients)] = {
+    for load in loads:
+        kept = {v: kept_metrics(runs, v, load) for v in variants}
+        found[load] = {
             v: {
                 metric: {
                     "value": spread([m[metric] for m in kept[v].values()]),
                     "ratio": ratio(kept[v], kept[variants[0]], metric),
                 }
-                for metric in METRICS
+                for metric in COLUMNS
+                if all(metric in m for m in kept[v].values())
             }
             for v in variants
         }
@@ -91,26 +134,32 @@ def table(results: dict[str, Any]) -> Table:
     shown = Table(
         title=f"{results['n_runs']} runs, {results['n_dropped']} dropped; median (least–greatest) over rounds"
     )
-    for column in ("concurrency", "overlap/tokens", *(METRICS[m][0] for m in SHOWN)):
+    for column in ("load", "overlap/tokens", *(COLUMNS[m][0] for m in SHOWN)):
         shown.add_column(column, justify="right")
-    for clients, by_variant in results["summary"].items():
+    for load, by_variant in results["summary"].items():
         for variant, cells in by_variant.items():
-            shown.add_row(clients, variant, *(cell(cells[m]["value"], METRICS[m][1]) for m in SHOWN))
+            shown.add_row(
+                load, variant, *(cell(cells[m]["value"] if m in cells else None, COLUMNS[m][1]) for m in SHOWN)
+            )
         shown.add_section()
     return shown
 
 
-def figure(path: Path, results: dict[str, Any], variants: list[str], concurrencies: list[int]) -> None:
+def figure(path: Path, results: dict[str, Any], variants: list[str], loads: list[str]) -> None:
     kept = [r for r in results["runs"] if r["kept"]]
     panels = []
     for metric in SHOWN:
-        label, factor = METRICS[metric]
+        label, factor = COLUMNS[metric]
         series = {
-            f"concurrency {c}": [
-                [r["metrics"][metric] * factor for r in kept if (r["server"], r["concurrency"]) == (v, c)]
+            f"load {load}": [
+                [
+                    r["metrics"][metric] * factor
+                    for r in kept
+                    if (r["server"], r["concurrency"]) == (v, load) and metric in r["metrics"]
+                ]
                 for v in variants
             ]
-            for c in concurrencies
+            for load in loads
         }
         panels.append(Panel(label, variants, series))
     save_bars(path, "Overlap mode / token budget", panels)
@@ -128,7 +177,7 @@ def main() -> int:
     console.print(table(results))
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     path = write_result("b05_overlap_and_budgets", __doc__.splitlines()[0], settings, results, args.out)
-    figure(path.with_suffix(".png"), results, args.variants, args.concurrency)
+    figure(path.with_suffix(".png"), results, args.variants, args.loads)
     console.print(f"wrote {path} and {path.with_suffix('.png').name}")
     return 0
 

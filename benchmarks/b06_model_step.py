@@ -49,7 +49,7 @@ from hydrainfer.models import Model, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.products import ways
-from hydrainfer.runtime import LanguageRunner, VisionRunner
+from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
 from hydrainfer.storage import BlockStore
 
 KERNELS = ("native", "torch")
@@ -76,9 +76,9 @@ class Stages:
         pixels = {str(i): draw.integers(0, 256, (size, size, 3), dtype=np.uint8) for i in range(n_requests)}
         embeds, cache = BlockStore(embed, n_requests * picture_blocks), BlockStore(kv, n_requests * blocks)
         self._woken = threading.Event()
-        wake = self._woken.set
-        self._vision = VisionRunner(self.model, embeds, pixels.__getitem__, wake, threads=lambda: threads)
-        self._language = LanguageRunner(self.model, (cache, embeds), wake, threads=lambda: threads)
+        lanes = [LaneThread(lane, self.model.device, self._woken.set, lambda: threads) for lane in Lane]
+        self._vision = VisionRunner(self.model, embeds, pixels.__getitem__, lanes[0])
+        self._language = LanguageRunner(self.model, (cache, embeds), lanes[1])
         self._prompt_tokens = prompt_tokens
         self._requests = [self._sequence(i, picture_blocks, blocks) for i in range(n_requests)]
         for i in range(n_requests):  # every block is written: unwritten memory would be read from the processor's cache

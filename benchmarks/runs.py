@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from benchmarks.record import ROOT
 from benchmarks.servers import CpuWatch, Server, free_port
 from hydrainfer.workload.client import LoadResult, Target, run_load
 from hydrainfer.workload.results import report_of
-from hydrainfer.workload.sources import Closed, distinct_chats
+from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, distinct_chats
 
 PEERS = ROOT / "benchmarks" / "peers"
 QUIET_CORES = 0.1
@@ -100,14 +100,25 @@ class Bench:
             yield bench
 
     async def run(self, server: Server, clients: int, seed: int) -> tuple[dict[str, Any], LoadResult]:
-        """Load one server; what came of it, and whether the machine was quiet meanwhile."""
+        """Load one server with so many clients; what came of it, and whether the machine was quiet meanwhile."""
+        n = max(self._args.requests, 3 * clients)
+        run, result = await self.load(server, Closed(clients), self.chats(n + 1, seed), seed)
+        return {"concurrency": clients, **run}, result
+
+    def chats(self, n: int, seed: int) -> list[ChatRequest]:
+        """Requests with a picture each, which no other has."""
         args = self._args
-        n = max(args.requests, 3 * clients)
         size = {"width": args.picture_px, "height": args.picture_px, "max_tokens": args.output_tokens}
-        chats = distinct_chats(n + 1, seed=seed, **size)
+        return distinct_chats(n, seed=seed, **size)
+
+    async def load(
+        self, server: Server, arrivals: Arrivals, chats: Sequence[ChatRequest], seed: int
+    ) -> tuple[dict[str, Any], LoadResult]:
+        """The first of `chats` is sent by itself before the others."""
+        args = self._args
         target = Target(base_url=server.url, model=self._models[server.name])
         watch = CpuWatch(self.servers)
-        result = await run_load(target, chats, Closed(clients), seed=seed, n_warmup=1)
+        result = await run_load(target, chats, arrivals, seed=seed, n_warmup=1)
         use = watch.stop()
         server.check_alive()
         idle = max((cores for name, cores in use.servers.items() if name != server.name), default=0.0)
@@ -115,7 +126,6 @@ class Bench:
         quiet = args.keep_noisy or max(use.others, idle) <= QUIET_CORES
         run = {
             "server": server.name,
-            "concurrency": clients,
             "seed": seed,
             "kept": quiet and report.n_ok == report.n_requests,
             "cores": asdict(use),

@@ -13,7 +13,7 @@ import orjson
 
 from hydrainfer.assemble.instances import own_options
 from hydrainfer.assemble.media import media_limits
-from hydrainfer.assemble.sizes import cache_sizes, dtype_of, overlap_of, torch_device
+from hydrainfer.assemble.sizes import cache_sizes, dtype_of, gap_of, overlap_of, torch_device
 from hydrainfer.cache import CacheSpec
 from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig, read_layout
@@ -114,12 +114,14 @@ class Twin:
 
     def _instances(self, turn_s: float) -> list[InstanceModel]:
         config, cost = self._config, self._cost
+        overlap = overlap_of(config, self._device)
         budgets = Budgets(
             tokens=config.token_budget,
             images=config.image_budget,
             image_tokens=config.image_token_budget,
             running=config.max_running,
             step_s=config.step_s,
+            gap_s=gap_of(config, overlap),
         )
         policy = Policy(
             order=config.order,
@@ -140,7 +142,7 @@ class Twin:
                 ),
                 budgets=budgets,
                 policy=policy,
-                overlap=overlap_of(config, self._device),
+                overlap=overlap,
             )
             for spec in read_layout(config.layout)
         ]

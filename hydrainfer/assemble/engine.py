@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import torch
 
-from hydrainfer.assemble.sizes import GIB, cache_sizes, dtype_of, no_memory, overlap_of, torch_device
+from hydrainfer.assemble.sizes import GIB, cache_sizes, dtype_of, gap_of, no_memory, overlap_of, torch_device
 from hydrainfer.cache import CacheSet, CacheSpec, for_stage, tokens_in
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
-from hydrainfer.engine import Engine, EventSink, Moves, Runner, Timing
+from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Runner, Timing
 from hydrainfer.grammar import Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
-from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, LanguageRunner, VisionRunner, spoken_ids
+from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, LaneThread, LanguageRunner, VisionRunner, spoken_ids
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
 
@@ -73,11 +73,13 @@ def build_engine(
     """Load what the role needs and put it together. Raises `ConfigError` or `CheckpointError`."""
     path, device = Path(config.model).expanduser(), torch_device(config)
     dtype = dtype_of(config, device, described.dtype)
-    model = None
+    overlap = overlap_of(config, device)
+    model, lanes = None, dict[Lane, LaneThread]()
+    pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None
     if sizing.cost is None:
         head_dim, n_threads = described.text.head_dim, sizing.n_threads
         ops = select_ops(device, DTYPES[dtype], head_dim, use_native=config.native_kernels, threads=n_threads)
-        model = load_model(path, role, device, dtype, on_progress, ops, described)
+        model = load_model(path, role, device, dtype, on_progress, ops, described, pause)
     weight_bytes = 0 if model is None else model.weight_bytes
     sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share, weight_bytes)
     shared = around.node is not None and needs_shared(config.transport, device)
@@ -88,19 +90,15 @@ def build_engine(
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # lanes and copies have streams of their own, which wait for no other
     caches = CacheSet(sizes)
-    scheduler = _scheduler(config, role, caches)
+    scheduler = _scheduler(config, role, caches, overlap)
     engine: Engine
-
-    def threads_beside(other: Lane) -> Callable[[], int]:
-        """The threads for a lane's next batch: all while the other lane is idle, half of them while it runs."""
-        return lambda: max(1, sizing.n_threads // 2) if engine.in_flight(other) else sizing.n_threads
-
     if model is None:
         assert sizing.cost is not None
-        runners = _emulated(described, role, stores, around, sizing.cost)
+        runners = _emulated(described, role, stores, around, sizing.cost, overlap)
     else:
-        runners = _runners(model, role, stores, around, threads_beside)
-    overlap = overlap_of(config, device)
+        busy = (lambda _: False) if overlap == "slice" else lambda lane: engine.in_flight(lane)
+        lanes |= _lanes(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
+        runners = _runners(model, lanes, stores, around)
     moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores)
     moved = None if around.node is None else around.node.moved
     give_up_after = float("inf") if around.node is None else _BROKEN_AFTER  # who is alone is not started again
@@ -118,22 +116,36 @@ def build_engine(
     return Built(engine, caches, facts, None if kv_tokens == float("inf") else int(kv_tokens))
 
 
+def _lanes(
+    model: Model, wake: Callable[[], None], n_threads: int, busy: Callable[[Lane], bool], *, shared: bool
+) -> dict[Lane, LaneThread]:
+    """The threads of the lanes that the model has something for, or the one that they share. A batch is computed by all
+    cores while the other lane is not `busy`, by half of them while it is."""
+
+    def lane(name: str, other: Lane, priority: int = 0) -> LaneThread:
+        n_beside = max(1, n_threads // 2)
+        return LaneThread(name, model.device, wake, lambda: n_beside if busy(other) else n_threads, priority)
+
+    if shared:
+        return dict.fromkeys(Lane, lane("lanes", Lane.VISION))
+    found = {}
+    if model.vision is not None:
+        found[Lane.VISION] = lane("vision", Lane.LANGUAGE)
+    if model.language is not None:
+        found[Lane.LANGUAGE] = lane("language", Lane.VISION, priority=-1)
+    return found
+
+
 def _runners(
-    model: Model,
-    role: Role,
-    stores: dict[str, BlockStore],
-    around: Surroundings,
-    threads_beside: Callable[[Lane], Callable[[], int]],
+    model: Model, lanes: dict[Lane, LaneThread], stores: dict[str, BlockStore], around: Surroundings
 ) -> dict[Lane, Runner]:
     runners: dict[Lane, Runner] = {}
     embeds = _store_for(stores, Stage.ENCODE)
     if model.vision is not None:
         assert embeds is not None, "a vision tower without a cache for what it makes"
-        threads = threads_beside(Lane.LANGUAGE)
-        runners[Lane.VISION] = VisionRunner(model, embeds, around.pixels, around.wake, threads)
-    if Lane.LANGUAGE in role.lanes:
-        threads = threads_beside(Lane.VISION)
-        runners[Lane.LANGUAGE] = LanguageRunner(model, stores.values(), around.wake, threads, around.grammars)
+        runners[Lane.VISION] = VisionRunner(model, embeds, around.pixels, lanes[Lane.VISION])
+    if model.language is not None:
+        runners[Lane.LANGUAGE] = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], around.grammars)
     return runners
 
 
@@ -143,15 +155,20 @@ def _store_for(stores: dict[str, BlockStore], stage: Stage) -> BlockStore | None
 
 
 def _emulated(
-    model: ModelConfig, role: Role, stores: dict[str, BlockStore], around: Surroundings, cost: CostModel
+    model: ModelConfig,
+    role: Role,
+    stores: dict[str, BlockStore],
+    around: Surroundings,
+    cost: CostModel,
+    overlap: Overlap,
 ) -> dict[Lane, Runner]:
     spoken = spoken_ids(model.text.vocab, min(model.media_tokens, default=model.text.vocab))
-    device = EmulatedDevice(cost, around.clock, stores, spoken, around.pixels)
+    device = EmulatedDevice(cost, around.clock, stores, spoken, around.pixels, overlap == "slice")
     lanes = [lane for lane in role.lanes if lane is Lane.LANGUAGE or model.vision is not None]
     return {lane: EmulatedRunner(device, lane) for lane in lanes}
 
 
-def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
+def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overlap) -> Scheduler:
     policy = Policy(
         order=config.order,
         encode_gate=config.encode_gate,
@@ -167,6 +184,7 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet) -> Scheduler:
         image_tokens=config.image_token_budget,
         running=config.max_running,
         step_s=config.step_s,
+        gap_s=gap_of(config, overlap),
     )
     return Scheduler(role, caches, budgets, policy)
 

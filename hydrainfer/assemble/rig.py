@@ -34,7 +34,7 @@ from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.planner.costs import Work
 from hydrainfer.processor import Picture, Pixels, image_adapter
-from hydrainfer.runtime import LanguageRunner, VisionRunner
+from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
 from hydrainfer.storage import BlockStore
 
 _STEP_LIMIT_S = 300.0
@@ -73,8 +73,10 @@ class Rig:
             embeds = _filled(self.embed, n_rows, device)
             stores.append(embeds)
             pixels = self._pixels.__getitem__
-            self._vision = VisionRunner(self.model, embeds, pixels, wake, self._threads(Lane.LANGUAGE))
-        self._language = LanguageRunner(self.model, stores, wake, self._threads(Lane.VISION))
+            lane = LaneThread("vision", device, wake, self._threads(Lane.LANGUAGE))
+            self._vision = VisionRunner(self.model, embeds, pixels, lane)
+        lane = LaneThread("language", device, wake, self._threads(Lane.VISION))
+        self._language = LanguageRunner(self.model, stores, lane)
         vocab = described.text.vocab
         prompt = tuple(min(_TEXT, vocab // 2) + i % min(100, vocab // 4) for i in range(self.n_context))
         self._texts = [_sequence(f"t{i}", prompt) for i in range(n_sequences)]

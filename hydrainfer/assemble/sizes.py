@@ -11,7 +11,7 @@ import torch
 
 from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, size_caches, too_small
 from hydrainfer.checkpoint import ModelConfig, read_config
-from hydrainfer.config import ServeConfig
+from hydrainfer.config import ServeConfig, is_slo_part, parse_slo
 from hydrainfer.core import ConfigError, Role
 from hydrainfer.engine import Overlap
 from hydrainfer.machine import memory_bytes
@@ -39,11 +39,21 @@ def check_in_process(transport: str) -> None:
 
 
 def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
-    """How the two lanes overlap. On a CPU they would halve each other's cores, and taking turns measures better
-    (benchmarks/b05)."""
+    """How the two lanes overlap. On a CPU they would halve each other's cores; there pictures yield to decodes, which
+    measures best (benchmarks/b05). Raises `ConfigError`."""
+    if config.overlap == "slice" and device.type == "cuda" and config.device != "emulated":
+        raise ConfigError("--overlap slice is for lanes that share a CPU; use free", param="overlap")
     if config.overlap == "auto":
-        return "free" if device.type == "cuda" or config.device == "emulated" else "off"
+        return "free" if device.type == "cuda" or config.device == "emulated" else "slice"
     return config.overlap
+
+
+def gap_of(config: ServeConfig, overlap: Overlap) -> float | None:
+    """How long a decoding request may wait for its next token (`Budgets.gap_s`): the TPOT of the SLO if one is given,
+    where chunks and pictures are cut to it."""
+    if overlap != "slice":
+        return None
+    return (config.slo and is_slo_part(config.slo.split(",")[0]) and parse_slo([config.slo]).tpot_s) or 0.0
 
 
 def dtype_of(config: ServeConfig, device: torch.device, checkpoint: str) -> str:

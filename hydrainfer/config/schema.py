@@ -206,9 +206,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int, _help("Scheduler", "KV tokens reserved beyond prompt and answer so far, before a lease has to grow.", ge=0)
     ] = 32
     overlap: Annotated[
-        Literal["auto", "free", "step", "off"],
+        Literal["auto", "free", "step", "off", "slice"],
         _help(
-            "Scheduler", "Vision and language side by side: free, joined at each step, off; auto: free on CUDA only."
+            "Scheduler",
+            "Vision and language side by side: free, joined at each step, off, or in slices between which tokens "
+            "are made; auto: slice on a CPU, free on CUDA.",
         ),
     ] = "auto"
     threads: Annotated[Count | None, _help("Scheduler", "CPU threads for compute; default: all cores.")] = None

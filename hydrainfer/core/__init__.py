@@ -4,7 +4,7 @@ Called by all rooms. No I/O, no torch, no clock: time is an argument.
 """
 
 from hydrainfer.core.chain import answer_ahead, answer_keys, chain_keys, chain_of, chain_root, split_chain
-from hydrainfer.core.cost import CostModel, DeviceTime
+from hydrainfer.core.cost import CostModel, DeviceTime, SlicedTime, Span
 from hydrainfer.core.errors import (
     DEVICE_LOST,
     CheckpointError,
@@ -101,6 +101,8 @@ __all__ = [
     "SamplingParams",
     "SeldomLog",
     "Sequence",
+    "SlicedTime",
+    "Span",
     "Stage",
     "StepBatch",
     "StepResult",

@@ -81,6 +81,15 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.encode_s([seq.request.media[i].n_tokens for seq, i in batch.work])
 
 
+class Span:
+    """The time that a batch takes of a device: until `end_s`; `own_s`: see `StepResult`."""
+
+    __slots__ = ("end_s", "own_s")
+
+    def __init__(self, end_s: float, own_s: float | None = None) -> None:
+        self.end_s, self.own_s = end_s, own_s
+
+
 class DeviceTime:
     """When the batches of one instance are done. The lanes run side by side: a batch launched while the other lane is
     busy runs slower until that lane's batch ends, by `overlap_slowdown` or, if the language batch of the two prefills,
@@ -89,21 +98,46 @@ class DeviceTime:
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
-        self.busy_until: dict[Lane, float] = {}
+        self.latest: dict[Lane, Span] = {}
         self._beside_decode = cost.overlap_slowdown
         self._beside_prefill = cost.prefill_overlap_slowdown or cost.overlap_slowdown
         self._prefills = False  # the latest language batch
 
-    def occupy(self, batch: StepBatch, now: float) -> float:
-        """Begin the batch now; when it will be done."""
+    def occupy(self, batch: StepBatch, now: float) -> Span:
+        """Begin the batch now. The span may end later than it says at first, if another batch makes this one wait."""
         if batch.lane is Lane.LANGUAGE:
             self._prefills = batch.chunked
         work_s, slowdown = self.cost.step_s(batch), self._beside_prefill if self._prefills else self._beside_decode
-        shared_s = max((end_s - now for lane, end_s in self.busy_until.items() if lane is not batch.lane), default=0.0)
+        shared_s = max((s.end_s - now for lane, s in self.latest.items() if lane is not batch.lane), default=0.0)
         if shared_s > 0.0 and slowdown > 1.0:
             work_s = beside_s(work_s, shared_s, slowdown)
-        self.busy_until[batch.lane] = end_s = now + work_s
-        return end_s
+        span = self.latest[batch.lane] = Span(now + work_s)
+        return span
+
+
+class SlicedTime(DeviceTime):
+    """The same where lanes share a thread (`--overlap slice`): a vision batch waits for the language batches that are
+    launched meanwhile, each of which it puts off until it has gone on for the batch's `after_s`, or is done. A real one
+    can be interrupted between its operators only, which is left out."""
+
+    def __init__(self, cost: CostModel) -> None:
+        super().__init__(cost)
+        self._resumed_s = 0.0  # when the vision batch began, or went on
+
+    def occupy(self, batch: StepBatch, now: float) -> Span:
+        work_s, language, vision = self.cost.step_s(batch), Lane.LANGUAGE, self.latest.get(Lane.VISION)
+        start_s = now
+        if batch.lane is not language:
+            if language in self.latest:
+                start_s = max(now, self.latest[language].end_s)
+            self._resumed_s = start_s
+        elif vision is not None and vision.end_s > now:
+            start_s = min(max(now, self._resumed_s + batch.after_s), vision.end_s)
+            if start_s < vision.end_s:
+                vision.end_s += work_s
+                self._resumed_s = start_s + work_s
+        span = self.latest[batch.lane] = Span(start_s + work_s, work_s)
+        return span
 
 
 def beside_s(work_s: float, shared_s: float, slowdown: float) -> float:

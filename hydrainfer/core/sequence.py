@@ -147,13 +147,15 @@ class EncodeWork(NamedTuple):
 @dataclass(slots=True)
 class StepBatch:
     """The work that one lane executes next. `work` holds `EncodeWork` on the vision lane, `TokenWork` on the language
-    lane. `n_items` is images or tokens. The first `n_decodes` items of a language batch decode, the others prefill."""
+    lane. `n_items` is images or tokens. The first `n_decodes` items of a language batch decode, the others prefill.
+    `after_s`: a vision batch that this one interrupts goes on so long first (`--overlap slice`)."""
 
     id: int
     lane: Lane
     work: list
     n_items: int
     n_decodes: int = 0
+    after_s: float = 0.0
 
     @property
     def chunked(self) -> bool:
@@ -172,10 +174,12 @@ class TokenLogprobs(NamedTuple):
 @dataclass(slots=True)
 class StepResult:
     """The result of a batch. `tokens[i]` belongs to the i-th work item with `sample`. `logprobs`: by the same i, only
-    where asked for. `failed`: by request id. `error`: the whole batch failed and nothing in it may be used."""
+    where asked for. `failed`: by request id. `error`: the whole batch failed and nothing in it may be used. `own_s`:
+    how long it was executed by itself; None: from launch to result."""
 
     batch: StepBatch
     tokens: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failed: dict[str, HydraError] = field(default_factory=dict)
     error: HydraError | None = None
+    own_s: float | None = None

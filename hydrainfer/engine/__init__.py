@@ -3,7 +3,8 @@
 Called by the server and offline API through `EngineHandle`. Sees tensors only through `ports.Runner`; never blocks.
 """
 
-from hydrainfer.engine.engine import Engine, EventSink, Overlap
+from hydrainfer.engine.engine import Engine, EventSink
+from hydrainfer.engine.lanes import Overlap
 from hydrainfer.engine.migration import Timing
 from hydrainfer.engine.moves import Moves
 from hydrainfer.engine.ports import Completion, EngineHandle, PeerLink, Placement, Puller, Runner, Ticket

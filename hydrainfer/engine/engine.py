@@ -12,7 +12,6 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from itertools import pairwise
-from typing import Literal
 
 from hydrainfer.core import (
     DEVICE_LOST,
@@ -39,20 +38,20 @@ from hydrainfer.core import (
     TokenLogprobs,
 )
 from hydrainfer.engine.costs import Costs
+from hydrainfer.engine.lanes import Lanes, Overlap
 from hydrainfer.engine.moves import Arrived, Left, Moves, Pulled, Stranded
 from hydrainfer.engine.ports import Runner, Ticket
 from hydrainfer.scheduler import Outcome, Scheduler, backlog
 
-Overlap = Literal["free", "step", "off"]
 EventSink = Callable[[LifecycleEvent], None]
 _NEVER = float("inf")
 
 
 class Engine:
-    """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
-    `off` runs one lane at a time. `sink` gets the outputs of each step, `record` every lifecycle event. `moves`: its
-    dealings with other instances. `moved(request id, instance, hops)` hears who owns a request that came or went.
-    `step` raises if the device is lost or `give_up_after` batches of a lane fail in a row. `expect` hears grammars."""
+    """`overlap`: see `Lanes`. `sink` gets the outputs of each step, `record` every lifecycle event, if given.
+    `moves`: its dealings with other instances, if any. `moved(request id, instance, hops)` hears who owns a request
+    that came or went. `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a
+    whole. `expect` hears of every grammar that will be followed here, as early as it is known."""
 
     def __init__(
         self,
@@ -70,13 +69,9 @@ class Engine:
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler
         self._moves = moves
-        self._runners = runners
+        self._lanes = Lanes(runners, overlap)
         self._sink = sink
         self._record = record
-        self._overlap = overlap
-        self._in_flight: dict[Lane, Ticket] = {}
-        self._launched_s: dict[Lane, float] = {}
-        self._last_lane = Lane.LANGUAGE
         self._outputs: list[Output] = []
         self._open: set[str] = set()  # submitted, and their final output not made yet
         self._deadlines: list[tuple[float, str, bool]] = []  # the flag: only if it still waits, too late to start
@@ -177,16 +172,13 @@ class Engine:
 
     def step(self, now: float) -> float | None:
         """One turn. Returns when it wants the next one even if nobody wakes it; None: only when woken."""
-        for lane, ticket in list(self._in_flight.items()) if self._in_flight else ():
-            result = ticket.poll(now)
-            if result is not None:
-                del self._in_flight[lane]
-                self._n_steps += 1
-                self._progress_s = now
-                if result.error is None:
-                    self._measure(result.batch, now - self._launched_s[lane])
-                self._judge(lane, result)
-                self._commit(self.scheduler.apply(result, now), now)
+        for result, seconds in self._lanes.landed(now):
+            self._n_steps += 1
+            self._progress_s = now
+            if result.error is None:
+                self._measure(result.batch, seconds)
+            self._judge(result)
+            self._commit(self.scheduler.apply(result, now), now)
         moves = self._moves
         if moves is not None:
             self._move(moves, now)
@@ -207,22 +199,17 @@ class Engine:
         if self.scheduler.observe(batch, seconds) and self._moves is not None:
             self._moves.reorder()
 
-    def _judge(self, lane: Lane, result: StepResult) -> None:
+    def _judge(self, result: StepResult) -> None:
         """Raise once too many batches in a row failed, or the device is lost: the lane will not get well by itself."""
-        code = "" if result.error is None else str(result.error.code)
+        lane, code = result.batch.lane, "" if result.error is None else str(result.error.code)
         n = self._n_failed[lane] = self._n_failed.get(lane, 0) + 1 if code not in ("", "out_of_memory") else 0
         if code == DEVICE_LOST or n >= self._give_up_after:
             raise InternalError(f"{n} batches in a row failed on the {lane.value} lane")
 
     def _launch(self, now: float) -> None:
-        if self._overlap != "free" and self._in_flight:
-            return
-        lanes = [lane for lane in self._runners if lane not in self._in_flight]
-        if self._overlap == "off":
-            after = Lane.VISION if self.scheduler.prefers_language() else self._last_lane
-            lanes.sort(key=lambda lane: lane is after)  # take turns
-        for lane in lanes:
-            batch, started, preempted, departed = self.scheduler.next(now, lane)
+        lanes = self._lanes
+        for lane in lanes.turns(self.scheduler.prefers_language):
+            batch, started, preempted, departed = self.scheduler.next(now, lane, lanes.interrupts(lane))
             for seq in preempted:
                 self._event(seq.id, EventKind.PREEMPTED, now)
                 self._queued(seq, now)
@@ -230,13 +217,9 @@ class Engine:
                 self._depart(seq, now)
             if batch is None:
                 continue
-            self._launched_s[lane] = now  # first: `stats` may be asked by another thread
-            self._in_flight[lane] = self._runners[lane].launch(batch)
-            self._last_lane = lane
+            lanes.launch(batch, now)
             for seq in started:
                 self._event(seq.id, EventKind.STARTED, now, seq.stage)
-            if self._overlap == "off":
-                break
 
     def _commit(self, outcomes: list[Outcome], now: float) -> None:
         heard, outputs = self._record is not None, self._outputs
@@ -324,16 +307,12 @@ class Engine:
             self._outputs = []  # not before: what a failing sink did not take is handed out again
 
     def _wake_at(self, now: float) -> float | None:
-        wake_at = _NEVER
-        for ticket in self._in_flight.values():
-            at = ticket.ready_at()
-            if at is not None and at < wake_at:
-                wake_at = at
+        wake_at = self._lanes.ready_at()
         while self._deadlines and self.scheduler.get(self._deadlines[0][1]) is None:
             heapq.heappop(self._deadlines)
         if self._deadlines:
             wake_at = min(wake_at, self._deadlines[0][0])
-        if Lane.VISION in self._runners and Lane.VISION not in self._in_flight:
+        if Lane.VISION in self._lanes.runners and not self._lanes.busy(Lane.VISION):
             gate = self.scheduler.gate_opens_at()
             if now < gate < wake_at:
                 wake_at = gate
@@ -352,22 +331,22 @@ class Engine:
         lives here, so that what follows it is like it. (Who arrives waits for a copy, which has its time, or for room,
         of which decoding leaves ever less.)"""
         s = self.scheduler
-        if len(self._in_flight) != 1 or s.encoding or s.prefilling or s.n_waiting:
+        alone = self._lanes.alone()
+        if alone is None or s.encoding or s.prefilling or s.n_waiting:
             return None
-        (lane, ticket) = next(iter(self._in_flight.items()))
         due_s = self._deadlines[0][0] if self._deadlines else _NEVER
         if self._moves is not None:
             due_s = min(due_s, self._moves.wake_at())
-        return ticket, self._launched_s[lane], due_s
+        return *alone, due_s
 
     def skip(self, ticket: Ticket, batch: StepBatch, times: list[float]) -> None:
         """Account for the batch in flight and for others like it that were not turned one by one: launched and done at
         `times`. `ticket` is in flight since the last of them. The scheduler's part is `scheduler.skip`."""
         for began_s, ended_s in pairwise(times):
-            self._costs.observe(batch, ended_s - began_s)
+            self._measure(batch, ended_s - began_s)
         self._n_steps += len(times) - 1
-        self._progress_s = self._launched_s[batch.lane] = times[-1]
-        self._in_flight[batch.lane] = ticket
+        self._progress_s = times[-1]
+        self._lanes.flies(batch.lane, ticket, times[-1])
 
     def loads_after(self, batch: StepBatch, seconds: list[float]) -> list[Load]:
         """The `load` after each of several batches like `batch`, which take `seconds`."""
@@ -382,13 +361,13 @@ class Engine:
 
     @property
     def _busy(self) -> bool:
-        if self._in_flight:
+        if self._lanes.in_flight:
             return True
         s = self.scheduler
         return bool(s.n_running or s.n_waiting or (self._moves is not None and not self._moves.idle))
 
     def in_flight(self, lane: Lane) -> bool:
-        return lane in self._in_flight
+        return self._lanes.busy(lane)
 
     @property
     def idle(self) -> bool:
@@ -398,7 +377,7 @@ class Engine:
     @property
     def still(self) -> bool:
         """True if no lane is executing and no copy is running: threads can end."""
-        return not self._in_flight and not (self._moves is not None and self._moves.copying)
+        return not self._lanes.in_flight and not (self._moves is not None and self._moves.copying)
 
     def news(self) -> Cached | None:
         """The prefixes that came and went since the last call; the first one begins it."""
@@ -424,26 +403,21 @@ class Engine:
             n_preemptions=s.n_preemptions,
             n_steps=self._n_steps,
             stalled_s=self._stalled_s(now),
-            hung_s=self._hung_s(now),
+            hung_s=self._lanes.hung_s(now),
             n_migrating=len(s.migrating),
             n_arriving=self._moves.n_arriving if self._moves is not None else 0,
             blocks_pulled=dict(self._moves.blocks_pulled) if self._moves is not None else {},
             n_landed=self._moves.n_landed if self._moves is not None else 0,
         )
 
-    def _hung_s(self, now: float) -> float:
-        """How long a lane has been at its batch."""
-        return now - min((self._launched_s[lane] for lane in list(self._in_flight)), default=now)
-
     def _stalled_s(self, now: float) -> float:
         """How long nothing has moved here, or how long one lane has been at its batch, while the other one may go on.
         An instance that only waits for others to take or give a request does not stall."""
         if not self._busy or (self._moves is not None and not self._moves.idle):
-            return self._hung_s(now)
-        return max(now - self._progress_s, self._hung_s(now))
+            return self._lanes.hung_s(now)
+        return max(now - self._progress_s, self._lanes.hung_s(now))
 
     def close(self) -> None:
         if self._moves is not None:
             self._moves.shut()
-        for runner in self._runners.values():
-            runner.close()
+        self._lanes.close()

@@ -29,12 +29,13 @@ def load_model(
     on_progress: Callable[[int, int], None] | None = None,
     ops: OpSet | None = None,
     config: ModelConfig | None = None,
+    pause: Callable[[], None] | None = None,
 ) -> Model:
     """The towers of `role` from a Hugging Face checkpoint directory, cast to `dtype` ("float32", "bfloat16",
     "float16"; "auto" is the checkpoint's own).
 
     `on_progress(done, total)` is called in bytes as they are read. Peak memory is the weights and one small buffer.
-    `config`: the checkpoint's, if it has been read already.
+    `config`: the checkpoint's, if it has been read already. `pause`: see `Model`.
     Raises `CheckpointError` in one line.
     """
     path = Path(path).expanduser()
@@ -47,7 +48,7 @@ def load_model(
     ops = ops or select_ops(device, DTYPES[dtype], config.text.head_dim)
     with torch.inference_mode():
         wanted = _wanted(Model(config, role, ops, DTYPES[dtype], torch.device("meta")), path, headers)
-        model = Model(config, role, ops, DTYPES[dtype], device)  # only now: a damaged shape may be of any size
+        model = Model(config, role, ops, DTYPES[dtype], device, pause)  # only now: a damaged shape may be of any size
         _fill(model, wanted, on_progress or (lambda _done, _total: None))
     return model
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,19 +14,30 @@ from hydrainfer.models.layers import layers_of
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache
 from hydrainfer.models.picture import Picture, VisionTower
 from hydrainfer.models.slots import Slot
-from hydrainfer.ops import OpSet
+from hydrainfer.ops import OpSet, pausing
 
 
 class Model:
     """Weights on one device. `vision` is None unless the role encodes and the model sees, `language` unless it prefills
-    or decodes."""
+    or decodes. `pause`, if given, is called before each matrix product of the vision tower."""
 
-    def __init__(self, config: ModelConfig, role: Role, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        role: Role,
+        ops: OpSet,
+        dtype: torch.dtype,
+        device: torch.device,
+        pause: Callable[[], None] | None = None,
+    ) -> None:
         layers = layers_of(config)
         self.config, self.role, self.ops, self.dtype, self.device = config, role, ops, dtype, device
         speaks = role.runs(Stage.PREFILL) or role.runs(Stage.DECODE)
         sees = config.vision is not None and role.runs(Stage.ENCODE)
-        self.vision: VisionTower | None = layers.vision(config, ops, dtype, device) if sees and layers.vision else None
+        tower_ops = ops if pause is None else pausing(ops, pause)
+        self.vision: VisionTower | None = (
+            layers.vision(config, tower_ops, dtype, device) if sees and layers.vision else None
+        )
         self.language = layers.language(config.text, ops, dtype, device) if speaks else None
 
     def slots(self) -> dict[str, Slot]:

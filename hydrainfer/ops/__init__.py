@@ -4,7 +4,7 @@ Called by models. Never holds weights, caches or state of requests; never decide
 """
 
 from hydrainfer.ops.batch import AttentionBatch, Segments, visible
-from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, select_ops, variants
+from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, variants
 from hydrainfer.ops.upload import to_device, upload
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "OpSet",
     "Segments",
     "computes_sooner",
+    "pausing",
     "select_ops",
     "to_device",
     "upload",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from hydrainfer.ops import native, reference, torch_variants
 from hydrainfer.ops.build import load_kernels
@@ -57,6 +58,20 @@ class OpSet:
     def describe(self) -> list[tuple[str, str]]:
         """(operator, variant) for the table printed at start."""
         return list(self.chosen)
+
+
+def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:
+    """The same operators, with a call of `pause` before each matrix product."""
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        pause()
+        return ops.linear(x, weight, bias)
+
+    def linear_add(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        pause()
+        return ops.linear_add(out, x, weight, bias)
+
+    return replace(ops, linear=linear, linear_add=linear_add)
 
 
 OPERATORS = (

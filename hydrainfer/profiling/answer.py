@@ -30,6 +30,7 @@ from hydrainfer.planner.search import (
     search,
 )
 from hydrainfer.profiling.question import Prepared
+from hydrainfer.scheduler import Budgets
 from hydrainfer.version import __version__
 
 _LONG = 5.0  # times the TTFT SLO: a trace that is shorter has no time to show that a queue grows
@@ -75,7 +76,7 @@ def answer(
             rate=q.rate,
             requests=len(asked.trace),
             seed=q.seed,
-            budgets={name: msgspec.structs.asdict(s.budgets) for name, s in study.stations.items()},
+            budgets={name: _given(s.budgets) for name, s in study.stations.items()},
             layouts=tuple(rows),
             ratios=ratios_of(study, n_devices, rate, n_processes=n_processes) if ratios and rate else (),
             grid=cells,
@@ -182,3 +183,8 @@ def _crowded(asked: Prepared, n_devices: int) -> str:
         f"{n_devices} instances of {asked.threads} measured threads need {n_devices * asked.threads} cores; this "
         f"machine has {cores}, so that here they would wait for each other, which is not in these numbers."
     )
+
+
+def _given(budgets: Budgets) -> dict[str, int | float]:
+    """Without what is not bound."""
+    return {name: value for name, value in msgspec.structs.asdict(budgets).items() if value is not None}

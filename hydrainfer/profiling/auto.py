@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 
 from hydrainfer.checkpoint import read_config
-from hydrainfer.config import Loaded, ServeConfig, cache_folder
+from hydrainfer.config import Loaded, ServeConfig, cache_folder, is_slo_part
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.inputs import locate_model
 from hydrainfer.planner.search import layout_file
@@ -29,7 +29,8 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
     autos = [name for name in _BUDGETS if getattr(config, name) == "auto"]
     given = [name for name, source in loaded.provenance.items() if source != "default"]
     if config.layout != "auto" and not autos:
-        if idle := [name for name in _PLANNING if name in given]:
+        limits = is_slo_part((config.slo or "").split(",")[0])  # which a server keeps without a plan, too
+        if idle := [name for name in _PLANNING if name in given and not (name == "slo" and limits)]:
             raise ConfigError(f"--{_flag(idle[0])} is for --layout auto, or --token-budget auto", param=idle[0])
         return loaded
     if config.layout == "auto":

@@ -4,7 +4,8 @@ Called by the engine through its ports. Never schedules, owns no blocks, changes
 """
 
 from hydrainfer.runtime.emulated import EmulatedDevice, EmulatedRunner, spoken_ids
+from hydrainfer.runtime.lane import LaneThread
 from hydrainfer.runtime.language import LanguageRunner
 from hydrainfer.runtime.vision import VisionRunner
 
-__all__ = ["EmulatedDevice", "EmulatedRunner", "LanguageRunner", "VisionRunner", "spoken_ids"]
+__all__ = ["EmulatedDevice", "EmulatedRunner", "LaneThread", "LanguageRunner", "VisionRunner", "spoken_ids"]

@@ -18,6 +18,8 @@ from hydrainfer.core import (
     Lane,
     PixelSource,
     Sequence,
+    SlicedTime,
+    Span,
     Stage,
     StepBatch,
     StepResult,
@@ -44,7 +46,8 @@ def spoken_ids(n_vocab: int, placeholder: int) -> range:
 
 class EmulatedDevice:
     """The state that the lanes of one instance share. `clock` is the engine's; `stores` by spec name; `spoken`: the ids
-    to answer with. With `pixels`, each picture's pixels are fetched as a vision tower's would be."""
+    to answer with. With `pixels`, each picture's pixels are fetched as a vision tower's would be. `sliced`: lanes share
+    a thread."""
 
     def __init__(
         self,
@@ -53,10 +56,11 @@ class EmulatedDevice:
         stores: Mapping[str, BlockStore],
         spoken: range,
         pixels: PixelSource | None = None,
+        sliced: bool = False,
     ) -> None:
         self.clock, self.spoken, self.pixels = clock, spoken, pixels
         self.tags = {name: TagStore(store) for name, store in stores.items()}
-        self._time = DeviceTime(cost)
+        self._time = SlicedTime(cost) if sliced else DeviceTime(cost)
 
     def tags_for(self, stage: Stage) -> TagStore | None:
         """The words of the cache that this stage writes first."""
@@ -67,27 +71,28 @@ class EmulatedDevice:
         """The words of the caches that every decode writes."""
         return [tags for tags in self.tags.values() if Stage.DECODE in tags.spec.stages]
 
-    def occupy(self, batch: StepBatch) -> float:
-        """Begin the batch now. Returns when it will be done."""
+    def occupy(self, batch: StepBatch) -> Span:
+        """Begin the batch now. Returns until when it takes the device."""
         return self._time.occupy(batch, self.clock())
 
 
 class EmulatedTicket:
-    """A batch that is done at `at`."""
+    """A batch that is done when `span` ends."""
 
-    __slots__ = ("_at", "_finish", "_result")
+    __slots__ = ("_finish", "_result", "_span")
 
-    def __init__(self, at: float, finish: Callable[[], StepResult]) -> None:
-        self._at, self._finish = at, finish
+    def __init__(self, span: Span, finish: Callable[[], StepResult]) -> None:
+        self._span, self._finish = span, finish
         self._result: StepResult | None = None
 
     def poll(self, now: float) -> StepResult | None:
-        if self._result is None and now >= self._at:
+        if self._result is None and now >= self._span.end_s:
             self._result = self._finish()
+            self._result.own_s = self._span.own_s
         return self._result
 
     def ready_at(self) -> float | None:
-        return self._at
+        return self._span.end_s
 
 
 class EmulatedRunner:
@@ -110,7 +115,7 @@ class EmulatedRunner:
 
         outcome = guarded(batch, pack)
         if not steps:
-            return EmulatedTicket(float("-inf"), lambda: outcome)
+            return EmulatedTicket(Span(float("-inf")), lambda: outcome)
         return EmulatedTicket(self._device.occupy(batch), lambda: guarded(batch, steps[0]))
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from hydrainfer.core import HydraError, Stage, StepBatch, StepResult
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
 from hydrainfer.ops import AttentionBatch, upload
-from hydrainfer.runtime.lane import Lane, LaneTicket, guarded
+from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
 from hydrainfer.runtime.packing import PackedTokens, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.sampler import sample
@@ -25,17 +25,15 @@ from hydrainfer.storage import BlockStore
 class LanguageRunner:
     """Executes `TokenWork` batches; satisfies `engine.ports.Runner`.
 
-    `stores`: of all caches of the instance; each layer takes those whose specs name it. `wake()` is called from the
-    lane's thread when a ticket is complete. `threads()` gives the CPU threads for the next batch. `grammars`: None
-    where no request has one.
+    `stores`: of all caches of the instance; each layer takes those whose specs name it. `lane` executes
+    the batches. `grammars`: None where no request has one.
     """
 
     def __init__(
         self,
         model: Model,
         stores: Iterable[BlockStore],
-        wake: Callable[[], None],
-        threads: Callable[[], int] | None = None,
+        lane: LaneThread,
         grammars: Grammars | None = None,
     ) -> None:
         self._follower = None if grammars is None else Follower(grammars)
@@ -49,7 +47,7 @@ class LanguageRunner:
         names = {layer: store.spec.name for store in paged for layer in store.spec.layers}
         self._layers = [(names[i], views[i]) for i in range(model.config.text.layers)]
         self._rotary = RotaryPositions() if model.config.text.rope.sections is not None else None
-        self._lane = Lane("language", model.device, wake, threads, priority=-1)
+        self._lane = lane
 
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Pack on the caller's thread, then execute on the lane's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from hydrainfer.core import EncodeWork, HydraError, InternalError, MediaSpan, PixelSource, StepBatch, StepResult
 from hydrainfer.models import Model, Picture
 from hydrainfer.ops import to_device
-from hydrainfer.runtime.lane import Lane, LaneTicket, guarded
+from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
 from hydrainfer.storage import BlockStore
 
 
@@ -36,13 +35,12 @@ class VisionRunner:
         model: Model,
         embeds: BlockStore,
         pixels: PixelSource,
-        wake: Callable[[], None],
-        threads: Callable[[], int] | None = None,
+        lane: LaneThread,
     ) -> None:
         self._model = model
         self._embeds = embeds
         self._pixels = pixels
-        self._lane = Lane("vision", model.device, wake, threads)
+        self._lane = lane
 
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Resolve rows on the caller's thread, then fetch the pixels and execute on the lane's."""

@@ -1,10 +1,19 @@
-"""What a batch takes of each sequence, within the budgets."""
+"""What a batch takes of each sequence, within the budgets; what is left of one, and since when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import chain
 
-from hydrainfer.core import EncodeWork, Sequence, TokenWork
+from hydrainfer.core import EncodeWork, Handoff, Sequence, Stage, TokenWork
+from hydrainfer.scheduler.waiting import Waiting
+
+
+def waiting_since(waiting: Waiting, running: Iterable[Mapping[str, Sequence]]) -> float:
+    """When the longest wait began, of who is first in a queue and of who is in the stages of `running`; infinity if
+    there is nobody."""
+    heads = (*waiting.pictured[:1], *waiting.ready[:1])
+    return min((seq.queued_s for seq in chain(heads, *(group.values() for group in running))), default=float("inf"))
 
 
 def decodes(seqs: Iterable[Sequence]) -> list[TokenWork]:
@@ -45,3 +54,10 @@ def add_pictures(work: list[EncodeWork], seq: Sequence, left: int, most: int) ->
         work.append(EncodeWork(seq, i))
         left -= n
     return left
+
+
+def rest_of(handoff: Handoff) -> tuple[int, int]:
+    """The tokens and pictures that are still to be computed of what is offered."""
+    request = handoff.request
+    n_pictures = len(request.media) if handoff.stage is Stage.ENCODE else 0
+    return request.n_prompt + len(handoff.produced) - handoff.n_computed, n_pictures

@@ -18,6 +18,7 @@ from hydrainfer.scheduler.policy import Policy
 
 Rank = tuple[float, float, int]
 """The rank in seconds, and the request's age, by which equals are told apart."""
+LAST: Rank = (float("inf"), float("inf"), 0)
 
 
 class Order:
@@ -73,3 +74,8 @@ class Order:
 
 def rank_of(seq: Sequence) -> Rank:
     return seq.rank
+
+
+def best_in_flight(seqs: Iterable[Sequence]) -> Rank:
+    """The best rank of those that a lane is executing; `LAST` if it executes none of them."""
+    return min((s.rank for s in seqs if s.in_flight), default=LAST)

@@ -31,9 +31,11 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.scheduler.admission import Admission
-from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes
-from hydrainfer.scheduler.order import Order, Rank, rank_of
+from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes, rest_of, waiting_since
+from hydrainfer.scheduler.gap import Gap
+from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight, rank_of
 from hydrainfer.scheduler.outcome import Outcome, Turn
+from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom
 
@@ -62,6 +64,8 @@ class Scheduler:
         self.waiting = self._admission.waiting
         self.arriving = self._admission.arriving
         self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
+        before = (self.encoding, self.prefilling)
+        self._gap = Gap(budgets, lambda: waiting_since(self.waiting, before))
         self._n_added = 0
         self.n_batches = 0
         self.n_preemptions = 0
@@ -164,19 +168,19 @@ class Scheduler:
         self.room.check_fits_empty(seq.request, self._admission.visit(seq))
         if seq.id in self._live or seq.id in self.arriving or self.room.holds(seq.id):
             return None  # a late copy of an old offer
-        self._order.place(seq, *_rest(handoff))
+        self._order.place(seq, *rest_of(handoff))
         return self._admission.expect(seq, handoff)
 
     def rank_of(self, handoff: Handoff) -> Rank:
         """The rank of an offer, by which it waits for room."""
-        return self._order.rank(handoff.request, handoff.order, *_rest(handoff))
+        return self._order.rank(handoff.request, handoff.order, *rest_of(handoff))
 
     def repeats(self, handoff: Handoff, now: float) -> bool:
         """Whether it would compute what another is computing here now. Then it had better wait for that."""
         if handoff.stage is Stage.DECODE or not (handoff.request.keys and (self.prefilling or self.arriving)):
             return False
         seq = handoff.sequence(now)
-        self._order.place(seq, *_rest(handoff))
+        self._order.place(seq, *rest_of(handoff))
         return self._admission.repeats(seq)
 
     def land(self, request_id: str, now: float) -> Sequence:
@@ -202,18 +206,20 @@ class Scheduler:
 
     # ---- batches
 
-    def next(self, now: float, lane: Lane) -> Turn:
-        """The next batch of a lane that is free, and what choosing it changed."""
+    def next(self, now: float, lane: Lane, interrupts: bool = False) -> Turn:
+        """The next batch of a lane that is free, and what choosing it changed. `interrupts`: pictures that are being
+        encoded wait for it, so it prefills only who goes before all of them."""
         if not (self.decoding or self.prefilling or self.encoding or self.waiting):
             return _IDLE
         preempted: list[Sequence] = []
         departed: list[Sequence] = []
         if lane is Lane.VISION:
             work: list = self._fill_vision(now, departed)
-            n, n_decodes = len(work), 0
+            n, n_decodes, after_s = len(work), 0, 0.0
         else:
             departed = self._find_encoders() if self._unencoded else []
-            work, n, n_decodes = self._fill_language(now, preempted)
+            work, n, n_decodes = self._fill_language(now, preempted, interrupts)
+            after_s = self._gap.other_s(n, now) if interrupts and n == n_decodes else 0.0
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         started: list[Sequence] = []
@@ -224,9 +230,11 @@ class Scheduler:
                 seq.started = True
                 started.append(seq)
         self.n_batches += 1
-        return Turn(StepBatch(self.n_batches, lane, work, n, n_decodes), started, preempted, departed)
+        return Turn(StepBatch(self.n_batches, lane, work, n, n_decodes, after_s), started, preempted, departed)
 
-    def _fill_language(self, now: float, preempted: list[Sequence]) -> tuple[list[TokenWork], int, int]:
+    def _fill_language(
+        self, now: float, preempted: list[Sequence], interrupts: bool
+    ) -> tuple[list[TokenWork], int, int]:
         """The work, its tokens, and how many of its first items decode."""
         budget = self.budgets.tokens
         if full := [s for s in self.decoding.values() if len(s.tokens) > s.capacity]:
@@ -235,24 +243,27 @@ class Scheduler:
         work = ready[:] if self.policy.batching == "stage-level" else []
         n = n_decodes = len(work)
         if n < budget and self.role.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
-            n = self._fill_prefill(work, n)
+            n = self._fill_prefill(now, work, n, best_in_flight(self.encoding.values()) if interrupts else LAST)
         return (work, n, n_decodes) if work else (ready, len(ready), len(ready))
 
-    def _fill_prefill(self, work: list[TokenWork], n: int) -> int:
-        """Add chunks to the `n` tokens of `work`; returns how many it has then."""
-        pace, budget, n_decodes = self._order.pace, self.budgets.tokens, n
-        left_s = self.budgets.step_s - n * pace.token_s()
+    def _fill_prefill(self, now: float, work: list[TokenWork], n: int, before: Rank) -> int:
+        """Add chunks of who goes before `before` to the `n` tokens of `work`; returns how many it has then."""
+        budget, n_decodes, other_s = self.budgets.tokens, n, self._gap.other_s(n, now)
+        if not other_s:
+            return n
+        pace: Pace | Gap = self._gap if n and self._gap.bounded else self._order.pace
+        left_s = min(self.budgets.step_s - n * self._order.pace.token_s(), other_s)
         n_begun = sum(s.started for s in self.prefilling.values()) if self._order.ranked else 0
 
         def admit(new: Sequence) -> bool:
             """Nobody begins beside the most that may be half way, but who is done in this batch."""
-            in_time = pace.chunk_in(left_s, new, first=n == n_decodes)
+            in_time = 0 if new.rank > before else pace.chunk_in(left_s, new, first=n == n_decodes)
             if not in_time or (n_begun >= self.policy.half_way and new.rest[0] > min(budget - n, in_time)):
                 return False
             return self._admission.admit(new) and self._enter(new)
 
         for seq in self._order.turns(self.prefilling.values(), self._admission.to_prefill(), admit):
-            in_time = pace.chunk_in(left_s, seq, first=n == n_decodes)
+            in_time = 0 if seq.rank > before else pace.chunk_in(left_s, seq, first=n == n_decodes)
             count = add_chunk(work, seq, min(budget - n, in_time), first=n == n_decodes)
             n += count
             left_s -= count * pace.token_s(seq)
@@ -415,7 +426,8 @@ class Scheduler:
         return Outcome(seq, token, logprobs, ended, finish)
 
     def observe(self, batch: StepBatch, seconds: float) -> bool:
-        """A batch took this long. Returns whether ranks have changed, those of offers (`rank_of`), too."""
+        """A batch took this long by itself. Returns whether ranks have changed, those of offers (`rank_of`), too."""
+        self._gap.observe(batch, seconds)
         if not self._order.observe(batch, seconds):
             return False
         for seq in (*self.waiting.pictured, *self.waiting.ready, *self.encoding.values(), *self.prefilling.values()):
@@ -436,10 +448,3 @@ class Scheduler:
             assert all(s.stage is stage for s in group.values()), f"a sequence is not in {stage.value}"
         self.waiting.check()
         self.room.caches.check()
-
-
-def _rest(handoff: Handoff) -> tuple[int, int]:
-    """The tokens and pictures that are still to be computed of what is offered."""
-    request = handoff.request
-    n_pictures = len(request.media) if handoff.stage is Stage.ENCODE else 0
-    return request.n_prompt + len(handoff.produced) - handoff.n_computed, n_pictures

@@ -5,7 +5,18 @@ from pathlib import Path
 import pytest
 
 from hydrainfer.config import ServeConfig, cost_model_of, read_cost_model
-from hydrainfer.core import ConfigError, CostModel, DeviceTime, EncodeWork, Lane, Sequence, Stage, StepBatch, TokenWork
+from hydrainfer.core import (
+    ConfigError,
+    CostModel,
+    DeviceTime,
+    EncodeWork,
+    Lane,
+    Sequence,
+    SlicedTime,
+    Stage,
+    StepBatch,
+    TokenWork,
+)
 from tests.scheduler.fakes import make_request
 
 pytestmark = pytest.mark.unit
@@ -112,13 +123,13 @@ def test_lanes_slow_each_other_more_where_one_prefills():
     prefill = StepBatch(2, Lane.LANGUAGE, [TokenWork(sequence(), 0, 4, True)], 4)
     for language, alone_s, wait_s in ((decode, 2.0, 0.1), (prefill, 2.0, 0.2)):
         device = DeviceTime(cost)
-        assert device.occupy(picture, 0.0) == pytest.approx(0.2)
-        assert device.occupy(language, 0.0) == pytest.approx(alone_s + wait_s)
+        assert device.occupy(picture, 0.0).end_s == pytest.approx(0.2)
+        assert device.occupy(language, 0.0).end_s == pytest.approx(alone_s + wait_s)
         late = 0.5  # the vision lane is free, the language lane still runs
-        assert device.occupy(picture, late) == pytest.approx(
+        assert device.occupy(picture, late).end_s == pytest.approx(
             late + 0.4 if language is decode else alone_s + wait_s + 0.2
         )
-        assert device.occupy(language, 10.0) == pytest.approx(10.0 + alone_s)
+        assert device.occupy(language, 10.0).end_s == pytest.approx(10.0 + alone_s)
 
 
 def test_without_a_second_slowdown_there_is_one():
@@ -126,4 +137,26 @@ def test_without_a_second_slowdown_there_is_one():
     device = DeviceTime(cost)
     device.occupy(StepBatch(1, Lane.LANGUAGE, [TokenWork(sequence(), 0, 4, True)], 4), 0.0)
     picture = StepBatch(1, Lane.VISION, [EncodeWork(sequence(Stage.ENCODE, pictures=[1], picture_tokens=6), 0)], 1)
-    assert device.occupy(picture, 0.0) == pytest.approx(2.0)
+    assert device.occupy(picture, 0.0).end_s == pytest.approx(2.0)
+
+
+def test_sliced_pictures_wait_for_tokens_and_put_them_off_for_a_while():
+    cost = CostModel(encode_image_s=1.0, step_base_s=0.2, prefill_token_s=0.0, decode_token_s=0.0)
+    picture = StepBatch(1, Lane.VISION, [EncodeWork(sequence(Stage.ENCODE, pictures=[1], picture_tokens=6), 0)], 1)
+
+    def decode(after_s):
+        work = [TokenWork(sequence(Stage.DECODE), 9, 1, True)]
+        return StepBatch(2, Lane.LANGUAGE, work, 1, n_decodes=1, after_s=after_s)
+
+    device = SlicedTime(cost)
+    assert device.occupy(decode(0.0), 0.0).end_s == pytest.approx(0.2)
+    encode = device.occupy(picture, 0.1)
+    assert (encode.end_s, encode.own_s) == (pytest.approx(1.2), 1.0)  # not before the token is done
+    for now, after_s, end_s, encoded_s in (
+        (0.3, 0.3, 0.7, 1.4),  # the picture goes on until 0.5
+        (0.7, 0.0, 0.9, 1.6),  # at once
+        (1.4, 0.3, 1.6, 1.8),  # it has gone on since 0.9
+        (1.6, 0.3, 2.0, 1.8),  # it is done first
+    ):
+        assert device.occupy(decode(after_s), now).end_s == pytest.approx(end_s)
+        assert encode.end_s == pytest.approx(encoded_s)

@@ -36,7 +36,7 @@ def notes(monkeypatch):
 
 def run(work, notes, **options) -> StepResult:
     woken = threading.Event()
-    lane = lanes.Lane("test", CUDA, woken.set, **options)
+    lane = lanes.LaneThread("test", CUDA, woken.set, **options)
     ticket = lane.submit(BATCH, work)
     assert woken.wait(10)
     notes.append("polled")

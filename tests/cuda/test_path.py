@@ -17,7 +17,7 @@ from hydrainfer.core import Lane as LaneName
 from hydrainfer.grammar import Guided
 from hydrainfer.models import Model, Picture
 from hydrainfer.ops import select_ops
-from hydrainfer.runtime import LanguageRunner, VisionRunner
+from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
 from hydrainfer.runtime.packing import pack_tokens
 from hydrainfer.runtime.sampler import choose, sample
 from hydrainfer.runtime.sampling import plan_sampling
@@ -55,9 +55,9 @@ class FakeRig:
         self.caches = CacheSet(dict.fromkeys(specs, 4096))
         self.stores = {spec.name: BlockStore(spec, 4096, CUDA) for spec in specs}
         self.pixels = np.zeros(self.shape, np.uint8)
-        wake = lambda: None  # noqa: E731
-        self.language = LanguageRunner(self.model, self.stores.values(), wake)
-        self.vision = VisionRunner(self.model, self.stores["embed"], lambda _: self.pixels, wake)
+        language, vision = (LaneThread(name, CUDA, lambda: None) for name in ("language", "vision"))
+        self.language = LanguageRunner(self.model, self.stores.values(), language)
+        self.vision = VisionRunner(self.model, self.stores["embed"], lambda _: self.pixels, vision)
         self.n_requests = 0
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class Rig:
         return last
 
 
-@pytest.mark.parametrize("overlap", ["free", "step", "off"])
+@pytest.mark.parametrize("overlap", ["free", "step", "off", "slice"])
 def test_every_request_ends_once_with_its_tokens(overlap):
     rig = Rig(overlap)
     requests = [make_request(f"r{i}", n_text=3 + i, pictures=[i % 3] * (i % 2), max_tokens=5) for i in range(6)]

@@ -52,7 +52,7 @@ def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
         check_moves(settled_stats(llm), layout)
         for name, node in parts(llm).engine.launcher.nodes.items():
             engine = node.engine
-            model = next(iter(engine._runners.values()))._model
+            model = next(iter(engine._lanes.runners.values()))._model
             assert (model.vision is not None) == ("E" in name)
             assert (model.language is not None) == ("P" in name or "D" in name)
 

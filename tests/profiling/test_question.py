@@ -184,7 +184,7 @@ def test_without_a_description_this_machine_is_measured(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
     question = prepare(msgspec.structs.replace(ASKED, model=str(MODEL), hardware=None), measure)
     assert wanted == [(str(MODEL), 2)]
-    assert question.kind == "cpu" and question.study().overlap == "off"
+    assert question.kind == "cpu" and question.study().overlap == "slice"
 
 
 def test_instances_that_share_cores_are_noted(monkeypatch):

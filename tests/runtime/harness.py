@@ -24,7 +24,7 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.models import load_model
-from hydrainfer.runtime import LanguageRunner, VisionRunner
+from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
 from hydrainfer.storage import BlockStore
 from tests.checkpoints import make_picture
 
@@ -52,8 +52,9 @@ class Rig:
         self.embeds, self.kv = BlockStore(embed, 64), BlockStore(kv, kv_blocks)
         self.pixels: dict[str, np.ndarray] = {}
         self.wake = threading.Event()
-        self.vision = VisionRunner(self.model, self.embeds, self.pixels.__getitem__, self.wake.set)
-        self.language = LanguageRunner(self.model, (self.kv, self.embeds), self.wake.set)
+        vision, language = (LaneThread(lane, self.model.device, self.wake.set) for lane in Lane)
+        self.vision = VisionRunner(self.model, self.embeds, self.pixels.__getitem__, vision)
+        self.language = LanguageRunner(self.model, (self.kv, self.embeds), language)
         self.n_batches = 0
 
     def close(self) -> None:

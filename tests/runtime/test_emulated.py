@@ -107,13 +107,13 @@ def test_a_batch_is_slower_while_the_other_lane_runs(slowdown):
     device = EmulatedDevice(cost, lambda: now, {s.name: BlockStore(s, 4) for s in (KV, EMBED)}, SPOKEN)
     seq = Sequence(make_request("r"), (0.0, 0), 0.0)
     prefill = StepBatch(1, Lane.LANGUAGE, [TokenWork(seq, 0, 5, True)], 5)
-    assert device.occupy(prefill) == 1.0
-    end = device.occupy(StepBatch(2, Lane.VISION, [EncodeWork(seq, 0)], 1))
+    assert device.occupy(prefill).end_s == 1.0
+    end = device.occupy(StepBatch(2, Lane.VISION, [EncodeWork(seq, 0)], 1)).end_s
     assert end == pytest.approx(3.0 + 1.0 - 1.0 / slowdown)  # for the first second it does 1 / slowdown of its work
     now = 1.0
-    assert device.occupy(prefill) == pytest.approx(1.0 + slowdown)  # wholly beside the encode
+    assert device.occupy(prefill).end_s == pytest.approx(1.0 + slowdown)  # wholly beside the encode
     now = 10.0
-    assert device.occupy(prefill) == 11.0
+    assert device.occupy(prefill).end_s == 11.0
 
 
 def test_a_picture_waits_for_nobody_under_free_overlap():

@@ -13,7 +13,7 @@ from hydrainfer.core import EncodeWork, Lane, MediaSpan, Request, Role, Sampling
 from hydrainfer.models import load_model
 from hydrainfer.processor import load_description
 from hydrainfer.processor.pictures import Picture
-from hydrainfer.runtime import VisionRunner
+from hydrainfer.runtime import LaneThread, VisionRunner
 from hydrainfer.storage import BlockStore
 from tests.checkpoints import make_picture
 from tests.checkpoints_next import make_llava_next
@@ -32,7 +32,8 @@ class Encoder:
         self.caches, self.store = CacheSet({spec: 64}), BlockStore(spec, 64)
         self.pixels: dict = {}
         self._wake = threading.Event()
-        self.runner = VisionRunner(self.model, self.store, self.pixels.__getitem__, self._wake.set)
+        lane = LaneThread("vision", self.model.device, self._wake.set)
+        self.runner = VisionRunner(self.model, self.store, self.pixels.__getitem__, lane)
 
     def sequence(self, name: str, sizes) -> Sequence:
         media, start = [], 0

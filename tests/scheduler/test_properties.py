@@ -41,14 +41,15 @@ requests = st.lists(
     salts=st.sampled_from([[None], [b""], [None, b"", b"mine"]]),
     window=st.sampled_from([0, 5, 9]),
     slots=st.sampled_from([0, 1, 8]),
+    gap_s=st.sampled_from([None, 0.0, 0.003]),
     seed=st.integers(0, 2**16),
 )
 def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_whole(
-    specs, kv_blocks, embed_blocks, tokens, images, running, gate, batching, headroom, salts, window, slots, seed
+    specs, kv_blocks, embed_blocks, tokens, images, running, gate, batching, headroom, salts, window, slots, gap_s, seed
 ):
     """Also with kinds of state that no model has yet: a sliding window, a slot per request."""
     rng = random.Random(seed)
-    budgets = Budgets(tokens=tokens, images=images, running=running)
+    budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s)
     shared = rng.choice([1, 8, 64])
     policy = Policy(
         encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching, shared_tokens=shared
@@ -62,7 +63,9 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
         todo.append((arrives, cancel_at, make_request(f"r{i}", n_text, pictures, max_tokens, salt=rng.choice(salts))))
 
     def settle(lane):
-        for outcome in s.apply(device.run(flying.pop(lane)), float(step)):
+        batch = flying.pop(lane)
+        s.observe(batch, 1e-3 * (batch.n_items if lane is Lane.LANGUAGE else 8 * batch.n_items))
+        for outcome in s.apply(device.run(batch), float(step)):
             assert outcome.seq.id not in ended | cancelled, "an ended request produced something"
             if outcome.token is not None:
                 got.setdefault(outcome.seq.id, []).append(outcome.token)
@@ -80,7 +83,8 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
         for lane in rng.sample(list(Lane), 2):  # lanes start and land in any order
             if lane in flying and rng.random() < 0.7:
                 settle(lane)
-            if lane not in flying and (batch := s.next(float(step), lane).batch) is not None:
+            interrupts = gap_s is not None and lane is Lane.LANGUAGE and Lane.VISION in flying
+            if lane not in flying and (batch := s.next(float(step), lane, interrupts).batch) is not None:
                 flying[lane] = batch
                 if lane is Lane.VISION:
                     assert batch.n_items <= images

@@ -112,7 +112,7 @@ def test_what_is_measured_is_what_will_serve(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"slo": "ttft=1"}, "--slo is for --layout auto"),
+        ({"slo": "llava-7b"}, "--slo is for --layout auto"),
         ({"layout": "auto", "slo": "ttft=1", "cost_model": FAST, "device": "emulated"}, "needs --devices"),
         ({"layout": "auto", "devices": 2, "token_budget": 512}, "chooses --token-budget as well"),
         ({"layout": "1EPD", "devices": 2, "token_budget": "auto"}, "--devices is for --layout auto"),

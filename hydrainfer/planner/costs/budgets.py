@@ -5,7 +5,8 @@ chunk and the largest vision batch that leave time for its decodes, with context
 want the same time, it gets the pair that finishes a request soonest. An instance that does not decode owes nobody a
 token each step. There a batch may take a quarter of the TTFT SLO: a picture and a prompt each wait for half a batch on
 average before their own, and half of the time is left for queues and moves. It is no larger than what brings throughput
-near its limit, since in larger batches the first request only waits for the last.
+near its limit, since in larger batches the first request only waits for the last. So it is, too, where batches are cut
+to the TPOT SLO while they are made (`--overlap slice`): there only the number of sequences is bound by it.
 
 The same search works on a cost model and on measured times, of which it returns only values that were measured.
 """
@@ -143,17 +144,22 @@ def budgets_for(
     cost: CostModel | CostFile, role: Role, slo: Slo, mix: Mix, *, overlap: str = "free", base: Budgets | None = None
 ) -> Budgets:
     """The budgets of an instance of this role. `overlap`: "off" where lanes take turns, and every step waits for a
-    vision batch. `base`: the budgets where the SLOs say nothing (`running`, and those of a lane that the role lacks).
-    Where even the smallest batch takes too long, it is returned, since no budget helps then."""
+    vision batch; "slice" where no step waits for longer than the SLO allows, whatever the budgets. `base`: the budgets
+    where the SLOs say nothing (`running`, and those of a lane that the role lacks). Where even the smallest batch takes
+    too long, it is returned, since no budget helps then."""
     base = base or Budgets()
     times: Times
     if isinstance(cost, CostFile):
         times = MeasuredTimes(cost.points, mix, role.runs(Stage.DECODE))
     else:
         times = ModelTimes(cost, mix)
-    if role.runs(Stage.DECODE):
+    if role.runs(Stage.DECODE) and overlap != "slice":
         return _decoding(times, role, slo, mix, overlap, base)
-    return _not_decoding(times, role, slo, mix, base)
+    budgets = _not_decoding(times, role, slo, mix, base)
+    if overlap != "slice":
+        return budgets
+    running = _running(times, slo, base) if role.runs(Stage.DECODE) else base.running
+    return msgspec.structs.replace(budgets, running=running, gap_s=slo.tpot_s or 0.0)
 
 
 def _decoding(times: Times, role: Role, slo: Slo, mix: Mix, overlap: str, base: Budgets) -> Budgets:
@@ -173,7 +179,7 @@ def _decoding(times: Times, role: Role, slo: Slo, mix: Mix, overlap: str, base: 
         n_chunks = math.ceil(mix.prompt / chunk)
         return times.encode_s(n_pictures) / n_pictures + n_chunks * times.language_s(chunk, mix.decodes, 0)
 
-    tokens, images, running = base.tokens, base.images, base.running
+    tokens, images = base.tokens, base.images
     encodes = role.runs(Stage.ENCODE) and bool(mix.picture and times.pictures)
     prefills = role.runs(Stage.PREFILL) and bool(times.chunks)
     if encodes:
@@ -183,9 +189,15 @@ def _decoding(times: Times, role: Role, slo: Slo, mix: Mix, overlap: str, base: 
             images = min((n for n in times.pictures if n <= images), key=request_s)
     if prefills:
         tokens = chunk_beside(images if encodes else 0) + mix.decodes
-    if slo.tpot_s is not None and times.sequences:
-        running = min(running, largest(times.sequences, lambda n: step_s(0, n, 0) <= limit_s))
-    return msgspec.structs.replace(base, tokens=tokens, images=images, running=running)
+    return msgspec.structs.replace(base, tokens=tokens, images=images, running=_running(times, slo, base))
+
+
+def _running(times: Times, slo: Slo, base: Budgets) -> int:
+    """How many may decode in one step within the TPOT SLO."""
+    if slo.tpot_s is None or not times.sequences:
+        return base.running
+    limit_s = MARGIN * slo.tpot_s
+    return min(base.running, largest(times.sequences, lambda n: times.language_s(0, n, 0) <= limit_s))
 
 
 def _not_decoding(times: Times, role: Role, slo: Slo, mix: Mix, base: Budgets) -> Budgets:

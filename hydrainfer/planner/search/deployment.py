@@ -42,7 +42,7 @@ def study_of(
         raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
     cost = cost or cost_of(shape, device)
     model = cost.cost if isinstance(cost, CostFile) else cost
-    overlap: Overlap = "off" if kind == "cpu" else "free"
+    overlap: Overlap = "slice" if kind == "cpu" else "free"
     base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=64, step_s=STEP_S)
     stations, too_large = {}, {}
     for name in ROLE_NAMES:

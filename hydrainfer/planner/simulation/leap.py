@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 
-from hydrainfer.core import DeviceTime, Lane, Load, Request, Sequence, Stage, StepBatch, StepResult
+from hydrainfer.core import DeviceTime, Lane, Load, Request, Sequence, Span, Stage, StepBatch, StepResult
 from hydrainfer.engine import Engine
 from hydrainfer.scheduler import skip
 
@@ -19,27 +19,26 @@ _FEWEST, _MOST = 2, 64  # steps that are worth a leap; more are computed in vain
 
 
 class ModelledTicket:
-    """A batch that is done at a known time."""
+    """A batch that is done when `span` ends."""
 
-    __slots__ = ("at_s", "result")
+    __slots__ = ("result", "span")
 
-    def __init__(self, at_s: float, result: StepResult) -> None:
-        self.at_s, self.result = at_s, result
+    def __init__(self, span: Span, result: StepResult) -> None:
+        self.span, self.result = span, result
+        result.own_s = span.own_s
 
     def poll(self, now: float) -> StepResult | None:
-        return self.result if now >= self.at_s else None
+        return self.result if now >= self.span.end_s else None
 
     def ready_at(self) -> float | None:
-        return self.at_s
+        return self.span.end_s
 
 
 class Leap:
     """The batch in flight and those that repeat it. `ends`: when each is done, the last of which needs a turn."""
 
-    def __init__(
-        self, engine: Engine, device: DeviceTime, batch: StepBatch, launched_s: float, ends: list[float]
-    ) -> None:
-        self._engine, self._device, self._batch, self._launched_s = engine, device, batch, launched_s
+    def __init__(self, engine: Engine, device: DeviceTime, batch: StepBatch, began_s: float, ends: list[float]) -> None:
+        self._engine, self._device, self._batch, self._began_s = engine, device, batch, began_s
         self.ends = ends
         self.ends_at = ends[-1]
         self._loads: list[Load] = []  # after each step that was asked for
@@ -53,7 +52,8 @@ class Leap:
             return None
         ticket, launched_s, until_s = found
         assert isinstance(ticket, ModelledTicket)
-        batch = ticket.result.batch
+        batch, span = ticket.result.batch, ticket.span
+        began_s = launched_s if span.own_s is None else span.end_s - span.own_s  # it may have waited for a picture
         if batch.lane is not Lane.LANGUAGE or len(batch.work) != len(engine.scheduler.decoding):
             return None
         n, seqs = _MOST, []
@@ -69,8 +69,8 @@ class Leap:
             n = min(n, *(int(min(seq.due - seq.n_computed - 1, _MOST)) for seq in seqs))
         if not engine.scheduler.room.can_grow(seqs, n, evicting=not shares):
             return None
-        ends = _ends(device, batch, ticket.at_s, n, until_s)
-        return Leap(engine, device, batch, launched_s, ends) if len(ends) > _FEWEST else None
+        ends = _ends(device, batch, span.end_s, n, until_s)
+        return Leap(engine, device, batch, began_s, ends) if len(ends) > _FEWEST else None
 
     def reported(self, until_s: float) -> Load | None:
         """The load after the last step done by `until_s`, if it was not reported yet."""
@@ -104,12 +104,12 @@ class Leap:
         if n == 0:
             return
         done = self.ends[:n]
-        times = [self._launched_s, *done]
+        times = [self._began_s, *done]
         engine = self._engine
         batch = skip(engine.scheduler, self._batch, [decoded(work.seq, done) for work in self._batch.work])
         result = StepResult(batch, tokens=[answer(work.seq.request, work.seq.n_computed + 1) for work in batch.work])
-        engine.skip(ModelledTicket(self.ends[n], result), self._batch, times)
-        self._device.busy_until[Lane.LANGUAGE] = self.ends[n]
+        span = self._device.latest[Lane.LANGUAGE] = Span(self.ends[n])
+        engine.skip(ModelledTicket(span, result), self._batch, times)
 
     def _n_before(self, now: float) -> int:
         return bisect_left(self.ends, now, hi=len(self.ends) - 1)
@@ -118,7 +118,7 @@ class Leap:
         if n == 0:
             return self._engine.load()
         if not self._loads:
-            starts = [self._launched_s, *self.ends]
+            starts = [self._began_s, *self.ends]
             self._loads = self._engine.loads_after(self._batch, [b - a for a, b in zip(starts, self.ends)])
         return self._loads[n - 1]
 

@@ -35,6 +35,7 @@ from hydrainfer.core import (
     Parcel,
     Request,
     Role,
+    SlicedTime,
     StepBatch,
     StepResult,
     owner_of,
@@ -240,7 +241,7 @@ class ModelledNode:
         self.leap: Leap | None = None
         self.wake_at = self._report_at = 0.0
         scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy)
-        self.device = DeviceTime(i.cost)
+        self.device = SlicedTime(i.cost) if i.overlap == "slice" else DeviceTime(i.cost)
         runners = {lane: _Runner(self.device, sim) for lane in i.role.lanes}
         moves = Moves(i.name, _INCARNATION, scheduler, roster, self, self)
         self.engine = Engine(scheduler, runners, self._sink, record, i.overlap, moves, self._moved)

@@ -83,6 +83,17 @@ def test_lanes_that_take_turns_have_less_room():
     assert turns.images <= free.images
 
 
+@pytest.mark.parametrize("role", ["EPD", "PD", "ED", "D"])
+def test_where_batches_are_cut_as_they_are_made_only_the_number_of_sequences_is_bound(role):
+    role = Role.parse(role)
+    sliced, bound = (budgets_for(COST, role, TIGHT, MIX, overlap=o) for o in ("slice", "off"))
+    assert sliced.gap_s == TIGHT.tpot_s and sliced.running == bound.running < Budgets().running
+    if str(role) != "D":
+        others = budgets_for(COST, Role.parse(str(role).removesuffix("D")), TIGHT, MIX)
+        assert (sliced.tokens, sliced.images) == (others.tokens, others.images)
+    assert budgets_for(COST, role, Slo(ttft_s=1.0), MIX, overlap="slice").gap_s == 0.0
+
+
 def test_without_slos_only_throughput_counts():
     b = budgets_for(COST, Role.parse("EPD"), Slo(e2e_s=9.0), MIX)
     assert b.running == Budgets().running and b.tokens >= 1024 and b.images > 1

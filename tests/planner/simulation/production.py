@@ -77,7 +77,7 @@ class Production:
             stores = {spec.name: BlockStore(spec, n, "cpu") for spec, n in i.blocks.items()}
             self.caches[i.name] = CacheSet(dict(i.blocks))
             scheduler = Scheduler(i.role, self.caches[i.name], i.budgets, i.policy)
-            device = EmulatedDevice(i.cost, lambda: self.now, stores, spoken)
+            device = EmulatedDevice(i.cost, lambda: self.now, stores, spoken, sliced=i.overlap == "slice")
             runners = {lane: self.logged(i.name, EmulatedRunner(device, lane)) for lane in i.role.lanes}
             exports = Exports(owner_of(i.name, 1), stores, "local", local=local)
             routes = Routes("local", stores[next(iter(stores))].device, local=local)

@@ -12,6 +12,7 @@ from tests.planner.simulation.production import Production, described
 from tests.planner.simulation.test_leaps import KV, TRACES, deployment
 
 pytestmark = pytest.mark.cpu
+SLICE = {"overlap": "slice", "step_s": 0.05, "gap_s": 0.0}
 LINK = Link(bytes_per_s=1e8, latency_s=2e-4, message_s=3.1e-4)
 
 
@@ -29,7 +30,7 @@ def logged(simulator):
         runner.launch = logging
 
     for name, node in simulator.nodes.items():
-        for runner in node.engine._runners.values():
+        for runner in node.engine._lanes.runners.values():
             tap(name, runner)
     return batches
 
@@ -37,8 +38,8 @@ def logged(simulator):
 @pytest.mark.parametrize("layout", ["1EPD", "3EPD", "1E1P1D", "2EP1D", "1ED2P", "1E1PD+1EPD", "2E2P3D"])
 @pytest.mark.parametrize(
     ("kv_blocks", "order", "more"),
-    [(100, "rank", {}), (400, "fcfs", {}), (400, "rank", {"overlap": "off", "step_s": 0.012})],
-    ids=["100-rank", "400-fcfs", "400-rank-in-turns"],
+    [(100, "rank", {}), (400, "fcfs", {}), (400, "rank", {"overlap": "off", "step_s": 0.012}), (400, "rank", SLICE)],
+    ids=["100-rank", "400-fcfs", "400-rank-in-turns", "400-rank-sliced"],
 )
 @pytest.mark.parametrize("workload", TRACES)
 def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks, order, more, workload):

@@ -1,0 +1,86 @@
+"""How long a decoding request may wait for its next token, and what fits beside a decode step in that time.
+
+Without a limit the gap is some decode steps, so that streams stay smooth; and longer while somebody waits for his first
+token for seconds, since whoever decodes alone reads all weights for one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hydrainfer.core import Lane, Sequence, StepBatch
+from hydrainfer.scheduler.policy import Budgets
+
+_STEPS = 2.5  # decode steps that a gap is as long as, where no limit is given
+_MARGIN = 0.9  # of the limit: the rest is for what takes longer than measured
+_PATIENCE_S, _SHARE = 2.0, 0.3  # without a limit: who has waited longer gets so much of the rest at a time
+_LEAST = 0.5  # decode steps that other work gets in any case
+_CHUNK = 16  # tokens: smaller chunks take about as long
+_UP, _DOWN = 0.1, 0.5  # weight of a decode step that took longer, or shorter: what disturbs it makes it longer
+_KEEP = 0.9  # what each batch leaves of the weight of the chunks before it
+_STALE = 32  # batches with chunks in them after which a decode step is measured again
+_INF = float("inf")
+
+
+class _Step:
+    """Recent decode steps of about one size: what they take, and batches with chunks since the last one."""
+
+    __slots__ = ("age", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.age = seconds, 0
+
+
+class Gap:
+    """Bounds the time between two decode steps by `Budgets.gap_s`. `waiting_since()`: when the longest wait for a
+    first token began. Decode steps are measured by size, in powers of two, and chunks by what a batch takes beyond its
+    step."""
+
+    def __init__(self, budgets: Budgets, waiting_since: Callable[[], float]) -> None:
+        self.bounded = budgets.gap_s is not None
+        self._limit_s = _MARGIN * (budgets.gap_s or 0.0)
+        self._most_s = budgets.step_s
+        self._waiting_since = waiting_since
+        self._steps: dict[int, _Step] = {}
+        self._chunks = (0.0, 0.0)  # seconds, tokens
+
+    def observe(self, batch: StepBatch, seconds: float) -> None:
+        """A batch took this long by itself."""
+        if not self.bounded or batch.lane is Lane.VISION:
+            return
+        if not batch.chunked:
+            size = batch.n_items.bit_length()
+            if (step := self._steps.get(size)) is None:
+                self._steps[size] = _Step(seconds)
+            else:
+                step.seconds += (_UP if seconds > step.seconds else _DOWN) * (seconds - step.seconds)
+                step.age = 0
+        elif (step := self._steps.get(batch.n_decodes.bit_length())) is not None:
+            step.age += 1
+            before_s, before_n = self._chunks
+            more_s = max(seconds - step.seconds, 0.0)
+            self._chunks = _KEEP * before_s + more_s, _KEEP * before_n + batch.n_items - batch.n_decodes
+
+    def other_s(self, n_decodes: int, now: float) -> float:
+        """How long other work may take beside a step of so many sequences. 0: nothing, for the step is to be measured
+        by itself."""
+        if not self.bounded or not n_decodes:
+            return _INF
+        step = self._steps.get(n_decodes.bit_length())
+        if step is None or step.age >= _STALE:
+            return 0.0
+        if self._limit_s:
+            return max(self._limit_s - step.seconds, _LEAST * step.seconds)
+        queued_s = now - self._waiting_since() - _PATIENCE_S
+        return min(max((_STEPS - 1.0) * step.seconds, _SHARE * queued_s), self._most_s)
+
+    def token_s(self, seq: Sequence) -> float:
+        """Seconds of one more prefilled token beside a decode step."""
+        seconds, n = self._chunks
+        return seconds / n if n else seq.token_s
+
+    def chunk_in(self, seconds: float, seq: Sequence, *, first: bool) -> int:
+        """How many tokens of it may be prefilled in so long; as `Pace.chunk_in`."""
+        each_s, least = self.token_s(seq), min(_CHUNK, len(seq.tokens) - seq.n_computed)
+        n = int(seconds / each_s + 1e-6) if each_s > 0.0 else least
+        return n if n >= least else least if first else 0

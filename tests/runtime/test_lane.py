@@ -1,0 +1,115 @@
+"""A thread that both lanes share: work pauses where it can, and what is due is executed there."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from hydrainfer.core import Lane, StepBatch, StepResult
+from hydrainfer.runtime import LaneThread
+
+pytestmark = pytest.mark.cpu
+
+
+class Shared:
+    def __init__(self):
+        self.woken = threading.Event()
+        self.lane = LaneThread("shared", torch.device("cpu"), self.woken.set)
+        self.done = []
+
+    def batch(self, lane, after_s=0.0):
+        return StepBatch(1, lane, [], 1, after_s=after_s)
+
+    def pictures(self, began, go_on, pauses=50):
+        """Work of 1 ms between each two pauses, once `go_on` is set."""
+        batch = self.batch(Lane.VISION)
+
+        def work():
+            began.set()
+            assert go_on.wait(5)
+            for _ in range(pauses):
+                self.lane.pause()
+                time.sleep(1e-3)
+            self.done.append("pictures")
+            return StepResult(batch)
+
+        return self.lane.submit(batch, work)
+
+    def tokens(self, name, after_s=0.0, error=None):
+        batch = self.batch(Lane.LANGUAGE, after_s)
+
+        def work():
+            if error is not None:
+                raise error
+            time.sleep(0.01)
+            self.done.append(name)
+            return StepResult(batch)
+
+        return self.lane.submit(batch, work)
+
+    def wait(self, ticket):
+        end = time.monotonic() + 5
+        while ticket.poll(0.0) is None:
+            assert time.monotonic() < end
+            self.woken.wait(0.01)
+            self.woken.clear()
+        return ticket.poll(0.0)
+
+
+@pytest.fixture
+def shared():
+    found = Shared()
+    yield found
+    found.lane.close()
+
+
+def test_tokens_interrupt_pictures_and_each_has_its_own_time(shared):
+    began, go_on = threading.Event(), threading.Event()
+    start_s = time.monotonic()
+    pictures = shared.pictures(began, go_on)
+    assert began.wait(5)
+    first = shared.tokens("first")
+    go_on.set()
+    shared.wait(first)
+    second = shared.tokens("second")
+    results = [shared.wait(ticket) for ticket in (pictures, first, second)]
+    assert shared.done == ["first", "second", "pictures"]
+    assert [result.own_s >= least_s for result, least_s in zip(results, (0.05, 0.01, 0.01))] == [True] * 3
+    assert sum(result.own_s for result in results) <= time.monotonic() - start_s
+
+
+def test_tokens_wait_for_as_long_as_they_are_told_or_for_the_end(shared):
+    began, go_on = threading.Event(), threading.Event()
+    go_on.set()
+    pictures = shared.pictures(began, go_on)
+    start_s = time.monotonic()
+    shared.wait(shared.tokens("later", after_s=0.02))
+    assert time.monotonic() - start_s >= 0.025 and shared.done == ["later"]
+    last = shared.tokens("last", after_s=1e9)
+    shared.wait(pictures)
+    shared.wait(last)
+    assert shared.done == ["later", "pictures", "last"]
+
+
+def test_an_error_stays_with_the_batch_that_made_it(shared):
+    began, go_on = threading.Event(), threading.Event()
+    pictures = shared.pictures(began, go_on)
+    assert began.wait(5)
+    broken = shared.tokens("broken", error=RuntimeError("a bug"))
+    go_on.set()
+    assert shared.wait(broken).error is not None
+    assert shared.wait(pictures).error is None and shared.done == ["pictures"]
+
+
+def test_the_end_waits_for_all_that_was_launched(shared):
+    began, go_on = threading.Event(), threading.Event()
+    pictures = shared.pictures(began, go_on)
+    assert began.wait(5)
+    late = shared.tokens("late", after_s=1e9)
+    closer = threading.Thread(target=shared.lane.close)
+    closer.start()
+    go_on.set()
+    closer.join(5)
+    assert not closer.is_alive() and shared.done == ["pictures", "late"]
+    assert pictures.poll(0.0) is not None and late.poll(0.0) is not None
