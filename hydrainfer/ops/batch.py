@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydrainfer.ops.upload import to_device
+from hydrainfer.ops.pinned import to_device
 
 TILE = 128
 """Query rows per attention call; 64 to 128 measured best for a prompt of 600 tokens."""

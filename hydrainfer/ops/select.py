@@ -10,6 +10,7 @@ import torch
 
 from hydrainfer.ops import native, reference, torch_variants
 from hydrainfer.ops.build import load_kernels
+from hydrainfer.ops.cuda import CudaKernels, cuda_kernels
 from hydrainfer.ops.measured import Products, faster_than_float32, products
 from hydrainfer.ops.measured_attention import fastest_in_segments
 from hydrainfer.ops.products import WAYS, ways
@@ -25,6 +26,7 @@ class Need(NamedTuple):
     native: native.Kernels | None
     products: Products | None = None
     segments: str | None = None
+    cuda: CudaKernels | None = None
 
 
 class Variant(NamedTuple):
@@ -46,8 +48,8 @@ class OpSet:
     gelu_tanh_and_mul: Callable
     quick_gelu: Callable
     rope: Callable
+    rope_write_kv: Callable
     prepare: Callable
-    write_kv: Callable
     attention: Callable
     attention_segments: Callable
     chosen: tuple[tuple[str, str], ...]
@@ -60,8 +62,8 @@ class OpSet:
 
 
 OPERATORS = (
-    "linear", "linear_add", "rms_norm", "silu_and_mul", "gelu_tanh_and_mul", "quick_gelu", "rope", "prepare",
-    "write_kv", "attention", "attention_segments",
+    "linear", "linear_add", "rms_norm", "silu_and_mul", "gelu_tanh_and_mul", "quick_gelu", "rope",
+    "rope_write_kv", "prepare", "attention", "attention_segments",
 )  # fmt: skip
 
 
@@ -75,6 +77,10 @@ def _measured(need: Need) -> bool:
 
 def _native(need: Need) -> bool:
     return need.native is not None and need.native.supports(need.dtype, need.head_dim)
+
+
+def _cuda(need: Need) -> bool:
+    return need.cuda is not None and need.cuda.supports(need.dtype, need.head_dim)
 
 
 def _native_segments(need: Need) -> bool:
@@ -122,6 +128,8 @@ def variants(op: str) -> list[Variant]:
         ]
     supports = _native_segments if op == "attention_segments" else _native
     found = [Variant("native-cpu", supports, _kernel(op))] if hasattr(native.Kernels, op) else []
+    if hasattr(CudaKernels, op):
+        found.append(Variant("native-cuda", _cuda, lambda need: getattr(need.cuda, op)))
     return [*found, *faster.get(op, ()), Variant("reference", _always, _torch(getattr(reference, op)))]
 
 
@@ -141,7 +149,8 @@ def select_ops(
     if device.type == "cuda":  # cuDNN's builds a plan for every new shape, which a decode has every few tokens
         torch.backends.cuda.enable_cudnn_sdp(False)
     kernels, notes = load_kernels(device) if use_native else (None, ())
-    need = Need(device, dtype, head_dim, kernels)
+    cuda, why = cuda_kernels() if use_native and device.type == "cuda" else (None, ())
+    need, notes = Need(device, dtype, head_dim, kernels, cuda=cuda), (*notes, *why)
     if device.type == "cpu" and only is None:
         fit = kernels if _native(need) else None
         segments = fastest_in_segments(dtype, fit, threads) if fit else None
