@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ class AttentionBatch:
     starts: Tensor
     window: int = 0
     spans: Sequence[tuple[int, int, int]] = ()
+    plan: Any = None
+    """What the chosen attention's `prepare` made of it, if anything."""
     _tiles: list[list[Tile]] | None = None
 
     def seen_from(self, token: int) -> int:

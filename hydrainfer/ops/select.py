@@ -11,6 +11,7 @@ import torch
 from hydrainfer.ops import native, reference, torch_variants
 from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.cuda import CudaKernels, cuda_kernels
+from hydrainfer.ops.flashinfer import FlashInfer, find_flashinfer
 from hydrainfer.ops.measured import Products, faster_than_float32, products
 from hydrainfer.ops.measured_attention import fastest_in_segments
 from hydrainfer.ops.products import WAYS, ways
@@ -27,6 +28,7 @@ class Need(NamedTuple):
     products: Products | None = None
     segments: str | None = None
     cuda: CudaKernels | None = None
+    flashinfer: FlashInfer | None = None
 
 
 class Variant(NamedTuple):
@@ -83,6 +85,10 @@ def _cuda(need: Need) -> bool:
     return need.cuda is not None and need.cuda.supports(need.dtype, need.head_dim)
 
 
+def _flashinfer(need: Need) -> bool:
+    return need.flashinfer is not None and need.flashinfer.supports(need.dtype, need.head_dim)
+
+
 def _native_segments(need: Need) -> bool:
     return _native(need) and need.segments != "torch-sdpa"
 
@@ -130,6 +136,8 @@ def variants(op: str) -> list[Variant]:
     found = [Variant("native-cpu", supports, _kernel(op))] if hasattr(native.Kernels, op) else []
     if hasattr(CudaKernels, op):
         found.append(Variant("native-cuda", _cuda, lambda need: getattr(need.cuda, op)))
+    if op in ("prepare", "attention"):
+        found.append(Variant("flashinfer", _flashinfer, lambda need: getattr(need.flashinfer, op)))
     return [*found, *faster.get(op, ()), Variant("reference", _always, _torch(getattr(reference, op)))]
 
 
@@ -149,8 +157,11 @@ def select_ops(
     if device.type == "cuda":  # cuDNN's builds a plan for every new shape, which a decode has every few tokens
         torch.backends.cuda.enable_cudnn_sdp(False)
     kernels, notes = load_kernels(device) if use_native else (None, ())
-    cuda, why = cuda_kernels() if use_native and device.type == "cuda" else (None, ())
-    need, notes = Need(device, dtype, head_dim, kernels, cuda=cuda), (*notes, *why)
+    need = Need(device, dtype, head_dim, kernels)
+    if use_native and device.type == "cuda":
+        cuda, no_cuda = cuda_kernels()
+        flashinfer, no_flashinfer = find_flashinfer(device)
+        need, notes = need._replace(cuda=cuda, flashinfer=flashinfer), (*notes, *no_cuda, *no_flashinfer)
     if device.type == "cpu" and only is None:
         fit = kernels if _native(need) else None
         segments = fastest_in_segments(dtype, fit, threads) if fit else None
