@@ -20,7 +20,7 @@ from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Runner, Timing
 from hydrainfer.grammar import Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import DTYPES, Model, load_model
-from hydrainfer.ops import select_ops
+from hydrainfer.ops import block_copier, select_ops
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, LaneThread, LanguageRunner, VisionRunner, spoken_ids
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
@@ -196,7 +196,8 @@ def _moves(
     device = next(iter(stores.values())).device
     owner, secret, host = owner_of(node.name, node.incarnation), node.plan.secret, node.ip
     exports = Exports(owner, stores, config.transport, host=host, secret=secret, local=local)
-    routes = Routes(config.transport, device, secret=secret, local=local)
+    copy_blocks = block_copier(device) if config.native_kernels else None
+    routes = Routes(config.transport, device, secret=secret, local=local, copy_blocks=copy_blocks)
     puller = StorePuller(stores, exports, routes, node.wake)
     timing = Timing(patience_s=node.plan.pulse.patience_s)
     return Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)

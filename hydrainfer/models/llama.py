@@ -188,9 +188,8 @@ class Llama:
         qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
         self._norm_heads(qkv[:, : c.heads], layer.q_norm)
         self._norm_heads(qkv[:, c.heads : c.heads + c.kv_heads], layer.k_norm)
-        ops.rope(qkv[:, : c.heads + c.kv_heads], cos, sin)
+        ops.rope_write_kv(qkv, cos, sin, kept, cache.batch)
         kv = qkv[:, c.heads :].unflatten(1, (2, c.kv_heads))  # [rows, 2, kv_heads, head_dim]
-        ops.write_kv(kept, kv, cache.batch)
         mixed = ops.attention(qkv[:, : c.heads], kv, kept, cache.batch, c.attention_scale)
         self._add(x, mixed.flatten(1), layer.out, layer.out_bias, layer.out_norm)
 
@@ -212,8 +211,7 @@ class Llama:
         normed = self._norm(x, layer.input_norm, c.norm_eps)
         kv = ops.linear(normed, layer.qkv[q_width:], kv_bias).view(-1, 2, c.kv_heads, c.head_dim)
         self._norm_heads(kv[:, 0], layer.k_norm)
-        ops.rope(kv[:, 0], cos, sin)
-        ops.write_kv(kept, kv, cache.batch)
+        ops.rope_write_kv(kv.flatten(1, 2), cos, sin, kept, cache.batch)
         x = x[last.rows]
         if not last.rows.shape[0]:
             return x

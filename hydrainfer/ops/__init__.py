@@ -4,14 +4,16 @@ Called by models. Never holds weights, caches or state of requests; never decide
 """
 
 from hydrainfer.ops.batch import AttentionBatch, Segments, visible
+from hydrainfer.ops.cuda import block_copier
+from hydrainfer.ops.pinned import to_device, upload
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, variants
-from hydrainfer.ops.upload import to_device, upload
 
 __all__ = [
     "OPERATORS",
     "AttentionBatch",
     "OpSet",
     "Segments",
+    "block_copier",
     "computes_sooner",
     "pausing",
     "select_ops",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hydrainfer.ops.upload import to_device
+from hydrainfer.ops.pinned import to_device
 
 TILE = 128
 """Query rows per attention call; 64 to 128 measured best for a prompt of 600 tokens."""
@@ -44,6 +44,8 @@ class AttentionBatch:
     starts: Tensor
     window: int = 0
     spans: Sequence[tuple[int, int, int]] = ()
+    plan: Any = None
+    """What the chosen attention's `prepare` made of it, if anything."""
     _tiles: list[list[Tile]] | None = None
 
     def seen_from(self, token: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -28,14 +29,14 @@ class CudaKernels:
         return dtype in _DTYPES and head_dim // 2 * dtype.itemsize % _ACCESS == 0
 
     def rope_write_kv(self, qkv: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: AttentionBatch) -> None:
-        aligned = all(n * qkv.element_size() % _ACCESS == 0 for n in (qkv.stride(0), cache.stride(0)))
-        if not (aligned and qkv[0].is_contiguous() and cache[0].is_contiguous() and _starts(qkv) and _starts(cache)):
-            return reference.rope_write_kv(qkv, cos, sin, cache, batch)
-        self._rope_write_kv(qkv, cos, sin, cache, batch.slots)
+        if _rows_of_packs(qkv) and _rows_of_packs(cache):
+            self._rope_write_kv(qkv, cos, sin, cache, batch.slots)
+        else:
+            reference.rope_write_kv(qkv, cos, sin, cache, batch)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        if not (gate_up.is_contiguous() and _starts(gate_up)) or width * gate_up.element_size() % _ACCESS:
+        if not gate_up.is_contiguous() or width * gate_up.element_size() % _ACCESS or not _rows_of_packs(gate_up):
             return reference.silu_and_mul(gate_up)
         out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
         self._silu_and_mul(gate_up, out)
@@ -47,8 +48,14 @@ class CudaKernels:
         self._copy_blocks(to, source, to_ids, source_ids)
 
 
-def _starts(x: Tensor) -> bool:
-    return x.data_ptr() % _ACCESS == 0
+def _rows_of_packs(x: Tensor) -> bool:
+    """Whether each row is dense and begins where an access may: memory itself begins at multiples of 256 bytes."""
+    dense, n = 1, x.element_size()
+    for size, stride in zip(x.shape[:0:-1], x.stride()[:0:-1]):
+        if stride != dense:
+            return False
+        dense *= size
+    return x.storage_offset() * n % _ACCESS == 0 and x.stride(0) * n % _ACCESS == 0
 
 
 @cache
@@ -56,3 +63,9 @@ def cuda_kernels() -> tuple[CudaKernels | None, tuple[str, ...]]:
     """The kernels, or None and the reason in one line. Compiled at most once on a machine."""
     module, notes = load_cuda_kernels()
     return (None if module is None else CudaKernels(module)), notes
+
+
+def block_copier(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], None] | None:
+    """`CudaKernels.copy_blocks`, where there is one for this device."""
+    kernels = cuda_kernels()[0] if device.type == "cuda" else None
+    return None if kernels is None else kernels.copy_blocks

@@ -72,8 +72,11 @@ class Kernels:
         if batch.spans:
             torch_variants.prepare(batch)
 
-    def write_kv(self, cache: Tensor, kv: Tensor, batch: AttentionBatch) -> None:
-        self._write_kv(kv, cache, batch.slots)
+    def rope_write_kv(self, qkv: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: AttentionBatch) -> None:
+        kv_heads = cache.shape[3]
+        first = qkv.shape[1] - 2 * kv_heads
+        self._rope(qkv[:, : first + kv_heads], cos, sin)
+        self._write_kv(qkv[:, first:].unflatten(1, (2, kv_heads)), cache, batch.slots)
 
     def attention(self, q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
         """Keys and values are read from their blocks, those of this batch too."""

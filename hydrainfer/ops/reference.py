@@ -64,6 +64,14 @@ def write_kv(cache: Tensor, kv: Tensor, batch: AttentionBatch) -> None:
     cache[block, :, batch.slots - block * batch.block_tokens] = kv
 
 
+def rope_write_kv(qkv: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: AttentionBatch) -> None:
+    """`rope` of queries and keys, then `write_kv`. qkv: [rows, heads + 2 * kv_heads, dim], in place; heads may be 0."""
+    kv_heads = cache.shape[3]
+    first = qkv.shape[1] - 2 * kv_heads
+    rope(qkv[:, : first + kv_heads], cos, sin)
+    write_kv(cache, qkv[:, first:].unflatten(1, (2, kv_heads)), batch)
+
+
 def gather_kv(cache: Tensor, table: Tensor, stop: int, first: int = 0) -> tuple[Tensor, Tensor]:
     """The keys and values of tokens `first .. stop-1` behind one block table, each [stop - first, kv_heads, dim]."""
     size = cache.shape[2]

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from hydrainfer.ops import native, reference, torch_variants
 from hydrainfer.ops.build import load_kernels
+from hydrainfer.ops.cuda import CudaKernels, cuda_kernels
+from hydrainfer.ops.flashinfer import FlashInfer, find_flashinfer
 from hydrainfer.ops.measured import Products, faster_than_float32, products
 from hydrainfer.ops.measured_attention import fastest_in_segments
 from hydrainfer.ops.products import WAYS, ways
@@ -26,6 +28,8 @@ class Need(NamedTuple):
     native: native.Kernels | None
     products: Products | None = None
     segments: str | None = None
+    cuda: CudaKernels | None = None
+    flashinfer: FlashInfer | None = None
 
 
 class Variant(NamedTuple):
@@ -47,8 +51,8 @@ class OpSet:
     gelu_tanh_and_mul: Callable
     quick_gelu: Callable
     rope: Callable
+    rope_write_kv: Callable
     prepare: Callable
-    write_kv: Callable
     attention: Callable
     attention_segments: Callable
     chosen: tuple[tuple[str, str], ...]
@@ -75,8 +79,8 @@ def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:
 
 
 OPERATORS = (
-    "linear", "linear_add", "rms_norm", "silu_and_mul", "gelu_tanh_and_mul", "quick_gelu", "rope", "prepare",
-    "write_kv", "attention", "attention_segments",
+    "linear", "linear_add", "rms_norm", "silu_and_mul", "gelu_tanh_and_mul", "quick_gelu", "rope",
+    "rope_write_kv", "prepare", "attention", "attention_segments",
 )  # fmt: skip
 
 
@@ -90,6 +94,14 @@ def _measured(need: Need) -> bool:
 
 def _native(need: Need) -> bool:
     return need.native is not None and need.native.supports(need.dtype, need.head_dim)
+
+
+def _cuda(need: Need) -> bool:
+    return need.cuda is not None and need.cuda.supports(need.dtype, need.head_dim)
+
+
+def _flashinfer(need: Need) -> bool:
+    return need.flashinfer is not None and need.flashinfer.supports(need.dtype, need.head_dim)
 
 
 def _native_segments(need: Need) -> bool:
@@ -137,6 +149,10 @@ def variants(op: str) -> list[Variant]:
         ]
     supports = _native_segments if op == "attention_segments" else _native
     found = [Variant("native-cpu", supports, _kernel(op))] if hasattr(native.Kernels, op) else []
+    if hasattr(CudaKernels, op):
+        found.append(Variant("native-cuda", _cuda, lambda need: getattr(need.cuda, op)))
+    if op in ("prepare", "attention"):
+        found.append(Variant("flashinfer", _flashinfer, lambda need: getattr(need.flashinfer, op)))
     return [*found, *faster.get(op, ()), Variant("reference", _always, _torch(getattr(reference, op)))]
 
 
@@ -157,6 +173,10 @@ def select_ops(
         torch.backends.cuda.enable_cudnn_sdp(False)
     kernels, notes = load_kernels(device) if use_native else (None, ())
     need = Need(device, dtype, head_dim, kernels)
+    if use_native and device.type == "cuda":
+        cuda, no_cuda = cuda_kernels()
+        flashinfer, no_flashinfer = find_flashinfer(device)
+        need, notes = need._replace(cuda=cuda, flashinfer=flashinfer), (*notes, *no_cuda, *no_flashinfer)
     if device.type == "cpu" and only is None:
         fit = kernels if _native(need) else None
         segments = fastest_in_segments(dtype, fit, threads) if fit else None

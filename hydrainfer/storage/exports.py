@@ -18,6 +18,7 @@ from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.tcp import TcpTransport
 from hydrainfer.storage.transport import (
     TIMEOUT_S,
+    CopyBlocks,
     LocalExports,
     LocalTransport,
     Transport,
@@ -113,7 +114,8 @@ def _check_server(host: str, secret: bytes) -> None:
 
 class Routes:
     """The `Transport` to every peer: `transport`, or, with auto, per peer the best of those it offers. A way that turns
-    out not to lead there is passed over. `device`: where our caches are."""
+    out not to lead there is passed over. `device`: where our caches are.
+    `copy_blocks`: see `LocalTransport`."""
 
     def __init__(
         self,
@@ -123,11 +125,12 @@ class Routes:
         secret: bytes = b"",
         local: LocalExports | None = None,
         timeout_s: float = TIMEOUT_S,
+        copy_blocks: CopyBlocks | None = None,
     ) -> None:
         self._name, self._device, self._place = transport, torch.device(device), here()
         check_transport(transport, self._device)
         makers: dict[str, Callable[[], Transport]] = {
-            "local": lambda: LocalTransport(local or LocalExports()),
+            "local": lambda: LocalTransport(local or LocalExports(), copy_blocks),
             "shared-memory": SharedMemoryTransport,
             "cuda-ipc": CudaIpcTransport,
             "tcp": lambda: TcpTransport(secret, timeout_s),

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from hydrainfer.core import ExportHandle, HydraError
+from hydrainfer.ops import upload
 from hydrainfer.storage.store import BlockStore
 
 TIMEOUT_S = 10.0
+CopyBlocks = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
 class TransportError(HydraError):
@@ -98,16 +102,22 @@ class LocalExports:
 
 
 class LocalTransport:
-    """Copies from store to store within the process: one copy per piece."""
+    """Copies from store to store within the process: one copy per piece, or all by `copy_blocks(to, to_ids, source,
+    source_ids)` on CUDA."""
 
-    def __init__(self, exports: LocalExports) -> None:
-        self._exports = exports
+    def __init__(self, exports: LocalExports, copy_blocks: CopyBlocks | None = None) -> None:
+        self._exports, self._copy_blocks = exports, copy_blocks
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         theirs = self._exports.get(source.ways["local"])
         if theirs is None:
             raise Unreachable(f"{source.owner} is not in this process")
-        for first, into, n in pieces_of(source, source_ids, store, ids):
+        pieces = pieces_of(source, source_ids, store, ids)
+        if self._copy_blocks is not None and len(pieces) > 1 and theirs.device == store.device:
+            on = upload({"to": np.array(ids), "from": np.array(source_ids)}, store.device)
+            self._copy_blocks(store.bytes, on["to"], theirs.bytes, on["from"])
+            pieces = []
+        for first, into, n in pieces:
             store.bytes[into : into + n].copy_(theirs.bytes[first : first + n], non_blocking=True)
         if store.device.type == "cuda":
             torch.cuda.current_stream(store.device).synchronize()

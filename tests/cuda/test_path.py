@@ -12,16 +12,28 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import read_config
-from hydrainfer.core import EncodeWork, MediaSpan, Request, Role, SamplingParams, Sequence, StepBatch, TokenWork
+from hydrainfer.core import (
+    EncodeWork,
+    ExportHandle,
+    MediaSpan,
+    Request,
+    Role,
+    SamplingParams,
+    Sequence,
+    StepBatch,
+    TokenWork,
+)
 from hydrainfer.core import Lane as LaneName
 from hydrainfer.grammar import Guided
 from hydrainfer.models import Model, Picture
-from hydrainfer.ops import select_ops
+from hydrainfer.ops import select, select_ops
+from hydrainfer.ops.cuda import CudaKernels
 from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
 from hydrainfer.runtime.packing import pack_tokens
 from hydrainfer.runtime.sampler import choose, sample
 from hydrainfer.runtime.sampling import plan_sampling
-from hydrainfer.storage import BlockStore
+from hydrainfer.storage import BlockStore, LocalExports
+from hydrainfer.storage.transport import LocalTransport
 from tests.cuda.fake import CUDA, fake_cuda
 
 pytestmark = pytest.mark.cpu
@@ -40,6 +52,36 @@ SAMPLINGS = {
         temperature=0.7, top_k=20, top_p=0.8, min_p=0.1, presence_penalty=0.5, min_tokens=4, logit_bias=((7, 1.0),)
     ),
 }
+
+
+class KernelsDouble:
+    """The module of `kernels/cuda`, as far as its demands go."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def rope_write_kv(self, qkv, cos, sin, cache, slots) -> None:
+        rows, heads, dim = qkv.shape
+        assert qkv.device == cos.device == sin.device == cache.device == slots.device == CUDA
+        assert cos.shape == sin.shape == (rows, dim // 2) and cos.dtype == sin.dtype == torch.float32
+        assert cos.is_contiguous() and sin.is_contiguous() and qkv.dtype == cache.dtype
+        assert slots.shape == (rows,) and slots.dtype == torch.int64
+        assert cache.shape[1] == 2 and cache.shape[4] == dim and heads >= 2 * cache.shape[3]
+        assert qkv.stride()[1:] == (dim, 1) and cache.stride(1) == cache.shape[2] * cache.shape[3] * dim
+        assert dim // 2 * qkv.element_size() % 16 == 0
+        self.calls.append("rope_write_kv")
+
+    def silu_and_mul(self, gate_up, out) -> None:
+        assert gate_up.is_contiguous() and out.is_contiguous() and gate_up.dtype == out.dtype
+        assert out.shape == (gate_up.shape[0], gate_up.shape[1] // 2)
+        assert out.shape[1] * out.element_size() % 16 == 0
+        self.calls.append("silu_and_mul")
+
+    def copy_blocks(self, to, source, to_ids, source_ids) -> None:
+        assert to.shape[1] == source.shape[1] and to.shape[1] % 16 == 0
+        assert to_ids.shape == source_ids.shape and to_ids.dtype == source_ids.dtype == torch.int64
+        assert to.device == source.device == to_ids.device == source_ids.device == CUDA
+        self.calls.append("copy_blocks")
 
 
 class FakeRig:
@@ -81,8 +123,15 @@ class FakeRig:
         return r._forward(pack_tokens(work, r._tables, self.stores["embed"].spec, r._rotary))
 
 
+@pytest.fixture
+def kernels(monkeypatch):
+    double = KernelsDouble()
+    monkeypatch.setattr(select, "cuda_kernels", lambda: (CudaKernels(double), ()))
+    return double
+
+
 @pytest.fixture(params=list(PICTURES))
-def on_cuda(request, monkeypatch):
+def on_cuda(request, monkeypatch, kernels):
     with fake_cuda(monkeypatch) as recorder:
         rig = FakeRig(request.param, layers=3)
         yield rig, recorder
@@ -167,10 +216,25 @@ def test_one_copy_carries_a_step_to_the_device(on_cuda):
     assert len(recorder.copies) == 1
 
 
-def test_launches_of_a_decode_step(on_cuda):
+def test_launches_of_a_decode_step(on_cuda, kernels):
     """What a step costs a host-bound GPU: operators per layer, counted without views. Less is better."""
     rig, recorder = on_cuda
     work = [decode(rig) for _ in range(4)]
     recorder.calls.clear()
     rig.hidden(work)
-    assert len(recorder.calls) / 3 < 45, recorder.calls
+    assert kernels.calls.count("rope_write_kv") == kernels.calls.count("silu_and_mul") == 3, "one for each layer"
+    assert (len(recorder.calls) + len(kernels.calls)) / 3 < 32, recorder.calls
+
+
+def test_a_migration_within_the_process_is_one_launch(on_cuda, kernels, monkeypatch):
+    rig, recorder = on_cuda
+    store, exports = rig.stores["kv"], LocalExports()
+    exports.add("a", store)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: torch.cuda.Stream(device))
+    handle = ExportHandle(
+        owner="E0:1", host="h", process="p", device="cuda:0", n_blocks=store.n_blocks,
+        block_bytes=store.spec.block_bytes, ways={"local": "a"},
+    )  # fmt: skip
+    recorder.waits.clear()
+    LocalTransport(exports, CudaKernels(kernels).copy_blocks).copy(handle, [7, 0, 4], store, [1, 2, 9])
+    assert kernels.calls == ["copy_blocks"] and not recorder.waits

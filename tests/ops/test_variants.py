@@ -12,6 +12,7 @@ import torch
 from hydrainfer.ops import OPERATORS, AttentionBatch, Segments, select_ops, variants, visible
 from hydrainfer.ops.build import build_resampler, load_kernels
 from hydrainfer.ops.products import ways
+from hydrainfer.ops.reference import write_kv
 
 pytestmark = pytest.mark.cpu
 
@@ -156,11 +157,14 @@ def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, shap
     cache, batch = paged(counts, contexts, kv_heads, head_dim, dtype, *seen)
     fast.prepare(batch)
     qkv = random(sum(counts), heads + 2 * kv_heads, head_dim, dtype=dtype, seed=7)
+    turns = random(sum(counts), head_dim // 2, dtype=torch.float32, seed=8)
+    other, turned = cache.clone(), qkv.clone()
+    fast.rope_write_kv(turned, turns.cos(), turns.sin(), cache, batch)
+    reference.rope_write_kv(qkv, turns.cos(), turns.sin(), other, batch)
+    close(turned, qkv)
+    close(cache, other)
+    cache.copy_(other)
     q, kv = qkv[:, :heads], qkv[:, heads:].unflatten(1, (2, kv_heads))
-    other = cache.clone()
-    fast.write_kv(cache, kv, batch)
-    reference.write_kv(other, kv, batch)
-    assert torch.equal(cache, other)
     scale = head_dim**-0.5
     close(fast.attention(q, kv, cache, batch, scale), reference.attention(q, kv, cache, batch, scale))
 
@@ -174,7 +178,7 @@ def test_attention_over_a_long_context(pair, dtype, context):
     cache, batch = paged(counts, contexts, kv_heads=2, head_dim=64, dtype=dtype, block_tokens=16)
     qkv = random(sum(counts), 10, 64, dtype=dtype, seed=7)
     q, kv = qkv[:, :6], qkv[:, 6:].unflatten(1, (2, 2))
-    reference.write_kv(cache, kv, batch)
+    write_kv(cache, kv, batch)
     q = q * 4  # so that some keys count, not only their average
     close(fast.attention(q, kv, cache, batch, 0.125), reference.attention(q, kv, cache, batch, 0.125))
 

@@ -1,0 +1,120 @@
+"""Attention over the paged cache by FlashInfer (the `cuda` extra). Not yet run on a GPU.
+
+Whatever mix of chunks and decodes a batch is, one plan and one kernel per layer compute it: FlashInfer's prefill over
+pages, which is also what it decodes with on tensor cores. Its other decode kernel takes only some numbers of query
+heads per KV head; Qwen2-VL's 7 is none of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hydrainfer.ops import torch_variants
+from hydrainfer.ops.batch import AttentionBatch
+from hydrainfer.ops.pinned import to_device
+
+_WORKSPACE_BYTES = 128 << 20
+_DTYPES = (torch.bfloat16, torch.float16)
+_HEAD_DIMS = (64, 128, 256)
+
+
+@dataclass(eq=False)
+class Plan:
+    """One batch as FlashInfer takes it: request i has rows `rows[i] .. rows[i+1]-1` and pages `pages[i] ..
+    pages[i+1]-1` of `indices`, the last of which holds `last[i]` tokens. `rows`, `pages` and `last` int32 on the host,
+    `indices` int32 on the device. `made_for`: the heads, numbers and scale that `wrapper` has been told."""
+
+    wrapper: Any
+    rows: Tensor
+    pages: Tensor
+    last: Tensor
+    indices: Tensor
+    made_for: tuple = field(default=())
+
+
+class FlashInfer:
+    """`prepare` and `attention` with the references' signatures. `make` gives a wrapper for a workspace on `device`."""
+
+    def __init__(self, device: torch.device, make: Callable[[Tensor], Any] | None = None) -> None:
+        self._device, self._make = device, make or _wrapper
+        self._workspace: Tensor | None = None
+        self._free: list[Any] = []
+
+    def supports(self, dtype: torch.dtype, head_dim: int) -> bool:
+        return dtype in _DTYPES and head_dim in _HEAD_DIMS
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        if batch.spans:  # masks that are not causal
+            return torch_variants.prepare(batch)
+        lengths = np.add(batch.contexts, batch.counts)
+        n_pages = -(-lengths // batch.block_tokens)
+        places = [i * batch.tables.shape[1] + np.arange(n) for i, n in enumerate(n_pages)]
+        chosen = to_device(np.concatenate(places), self._device)
+        batch.plan = Plan(
+            wrapper=self._wrapper_of_its_own(),
+            rows=_host([0, *accumulate(batch.counts)]),
+            pages=_host([0, *accumulate(n_pages.tolist())]),
+            last=_host(((lengths - 1) % batch.block_tokens + 1).tolist()),
+            indices=batch.tables.flatten()[chosen],
+        )
+        weakref.finalize(batch.plan, self._free.append, batch.plan.wrapper).atexit = False
+
+    def _wrapper_of_its_own(self) -> Any:
+        """A wrapper that no living batch has: it remembers one plan. All compute on one stream, in one workspace."""
+        if self._free:
+            return self._free.pop()
+        if self._workspace is None:  # zeroed: it holds counters that each kernel leaves at zero
+            self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        return self._make(self._workspace)
+
+    def attention(self, q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+        """One plan for all layers of a batch that have the same shape."""
+        if batch.spans:
+            return torch_variants.attention_sdpa(q, kv, cache, batch, scale)
+        plan = batch.plan
+        assert plan is not None, "attention without prepare"
+        wanted = (q.shape[1], cache.shape[3], q.shape[2], q.dtype, scale)
+        if plan.made_for != wanted:
+            plan.wrapper.plan(
+                plan.rows,
+                plan.pages,
+                plan.indices,
+                plan.last,
+                q.shape[1],
+                cache.shape[3],
+                q.shape[2],
+                batch.block_tokens,
+                causal=True,
+                sm_scale=scale,
+                window_left=batch.window - 1 if batch.window else -1,
+                q_data_type=q.dtype,
+                kv_data_type=cache.dtype,
+            )
+            plan.made_for = wanted
+        return plan.wrapper.run(q, cache)
+
+
+def _wrapper(workspace: Tensor) -> Any:
+    import flashinfer
+
+    return flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+
+
+_host = partial(torch.tensor, dtype=torch.int32)
+
+
+def find_flashinfer(device: torch.device) -> tuple[FlashInfer | None, tuple[str, ...]]:
+    """The backend for a CUDA device, or None and the reason in one line."""
+    if importlib.util.find_spec("flashinfer") is None:
+        return None, ("FlashInfer is not installed (the `cuda` extra); attention by torch, which gathers pages first",)
+    return FlashInfer(device), ()
