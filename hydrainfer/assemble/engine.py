@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 import torch
 
-from hydrainfer.assemble.sizes import GIB, cache_sizes, dtype_of, gap_of, no_memory, overlap_of, torch_device
+from hydrainfer.assemble.sizes import (
+    GIB,
+    cache_sizes,
+    dtype_of,
+    gap_of,
+    no_memory,
+    overlap_of,
+    quantization_of,
+    torch_device,
+)
 from hydrainfer.cache import CacheSet, CacheSpec, for_stage, tokens_in
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Node
@@ -78,7 +87,8 @@ def build_engine(
     pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None
     if sizing.cost is None:
         head_dim, n_threads = described.text.head_dim, sizing.n_threads
-        ops = select_ops(device, DTYPES[dtype], head_dim, use_native=config.native_kernels, threads=n_threads)
+        kind, native = quantization_of(config, device), config.native_kernels
+        ops = select_ops(device, DTYPES[dtype], head_dim, use_native=native, threads=n_threads, quantization=kind)
         model = load_model(path, role, device, dtype, on_progress, ops, described, pause)
     weight_bytes = 0 if model is None else model.weight_bytes
     sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share, weight_bytes)
@@ -107,6 +117,7 @@ def build_engine(
     facts: Facts = {
         "device": str(device) if model is not None else "emulated",
         "dtype": dtype,
+        **({} if config.quantization == "none" else {"quantization": config.quantization}),
         "threads": sizing.n_threads,
         "overlap": overlap,
         **_gib_by_option(sizes),

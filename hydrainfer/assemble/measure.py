@@ -92,6 +92,7 @@ class _Head(msgspec.Struct):
     device: str
     dtype: str
     threads: int
+    quantization: str = "none"
 
 
 def measure_model(
@@ -119,7 +120,7 @@ def measure_model(
     rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, grid.n_context)
     try:
         device = str(rig.model.device)
-        head = _Head(Path(model).expanduser().resolve().name, device, rig.dtype, rig.n_threads)
+        head = _Head(Path(model).expanduser().resolve().name, device, rig.dtype, rig.n_threads, config.quantization)
         samples = _Journal(journal, head)
         budget_s = 60.0 * minutes * (1 - _COPIES_SHARE if transports else 1.0)
         _measure(rig, _cases(grid, rig), samples, budget_s, say)

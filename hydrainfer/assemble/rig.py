@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hydrainfer.assemble.sizes import dtype_of, torch_device
+from hydrainfer.assemble.sizes import dtype_of, quantization_of, torch_device
 from hydrainfer.cache import CacheSpec, for_stage
 from hydrainfer.checkpoint import ModelConfig, read_config
 from hydrainfer.config import ServeConfig
@@ -53,7 +53,10 @@ class Rig:
         self.dtype = dtype_of(config, device, described.dtype)
         self.n_threads = config.threads or torch.get_num_threads()
         head_dim, native = described.text.head_dim, config.native_kernels
-        ops = select_ops(device, DTYPES[self.dtype], head_dim, use_native=native, threads=self.n_threads)
+        kind = quantization_of(config, device)
+        ops = select_ops(
+            device, DTYPES[self.dtype], head_dim, use_native=native, threads=self.n_threads, quantization=kind
+        )
         self.model: Model = load_model(path, Role.parse("EPD"), device, self.dtype, ops=ops, config=described)
         self.n_context = min(n_context, described.text.context)
         specs = self.model.cache_specs(kv_block_tokens=config.block_tokens)

@@ -23,7 +23,7 @@ from hydrainfer.assemble.media import (
     resampler,
     video_reading,
 )
-from hydrainfer.assemble.sizes import dtype_of, fit_context, torch_device
+from hydrainfer.assemble.sizes import dtype_of, fit_context, quantization_of, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, parse_config
 from hydrainfer.config import (
@@ -97,6 +97,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     )
     device = torch_device(config)
     check_transport(config.transport, device)
+    quantization_of(config, device)
     dtype = dtype_of(config, device, model.dtype)
     config = msgspec.structs.replace(config, dtype=dtype)  # chosen once: every instance has the same
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
@@ -213,7 +214,7 @@ def _intake(
         description,
         pixels,
         weights=weights,
-        dtype=dtype,
+        dtype=dtype if config.quantization == "none" else f"{dtype} {config.quantization}",
         limits=limits,
         videos=video_reading(config, limits.resampler),
         workers=workers,

@@ -12,6 +12,7 @@ import torch
 from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, size_caches, too_small
 from hydrainfer.checkpoint import ModelConfig, read_config
 from hydrainfer.config import ServeConfig, is_slo_part, parse_slo
+from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, Role
 from hydrainfer.engine import Overlap
 from hydrainfer.machine import memory_bytes
@@ -67,6 +68,16 @@ def dtype_of(config: ServeConfig, device: torch.device, checkpoint: str) -> str:
         sooner = computes_sooner(DTYPES[checkpoint], use_native=config.native_kernels, threads=config.threads)
         return checkpoint if sooner else "float32"
     return "bfloat16" if checkpoint == "float32" else checkpoint
+
+
+def quantization_of(config: ServeConfig, device: torch.device) -> Quantization:
+    """The kind of weights. Raises `ConfigError` where there are none of that kind."""
+    if config.quantization != "none" and (config.device == "emulated" or device.type != "cpu"):
+        where = (
+            "an emulated device has no weights" if config.device == "emulated" else "there are no CUDA kernels for it"
+        )
+        raise ConfigError(f"--quantization {config.quantization} is for --device cpu; {where}", param="quantization")
+    return config.quantization
 
 
 def with_dtype(config: ServeConfig) -> ServeConfig:

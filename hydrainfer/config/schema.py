@@ -9,6 +9,7 @@ from msgspec import Meta
 
 Device = Literal["auto", "cpu", "cuda", "emulated"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8"]
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 Workers = Annotated[int, Meta(ge=0, le=64)]
@@ -44,6 +45,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Annotated[
         DType, _help("Model", "float32, bfloat16, float16 or auto (the checkpoint's; on a CPU float32 where faster).")
     ] = "auto"
+    quantization: Annotated[
+        Quantization,
+        _help(
+            "Model",
+            "int8: the language model's matrices in 8 bits, a scale for each output; --device cpu only. Decode reads a "
+            "half or a quarter, logits change a little (docs/models.md).",
+        ),
+    ] = "none"
     layout: Annotated[
         str,
         _help(

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import TextConfig
 from hydrainfer.models.rope import angles, axes, inverse_frequencies
-from hydrainfer.models.slots import Slot, empty
-from hydrainfer.ops import AttentionBatch, OpSet
+from hydrainfer.models.slots import Slot, Weight, empty, matrix
+from hydrainfer.ops import AttentionBatch, Int8Weight, OpSet
 
 
 class LayerCache(NamedTuple):
@@ -44,11 +44,11 @@ class LlamaLayer:
     """One block's weights; query-key-value and gate-up fused."""
 
     input_norm: Tensor
-    qkv: Tensor
-    out: Tensor
+    qkv: Weight
+    out: Weight
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
     qkv_bias: Tensor | None
     out_bias: Tensor | None
     gate_up_bias: Tensor | None
@@ -59,7 +59,7 @@ class LlamaLayer:
     down_norm: Tensor | None
 
     @classmethod
-    def make(cls, c: TextConfig, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
+    def make(cls, c: TextConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
         q, kv, h, m = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.hidden, c.intermediate
 
         def tensor(*shape: int) -> Tensor:
@@ -70,11 +70,11 @@ class LlamaLayer:
 
         return cls(
             input_norm=norm(h),
-            qkv=tensor(q + 2 * kv, h),
-            out=tensor(h, q),
+            qkv=matrix(ops, (q + 2 * kv, h), dtype, device),
+            out=matrix(ops, (h, q), dtype, device),
             mlp_norm=norm(h),
-            gate_up=tensor(2 * m, h),
-            down=tensor(h, m),
+            gate_up=matrix(ops, (2 * m, h), dtype, device),
+            down=matrix(ops, (h, m), dtype, device),
             qkv_bias=tensor(q + 2 * kv) if c.qkv_bias else None,
             out_bias=tensor(h) if c.out_bias else None,
             gate_up_bias=tensor(2 * m) if c.mlp_bias else None,
@@ -125,10 +125,12 @@ class Llama:
         self._norm: Callable[[Tensor, Tensor, float], Tensor] = ops.rms_norm if same else _rms_norm_wide
         self._embed_scale = float(torch.tensor(config.embed_scale).to(dtype))
         self._axes = None if config.rope.sections is None else axes(config.rope).to(device)
-        self.table = empty((config.vocab, config.hidden), dtype, device)
-        self.layers = [LlamaLayer.make(config, dtype, device) for _ in range(config.layers)]
+        whole = config.vocab, config.hidden
+        self._dtype = dtype
+        self.table = matrix(ops, whole, dtype, device) if config.tied else empty(whole, dtype, device)
+        self.layers = [LlamaLayer.make(config, ops, dtype, device) for _ in range(config.layers)]
         self.norm = empty((config.hidden,), norm_dtype(config, dtype), device)
-        self.head = self.table if config.tied else empty((config.vocab, config.hidden), dtype, device)
+        self.head = self.table if config.tied else matrix(ops, whole, dtype, device)
 
     def slots(self) -> dict[str, Slot]:
         norm = Slot(self.norm, plus=float(self.config.centred_norms))
@@ -141,7 +143,8 @@ class Llama:
 
     def embed(self, ids: Tensor) -> Tensor:
         """int64 [rows] → [rows, hidden], a fresh tensor."""
-        rows = F.embedding(ids, self.table)
+        table = self.table
+        rows = table[ids].wide(self._dtype) if isinstance(table, Int8Weight) else F.embedding(ids, table)
         return rows if self._embed_scale == 1.0 else rows.mul_(self._embed_scale)
 
     def forward(
@@ -235,7 +238,7 @@ class Llama:
         gate_up = self._ops.linear(normed, layer.gate_up, layer.gate_up_bias)
         self._add(x, self._gated(gate_up), layer.down, layer.down_bias, layer.down_norm)
 
-    def _add(self, x: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> None:
+    def _add(self, x: Tensor, rows: Tensor, weight: Weight, bias: Tensor | None, norm: Tensor | None) -> None:
         """x += rows @ weight.T + bias in place, normalised first if there is a `norm`."""
         if norm is None:
             self._ops.linear_add(x, rows, weight, bias)

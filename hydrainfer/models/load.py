@@ -14,7 +14,7 @@ from hydrainfer.models.layers import layers_of
 from hydrainfer.models.model import Model
 from hydrainfer.models.safetensors_file import StoredTensor, read_header, read_into, weight_files
 from hydrainfer.models.slots import Slot
-from hydrainfer.ops import OpSet, select_ops
+from hydrainfer.ops import Int8Weight, OpSet, select_ops
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -88,15 +88,19 @@ def _fill(
     for file, pairs in wanted.items():
         with file.open("rb", buffering=0) as f:
             for t, name in pairs:
-                _copy(f, t, slots[name])
-                if slots[name].plus:
-                    slots[name].into.add_(slots[name].plus)
+                slot = slots[name]
+                _copy(f, t, slot)
+                if slot.plus:
+                    assert not isinstance(slot.into, Int8Weight), "only norms are shifted"
+                    slot.into.add_(slot.plus)
                 done += t.n_bytes
                 on_progress(done, total)
 
 
 def _copy(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
     """One tensor from file to slot: directly where the bytes are alike, else through a small buffer."""
+    if isinstance(slot.into, Int8Weight):
+        return _copy_int8(file, stored, slot.into)
     flat = slot.into.view(-1)  # slots are whole rows of a fused weight, so contiguous
     kind = _STORED[stored.dtype]
     if flat.device.type == "cpu" and flat.dtype == kind:
@@ -108,3 +112,14 @@ def _copy(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
         part = buffer[: min(piece, flat.numel() - first)]
         read_into(file, stored.offset + first * kind.itemsize, part.view(torch.uint8).numpy().data)
         flat[first : first + part.numel()].copy_(part)
+
+
+def _copy_int8(file: FileIO, stored: StoredTensor, into: Int8Weight) -> None:
+    """One matrix from file to 8 bits, some rows at a time."""
+    kind, (outer, inner) = _STORED[stored.dtype], into.shape
+    step = max(1, _PIECE_BYTES // (kind.itemsize * inner))
+    buffer = torch.empty((min(step, outer), inner), dtype=kind)
+    for first in range(0, outer, step):
+        rows = buffer[: min(step, outer - first)]
+        read_into(file, stored.offset + first * inner * kind.itemsize, rows.view(-1).view(torch.uint8).numpy().data)
+        into[first : first + len(rows)].take(rows)

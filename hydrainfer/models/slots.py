@@ -7,12 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hydrainfer.ops import Int8Weight, OpSet
+
+Weight = Tensor | Int8Weight
+
 
 class Slot(NamedTuple):
     """`into` receives one checkpoint tensor; `shape` is that tensor's shape where it differs from `into`'s. `plus` is
     added to what was read."""
 
-    into: Tensor
+    into: Weight
     shape: tuple[int, ...] | None = None
     plus: float = 0.0
 
@@ -23,3 +27,8 @@ class Slot(NamedTuple):
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
+
+
+def matrix(ops: OpSet, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Weight:
+    """A weight [out, in] of the kind that `ops` multiplies by."""
+    return Int8Weight.empty(shape, device) if ops.int8 else empty(shape, dtype, device)

@@ -5,12 +5,14 @@ Called by models. Never holds weights, caches or state of requests; never decide
 
 from hydrainfer.ops.batch import AttentionBatch, Segments, visible
 from hydrainfer.ops.cuda import block_copier
+from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.pinned import to_device, upload
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, variants
 
 __all__ = [
     "OPERATORS",
     "AttentionBatch",
+    "Int8Weight",
     "OpSet",
     "Segments",
     "block_copier",

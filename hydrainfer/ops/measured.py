@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -14,6 +16,9 @@ from hydrainfer.ops.native import Kernels
 from hydrainfer.ops.products import WAYS, Way, ways
 from hydrainfer.ops.remembered import remembered
 
+if TYPE_CHECKING:
+    from hydrainfer.ops.int8 import Int8Weight
+
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 """Numbers of rows that are measured. One between two of them is multiplied as the larger, above as the last."""
 
@@ -22,7 +27,7 @@ _SMALL_UP_TO = 1 << 19
 """Elements of a weight up to which the time of a call matters more than the arithmetic."""
 
 _BYTES = 96 << 20  # of large weights: more than a processor's cache holds
-_SMALL_WEIGHTS = 8
+_SMALL_BYTES = 2 << 20
 _READS = 8  # rows up to which a product is bound by reading the weight
 _ROUNDS = 3
 _BUDGET_S = 0.7  # then one round is enough
@@ -31,6 +36,8 @@ _HOPELESS = 3.0  # times the fastest: not tried again
 _SLOW_S = 0.02  # a first call that takes longer is slow whatever it prepares
 
 Times = dict[int, dict[str, float]]
+Weights = Callable[[int, tuple[int, int]], list]
+"""`weights(n_bytes, shape)` makes as many as take so many bytes."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -40,18 +47,38 @@ class Measured(msgspec.Struct, frozen=True):
     large: Times
 
 
+class Chosen:
+    """The fastest way for each number of rows, of small weights and of large ones."""
+
+    def __init__(self, measured: Measured, found: Mapping[str, Way]) -> None:
+        self._small, self._large = (_by_rows(times, found) for times in (measured.small, measured.large))
+
+    def way(self, x: Tensor, weight: Tensor | Int8Weight) -> Way:
+        by_rows = self._small if weight.numel() <= _SMALL_UP_TO else self._large
+        return by_rows[min(x.shape[0], ROWS[-1])]
+
+    def ranges(self) -> str:
+        """ "native-cpu up to 8 rows, onednn above"."""
+        runs = [(name, len(list(run))) for name, run in groupby(way.name for way in self._large)]
+        parts, end = [], -1
+        for name, n in runs[:-1]:
+            end += n
+            parts.append(f"{name} up to {end} rows")
+        return ", ".join([*parts, f"{runs[-1][0]} above" if parts else runs[-1][0]])
+
+
 class Products:
     """`linear` and `linear_add` by the fastest way for each number of rows."""
 
     def __init__(self, measured: Measured, found: Mapping[str, Way], dtype: torch.dtype) -> None:
         self._measured, self._dtype = measured, dtype
-        self._small, self._large = (_by_rows(times, found) for times in (measured.small, measured.large))
+        self._chosen = Chosen(measured, found)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._way(x, weight).linear(x, weight, bias)
+        return self._chosen.way(x, weight).linear(x, weight, bias)
 
     def linear_add(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._way(x, weight).linear_add(out, x, weight, bias)
+        return self._chosen.way(x, weight).linear_add(out, x, weight, bias)
 
     def describe(self) -> list[str]:
         """What was chosen, and the measurements that were the reason, one line each."""
@@ -61,11 +88,7 @@ class Products:
         rates = [
             f"{way} {gb / few[way]:.0f} GB/s, {2e-9 * ROWS[-1] * n * k / many[way]:.0f} GFLOP/s" for way in sorted(few)
         ]
-        return [_ranges(self._large), f"(weights at 1 row, {ROWS[-1]} rows: {'; '.join(rates)})"]
-
-    def _way(self, x: Tensor, weight: Tensor) -> Way:
-        by_rows = self._small if weight.numel() <= _SMALL_UP_TO else self._large
-        return by_rows[min(x.shape[0], ROWS[-1])]
+        return [self._chosen.ranges(), f"(weights at 1 row, {ROWS[-1]} rows: {'; '.join(rates)})"]
 
 
 def products(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> Products:
@@ -101,43 +124,41 @@ def _by_rows(times: Times, found: Mapping[str, Way]) -> list[Way]:
     return chosen
 
 
-def _ranges(by_rows: list[Way]) -> str:
-    """ "native-cpu up to 8 rows, onednn above"."""
-    runs = [(name, len(list(run))) for name, run in groupby(way.name for way in by_rows)]
-    parts, end = [], -1
-    for name, n in runs[:-1]:
-        end += n
-        parts.append(f"{name} up to {end} rows")
-    return ", ".join([*parts, f"{runs[-1][0]} above" if parts else runs[-1][0]])
-
-
 def _measured(dtype: torch.dtype, kernels: Kernels | None, threads: int | None) -> Measured:
-    found = ways(dtype, kernels)
-    what = (str(dtype), kernels.build if kernels else "", sorted(found), ROWS)
+    def weights(n_bytes: int, shape: tuple[int, int]) -> list[Tensor]:
+        return list(torch.ones((n_bytes // (math.prod(shape) * dtype.itemsize), *shape), dtype=dtype).unbind())
+
+    return measured_ways(str(dtype), dtype, ways(dtype, kernels), weights, kernels.build if kernels else "", threads)
+
+
+def measured_ways(
+    name: str, dtype: torch.dtype, found: Mapping[str, Way], weights: Weights, build: str, threads: int | None
+) -> Measured:
+    """Times of these ways with rows in `dtype`, remembered under `name` for this `build` of the kernels."""
 
     def whole(kept: Measured) -> bool:
         times = [(kept.small.get(rows), kept.large.get(rows)) for rows in ROWS]
         return all(t and t.keys() == found.keys() for pair in times for t in pair)
 
-    return remembered("products", what, Measured, whole, lambda: measure(dtype, found), threads)
+    what = (name, str(dtype), build, sorted(found), ROWS)
+    return remembered("products", what, Measured, whole, lambda: measure(dtype, found, weights), threads)
 
 
-def measure(dtype: torch.dtype, found: Mapping[str, Way]) -> Measured:
+def measure(dtype: torch.dtype, found: Mapping[str, Way], weights: Weights) -> Measured:
     """Time every way for every number of rows. The least time of several products counts, so that what else runs on
     the machine matters little."""
     end_s = time.perf_counter() + _BUDGET_S
     with torch.inference_mode():
-        large = torch.ones((_BYTES // (_LARGE[0] * _LARGE[1] * dtype.itemsize), *_LARGE), dtype=dtype).unbind()
-        small = torch.ones((_SMALL_WEIGHTS, *_SMALL), dtype=dtype).unbind()
-        of_small = {rows: _race(found, small, rows, end_s) for rows in ROWS}
-        of_large = {rows: _race(found, large if rows <= _READS else large[:2], rows, end_s) for rows in ROWS}
+        large, small = weights(_BYTES, _LARGE), weights(_SMALL_BYTES, _SMALL)
+        of_small = {rows: _race(found, small, dtype, rows, end_s) for rows in ROWS}
+        of_large = {rows: _race(found, large if rows <= _READS else large[:2], dtype, rows, end_s) for rows in ROWS}
         return Measured(of_small, of_large)
 
 
-def _race(found: Mapping[str, Way], weights: tuple[Tensor, ...], rows: int, end_s: float) -> dict[str, float]:
+def _race(found: Mapping[str, Way], weights: list, dtype: torch.dtype, rows: int, end_s: float) -> dict[str, float]:
     """Seconds of one product by way. A way passes over all weights before the next one does, so that it finds none of
     them in a cache."""
-    x = torch.ones((rows, weights[0].shape[1]), dtype=weights[0].dtype)
+    x = torch.ones((rows, weights[0].shape[1]), dtype=dtype)
     best = {
         name: _seconds(way, x, weights[0]) for name, way in found.items()
     }  # may compile: too long, but not hopeless
@@ -151,7 +172,7 @@ def _race(found: Mapping[str, Way], weights: tuple[Tensor, ...], rows: int, end_
     return best
 
 
-def _seconds(way: Way, x: Tensor, weight: Tensor) -> float:
+def _seconds(way: Way, x: Tensor, weight: Tensor | Int8Weight) -> float:
     start_s = time.perf_counter()
     way.linear(x, weight)
     return time.perf_counter() - start_s

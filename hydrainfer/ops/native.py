@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hydrainfer.ops import reference, torch_variants
 from hydrainfer.ops.batch import AttentionBatch, Segments
+
+if TYPE_CHECKING:
+    from hydrainfer.ops.int8 import Int8Weight
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -21,6 +24,8 @@ class Kernels:
         """`build`: changes with the sources and what they were built for."""
         self.build = build
         self._linear = module.linear
+        self._linear_int8 = module.linear_int8
+        self._widen_int8 = module.widen_int8
         self._attention = module.attention
         self._attention_segments = module.attention_segments
         self._write_kv = module.write_kv
@@ -43,6 +48,31 @@ class Kernels:
         if not out.is_contiguous():
             return out.add_(self.linear(x, weight, bias))
         self._linear(x.contiguous(), weight, self._no_bias[x.dtype] if bias is None else bias, out, True)
+        return out
+
+    def linear_int8(self, x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
+        """Weights become numbers in registers, which costs no more than reading them."""
+        out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
+        return self._multiply_int8(out, x, weight, bias, False)
+
+    def linear_int8_add(self, out: Tensor, x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
+        if not out.is_contiguous():
+            return out.add_(self.linear_int8(x, weight, bias))
+        return self._multiply_int8(out, x, weight, bias, True)
+
+    def _multiply_int8(
+        self, out: Tensor, x: Tensor, weight: Int8Weight, bias: Tensor | None, accumulate: bool
+    ) -> Tensor:
+        no_bias = self._no_bias[x.dtype]
+        self._linear_int8(
+            x.contiguous(), weight.values, weight.scales, no_bias if bias is None else bias, out, accumulate
+        )
+        return out
+
+    def widen_int8(self, weight: Int8Weight, dtype: torch.dtype) -> Tensor:
+        """[out, in] in `dtype`."""
+        out = torch.empty(weight.shape, dtype=dtype)
+        self._widen_int8(weight.values, weight.scales, out)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

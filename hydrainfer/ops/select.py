@@ -9,10 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hydrainfer.config.schema import Quantization
 from hydrainfer.ops import native, reference, torch_variants
 from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.cuda import CudaKernels, cuda_kernels
 from hydrainfer.ops.flashinfer import FlashInfer, find_flashinfer
+from hydrainfer.ops.int8 import Int8Products
 from hydrainfer.ops.measured import Products, faster_than_float32, products
 from hydrainfer.ops.measured_attention import fastest_in_segments
 from hydrainfer.ops.products import WAYS, ways
@@ -26,7 +28,7 @@ class Need(NamedTuple):
     dtype: torch.dtype
     head_dim: int
     native: native.Kernels | None
-    products: Products | None = None
+    products: Products | Int8Products | None = None
     segments: str | None = None
     cuda: CudaKernels | None = None
     flashinfer: FlashInfer | None = None
@@ -57,7 +59,9 @@ class OpSet:
     attention_segments: Callable
     chosen: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
-    products: Products | None = None
+    products: Products | Int8Products | None = None
+    int8: bool = False
+    """Whether `linear` and `linear_add` take an `Int8Weight` too, so that a decoder's matrices can be such."""
 
     def describe(self) -> list[tuple[str, str]]:
         """(operator, variant) for the table printed at start."""
@@ -164,11 +168,13 @@ def select_ops(
     use_native: bool = True,
     only: str | None = None,
     threads: int | None = None,
+    quantization: Quantization = "none",
 ) -> OpSet:
     """The best supported variant of every operator. `only="reference"` (or another variant's name) restricts the
     choice where that variant exists; `use_native=False` compiles nothing. On a CPU, matrix products are chosen for this
-    number of threads (default: torch's)."""
+    number of threads (default: torch's). `quantization` "int8" is for a CPU."""
     device = torch.device(device)
+    assert quantization == "none" or (device.type == "cpu" and only is None)
     if device.type == "cuda":  # cuDNN's builds a plan for every new shape, which a decode has every few tokens
         torch.backends.cuda.enable_cudnn_sdp(False)
     kernels, notes = load_kernels(device) if use_native else (None, ())
@@ -180,7 +186,9 @@ def select_ops(
     if device.type == "cpu" and only is None:
         fit = kernels if _native(need) else None
         segments = fastest_in_segments(dtype, fit, threads) if fit else None
-        need = need._replace(products=products(dtype, fit, threads), segments=segments)
+        wide = products(dtype, fit, threads)
+        found = Int8Products(wide, dtype, fit, threads) if quantization == "int8" else wide
+        need = need._replace(products=found, segments=segments)
     chosen = {}
     for op in OPERATORS:
         usable = [v for v in variants(op) if v.supports(need)]
@@ -190,4 +198,5 @@ def select_ops(
         chosen=tuple((op, v.name) for op, v in chosen.items()),
         notes=notes,
         products=need.products,
+        int8=quantization == "int8",
     )

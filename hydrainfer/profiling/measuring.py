@@ -49,5 +49,6 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
 def _key(config: ServeConfig) -> str:
     """A hash of all that a measurement depends on: models of one name in two folders are kept apart."""
     where = str(Path(config.model).expanduser().resolve())
-    what = (where, config.device, config.dtype, config.native_kernels, config.block_tokens, config.threads)
+    numbers = (config.dtype, config.quantization)
+    what = (where, config.device, *numbers, config.native_kernels, config.block_tokens, config.threads)
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]

@@ -78,7 +78,8 @@ inline void weigh(float* acc, const float* s, const T* v, int64_t n, int64_t str
 template <class T>
 inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1, std::vector<float>& scratch) {
   const int64_t G = a.heads / a.kv_heads, D = a.dim, end = a.lengths[r], bt = a.block_tokens;
-  const int64_t first = a.window ? std::max<int64_t>(0, end - a.window) : 0, L = end - first, padded = (L + W - 1) / W * W;
+  const int64_t first = a.window ? std::max<int64_t>(0, end - a.window) : 0;
+  const int64_t L = end - first, padded = (L + W - 1) / W * W;
   const int64_t n_heads = (h1 - h0) * G, blocks = (end + bt - 1) / bt;
   const int64_t line = 64 / sizeof(T), row = (h1 - h0) * D;
   scratch.resize(n_heads * (padded + 2 * D));
@@ -88,7 +89,8 @@ inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1,
   std::fill(acc, acc + n_heads * D, 0.0f);
   const int32_t* table = a.tables + r * a.table_stride;
   const auto page = [&](int64_t b) {
-    return a.cache + table[b] * a.block_stride + std::max<int64_t>(0, first - b * bt) * a.token_stride + h0 * a.head_stride;
+    const int64_t skipped = std::max<int64_t>(0, first - b * bt);
+    return a.cache + table[b] * a.block_stride + skipped * a.token_stride + h0 * a.head_stride;
   };
 
   for (int64_t b = first / bt; b < blocks; ++b) {

@@ -1,4 +1,4 @@
-// out[m, n] (+)= sum_k x[m, k] * w[n, k] (+ bias[n]) for few rows m: reads each weight from memory once.
+// out[m, n] (+)= sum_k x[m, k] * w[n, k] (* scale[n]) (+ bias[n]) for few rows m: reads each weight from memory once.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -9,7 +9,7 @@ namespace hydra {
 
 // How a row of x lies in memory, and how vectors of it meet those of a weight. `PART` elements are multiplied at a time.
 //
-// float, f16: x as float in its order.
+// float, f16, int8: x as float in its order.
 template <class T>
 struct Rows {
   using X = float;
@@ -18,7 +18,8 @@ struct Rows {
   static vec weights(const T* w, int) { return load(w); }
   static vec values(const X* x) { return load(x); }
   static vec fma(vec a, vec b, vec c) { return a * b + c; }
-  static void lay(const T* from, X* to, int64_t K) {
+  template <class O>
+  static void lay(const O* from, X* to, int64_t K) {
     for (int64_t k = 0; k < K; ++k) to[k] = to_float(from[k]);
   }
 };
@@ -79,7 +80,7 @@ inline void step(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t 
 // MR rows of x against NR rows of w, accumulators in registers: MR * NR <= 12, or 24 with AVX-512.
 template <int MR, int NR, class T>
 inline void tile(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t K, float (&out)[MR][NR]) {
-  constexpr int PART = Rows<T>::PART, SPAN = Rows<T>::SPAN, LINE = std::max(2 * W, SPAN);
+  constexpr int PART = Rows<T>::PART, SPAN = Rows<T>::SPAN, LINE = sizeof(T) == 1 ? 64 : std::max(2 * W, SPAN);
   vec acc[MR][NR] = {};
   int64_t k = 0;
   for (; k + LINE <= K; k += LINE) {
@@ -96,24 +97,25 @@ inline void tile(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t 
     }
 }
 
-template <class T>
+template <class T, class O = T>
 struct LinearArgs {
   const typename Rows<T>::X* x;  // [M, K], as Rows<T> lays it
   const T* w;  // [N, K], contiguous
-  const T* bias;  // [N] or null
-  T* out;  // [M, ldo]
+  const float* scales;  // [N] or null
+  const O* bias;  // [N] or null
+  O* out;  // [M, ldo]
   int64_t M, N, K, ldo;
   bool accumulate;
 };
 
-template <int MR, int NR, class T>
-inline void tile_out(const LinearArgs<T>& a, int64_t m0, int64_t n0) {
+template <int MR, int NR, class T, class O>
+inline void tile_out(const LinearArgs<T, O>& a, int64_t m0, int64_t n0) {
   float s[MR][NR];
   tile<MR, NR>(a.x + m0 * a.K, a.K, a.w + n0 * a.K, a.K, s);
   for (int m = 0; m < MR; ++m)
     for (int n = 0; n < NR; ++n) {
-      T* o = a.out + (m0 + m) * a.ldo + n0 + n;
-      float v = s[m][n];
+      O* o = a.out + (m0 + m) * a.ldo + n0 + n;
+      float v = a.scales ? s[m][n] * a.scales[n0 + n] : s[m][n];
       if (a.bias) v += to_float(a.bias[n0 + n]);
       if (a.accumulate) v += to_float(*o);
       from_float(v, *o);
@@ -121,8 +123,8 @@ inline void tile_out(const LinearArgs<T>& a, int64_t m0, int64_t n0) {
 }
 
 // The `left` rows from m0 on, at most MR.
-template <int MR, int NR, class T>
-inline void rest(const LinearArgs<T>& a, int64_t m0, int64_t n0, int64_t left) {
+template <int MR, int NR, class T, class O>
+inline void rest(const LinearArgs<T, O>& a, int64_t m0, int64_t n0, int64_t left) {
   if constexpr (MR > 0) {
     if (left == MR) return tile_out<MR, NR>(a, m0, n0);
     rest<MR - 1, NR>(a, m0, n0, left);
@@ -130,8 +132,8 @@ inline void rest(const LinearArgs<T>& a, int64_t m0, int64_t n0, int64_t left) {
 }
 
 // Columns [n0, n1) for all rows; a panel of NR weight rows stays in L1 while every group of rows passes over it.
-template <int MR, int NR, class T>
-inline void panels(const LinearArgs<T>& a, int64_t n0, int64_t n1) {
+template <int MR, int NR, class T, class O>
+inline void panels(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
   int64_t n = n0;
   for (; n + NR <= n1; n += NR) {
     int64_t m = 0;
@@ -142,8 +144,8 @@ inline void panels(const LinearArgs<T>& a, int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < a.M; ++m) tile_out<1, 1>(a, m, n);
 }
 
-template <class T>
-inline void columns(const LinearArgs<T>& a, int64_t n0, int64_t n1) {
+template <class T, class O>
+inline void columns(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
   if (a.M == 1) return panels<1, 8>(a, n0, n1);
   if (a.M == 2) return panels<2, 6>(a, n0, n1);
   if (a.M == 3) return panels<3, 4>(a, n0, n1);

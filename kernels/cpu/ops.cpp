@@ -29,28 +29,66 @@ T* data(const TensorView& t) {
   return reinterpret_cast<T*>(static_cast<char*>(t.data_ptr()) + t.byte_offset());
 }
 
+// Shares the columns out. `args(x)` makes the arguments of x as Rows<T> lays it.
+template <class T, class O, class Args>
+void multiply_rows(const O* x, int64_t M, int64_t N, int64_t K, Args&& args) {
+  using X = typename Rows<T>::X;
+  std::vector<X> laid;
+  const X* rows;
+  if constexpr (Rows<T>::as_is && std::is_same_v<X, O>) {
+    rows = x;
+  } else {
+    laid.resize(M * K);
+    for (int64_t m = 0; m < M; ++m) Rows<T>::lay(x + m * K, laid.data() + m * K, K);
+    rows = laid.data();
+  }
+  const LinearArgs<T, O> a = args(rows);
+#pragma omp parallel if (N * K > 32768)
+  {
+    const int64_t threads = omp_get_num_threads(), i = omp_get_thread_num();
+    const int64_t share = ((N + threads - 1) / threads + 23) / 24 * 24;
+    const int64_t n0 = std::min(N, i * share), n1 = std::min(N, n0 + share);
+    if (n0 < n1) columns(a, n0, n1);
+  }
+}
+
 // x [M, K], w [N, K], bias [N] or empty, out [M, N]; all contiguous.
 void linear(TensorView x, TensorView w, TensorView bias, TensorView out, bool accumulate) {
   by_dtype(w, [&](auto zero) {
     using T = decltype(zero);
     const int64_t M = x.size(0), K = x.size(1), N = w.size(0);
-    using X = typename Rows<T>::X;
-    std::vector<X> laid;
-    const X* rows;
-    if constexpr (Rows<T>::as_is) {
-      rows = data<T>(x);
-    } else {
-      laid.resize(M * K);
-      for (int64_t m = 0; m < M; ++m) Rows<T>::lay(data<T>(x) + m * K, laid.data() + m * K, K);
-      rows = laid.data();
-    }
-    const LinearArgs<T> a{rows, data<T>(w), bias.size(0) ? data<T>(bias) : nullptr, data<T>(out), M, N, K, N, accumulate};
-#pragma omp parallel if (N * K > 32768)
-    {
-      const int64_t threads = omp_get_num_threads(), i = omp_get_thread_num();
-      const int64_t share = ((N + threads - 1) / threads + 23) / 24 * 24;
-      const int64_t n0 = std::min(N, i * share), n1 = std::min(N, n0 + share);
-      if (n0 < n1) columns(a, n0, n1);
+    multiply_rows<T>(data<T>(x), M, N, K, [&](const auto* rows) {
+      const T* b = bias.size(0) ? data<T>(bias) : nullptr;
+      return LinearArgs<T>{rows, data<T>(w), nullptr, b, data<T>(out), M, N, K, N, accumulate};
+    });
+  });
+}
+
+// As `linear` with w [N, K] int8 and scales [N] float32.
+void linear_int8(TensorView x, TensorView w, TensorView scales, TensorView bias, TensorView out, bool accumulate) {
+  by_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t M = x.size(0), K = x.size(1), N = w.size(0);
+    multiply_rows<int8_t>(data<T>(x), M, N, K, [&](const float* rows) {
+      const T* b = bias.size(0) ? data<T>(bias) : nullptr;
+      return LinearArgs<int8_t, T>{rows, data<int8_t>(w), data<float>(scales), b, data<T>(out), M, N, K, N, accumulate};
+    });
+  });
+}
+
+// w [N, K] int8 times scales [N] float32 → out [N, K]; all contiguous.
+void widen_int8(TensorView w, TensorView scales, TensorView out) {
+  by_dtype(out, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t N = w.size(0), K = w.size(1);
+#pragma omp parallel for if (N * K > 32768)
+    for (int64_t n = 0; n < N; ++n) {
+      const int8_t* from = data<int8_t>(w) + n * K;
+      T* to = data<T>(out) + n * K;
+      const float scale = data<float>(scales)[n];
+      int64_t k = 0;
+      for (; k + W <= K; k += W) store(to + k, load(from + k) * scale);
+      for (; k < K; ++k) from_float(to_float(from[k]) * scale, to[k]);
     }
   });
 }
@@ -64,7 +102,8 @@ struct Part {
 // that many. `total`: rows of all that are cut.
 template <class Each>
 void cut(int64_t rows, int64_t total, Each&& each) {
-  const int64_t panel = PANEL * W, most = std::max<int64_t>(1, std::min<int64_t>(4, total / (6 * omp_get_max_threads() * panel)));
+  const int64_t panel = PANEL * W, shares = total / (6 * omp_get_max_threads() * panel);
+  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(4, shares));
   for (int64_t end = rows, row; end > 0; end = row) {
     row = (end - 1) / (most * panel) * (most * panel);
     each(row, end);
@@ -118,7 +157,8 @@ void attention_segments(TensorView q, TensorView k, TensorView v, TensorView sta
     std::vector<Part> parts;
     for (int64_t i = 0; i < n; ++i)
       for (int64_t head = 0; head < heads; ++head)
-        cut(start[i + 1] - start[i], start[n] * heads, [&](int64_t row, int64_t end) { parts.push_back({i, head, row, end}); });
+        cut(start[i + 1] - start[i], start[n] * heads,
+            [&](int64_t row, int64_t end) { parts.push_back({i, head, row, end}); });
 #pragma omp parallel
     {
       std::vector<float> scratch;
@@ -246,6 +286,8 @@ void quick_gelu(TensorView x) {
 }  // namespace hydra
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, hydra::linear);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear_int8, hydra::linear_int8);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(widen_int8, hydra::widen_int8);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, hydra::attention);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_segments, hydra::attention_segments);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(write_kv, hydra::write_kv);

@@ -23,7 +23,7 @@ constexpr int PANEL = 3, DEEP = 4;
 #endif
 constexpr int64_t KEYS = 96;  // of a tile; its scores and a panel's queries fit into the first cache
 
-// How a tile is laid out in units: the 32 bits that one lane multiplies by at a time. float, and narrower numbers, widened.
+// How a tile is laid out in units, the 32 bits that one lane multiplies by at a time: float, and narrower numbers widened.
 template <class T>
 struct Units {
   static constexpr int EACH = 1;  // numbers of a unit
@@ -80,7 +80,8 @@ struct Units<bf16> {
 // out[M, lanes] = or, with `keep` per lane, = out * keep +, the sum over k < K of a[m * down + k * right] * b[k, lanes]; N
 // vectors of lanes.
 template <class T, int M, int N>
-inline void multiply(int64_t K, const float* a, int64_t down, int64_t right, const float* b, float* out, const vec* keep) {
+inline void multiply(int64_t K, const float* a, int64_t down, int64_t right, const float* b, float* out,
+                     const vec* keep) {
   vec sum[M][N];
   for (int m = 0; m < M; ++m)
     for (int n = 0; n < N; ++n) sum[m][n] = keep ? load(out + (m * N + n) * W) * keep[n] : vec{};
@@ -192,7 +193,8 @@ struct Panel {
       for (int64_t j = 0; j < n; ++j) {
         vec x = load(s + j * LANES);
         if (masked) {
-          x = last[i] >= int32_t(t + j) && first[i] <= int32_t(t + j) ? x : splat(-std::numeric_limits<float>::infinity());
+          const int32_t key = int32_t(t + j);
+          x = last[i] >= key && first[i] <= key ? x : splat(-std::numeric_limits<float>::infinity());
           store(s + j * LANES, x);
         }
         best = max(best, x);
@@ -246,7 +248,8 @@ struct Tile {
 };
 
 template <class T, int N, class Locate>
-inline void attend_panels(const Queries<T>& a, int64_t row, int64_t end, const Locate& locate, std::vector<float>& scratch) {
+inline void attend_panels(const Queries<T>& a, int64_t row, int64_t end, const Locate& locate,
+                          std::vector<float>& scratch) {
   constexpr int64_t LANES = N * W;
   const int64_t panels = (end - row + LANES - 1) / LANES, each = Panel<T, N>::floats(a.dim);
   const size_t wanted = panels * each + (KEYS + DEEP) * LANES + Tile<T>::floats(a.dim);

@@ -31,6 +31,7 @@ struct f16 {
 inline vec splat(float x) { return x - vec{}; }
 
 inline float to_float(float x) { return x; }
+inline float to_float(int8_t x) { return x; }
 inline float to_float(bf16 x) {
   uint32_t u = uint32_t(x.bits) << 16;
   float f;
@@ -83,6 +84,17 @@ inline vec load(const f16* p) {
 #else
   vec v;
   for (int i = 0; i < W; ++i) v[i] = to_float(p[i]);
+  return v;
+#endif
+}
+inline vec load(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+  return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+  vec v;
+  for (int i = 0; i < W; ++i) v[i] = p[i];
   return v;
 #endif
 }
@@ -162,7 +174,7 @@ inline vec exp2(vec x) {
   p = p * r + 2.4022242e-1f;
   p = p * r + 6.9314698e-1f;
   p = p * r + 1.0f;
-  ivec n, bits;
+  uvec n, bits;
   std::memcpy(&n, &shifted, sizeof n);
   std::memcpy(&bits, &p, sizeof bits);
   bits += n << 23;

@@ -28,7 +28,8 @@ struct Case {
     const int32_t length = int32_t(L);
     const float scale = 1 / std::sqrt(float(dim));
     const PagedArgs<T> a{q.get(), cache.get(), out.get(), table.get(), &length, heads * dim, blocks, block,
-                         block_tokens * kv_heads * dim, kv_heads * dim, dim, heads, kv_heads, dim, block_tokens, window, scale};
+                         block_tokens * kv_heads * dim, kv_heads * dim, dim, heads, kv_heads, dim, block_tokens,
+                         window, scale};
     std::vector<float> scratch;
     if (tokens == 1) decode_one(a, 0, 0, kv_heads, scratch);
     const int64_t rows = tokens * group, half = rows / 2;
@@ -37,7 +38,8 @@ struct Case {
       attend_pages(a, 0, head, 0, tokens, 0, half, scratch);
     }
     const auto at = [&](int64_t t, int64_t head, bool value) {
-      return cache.get() + table[t / block_tokens] * block + value * a.v_offset + t % block_tokens * a.token_stride + head * dim;
+      const T* page = cache.get() + table[t / block_tokens] * block + value * a.v_offset;
+      return page + t % block_tokens * a.token_stride + head * dim;
     };
     std::vector<double> p(L);
     for (int64_t i = 0; i < tokens; ++i)
@@ -55,7 +57,8 @@ struct Case {
           for (int64_t t = from; t < seen; ++t) want += p[t] / total * to_float(at(t, h / group, true)[d]);
           const double got = to_float(out[(i * heads + h) * dim + d]);
           if (!(std::abs(got - want) <= tolerance)) {
-            std::printf("%s tokens=%ld context=%ld group=%ld dim=%ld block=%ld window=%ld [%ld, %ld, %ld]: %g, not %g\n", name,
+            std::printf("%s tokens=%ld context=%ld group=%ld dim=%ld block=%ld window=%ld [%ld, %ld, %ld]: %g, not %g\n",
+                        name,
                         long(tokens), long(context), long(group), long(dim), long(block_tokens), long(window), long(i), long(h),
                         long(d), got, want);
             return false;
@@ -72,7 +75,8 @@ bool close(const char* name, double tolerance) {
     for (int64_t tokens : {1, 2, 17, 50})
       for (int64_t context : {0, 15, 95, 96, 200})
         for (int64_t window : {int64_t(0), 1 + dim / 2})
-          if (!Case<T>{tokens, context, 1 + context % 3, dim, dim % 16 ? 1 : 16, window}.close(name, tolerance)) return false;
+          if (!Case<T>{tokens, context, 1 + context % 3, dim, dim % 16 ? 1 : 16, window}.close(name, tolerance))
+            return false;
   return true;
 }
 

@@ -1,0 +1,106 @@
+"""Weights in 8 bits: made from wide ones, multiplied as they are by few rows, widened slice by slice for many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hydrainfer.ops.measured import Chosen, Products, measured_ways
+from hydrainfer.ops.native import Kernels
+from hydrainfer.ops.products import Way
+
+_SLICE_BYTES = 4 << 20
+"""Weights are widened in slices of this size, so that a product finds them in a cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """A weight [out, in]: `values` [out, in] int8 times `scales` [out] float32. The largest of a row is 127 or -127."""
+
+    values: Tensor
+    scales: Tensor
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int], device: torch.device) -> Int8Weight:
+        return cls(
+            torch.empty(shape, dtype=torch.int8, device=device),
+            torch.empty(shape[0], dtype=torch.float32, device=device),
+        )
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    def numel(self) -> int:
+        return self.values.numel()
+
+    def __getitem__(self, rows: slice | Tensor) -> Int8Weight:
+        return Int8Weight(self.values[rows], self.scales[rows])
+
+    def split(self, sizes: Sequence[int]) -> list[Int8Weight]:
+        return [Int8Weight(*parts) for parts in zip(self.values.split(sizes), self.scales.split(sizes))]
+
+    def take(self, rows: Tensor) -> None:
+        """Become these [out, in], rounded to the nearest step."""
+        wide = rows.float()
+        self.scales.copy_(wide.abs().amax(1) / 127)
+        self.values.copy_((wide / self.scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
+
+    def wide(self, dtype: torch.dtype) -> Tensor:
+        """[out, in] in `dtype`."""
+        return (self.values.float() * self.scales[:, None]).to(dtype)
+
+
+class Int8Products:
+    """`linear` and `linear_add` by weights of either kind: tensors as `wide` does, those of 8 bits by the faster way
+    for each number of rows."""
+
+    def __init__(self, wide: Products, dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> None:
+        found = int8_ways(wide, kernels)
+
+        def weights(n_bytes: int, shape: tuple[int, int]) -> list[Int8Weight]:
+            values = torch.ones((n_bytes // math.prod(shape), *shape), dtype=torch.int8)
+            return [Int8Weight(v, torch.ones(shape[0])) for v in values]
+
+        self._wide = wide
+        build = kernels.build if kernels else ""
+        self._narrow = Chosen(measured_ways("int8", dtype, found, weights, build, threads), found)
+
+    def linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, Tensor):
+            return self._wide.linear(x, weight, bias)
+        return self._narrow.way(x, weight).linear(x, weight, bias)
+
+    def linear_add(self, out: Tensor, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, Tensor):
+            return self._wide.linear_add(out, x, weight, bias)
+        return self._narrow.way(x, weight).linear_add(out, x, weight, bias)
+
+    def describe(self) -> list[str]:
+        """One line each: what is chosen for wide weights and why, and for those of 8 bits."""
+        return [*self._wide.describe(), f"8 bits: {self._narrow.ranges()}"]
+
+
+def int8_ways(wide: Products, kernels: Kernels | None) -> dict[str, Way]:
+    """The ways that this machine has to multiply by a weight of 8 bits: "native-cpu" and "widened"."""
+
+    def linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
+        out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
+        step = max(1, _SLICE_BYTES // (x.dtype.itemsize * weight.shape[1]))
+        for first in range(0, weight.shape[0], step):
+            rows = slice(first, first + step)
+            part = weight[rows].wide(x.dtype) if kernels is None else kernels.widen_int8(weight[rows], x.dtype)
+            out[:, rows] = wide.linear(x, part, None if bias is None else bias[rows])
+        return out
+
+    widened = Way("widened", linear, lambda out, x, weight, bias=None: out.add_(linear(x, weight, bias)))
+    native = [] if kernels is None else [Way("native-cpu", kernels.linear_int8, kernels.linear_int8_add)]
+    return {way.name: way for way in (*native, widened)}
