@@ -47,6 +47,14 @@ class FullSpec(CacheSpec, frozen=True):
     def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
         return found[: n_tokens // self.block_tokens]
 
+    def will_share(self, other: Request, its: Sequence[bytes], mine: Sequence[bytes], tokens: range) -> bool | None:
+        return self._alike_at(self.blocks_for(tokens.start), its, mine, tokens)
+
+    def _alike_at(self, end: int, its: Sequence[bytes], mine: Sequence[bytes], tokens: range) -> bool:
+        """Whether both have equal blocks before number `end`, as equal keys are equal up to there."""
+        fits = 0 < end <= min(len(its), len(mine)) and end * self.block_tokens in tokens
+        return fits and its[end - 1] == mine[end - 1]
+
     def contents(self, request: Request) -> list[bytes]:
         """None: two copies of a prefix may be on their way at once; the second to land is dropped."""
         return []
@@ -118,12 +126,18 @@ class WindowSpec(FullSpec, frozen=True):
 
     def written(self, request: Request, n_before: int, n_computed: int, leaves: bool = False) -> list[range]:
         """The windows before the points that were passed from which a request may go on."""
-        points = [request.n_prompt - 1, request.n_prompt, *(m.end for m in request.media[-1:])]
-        ends = {p // self.block_tokens for p in points}
-        passed = {e for e in ends if n_before < e * self.block_tokens <= n_computed}
+        passed = {e for e in self._ends(request) if n_before < e * self.block_tokens <= n_computed}
         if leaves:
             passed.add(n_computed // self.block_tokens)
         return [range(self.stale(e * self.block_tokens), e) for e in sorted(passed)]
+
+    def will_share(self, other: Request, its: Sequence[bytes], mine: Sequence[bytes], tokens: range) -> bool | None:
+        return any(self._alike_at(end, its, mine, tokens) for end in self._ends(other))
+
+    def _ends(self, request: Request) -> set[int]:
+        """The ends, in blocks, of the windows of a prompt that are published."""
+        points = (request.n_prompt - 1, request.n_prompt, *(m.end for m in request.media[-1:]))
+        return {point // self.block_tokens for point in points}
 
 
 class EmbedSpec(CacheSpec, frozen=True):
@@ -180,6 +194,9 @@ class EmbedSpec(CacheSpec, frozen=True):
         return [m.key + i.to_bytes(4, "little") for m in request.media for i in range(self.blocks_for(m.n_tokens))]
 
     def safe(self, found: Found, n_most: int) -> int | None:
+        return None
+
+    def will_share(self, other: Request, its: Sequence[bytes], mine: Sequence[bytes], tokens: range) -> bool | None:
         return None
 
     def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:

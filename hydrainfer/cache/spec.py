@@ -173,6 +173,11 @@ class CacheSpec(msgspec.Struct, frozen=True):
         block is never written."""
         return [None] * len(found)
 
+    def will_share(self, other: Request, its: Sequence[bytes], mine: Sequence[bytes], tokens: range) -> bool | None:
+        """Whether, once `other` has computed its prompt, whose blocks have the keys `its`, as many tokens as one of
+        `tokens` can be shared by a request whose blocks have the keys `mine`; None if this kind does not limit that."""
+        return False
+
     def written(self, request: Request, n_before: int, n_computed: int, leaves: bool = False) -> list[range]:
         """Numbers of the blocks to publish since tokens `n_before .. n_computed-1` were computed. `leaves`: it computes
         no more here for now."""

@@ -18,8 +18,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     A language batch takes `step_base_s` and the larger of its arithmetic (per prefilled token `prefill_token_s`, and
     `prefill_attention_s` for each pair of a chunk's tokens and the context after it, `count * (start + count)`; per
     decoding sequence `decode_token_s`, and `decode_context_s` for each token of its context, the new one included) and
-    its traffic (`weights_s` once, and `context_s` for each token of context that is read). Terms left at 0 make a model
-    linear in what a batch holds.
+    its traffic (`weights_s` once, `context_s` for each token of context that is read, and `sequence_s` per decoding
+    sequence, for windows, which are read whatever the context). Terms left at 0 make a model linear in what a batch
+    holds.
 
     `overlap_slowdown`: how many times slower a batch runs that is launched beside one of the instance's other lane,
     which is not slowed (`DeviceTime`): together they run at 1 + 1 / `overlap_slowdown` times the speed of either alone.
@@ -39,6 +40,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     decode_context_s: float = 0.0
     weights_s: float = 0.0
     context_s: float = 0.0
+    sequence_s: float = 0.0
     overlap_slowdown: float = 1.0
     prefill_overlap_slowdown: float = 0.0
 
@@ -65,7 +67,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
             + self.decode_token_s * n_decodes
             + self.decode_context_s * n_contexts
         )
-        traffic_s = self.weights_s + self.context_s * (n_contexts + n_read)
+        traffic_s = self.weights_s + self.context_s * (n_contexts + n_read) + self.sequence_s * n_decodes
         return self.step_base_s + (arithmetic_s if arithmetic_s > traffic_s else traffic_s)
 
     def encode_s(self, n_tokens: Sequence[int]) -> float:

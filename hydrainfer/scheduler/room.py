@@ -75,18 +75,15 @@ class SequenceRoom:
         theirs, own = self._keys[other.id][1], self._keys_of(seq)
         if not any(own.get(name, [])[:1] == theirs.get(name, [])[:1] for name in self._chains):
             return False  # not even the first block
-        hit, chained, n_most = self.match(seq, visit), False, len(seq.tokens) - 1
+        hit = self.match(seq, visit)
+        wanted, shared = range(hit.n_tokens + n_tokens, len(seq.tokens)), False  # the last one is always computed
         for spec in self.specs_of(seq.request, visit):
-            if not spec.chained:
-                if spec.safe((), n_most) is not None:
-                    return False
-                continue
-            last = spec.blocks_for(hit.n_tokens + n_tokens) - 1  # equal keys are equal up to there
-            mine, its = hit.keys[spec.name], theirs.get(spec.name, ())
-            if last >= min(len(mine), len(its), n_most // spec.block_tokens) or mine[last] != its[last]:
+            its = theirs.get(spec.name, ())
+            will = spec.will_share(other.request, its, hit.keys[spec.name], wanted)
+            if will is False:
                 return False
-            chained = True
-        return chained
+            shared = shared or will is True
+        return shared
 
     def needs_encode(self, seq: Sequence, visit: Visit) -> bool:
         """Whether some picture of it has to be encoded: its tokens are not all computed, and its embeddings are not in

@@ -91,11 +91,3 @@ def test_caches_of_both_kinds_are_full_at_the_same_time():
     assert sum(spec.block_bytes * n for spec, n in given.items()) == pytest.approx(8 << 30, rel=1e-3)
     tiny = size_caches([full, window], wishes, 0.0, {"kv_cache_gib": 20 << 20})
     assert too_small(tiny, wishes)
-
-
-@pytest.mark.parametrize(("n_tokens", "fewer"), [(8192, 3.9), (32768, 5.7), (131072, 6.5)])
-def test_bytes_of_a_request_of_gemma_3_4b(n_tokens, fewer):
-    full = FullSpec.of(layers=5, kv_heads=4, head_dim=256, dtype="bfloat16")
-    window = WindowSpec.over(full, 1024, tuple(range(29)))
-    ours = sum(spec.block_bytes * spec.held_by(n_tokens) for spec in (full, window))
-    assert 34 / 5 * full.block_bytes * full.held_by(n_tokens) / ours == pytest.approx(fewer, abs=0.05)

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 N_NEW = 16
 WHOLE = {"token_budget": 4096, "image_budget": 8}  # pictures of several requests in one forward
 CHUNKED = {"token_budget": 24, "block_tokens": 4, "image_budget": 2}  # cuts every picture's span
+COMPILED = {"token_budget": 40, "native_kernels": True}  # windows in our kernels, pictures' spans beside them
 SEEING = ("1EPD", "1EP1D", "1ED1P", "1E1P1D")
 SPEAKING = ("1EPD", "1P1D")
 IN_ORDER = (  # keeps pictures where the message has them
@@ -147,13 +148,14 @@ def tally():
     [
         *((name, layout, "chunked") for name, family in FAMILIES.items() for layout in family.layouts),
         *((name, "1EPD", "whole") for name in FAMILIES),
+        *((name, "1EPD", "compiled") for name in FAMILIES if "gemma" in name or "window" in name),
     ],
 )
 def test_tokens_are_those_of_transformers(cases, tally, family, layout, budgets):
     path, wanted = cases(family)
-    options = {"chunked": CHUNKED, "whole": WHOLE}[budgets]
+    options = {"native_kernels": False} | {"chunked": CHUNKED, "whole": WHOLE, "compiled": COMPILED}[budgets]
     greedy = SamplingParams(temperature=0.0, max_tokens=N_NEW)
-    with LLM(path, layout=layout, launcher="inproc", threads=1, native_kernels=False, **options) as llm:
+    with LLM(path, layout=layout, launcher="inproc", threads=1, **options) as llm:
         outputs = llm.chat(list(FAMILIES[family].chats.values()), greedy, use_tqdm=False)
         for (name, (prompt_ids, ids, gaps)), out in zip(wanted.items(), outputs):
             assert list(out.prompt_token_ids) == prompt_ids, name

@@ -24,6 +24,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.scheduler.room import SequenceRoom
+from tests.cache.other_kinds import WINDOW
 from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
@@ -98,8 +99,8 @@ def oracle(request, earlier):
     return min(best, (request.n_prompt - 1) // BLOCK) * BLOCK
 
 
-def scheduler(kv_blocks=4000, embed_blocks=400, **policy):
-    caches = CacheSet({KV: kv_blocks, EMBED: embed_blocks})
+def scheduler(kv_blocks=4000, embed_blocks=400, more=None, **policy):
+    caches = CacheSet({KV: kv_blocks, EMBED: embed_blocks, **(more or {})})
     return Scheduler(Role.parse("EPD"), caches, Budgets(tokens=24, images=2), Policy(**policy)), FakeDevice()
 
 
@@ -235,9 +236,10 @@ def prefilled(device):
     return [n for lane, n, _ in device.batches if lane is Lane.LANGUAGE]
 
 
+@pytest.mark.parametrize("more", [{}, {WINDOW: 60}], ids=["", "window"])
 @pytest.mark.parametrize("pictures", [[], [1]])
-def test_what_is_being_computed_is_waited_for_and_shared(pictures):
-    s, device = scheduler(shared_tokens=8)
+def test_what_is_being_computed_is_waited_for_and_shared(pictures, more):
+    s, device = scheduler(shared_tokens=8, more=more)
     requests = [make_request(f"r{i}", n_text=40, pictures=pictures, max_tokens=1, salt=b"") for i in range(8)]
     found = run(s, device, requests)
     n = requests[0].n_prompt

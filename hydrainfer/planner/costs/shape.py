@@ -24,7 +24,8 @@ _ACTIVATIONS = 16  # values moved per row, layer and column of a vision tower: 8
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder and, unless it cannot see, its vision tower. `heads` are query heads, `head_dim` is of keys and values,
-    too; the MLP is gated. `context`: longest sequence. `deepstack`: levels of picture features beside the embedding."""
+    too; the MLP is gated. `context`: longest sequence. `deepstack`: levels of picture features beside the embedding.
+    `windows`: for each layer, how many tokens a token sees there, 0 for all; () if no layer has a window."""
 
     name: str
     dtype: str
@@ -38,6 +39,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     tied: bool = False
     deepstack: int = 0
+    windows: tuple[int, ...] = ()
     vision: VisionShape | None = None
 
     @property
@@ -64,8 +66,19 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.layers * self.layer_weights + self.head_weights
 
     @property
+    def seen(self) -> tuple[int, ...]:
+        """`windows`, of every layer."""
+        return self.windows or (0,) * self.layers
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes of one token's keys and values in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.item_bytes
+
+    @property
     def kv_token_bytes(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.item_bytes
+        """Bytes that a request grows by with each token: of the layers that keep all."""
+        return self.seen.count(0) * self.layer_token_bytes
 
     @property
     def embed_width(self) -> int:
@@ -86,21 +99,24 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
 
     A prefilled token passes all layers but, of the last, only keys and values; the one sampled row of a prompt is not
     counted. Half of a prompt's pairs are masked, and kernels skip them (chunks after the first have fewer masked pairs
-    than that: up to half of attention's arithmetic is missing there, 1 to 3 % of a 7B model's chunk).
+    than that: up to half of attention's arithmetic is missing there, 1 to 3 % of a 7B model's chunk). A window counts
+    as full, also where the context is shorter.
     """
     bytes_per_s, flops_per_s = hardware.traffic_bytes_per_s, hardware.language_flops_per_s
     prefill_weights = shape.layers * shape.key_weights + (shape.layers - 1) * (shape.layer_weights - shape.key_weights)
     pair_flops = 4 * shape.heads * shape.head_dim
+    seen, in_windows = shape.seen, sum(shape.seen)
     cost = CostModel(
         encode_base_s=hardware.encode_base_s if shape.vision else 0.0,
         encode_image_s=0.0,
         step_base_s=hardware.step_base_s,
-        prefill_token_s=2 * prefill_weights / flops_per_s,
-        prefill_attention_s=pair_flops / 2 * (shape.layers - 1) / flops_per_s,
-        decode_token_s=2 * shape.step_weights / flops_per_s,
-        decode_context_s=pair_flops * shape.layers / flops_per_s,
+        prefill_token_s=(2 * prefill_weights + pair_flops * sum(seen[:-1])) / flops_per_s,
+        prefill_attention_s=pair_flops / 2 * seen[:-1].count(0) / flops_per_s,
+        decode_token_s=(2 * shape.step_weights + pair_flops * in_windows) / flops_per_s,
+        decode_context_s=pair_flops * seen.count(0) / flops_per_s,
         weights_s=shape.step_weights * shape.item_bytes / bytes_per_s,
         context_s=shape.kv_token_bytes / bytes_per_s,
+        sequence_s=shape.layer_token_bytes * in_windows / bytes_per_s,
     )
     v = shape.vision
     if v is None:
@@ -131,9 +147,11 @@ def _added_up(cost: CostModel) -> CostModel:
         encode_base_s=cost.encode_base_s + cost.encode_weights_s,
         encode_weights_s=0.0,
         step_base_s=cost.step_base_s + cost.weights_s,
+        decode_token_s=cost.decode_token_s + cost.sequence_s,
         decode_context_s=cost.decode_context_s + cost.context_s,
         weights_s=0.0,
         context_s=0.0,
+        sequence_s=0.0,
     )
 
 
@@ -153,7 +171,7 @@ def together(shape: ModelShape, hardware: Hardware, cost: CostModel) -> float:
     moved = (v.weights + _ACTIVATIONS * rows * v.hidden * v.layers) * shape.item_bytes
     memory = min(1.0, moved / hardware.traffic_bytes_per_s / encode_s)
     n_contexts = _USUAL_DECODES * _USUAL_CONTEXT
-    traffic_s = cost.weights_s + cost.context_s * n_contexts
+    traffic_s = cost.weights_s + cost.context_s * n_contexts + cost.sequence_s * _USUAL_DECODES
     arithmetic_s = cost.decode_token_s * _USUAL_DECODES + cost.decode_context_s * n_contexts
     arithmetic = min(1.0, arithmetic_s / traffic_s)
     gain = 2.0 / (1.0 + max(memory, arithmetic)) - 1.0
@@ -181,7 +199,7 @@ def blocks_of(
     left = hardware.memory_bytes * hardware.memory_share - hardware.workspace_bytes - weights
     specs = specs_of(
         role,
-        windows=(0,) * shape.layers,
+        windows=shape.seen,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         embed_width=None if shape.vision is None else shape.embed_width,
@@ -189,7 +207,7 @@ def blocks_of(
         kv_block_tokens=kv_block_tokens,
         embed_block_tokens=embed_block_tokens,
     )
-    wishes = Wishes(0 if shape.vision is None else shape.vision.picture_tokens, max_images)
+    wishes = Wishes(0 if shape.vision is None else shape.vision.picture_tokens, max_images, None, shape.context)
     sizes = size_caches(specs, wishes, left)
     left -= sum(s.block_bytes * n for s, n in sizes.items() if not s.takes_the_rest)
     least = sum(s.block_bytes * s.least(wishes) for s in specs if s.takes_the_rest)

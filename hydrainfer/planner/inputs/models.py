@@ -55,6 +55,7 @@ def shape_of(name: str, dtype: str | None = None) -> ModelShape:
         context=text.context,
         deepstack=model.deepstack,
         tied=text.tied,
+        windows=text.windows,
         vision=None if fit is None else model.vision.shape(text.hidden, fit),
     )
 

@@ -44,6 +44,28 @@ def test_qwen_by_hand():
     assert shape.dtype == "bfloat16" and shape.vision.window_rows == 0
 
 
+@pytest.mark.parametrize(("n_tokens", "fewer"), [(8192, 3.9), (32768, 5.7), (131072, 6.5)])
+def test_a_request_of_gemma_takes_fewer_bytes_than_if_all_layers_kept_all(n_tokens, fewer):
+    shape = shape_of("gemma-3-4b")
+    assert shape.seen.count(0) == 5 and shape.seen.count(1024) == 29 and shape.vision.picture_tokens == 256
+    full, window = blocks_of(shape, H800, Role.parse("D"))
+    assert shape.kv_token_bytes == 5 * 2 * 4 * 256 * 2
+    ours = sum(spec.block_bytes * spec.held_by(n_tokens) for spec in (full, window))
+    assert 34 / 5 * full.block_bytes * full.held_by(n_tokens) / ours == pytest.approx(fewer, abs=0.05)
+
+
+def test_windows_bound_what_a_long_context_costs():
+    shape = shape_of("gemma-3-4b")
+    without = msgspec.structs.replace(shape, windows=())
+    cost, all_full = (cost_of(s, H800) for s in (shape, without))
+    assert cost.context_s == pytest.approx(all_full.context_s * 5 / 34)
+    near, far = (c.language_s(0, 0, 8, 8 * 1024) for c in (cost, all_full))
+    assert near == pytest.approx(far, rel=0.01), "a context of one window is read whole"
+    assert cost.language_s(0, 0, 8, 8 * 65536) < 0.3 * all_full.language_s(0, 0, 8, 8 * 65536)
+    blocks = blocks_of(shape, H800, Role.parse("EPD"))
+    assert [spec.name for spec in blocks] == ["embed", "kv", "kv.1024"] and min(blocks.values()) > 64
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_bytes_are_those_that_the_engine_loads(role):
     import torch
@@ -164,7 +186,9 @@ def test_pictures_become_as_many_tokens_as_the_models_say():
     assert qwen(280, 560) == 10 * 20 and qwen(10_000, 10_000) <= 16384 and qwen(20, 20) == 4
 
 
-@pytest.mark.parametrize(("name", "needle"), [("nothing", "one of llava-1.5-7b, llava-next-7b, qwen2-vl-7b")])
+@pytest.mark.parametrize(
+    ("name", "needle"), [("nothing", "one of gemma-3-4b, llava-1.5-7b, llava-next-7b, qwen2-vl-7b")]
+)
 def test_an_unknown_model_lists_the_known(name, needle):
     with pytest.raises(ConfigError, match=needle):
         shape_of(name)

@@ -1,6 +1,7 @@
 """Our pixels are the Hugging Face processor's, bit by bit."""
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 import skimage
 from PIL import Image
 
-from hydrainfer.checkpoint import ClipSettings
+from hydrainfer.checkpoint import ClipSettings, read_config
+from hydrainfer.planner.inputs import locate_model
 from hydrainfer.processor.messages.chat import ImagePart
 from hydrainfer.processor.pictures import adapter
-from hydrainfer.processor.pictures.clip import ClipImages
+from hydrainfer.processor.pictures.clip import ClipImages, gemma_images
 from hydrainfer.processor.pictures.media import MediaLimits, Picture, decode_image
 from hydrainfer.processor.workers.prepare import Seal, prepare_image
 
@@ -51,6 +53,21 @@ def test_odd_sizes_and_padding_equal_llavas_own_processor(size):
         settings = ClipSettings.read({**config, "image_processor_type": "LlavaImageProcessor"})
         ours = ClipImages(settings, 1).pixels(Picture(image, "RGB"))
         assert np.array_equal(ours, np.asarray(theirs["pixel_values"][0]).transpose(1, 2, 0))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (40, 590), (290, 37), (896, 896), (1500, 1000)])
+def test_pixels_equal_gemma3(size):
+    """One size for all, whatever their shape, by the checkpoint's own preprocessor_config.json."""
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    given = json.loads((locate_model("gemma-3-4b") / "preprocessor_config.json").read_text())
+    reference = Gemma3ImageProcessorPil(**given | {"do_rescale": False, "do_normalize": False})
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
+    theirs = np.asarray(reference(image, return_tensors="np")["pixel_values"][0])
+    ours = gemma_images(read_config(locate_model("gemma-3-4b")))
+    assert np.array_equal(ours.pixels(Picture(image, "RGB")), theirs.transpose(1, 2, 0))
+    item = ours.fit(*image.size)
+    assert item.n_tokens == 256 and item.whole
 
 
 @pytest.mark.parametrize("size", [(1920, 1080), (1080, 1920), (4096, 4096), (700, 671)])

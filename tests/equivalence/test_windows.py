@@ -1,0 +1,64 @@
+"""Layers with windows in every layout: reuse, preemption, and as many blocks as the formula says."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydrainfer import LLM, SamplingParams
+from hydrainfer.checkpoint import read_config
+from hydrainfer.core import Role
+from hydrainfer.models import cache_specs
+from tests.checkpoints_gemma import make_gemma
+from tests.equivalence.mixed import CHUNKED, ask, settled_stats
+from tests.equivalence.test_layouts import check_whole
+from tests.equivalence.test_prefix import converse
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
+
+LAYOUTS = ["1EPD", "1EP1D", "1ED1P", "1E1P1D", "2E1P2D"]
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    return make_gemma(tmp_path_factory.mktemp("gemma"), 3)
+
+
+@pytest.fixture(scope="module")
+def wanted(gemma):
+    """Answers to the mixed batch, and to conversations, where nothing is chunked and nothing found again."""
+    with LLM(gemma, launcher="inproc", prefix_cache=False, **CHUNKED | {"token_budget": 2048}) as llm:
+        return ask(llm), converse(llm), write(llm)
+
+
+def write(llm):
+    """Long answers side by side, to a prompt each."""
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [1, 9 + i, 8, 7] * 4} for i in range(6)]
+    return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def few(path, n_tokens=140):
+    """GiB of caches that hold one request of so many tokens while it decodes, and one while it is prefilled."""
+    specs = cache_specs(read_config(path), Role.parse("PD"), "float32", CHUNKED["block_tokens"])
+    kv = [s for s in specs if s.size_option == "kv_cache_gib"]
+    return sum(s.block_bytes * (s.held_by(n_tokens) + len(s.span(0, n_tokens))) for s in kv) / 2**30
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_are_those_of_one_instance_without_reuse(gemma, wanted, layout):
+    with LLM(gemma, layout=layout, launcher="inproc", **CHUNKED) as llm:
+        assert ask(llm) == wanted[0]
+        assert converse(llm) == wanted[1]
+        check_whole(llm)
+        stats = settled_stats(llm)
+        assert stats.tokens_found > 0.3 * stats.tokens_wanted or layout != "1EPD"
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
+def test_few_blocks(gemma, wanted, layout):
+    options = {"kv_cache_gib": few(gemma), "headroom_tokens": 0, "max_model_len": 140}
+    with LLM(gemma, layout=layout, launcher="inproc", **options, **CHUNKED) as llm:
+        assert ask(llm) == wanted[0]
+        assert write(llm) == wanted[2]
+        check_whole(llm)
+        assert settled_stats(llm).n_preemptions > 0
