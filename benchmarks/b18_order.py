@@ -4,7 +4,8 @@ The production scheduler in the simulator. `burst`: 100 requests at once, every 
 two cores (`configs/costs/llava-small-cpu.yaml`), lanes in turns. `agentic`: to four instances at 0.85 of their
 capacity, 60 % sessions that have 4 to 9 thousand tokens to compute, and prompts of log-normal length; `log-normal`:
 such prompts alone. Each answers with one token, so the time to it is all that there is. Long prompts have more than
-16,000 tokens.
+16,000 tokens. `tenants`: four of the same demand share an instance, together 0.6 or 0.8 of what it can do; then one of
+them asks for twenty times as much: what the other three wait for their first tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.record import ROOT, write_result
 from hydrainfer.cache import EmbedSpec, FullSpec
-from hydrainfer.core import CostModel, Role
+from hydrainfer.core import CostModel, Role, Share
 from hydrainfer.planner.simulation import InstanceModel, ServedRequest, Simulator, TraceRequest, as_requests
 from hydrainfer.scheduler import STEP_S, Budgets, Policy
 from hydrainfer.workload.results import Percentiles
@@ -39,6 +40,7 @@ POLICIES = {
     "rank, step_s, a = 0.1": (Policy(ageing=0.1), STEP_S),
 }
 CHUNK, LONG, LOAD, N_INSTANCES = 8192, 16_000, 0.85, 4
+FLOOD_S = 40.0
 
 
 def burst(policy: Policy, step_s: float, running: int, n_output: int) -> list[ServedRequest]:
@@ -89,6 +91,27 @@ def mixed(mix: str, policy: Policy, step_s: float, n: int, seeds: int) -> list[S
     return served
 
 
+def tenants(factor: float, load: float, n_output: int, seeds: int, named: bool = True) -> list[ServedRequest]:
+    """The requests of the tenants of which none asks for `factor` times its share. Not `named`: they are one."""
+    budgets, role, others = Budgets(tokens=2048, running=64, step_s=STEP_S), Role.parse("EPD"), []
+    alone = sum(map(alone_s, range(200, 2001))) / 1801 + n_output * 3e-4
+    for seed in range(seeds):
+        trace = []
+        for tenant in range(4):
+            draw, at_s, rate = random.Random(10 * seed + tenant), 0.0, load / 4 / alone
+            while (at_s := at_s + draw.expovariate(rate if tenant else factor * rate)) < FLOOD_S:
+                trace.append((TraceRequest(arrival_s=at_s, n_text=draw.randint(200, 2000), n_output=n_output), tenant))
+        trace.sort(key=lambda pair: pair[0].arrival_s)
+        requests = [
+            msgspec.structs.replace(r, share=Share(str(tenant) if named else ""))
+            for r, (_, tenant) in zip(as_requests(t for t, _ in trace), trace)
+        ]
+        instance = InstanceModel(name="EPD0", role=role, cost=LARGE, blocks={KV: 8000}, budgets=budgets)
+        served = Simulator([instance]).run(requests)
+        others += [s for s, (_, tenant) in zip(served, trace) if tenant]
+    return others
+
+
 def first_tokens(served: list[ServedRequest]) -> Any:
     return msgspec.to_builtins(Percentiles.of(r.token_s[0] - r.arrival_s for r in served))
 
@@ -118,7 +141,17 @@ def main() -> None:
                 "small": first_tokens([r for r in served if r.request.n_prompt <= LONG]),
                 "large": first_tokens([r for r in served if r.request.n_prompt > LONG]),
             }
-    Console(width=150).print(table(results))
+    console = Console(width=150)
+    console.print(table(results))
+    results["tenants"] = {}
+    for load, n_output in ((0.6, 1), (0.6, 32), (0.8, 1), (0.8, 32)):
+        cases = {"alone": (1.0, True), "beside a flood": (20.0, True), "without tenants": (20.0, False)}
+        found = {
+            name: first_tokens(tenants(f, load, n_output, args.seeds, named)) for name, (f, named) in cases.items()
+        }
+        results["tenants"][f"load {load}, {n_output} tokens"] = found
+        said = "; ".join(f"{name} {waits['p50']:.2f} / {waits['p90']:.2f}" for name, waits in found.items())
+        console.print(f"load {load}, {n_output} tokens, three of four tenants: {said}")
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     print(f"wrote {write_result('b18_order', __doc__.splitlines()[0], settings, results, args.out)}")
 

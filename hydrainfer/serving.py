@@ -62,7 +62,8 @@ class _Server(uvicorn.Server):
         self._stats = StatsLine(instance.engine.instances, instance.recorder, waiting, instance.config.stats_s)
         self._on_ready, self._say = on_ready, say
         self.on_hang_up: Callable[[], None] = lambda: None
-        self._hurried = self._hung_up = False
+        self._hurried = self._hung_up = self._rolls = False
+        self._restart_all = instance.engine.restart_all
         self._few_warnings = _FewWarnings()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -78,6 +79,10 @@ class _Server(uvicorn.Server):
             self._hung_up = False
             self.on_hang_up()
         self._stats.tick()
+        if self._rolls:
+            self._rolls = False
+            begun = self._restart_all()
+            self._say("restarting the instances, one at a time" if begun else "no instance can be started again here")
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -122,6 +127,9 @@ class _Server(uvicorn.Server):
         if sig == signal.SIGHUP:
             self._hung_up = True
             return
+        if sig == signal.SIGUSR1:
+            self._rolls = True
+            return
         if self.should_exit and sig == signal.SIGINT:
             self._hurried = True
         self.should_exit = True
@@ -140,7 +148,7 @@ class _Signals:
 
     def __init__(self, hang_up: bool = False) -> None:
         self._server: _Server | None = None
-        self._signals = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hang_up else []))
+        self._signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *([signal.SIGHUP] if hang_up else []))
         self._before: dict[int, Any] = {}
         self._ending = False
 
@@ -161,7 +169,7 @@ class _Signals:
         signal.alarm(0)
         if self._server is not None:
             self._server.handle_exit(sig, frame)
-        elif not self._ending and sig != signal.SIGHUP:
+        elif not self._ending and sig not in (signal.SIGHUP, signal.SIGUSR1):
             self._ending = True
             raise KeyboardInterrupt if sig == signal.SIGINT else SystemExit(128 + sig)
 

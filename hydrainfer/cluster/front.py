@@ -20,6 +20,7 @@ import msgspec
 from hydrainfer.cluster.messages import Beat, Cancel, Hello, Learned, Members, Moved, Order, Peer, Report, Submit
 from hydrainfer.cluster.node import Pulse
 from hydrainfer.cluster.restarts import Lost, Restarts
+from hydrainfer.cluster.rolling import Rolling
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import (
     Cached,
@@ -90,6 +91,7 @@ class Front:
         self.members: dict[str, _Member] = {}
         self.kills: list[_Instance] = []  # believed to hang
         self.restarts = Restarts(roster.roles, away_s)
+        self.rolling = Rolling()
         self.lost: Lost | None = None  # once a stage is
         self.n_recovered = 0
         self._sink = sink
@@ -166,7 +168,7 @@ class Front:
         dead = (name, incarnation)
         for live in list(self._live.values()):
             if dead in (live.owner, live.giver):
-                self._lose(live, now)
+                self._lose(live, now, by_death=dead != self.rolling.ended)
         self._flush()
 
     def report(self, report: Report, now: float) -> None:
@@ -202,6 +204,7 @@ class Front:
         pulse = self._pulse
         if now >= self._beat_at:
             self._beat_at = now + pulse.beat_s
+            self._roll(now)
             self._check_members(now)
             self._check_stages(now)
             self._tell_all(Beat(dict(self.roster.loads)))
@@ -358,12 +361,19 @@ class Front:
             hung_s = member.stats.hung_s if member.stats is not None else 0.0
             if silent_s > self._pulse.dead_s or hung_s > self._stall_s:
                 self._kill(name, member)
-            suspect = silent_s > self._pulse.suspect_s
+            suspect = silent_s > self._pulse.suspect_s or name == self.rolling.resting
             if suspect != peer.suspect:
                 member.hello = msgspec.structs.replace(
                     member.hello, peer=msgspec.structs.replace(peer, suspect=suspect)
                 )
                 self._announce()
+
+    def _roll(self, now: float) -> None:
+        there = {name: member.hello.peer.incarnation for name, member in self.members.items()}
+        idle = {name: member.stats is not None and not _has_work(member.stats) for name, member in self.members.items()}
+        ended = self.rolling.turn(now, there, idle)
+        if ended is not None:
+            self._kill(ended[0], self.members[ended[0]])
 
     def _kill(self, name: str, member: _Member) -> None:
         if not member.killed:
@@ -384,6 +394,10 @@ class Front:
     def _tell_all(self, order: Order) -> None:
         for name in self.members:
             self._orders.setdefault(name, []).append(order)
+
+
+def _has_work(stats: InstanceStats) -> bool:
+    return bool(stats.n_waiting or stats.n_running or stats.n_migrating or stats.n_arriving)
 
 
 def _needs(live: _Live, stage: Stage) -> bool:

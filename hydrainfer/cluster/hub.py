@@ -120,6 +120,14 @@ class Hub:
             infos.append(InstanceInfo(plan.name, role, state, *facts))
         return infos
 
+    def restart_all(self) -> bool:
+        """Begin to restart every instance, one at a time, while requests go on. False if nothing starts one again."""
+        if not self.launcher.revives:
+            return False
+        with self._lock:
+            self._front.rolling.begin([plan.name for plan in self._plans])
+        return True
+
     def close(self) -> None:
         """End every request and every instance. Safe to repeat."""
         if self._over:
@@ -295,7 +303,10 @@ class Hub:
         os.close(watched.fd)
 
     def _kill(self, name: str, incarnation: int) -> None:
-        _log.error("instance %s hangs, or its messages are lost: it is killed", name)
+        if (name, incarnation) == self._front.rolling.ended:
+            _log.warning("instance %s is started again", name)
+        else:
+            _log.error("instance %s hangs, or its messages are lost: it is killed", name)
         try:
             for watched in self._watched:
                 if (watched.name, watched.incarnation) == (name, incarnation):

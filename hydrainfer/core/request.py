@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -142,12 +142,23 @@ class MediaSpan(msgspec.Struct, frozen=True):
         return self.start + self.n_tokens
 
 
+class Share(NamedTuple):
+    """Whose a request is, and what that tenant weighs beside others; "" is everybody without a name."""
+
+    tenant: str = ""
+    weight: float = 1.0
+
+
+ANYBODY = Share()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of one API request, ready to run on any instance.
 
     `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are seconds of
     the engine's clock: `arrival_s` None means when it reaches the engine; `deadline_s` travels to the last copy.
     `priority`: levels by which it goes before others (or, negative, behind), within the scheduler's bounds.
+    `share`: by which the scheduler divides an instance among tenants.
     `keys`: the chain of its prompt (`core.chain`) by which KV is shared; empty if it shares none.
     """
 
@@ -162,6 +173,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival_s: float | None = None
     deadline_s: float = float("inf")
     priority: int = 0
+    share: Share = ANYBODY
     keys: bytes = b""
 
     @property

@@ -311,7 +311,7 @@ class Moves:
         full: set[Stage] = set()  # stages whose best offer found no room
         n_stages = self._target.n_stages_waited_for
         wanted: set[bytes] = set()
-        for stage, handoff in self._target.waiting():
+        for stage, handoff in self._scheduler.fair.offers(self._target.waiting()):
             recalled = stage is Stage.PREFILL and handoff.n_computed > 0
             if stage in full or len(full) == n_stages:
                 if recalled:

@@ -102,5 +102,8 @@ class EngineHandle(Protocol):
     def lost(self) -> str | None:
         """Why it can never again do its work, in one line, or None."""
 
+    def restart_all(self) -> bool:
+        """Begin to restart every instance, one at a time, while requests go on. False if that cannot be done."""
+
     def close(self) -> None:
         """Abort what is running, stop the thread, free the caches."""

@@ -71,6 +71,10 @@ class EngineThread:
     def lost(self) -> str | None:
         return None if self._dead is None else self._dead.message
 
+    def restart_all(self) -> bool:
+        """False: a thread cannot be started again."""
+        return False
+
     def close(self) -> None:
         self._closing = True
         self.wake()

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrainfer.core import Grammar, InvalidRequest, MediaSpan, Request, SamplingParams, chain_of, chain_root
-from hydrainfer.core.request import MAX_CHOICES
+from hydrainfer.core import Grammar, InvalidRequest, MediaSpan, Request, SamplingParams, Share, chain_of, chain_root
+from hydrainfer.core.request import ANYBODY, MAX_CHOICES
 from hydrainfer.grammar import Grammars
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, Tools, VideoPart, VideoReading, is_id
 from hydrainfer.processor.pictures import MediaLimits, PixelStore
@@ -28,11 +28,12 @@ from hydrainfer.processor.workers import Adapters, MediaWorkers, Preprocessor, S
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The arrival and deadline of a request, in seconds of the engine's clock, and its priority."""
+    """The arrival and deadline of a request, in seconds of the engine's clock, its priority and its tenant."""
 
     arrival_s: float | None = None
     deadline_s: float = float("inf")
     priority: int = 0
+    share: Share = ANYBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +308,7 @@ class Processor:
                 deadline_s=timing.deadline_s,
                 keys=chains[p],
                 priority=timing.priority,
+                share=timing.share,
             )
             for p, token_ids in enumerate(token_lists)
             for choice in range(sampling.n)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, takewhile
 
 from hydrainfer.core import Handoff, Role, Sequence, Stage
+from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import Rank
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
@@ -32,10 +33,11 @@ class Admission:
         n_running: Callable[[], int],
         prefilling: Mapping[str, Sequence],
         live: Mapping[str, Sequence],
+        fair: Fair,
     ) -> None:
         self._role, self._room, self._budgets, self._policy = role, room, budgets, policy
-        self._n_running, self._prefilling, self._live = n_running, prefilling, live
-        self.waiting = Waiting()
+        self._n_running, self._prefilling, self._live, self._fair = n_running, prefilling, live, fair
+        self.waiting = Waiting(fair)
         self.arriving: dict[str, Sequence] = {}
         self._blocked: dict[str, Sequence] = {}  # by id, those that found no room
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
@@ -118,6 +120,7 @@ class Admission:
             return False
         self._blocked.pop(seq.id, None)
         self.waiting.remove(seq, n_computed)
+        self._fair.admitted(seq)
         for i in seq.pending_media:
             self._being_encoded[seq.request.media[i].key] = seq.id
         if seq.stage is Stage.ENCODE and not seq.pending_media:
@@ -126,9 +129,9 @@ class Admission:
 
     def best_text(self) -> Sequence | None:
         """The best of those that wait for prefill alone, unless it is known to find no room now."""
-        if not self.waiting.ready or self._full():
+        seq = self.waiting.ready.first
+        if seq is None or self._full():
             return None
-        seq = self.waiting.ready[0]
         return None if seq.id in self._blocked or self.repeats(seq) else seq
 
     def _full(self) -> bool:
@@ -139,7 +142,7 @@ class Admission:
         elsewhere must not wait for one that wants room for its embeddings, or both may wait for ever.)"""
         if not self._blocked:
             return True
-        better = [b for b in self._blocked.values() if b.rank < seq.rank]
+        better = [b for b in self._blocked.values() if self._fair.turn_of(b) < self._fair.turn_of(seq)]
         return all(self._wanted(seq).isdisjoint(self._wanted(b)) for b in better)
 
     def _wanted(self, seq: Sequence) -> set[str]:
@@ -164,6 +167,7 @@ class Admission:
             return None
         self._blocked.pop(seq.id, None)
         self.arriving[seq.id] = seq
+        self._fair.admitted(seq)
         return self._room.pulls(seq, handoff, hit)
 
     def taken_back(self, request_id: str) -> None:

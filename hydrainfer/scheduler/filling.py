@@ -12,7 +12,7 @@ from hydrainfer.scheduler.waiting import Waiting
 def waiting_since(waiting: Waiting, running: Iterable[Mapping[str, Sequence]]) -> float:
     """When the longest wait began, of who is first in a queue and of who is in the stages of `running`; infinity if
     there is nobody."""
-    heads = (*waiting.pictured[:1], *waiting.ready[:1])
+    heads = (*waiting.pictured.head, *waiting.ready.head)
     return min((seq.queued_s for seq in chain(heads, *(group.values() for group in running))), default=float("inf"))
 
 

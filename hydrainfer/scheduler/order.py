@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from hydrainfer.core import Request, Role, Sequence, StepBatch
+from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.policy import Policy
 
@@ -22,12 +23,13 @@ LAST: Rank = (float("inf"), float("inf"), 0)
 
 
 class Order:
-    """Gives every sequence its rank. What remains of one is counted in the stages that run here, at the pace measured
-    here."""
+    """Gives every sequence its rank; `fair` says which tenant goes first. What remains of one is counted in the stages
+    that run here, at the pace measured here."""
 
     def __init__(self, role: Role, policy: Policy) -> None:
         self.ranked = policy.order == "rank"
         self.pace = Pace(role)
+        self.fair = Fair(self.pace, policy.credit_s)
         self._policy = policy
 
     def rank(self, request: Request, age: tuple[float, int], n_tokens: int, n_pictures: int) -> Rank:
@@ -52,14 +54,15 @@ class Order:
     def turns(
         self, running: Iterable[Sequence], waiting: Iterator[Sequence], admit: Callable[[Sequence], bool]
     ) -> Iterator[Sequence]:
-        """Those that run and those that wait, in the order in which they take of a batch: by rank, or first those that
-        run. `waiting`: in their order. Each is admitted when it is its turn; once one is not, no other is."""
-        new = None
+        """Those that run and those that wait, in the order in which they take of a batch: by tenant and rank, or those
+        that run first. `waiting`: in their order. Each is admitted when it is its turn; once one is not, no other
+        is."""
+        new, turn_of = None, self.fair.turn_of
         if self.ranked:
             new = next(waiting, None)
-            running = sorted(running, key=rank_of)
+            running = sorted(running, key=turn_of)
         for seq in running:
-            while new is not None and new.rank < seq.rank:
+            while new is not None and turn_of(new) < turn_of(seq):
                 if not admit(new):
                     waiting, new = iter(()), None
                     break

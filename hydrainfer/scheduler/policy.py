@@ -33,8 +33,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """`order="rank"`: who goes next is decided for every chunk, by age and by the work that remains (`order.py`): a
     second of waiting is worth `ageing` seconds of work, and each level of priority, up to `max_priority`, is worth
-    `boost_s` of waiting; at most `half_way` requests are half way through prefill. `"fcfs"`: first come, first served,
-    and who has begun goes on (Algorithm 1).
+    `boost_s` of waiting; at most `half_way` requests are half way through prefill. `"fcfs"`: first come, first
+    served, and who has begun goes on (Algorithm 1). Tenants stay within `credit_s` of work of each other (`fair.py`).
     `encode_gate="paper"`: encode only while nothing is in prefill (Algorithm 1, line 20). `"aged"`: the gate also
     opens for a picture that has waited `encode_wait_s`, so that steady text cannot starve pictures.
     `headroom_tokens`: tokens reserved beyond prompt and produced, before a lease has to grow. `batching`: "stage-level"
@@ -46,6 +46,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ageing: float = 0.3
     boost_s: float = 10.0
     max_priority: int = MAX_PRIORITY
+    credit_s: float = 4.0
     half_way: int = 8
     encode_gate: EncodeGate = "aged"
     encode_wait_s: float = 0.5

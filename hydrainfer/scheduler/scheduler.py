@@ -33,7 +33,7 @@ from hydrainfer.core import (
 from hydrainfer.scheduler.admission import Admission
 from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes, rest_of, waiting_since
 from hydrainfer.scheduler.gap import Gap
-from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight, rank_of
+from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight
 from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.policy import Budgets, Policy
@@ -58,9 +58,8 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._unencoded: dict[str, Sequence] = {}  # wait for prefill though no encoder has seen them
         self._order = Order(role, self.policy)
-        self._admission = Admission(
-            role, self.room, budgets, self.policy, lambda: self.n_running, self.prefilling, self._live
-        )
+        self.fair, running = self._order.fair, (lambda: self.n_running, self.prefilling, self._live)
+        self._admission = Admission(role, self.room, budgets, self.policy, *running, self.fair)
         self.waiting = self._admission.waiting
         self.arriving = self._admission.arriving
         self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
@@ -294,12 +293,12 @@ class Scheduler:
     def prefers_language(self) -> bool:
         """Whether somebody in prefill, or who could enter it now, goes before every picture. Where lanes take turns,
         the vision lane then waits: no picture is encoded before better requests have their first token."""
-        pictures = (*self.encoding.values(), *self.waiting.pictured[:1])
+        pictures = (*self.encoding.values(), *self.waiting.pictured.head)
         if not pictures or not self._order.ranked:
             return False
         text = self._admission.best_text() if self.role.runs(Stage.PREFILL) else None
         prefills = (*self.prefilling.values(), *((text,) if text else ()))
-        return bool(prefills) and min(map(rank_of, prefills)) < min(map(rank_of, pictures))
+        return bool(prefills) and min(map(self.fair.turn_of, prefills)) < min(map(self.fair.turn_of, pictures))
 
     def _gate_open(self, now: float) -> bool:
         return not self.prefilling or now >= self.gate_opens_at()
@@ -309,7 +308,7 @@ class Scheduler:
         gate does not age."""
         if not (self.encoding or self.waiting.pictured) or self.policy.encode_gate == "paper":
             return float("inf")
-        queued = (s.queued_s for s in (*self.encoding.values(), *self.waiting.pictured[:1]))
+        queued = (s.queued_s for s in (*self.encoding.values(), *self.waiting.pictured.head))
         return min(queued) + self.policy.encode_wait_s
 
     # ---- from stage to stage
@@ -428,6 +427,7 @@ class Scheduler:
     def observe(self, batch: StepBatch, seconds: float) -> bool:
         """A batch took this long by itself. Returns whether ranks have changed, those of offers (`rank_of`), too."""
         self._gap.observe(batch, seconds)
+        self.fair.decoded(batch, seconds)
         if not self._order.observe(batch, seconds):
             return False
         for seq in (*self.waiting.pictured, *self.waiting.ready, *self.encoding.values(), *self.prefilling.values()):

@@ -3,22 +3,91 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from hydrainfer.core import Sequence, Stage
+from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import rank_of
 
 _MOST_PASSED = 16  # each is looked at in every step
 
 
-class Waiting:
-    """A queue per stage that takes in requests, best rank first, and the work that all of them bring: `n_tokens` to
-    compute, `n_pictures` to encode."""
+class Line:
+    """The requests that wait for one stage: a queue per tenant, by rank. Iterates over them in the order in which they
+    go, if each is admitted when it is its turn; whoever adds or removes meanwhile begins anew."""
 
-    def __init__(self) -> None:
-        self.queues: Mapping[Stage, list[Sequence]] = {Stage.ENCODE: [], Stage.PREFILL: []}
-        self.pictured, self.ready = self.queues.values()
+    def __init__(self, fair: Fair) -> None:
+        self._fair = fair
+        self._queues: dict[str, list[Sequence]] = {}
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __iter__(self) -> Iterator[Sequence]:
+        if len(self._queues) == 1:
+            (queue,) = self._queues.values()
+            return iter(queue)
+        return self._fair.in_turn(self._queues)
+
+    @property
+    def first(self) -> Sequence | None:
+        return next(iter(self), None)
+
+    @property
+    def head(self) -> tuple[Sequence, ...]:
+        """The first, if there is one."""
+        return tuple(islice(self, 1))
+
+    def add(self, seq: Sequence) -> None:
+        insort(self._queues.setdefault(seq.request.share.tenant, []), seq, key=rank_of)
+        self._n += 1
+
+    def remove(self, seq: Sequence) -> bool:
+        """Whether it was there."""
+        if (place := self._place(seq)) is None:
+            return False
+        queue = self._queues[seq.request.share.tenant]
+        del queue[place]
+        self._n -= 1
+        if not queue:
+            del self._queues[seq.request.share.tenant]
+        return True
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return self._place(seq) is not None
+
+    def _place(self, seq: Sequence) -> int | None:
+        """Where it is in its queue, among its equals: choices of a request that began at several instances."""
+        queue = self._queues.get(seq.request.share.tenant, [])
+        place = bisect_left(queue, seq.rank, key=rank_of)
+        while place < len(queue) and queue[place].rank == seq.rank:
+            if queue[place] is seq:
+                return place
+            place += 1
+        return None
+
+    def sort(self) -> None:
+        """Ranks have changed."""
+        for queue in self._queues.values():
+            queue.sort(key=rank_of)
+
+    def check(self) -> None:
+        """Every queue is in order. For tests."""
+        assert self._n == sum(map(len, self._queues.values())) and all(self._queues.values())
+        for queue in self._queues.values():
+            assert sorted(queue, key=rank_of) == queue, "a queue is out of order"
+
+
+class Waiting:
+    """A line per stage that takes in requests, and the work that all of them bring: `n_tokens` to compute, `n_pictures`
+    to encode."""
+
+    def __init__(self, fair: Fair) -> None:
+        self._fair = fair
+        self.pictured, self.ready = Line(fair), Line(fair)
+        self._lines: Mapping[Stage, Line] = {Stage.ENCODE: self.pictured, Stage.PREFILL: self.ready}
         self.n_tokens = self.n_pictures = 0
 
     def __len__(self) -> int:
@@ -29,37 +98,31 @@ class Waiting:
 
     def add(self, seq: Sequence) -> None:
         """Queue it by its rank, which must stay as it is until `sort`."""
-        insort(self.queues[seq.stage], seq, key=rank_of)
+        self._fair.arrive(seq.request)
+        self._lines[seq.stage].add(seq)
         self._count(seq, 1, seq.n_computed)
 
     def remove(self, seq: Sequence, n_computed: int | None = None) -> None:
         """Forget it. Safe if it does not wait. `n_computed`: of its tokens when it came, if that has changed."""
-        if (place := self._place(seq)) is not None:
-            del self.queues[seq.stage][place]
+        line = self._lines.get(seq.stage)
+        if line is not None and line.remove(seq):
+            self._fair.leave(seq.request)
             self._count(seq, -1, seq.n_computed if n_computed is None else n_computed)
 
     def __contains__(self, seq: Sequence) -> bool:
-        return self._place(seq) is not None
-
-    def _place(self, seq: Sequence) -> int | None:
-        """Where it is in its queue, among its equals: choices of a request that began at several instances."""
-        queue = self.queues.get(seq.stage, [])
-        place = bisect_left(queue, seq.rank, key=rank_of)
-        while place < len(queue) and queue[place].rank == seq.rank:
-            if queue[place] is seq:
-                return place
-            place += 1
-        return None
+        line = self._lines.get(seq.stage)
+        return line is not None and seq in line
 
     def first(self, passed: Callable[[Sequence], bool]) -> list[Sequence]:
-        """The heads of the queues, the best rank first; behind those that are to be `passed`, which are few."""
-        heads = (next((s for s in islice(q, _MOST_PASSED) if not passed(s)), None) for q in self.queues.values() if q)
-        return sorted((s for s in heads if s is not None), key=rank_of)
+        """The heads of the lines, who goes first first; behind those that are to be `passed`, which are few."""
+        lines = (line for line in self._lines.values() if line)
+        heads = (next((s for s in islice(line, _MOST_PASSED) if not passed(s)), None) for line in lines)
+        return sorted((s for s in heads if s is not None), key=self._fair.turn_of)
 
     def sort(self) -> None:
         """Ranks have changed."""
-        for queue in self.queues.values():
-            queue.sort(key=rank_of)
+        for line in self._lines.values():
+            line.sort()
 
     def _count(self, seq: Sequence, by: int, n_computed: int) -> None:
         self.n_tokens += by * (len(seq.tokens) - n_computed)
@@ -67,9 +130,9 @@ class Waiting:
             self.n_pictures += by * len(seq.request.media)
 
     def check(self) -> None:
-        """The queues are in order and the counts right. For tests."""
+        """The lines are in order and the counts right. For tests."""
         queued = [*self.pictured, *self.ready]
         assert self.n_tokens == sum(len(s.tokens) - s.n_computed for s in queued)
         assert self.n_pictures == sum(len(s.pending_media) for s in self.pictured)
-        for queue in self.queues.values():
-            assert sorted(queue, key=rank_of) == queue, "a queue is out of order"
+        for line in self._lines.values():
+            line.check()

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeGuard
 
-from hydrainfer.core import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
-from hydrainfer.core.request import MAX_CHOICES, MAX_PRIORITY
+from hydrainfer.core import DeadlineExceeded, InvalidRequest, Overloaded, Share, Unavailable
+from hydrainfer.core.request import ANYBODY, MAX_CHOICES, MAX_PRIORITY
 from hydrainfer.metrics import Waiting
 from hydrainfer.processor import ChatMessage, Prepared, TextPart
 from hydrainfer.server.queues import Queue
@@ -64,10 +64,12 @@ class Work(NamedTuple):
 
 
 class Urgency(NamedTuple):
-    """`priority`: levels by which a request goes before others. `within_s`: it must be done so long after it came."""
+    """`priority`: levels by which a request goes before others. `within_s`: it must be done so long after it came.
+    `share`: whose it is."""
 
     priority: int = 0
     within_s: float = math.inf
+    share: Share = ANYBODY
 
     @classmethod
     def read(cls, priority: float | None, within_s: float | None) -> Urgency:
@@ -121,10 +123,10 @@ class Admission:
         now = self.clock()
         favoured = returning or urgency.priority > 0
         text_only = not self._pictures or (n_bytes is not None and n_bytes < _SMALL_BODY)
-        checked = self.queues[TEXT].has_room(now, favoured=favoured)
+        checked = self.queues[TEXT].has_room(now, urgency.share, favoured=favoured)
         if text_only:
             self._check_deadline(TEXT, urgency, now)
-        if not checked and (text_only or not self.queues[PICTURES].has_room(now, favoured=favoured)):
+        if not checked and (text_only or not self.queues[PICTURES].has_room(now, urgency.share, favoured=favoured)):
             raise self._refusal(TEXT, now)
         return checked
 
@@ -144,9 +146,9 @@ class Admission:
         favoured, now = returning or urgency.priority > 0, self.clock()
         for kind in (TEXT,) if work.kind == TEXT else (DECODING, PICTURES):
             self._check_deadline(kind, urgency, now)
-            if not (checked and kind == TEXT) and not self.queues[kind].has_room(now, favoured=favoured):
+            if not (checked and kind == TEXT) and not self.queues[kind].has_room(now, urgency.share, favoured=favoured):
                 raise self._refusal(kind, now)
-        place = place or Place(self, returning)
+        place = place or Place(self, returning, urgency)
         place.hold(work.n)
         place.wait(work.kind, work.units, work.n)
         if work.n_bytes:
@@ -232,30 +234,30 @@ class Place:
         self._kind, self._units = kind, units
         now = self._admission.clock()
         for _ in range(n):
-            self._queue.enter(units, now)
+            self._queue.enter(units, now, self.urgency.share)
 
     def stop_waiting(self) -> None:
         """Be in no queue."""
         for _ in range(self._n_waiting):
-            self._queue.leave(self._units, self._admission.clock(), done=False)
+            self._queue.leave(self._units, self._admission.clock(), self.urgency.share, done=False)
         self._n_waiting = 0
 
     def decode(self, n_bytes: float) -> None:
         """Wait for pictures of so many bytes as well."""
         self._n_bytes = n_bytes
-        self._admission.queues[DECODING].enter(n_bytes, self._admission.clock())
+        self._admission.queues[DECODING].enter(n_bytes, self._admission.clock(), self.urgency.share)
 
     def prepared(self, work: Work) -> None:
         """The pictures are decoded, and the work is known exactly."""
         self._stop_decoding(done=True)
-        self._queue.correct((work.units - self._units) * self._n_waiting)
+        self._queue.correct((work.units - self._units) * self._n_waiting, self.urgency.share)
         self._units = work.units
 
     def begun(self) -> None:
         """One more choice has its first token."""
         if self._n_waiting:
             self._n_waiting -= 1
-            self._queue.leave(self._units, self._admission.clock(), done=True)
+            self._queue.leave(self._units, self._admission.clock(), self.urgency.share, done=True)
 
     def leave(self) -> None:
         """Give it back; safe to repeat."""
@@ -272,7 +274,9 @@ class Place:
 
     def _stop_decoding(self, *, done: bool) -> None:
         if self._n_bytes:
-            self._admission.queues[DECODING].leave(self._n_bytes, self._admission.clock(), done=done)
+            self._admission.queues[DECODING].leave(
+                self._n_bytes, self._admission.clock(), self.urgency.share, done=done
+            )
         self._n_bytes = 0.0
 
 

@@ -69,7 +69,7 @@ class Door:
                 within_s = _number(value)
         tenant = self.tenants.find(authorization)
         self.tenants.check(tenant)
-        urgency = Urgency.read(priority, within_s)
+        urgency = Urgency.read(priority, within_s)._replace(share=tenant.share)
         self.tenants.check_priority(tenant, urgency.priority)
         return tenant, n_bytes, returning, urgency
 
@@ -132,7 +132,8 @@ def urgency_of(request: Request, priority: int | None, within_s: float | None) -
         return fields
     Tenants.check_priority(request.state.tenant, fields.priority)
     headers = place.urgency
-    return Urgency(headers.priority if priority is None else fields.priority, min(headers.within_s, fields.within_s))
+    chosen = headers.priority if priority is None else fields.priority
+    return Urgency(chosen, min(headers.within_s, fields.within_s), headers.share)
 
 
 def salt_of(request: Request, own: str | None) -> str:

@@ -126,8 +126,8 @@ class Intake:
             threads.shutdown(cancel_futures=True)
 
     def _timing(self, urgency: Urgency | None) -> Timing:
-        now, (priority, within_s) = self.sessions.clock(), urgency or Urgency()
-        return Timing(now, now + min(self._timeout_s, within_s), priority)
+        now, (priority, within_s, share) = self.sessions.clock(), urgency or Urgency()
+        return Timing(now, now + min(self._timeout_s, within_s), priority, share)
 
     def _claim(self, place: Place | None, work: Work, urgency: Urgency | None) -> Place:
         return self.sessions.admission.claim(place, work, urgency or Urgency())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hydrainfer.core import Share
+from hydrainfer.core.request import ANYBODY
+
 _CROWD = 4
 """With fewer requests before their first token nobody knows how fast they could be: they are not measured."""
 _MEMORY_S, _MEMORY_N = 2.0, 16
@@ -31,22 +34,27 @@ class Queue:
         self._reserve_s = max(_RESERVED * longest_s, min(_RESERVED_S, longest_s / 2))
         self.n_waiting = 0
         self.units = 0.0
+        self._tenants: dict[str, list[float]] = {}  # of those that wait: units, requests, weight
         self._crowded_s = self._done = self._n_done = 0.0  # of that memory
         self._at_s = 0.0
         self._turn_s = 0.0
 
-    def enter(self, units: float, now: float) -> None:
+    def enter(self, units: float, now: float, share: Share = ANYBODY) -> None:
         self._pass(now)
         self.n_waiting += 1
         if self.n_waiting == _CROWD:
             self._forget(self._crowded_s / _HINT_S)
         self.units += units
+        mine = self._tenants.setdefault(share.tenant, [0.0, 0, share.weight])
+        mine[0], mine[1] = mine[0] + units, mine[1] + 1
 
-    def correct(self, by: float) -> None:
+    def correct(self, by: float, share: Share = ANYBODY) -> None:
         """What waits is more or less than it was thought to be."""
         self.units += by
+        if share.tenant in self._tenants:
+            self._tenants[share.tenant][0] += by
 
-    def leave(self, units: float, now: float, *, done: bool) -> None:
+    def leave(self, units: float, now: float, share: Share = ANYBODY, *, done: bool) -> None:
         """`done`: by its first token; else it was ended."""
         self._pass(now)
         if done and self.n_waiting >= _CROWD:
@@ -55,6 +63,10 @@ class Queue:
             self._forget(min(self._crowded_s / _MEMORY_S, self._n_done / _MEMORY_N))
         self.n_waiting -= 1
         self.units = self.units - units if self.n_waiting else 0.0
+        mine = self._tenants[share.tenant]
+        mine[0], mine[1] = mine[0] - units, mine[1] - 1
+        if not mine[1]:
+            del self._tenants[share.tenant]
 
     def seconds(self, now: float) -> float:
         """The time until what waits now has its first token; 0 while nothing is known."""
@@ -63,14 +75,15 @@ class Queue:
             return self.units * self._crowded_s / self._done
         return self._crowded_s if self.n_waiting >= _CROWD else 0.0
 
-    def has_room(self, now: float, *, favoured: bool) -> bool:
+    def has_room(self, now: float, share: Share = ANYBODY, *, favoured: bool) -> bool:
         """Whether one more may enter. While turns are promised, a part of the queue is for those who return, and for
-        the urgent."""
+        the urgent. A tenant that has less than its share of what may wait finds room whatever the others have."""
         seconds = self.seconds(now)
         if seconds < _EASED * self.longest_s:
             self._turn_s = 0.0
         reserved = not favoured and self._turn_s > now
-        return seconds < self.longest_s - (self._reserve_s if reserved else 0.0)
+        most_s = self.longest_s - (self._reserve_s if reserved else 0.0)
+        return seconds < most_s or self._seconds_of(share, seconds) < most_s * self._part_of(share)
 
     def promise(self, now: float) -> float:
         """Seconds until the turn of one that is refused now."""
@@ -80,6 +93,16 @@ class Queue:
         if wait_s > LATEST_TURN_S:  # spread all the same
             wait_s = LATEST_TURN_S / 2 + wait_s % (LATEST_TURN_S / 2)
         return wait_s
+
+    def _seconds_of(self, share: Share, seconds: float) -> float:
+        """The part of what waits that is this tenant's."""
+        mine = self._tenants.get(share.tenant)
+        return seconds * mine[0] / self.units if mine is not None and self.units > 0.0 else 0.0
+
+    def _part_of(self, share: Share) -> float:
+        """Of the queue, beside the others that wait; 0 if nobody else does."""
+        others = sum(weight for tenant, (_, _, weight) in self._tenants.items() if tenant != share.tenant)
+        return share.weight / (share.weight + others) if others else 0.0
 
     def _forget(self, excess: float) -> None:
         if excess > 1.0:

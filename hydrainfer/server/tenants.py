@@ -6,6 +6,7 @@ acme:
   requests_per_minute: 600    # each limit: none by default
   tokens_per_minute: 100000   # of prompts and answers
   concurrency: 16             # requests at once
+  weight: 2                   # its part of the engine while others wait, too, beside theirs; 1 by default
   share_cache: true           # its KV with the others that share; false by default
 """
 
@@ -24,7 +25,7 @@ from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
 from hydrainfer.config import read_yaml
-from hydrainfer.core import ConfigError, InvalidRequest, Overloaded, Unauthorized
+from hydrainfer.core import ConfigError, InvalidRequest, Overloaded, Share, Unauthorized
 from hydrainfer.core.request import MAX_PRIORITY
 from hydrainfer.server.queues import LATEST_TURN_S
 
@@ -41,8 +42,13 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
     concurrency: _Limit | None = None
+    weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
     share_cache: bool = False
     name: str = ""
+
+    @property
+    def share(self) -> Share:
+        return Share(self.name, self.weight)
 
     def salt(self, own: str | None) -> str:
         """The salt of a request's KV, made of its own: never that of a tenant that does not share."""

@@ -158,6 +158,21 @@ def test_a_killed_instance_is_noticed_at_once_and_comes_back_as_another(cluster,
     assert noticed_s < 1
 
 
+def test_a_rolling_restart_fails_no_request(cluster, tmp_path):
+    with Rig("1EP2D", RayLauncher(partial(light, step_s=0.02)), tmp_path) as rig:
+        before = {i.name: i.incarnation for i in rig.hub.instances()}
+        assert rig.hub.restart_all()
+        requests, away = [], set()
+        while any(i.incarnation in (0, before[i.name]) or i.state == "dead" for i in rig.hub.instances()):
+            requests.append(rig.submit(f"r{len(requests)}", max_tokens=20, pictures=[1] * (len(requests) % 2)))
+            away |= {frozenset(i.name for i in rig.hub.instances() if i.state == "dead")}
+            time.sleep(0.05)
+            assert len(requests) < 1200, rig.hub.instances()
+        assert [rig.tokens(r) for r in requests] == [rig.expected(r) for r in requests]
+    assert max(map(len, away)) == 1, "one at a time"
+    print(f"{len(requests)} requests meanwhile")
+
+
 def test_a_stage_whose_start_fails_is_tried_again_and_given_up_when_its_checkpoint_is_gone(cluster, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     checkpoint.write_text("weights")

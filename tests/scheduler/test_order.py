@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from hydrainfer.core import EncodeWork, Lane, Request, Role, SamplingParams, Sequence, Stage, StepBatch, TokenWork
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import Order
 from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.waiting import Waiting
@@ -55,7 +56,7 @@ def test_text_that_finds_no_place_does_not_hold_up_pictures():
 
 def test_equals_are_told_apart():
     """Choices of a request that began at different instances may have the same age and as much left."""
-    waiting, seqs = Waiting(), [Sequence(make_request(name), (0.0, 0), 0.0) for name in "abc"]
+    waiting, seqs = Waiting(Fair(Pace(EPD), 0.0)), [Sequence(make_request(name), (0.0, 0), 0.0) for name in "abc"]
     for seq in seqs:
         waiting.add(seq)
     for seq in (seqs[1], seqs[0], seqs[2]):
@@ -231,9 +232,9 @@ class Watch:
             if r.id not in chosen:
                 self.not_passed(r, chosen.values())
         other = s.waiting.pictured if lane is Lane.LANGUAGE else s.waiting.ready
-        if not queue or (other and other[0].rank < queue[0].rank):  # who may wait for the same room
+        if not queue or (other and other.first.rank < queue.first.rank):  # who may wait for the same room
             return turn.batch
-        r = queue[0]
+        r = queue.first
         passed = any(q.rank > r.rank for q in chosen.values())
         if passed and s.n_running < s.budgets.running and n_begun < s.policy.half_way:
             visit = r.plan[r.cursor :]

@@ -183,7 +183,7 @@ def test_the_youngest_is_preempted_and_its_tokens_are_kept():
     while not s.n_preemptions:
         turn(s, device, Lane.LANGUAGE)
     young = s.get("young")
-    assert "old" in s.decoding and young is s.waiting.queues[young.stage][0]
+    assert "old" in s.decoding and young is s.waiting.ready.first
     assert young.attempt == 1 and young.n_produced > 0 and young.blocks == {}
 
 

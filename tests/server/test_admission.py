@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.core import HydraError, Overloaded, Unavailable
+from hydrainfer.core import HydraError, Overloaded, Share, Unavailable
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import parse_messages
 from hydrainfer.server import Admission, Tenants
@@ -75,6 +75,24 @@ def test_the_few_are_never_refused():
     for _ in range(3):
         queue.enter(64_000.0, now)
     assert queue.has_room(now + 100.0, favoured=False)
+
+
+def test_a_tenant_within_its_share_of_the_queue_is_not_refused_for_another():
+    queue, now, flood, other = Queue(10.0), 0.0, Share("flood"), Share("other", 0.5)
+    for _ in range(20):
+        queue.enter(1.0, now, flood)
+    for _ in range(8):  # one a second
+        now += 1.0
+        queue.leave(1.0, now, flood, done=True)
+    assert queue.seconds(now) > 10.0 and not queue.has_room(now, flood, favoured=False)
+    n = 0
+    while queue.has_room(now, other, favoured=False):
+        queue.enter(1.0, now, other)
+        n += 1
+    assert 3 <= n <= 4, "a third of ten seconds"
+    for _ in range(n):
+        queue.leave(1.0, now, other, done=False)
+    assert not queue.has_room(now, flood, favoured=False)
 
 
 def test_turns_come_one_after_the_other_and_are_void_when_the_queue_has_eased():

@@ -151,7 +151,7 @@ def test_who_does_not_share_has_a_salt_that_nobody_else_can_have(write):
 
 
 def test_over_http(start, write):
-    path = write(f"{ACME}\nother: {{keys: [{key('o')}], top_priority: 1}}")
+    path = write(f"{ACME}\nother: {{keys: [{key('o')}], top_priority: 1, weight: 3}}")
     server = start(tenants=Tenants((), path))
 
     def ask(who, **fields):
@@ -172,6 +172,7 @@ def test_over_http(start, write):
     del server.http.headers["x-priority"]
     assert ask("o", stream=True).status_code == 200
     chains = [server.engine.submitted[-1].keys]
+    assert {r.share for r in server.engine.submitted} == {("acme", 1.0), ("other", 3.0)}
     assert ask("o", cache_salt="x").status_code == 200
     assert ask("o").status_code == 200
     chains += [r.keys for r in server.engine.submitted[-2:]]

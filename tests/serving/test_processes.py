@@ -74,6 +74,7 @@ def test_it_serves_until_a_signal_and_finishes_what_it_is_answering(checkpoint, 
     server = Served(checkpoint, "--port", 0, "--served-model-name", "tiny", "--api-key", "secret")
     with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/health").json() == {"status": "ok"}
+        server.process.send_signal(signal.SIGUSR1)
         assert client.post("/v1/chat/completions", json=body()).status_code == 401
         key = {"Authorization": "Bearer secret"}
         assert client.get("/v1/models", headers=key).json()["data"][0]["id"] == "tiny"
@@ -88,6 +89,7 @@ def test_it_serves_until_a_signal_and_finishes_what_it_is_answering(checkpoint, 
     assert server.process.wait(60) == 0
     assert "Traceback" not in server.output, server.output
     assert "secret" not in server.output
+    assert "no instance can be started again here" in server.output, "SIGUSR1 is no end"
     assert "-H 'Authorization: Bearer KEY'" in server.output
 
 

@@ -1,0 +1,100 @@
+"""A fair share of an instance for each tenant: who has had much more than others that wait goes after them.
+
+A counter per tenant has the seconds of work that its requests were admitted with and what their decoding has taken
+since, over its weight (virtual token counters, arXiv 2401.00588). Of those that wait, tenants within half of the credit
+of the least go by rank, as if they were one; the others go after them, the least counter first. So tenants that keep
+within their shares lose nothing of the order by rank, and one that floods the instance gets what they leave, but never
+less than its share: the counters of two that wait all the while stay within the credit, and what their largest requests
+take, of each other. Who comes after a pause is lifted to the credit below the others: nobody saves up more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from hydrainfer.core import Handoff, Request, Sequence, Stage, StepBatch
+from hydrainfer.scheduler.pace import Pace
+
+Turn = tuple[float, tuple[float, float, int]]
+"""What a tenant has had too much, and the rank: the smallest goes first."""
+
+
+class Fair:
+    """The counters of one instance, by tenant. With one tenant they change nothing. `credit_s`: of work."""
+
+    def __init__(self, pace: Pace, credit_s: float) -> None:
+        self.counters: dict[str, float] = {}
+        self._pace, self._credit_s = pace, credit_s
+        self._n_waiting: Counter[str] = Counter()  # requests
+        self._least = 0.0  # counter of those that wait, or that waited last
+        self._now = 0.0  # the largest counter with which anybody was admitted
+
+    def arrive(self, request: Request) -> None:
+        """It waits from now on."""
+        tenant = request.share.tenant
+        self._lift(tenant)
+        self._n_waiting[tenant] += 1
+        self._least = min(self.counters[t] for t in self._n_waiting)
+
+    def leave(self, request: Request) -> None:
+        """It waits no more."""
+        tenant = request.share.tenant
+        self._n_waiting[tenant] -= 1
+        if not self._n_waiting[tenant]:
+            del self._n_waiting[tenant]
+            self._least = min((self.counters[t] for t in self._n_waiting), default=self.counters[tenant])
+
+    def admitted(self, seq: Sequence) -> None:
+        """It has room: what is to be computed of it here is its tenant's."""
+        tenant = seq.request.share.tenant
+        self._lift(tenant)
+        self._now = max(self._now, self.counters[tenant])
+        self._charge(seq, self._pace.seconds(*seq.rest))
+
+    def decoded(self, batch: StepBatch, seconds: float) -> None:
+        """A batch took this long: each of its tokens as much of it as any other."""
+        if len(self.counters) > 1 and batch.n_decodes:
+            for item in batch.work[: batch.n_decodes]:
+                self._charge(item.seq, seconds / batch.n_items)
+
+    def turn_of(self, seq: Sequence) -> Turn:
+        """By this the first ones of all tenants, and the requests of one, are told apart."""
+        return self._excess(self.counters[seq.request.share.tenant]), seq.rank
+
+    def in_turn(self, queues: Mapping[str, Iterable[Sequence]]) -> Iterator[Sequence]:
+        """Those who wait, by tenant in the order of their ranks, as they go if each one that is yielded is admitted."""
+        queued = {tenant: iter(queue) for tenant, queue in queues.items()}
+        heads = [(*self.turn_of(s), t, self.counters[t], s) for t, q in queued.items() if (s := next(q, None))]
+        heapq.heapify(heads)
+        while heads:
+            _, _, tenant, counter, seq = heads[0]
+            yield seq
+            counter += self._pace.seconds(*seq.rest) / seq.request.share.weight
+            if (after := next(queued[tenant], None)) is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (self._excess(counter), after.rank, tenant, counter, after))
+
+    def offers(self, waiting: list[tuple[Stage, Handoff]]) -> list[tuple[Stage, Handoff]]:
+        """Offers in the order of their ranks, as their tenants go."""
+        tenants = {handoff.request.share.tenant for _, handoff in waiting}
+        if len(tenants) < 2:
+            return waiting
+        for tenant in tenants:
+            self._lift(tenant)
+        return sorted(waiting, key=lambda pair: self._excess(self.counters[pair[1].request.share.tenant]))
+
+    def _lift(self, tenant: str) -> None:
+        if tenant not in self._n_waiting:
+            self.counters[tenant] = max(self.counters.get(tenant, 0.0), self._now - self._credit_s)
+
+    def _charge(self, seq: Sequence, seconds: float) -> None:
+        share = seq.request.share
+        self.counters[share.tenant] += seconds / share.weight
+        if share.tenant in self._n_waiting:
+            self._least = min(self.counters[t] for t in self._n_waiting)
+
+    def _excess(self, counter: float) -> float:
+        return max(0.0, counter - self._least - self._credit_s / 2)

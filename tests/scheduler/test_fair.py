@@ -1,0 +1,97 @@
+"""Tenants: each gets its share of an instance while others wait, whatever it asks for."""
+
+from itertools import combinations
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hydrainfer.core import Handoff, Lane, Role, Share, Stage
+from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from tests.scheduler.fakes import FakeDevice, expected_tokens, make_caches, make_request
+from tests.scheduler.test_scheduler import turn
+
+pytestmark = pytest.mark.unit
+TENANTS = (Share("a", 1.0), Share("b", 2.0), Share("c", 0.5))
+LONGEST = 12  # tokens of a prompt
+COST_S = LONGEST * 1e-3  # before anything is measured
+
+
+def make(role="EPD", tokens=8, order="rank", credit_s=0.0):
+    return Scheduler(Role.parse(role), make_caches(), Budgets(tokens=tokens), Policy(order=order, credit_s=credit_s))
+
+
+def request(name, share, **fields):
+    return msgspec.structs.replace(make_request(name, **fields), share=share)
+
+
+@settings(max_examples=150, deadline=None)
+@example([(0, TENANTS[0], LONGEST)] * 6 + [(9, TENANTS[2], 1), (0, TENANTS[1], 1)], 4, "fcfs", 0.02)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(TENANTS), st.integers(1, LONGEST)), min_size=1, max_size=60),
+    st.integers(4, 24),
+    st.sampled_from(["rank", "fcfs"]),
+    st.sampled_from([0.0, 0.02]),
+)
+def test_counters_of_those_who_wait_are_near_each_other(trace, tokens, order, credit_s):
+    """Each entry: turns that pass before it comes, whose it is, the length of its prompt."""
+    s, device, requests = make(tokens=tokens, order=order, credit_s=credit_s), FakeDevice(), []
+    now, got = 0.0, {}
+
+    def step():
+        nonlocal now
+        now += 0.01
+        for outcome in (turn(s, device, Lane.LANGUAGE, now) or (None, ()))[1]:
+            got[outcome.seq.id] = outcome.token
+        s.check()
+        waiting = {q.request.share for q in s.waiting.ready}
+        for one, other in combinations(waiting, 2):
+            apart = abs(s.fair.counters[one.tenant] - s.fair.counters[other.tenant])
+            assert apart <= credit_s + COST_S / one.weight + COST_S / other.weight + 1e-9
+
+    for i, (pause, share, n) in enumerate(trace):
+        for _ in range(pause):
+            step()
+        requests.append(request(f"r{i}", share, n_text=n, max_tokens=1))
+        s.add(requests[-1], now)
+    while s.waiting or s.n_running:
+        step()
+        assert now < 100.0, "somebody waits for ever"
+    assert got == {r.id: expected_tokens(r)[0] for r in requests}
+
+
+def test_an_instance_is_divided_by_weight_and_a_late_tenant_goes_first_but_saves_nothing_up():
+    s, device = make(tokens=4), FakeDevice()
+    for i in range(60):
+        s.add(request(f"a{i}", TENANTS[0], n_text=4, max_tokens=1), 0.0)
+    served = [turn(s, device, Lane.LANGUAGE, 0.0)[0].work[0].seq.id for _ in range(20)]
+    assert served == [f"a{i}" for i in range(20)]
+    for i in range(60):
+        s.add(request(f"b{i}", TENANTS[1], n_text=4, max_tokens=1), 5.0)
+    served = [turn(s, device, Lane.LANGUAGE, 5.0)[0].work[0].seq.id for _ in range(30)]
+    assert [name[0] for name in served].count("b") == 20, "twice the weight"
+    assert served.index("b0") <= 1, "beside sixty that are older"
+
+
+def test_a_tenant_decodes_at_its_own_cost():
+    s, device = make(tokens=64), FakeDevice()
+    for share in TENANTS[:2]:
+        s.add(request(share.tenant, share, n_text=4, max_tokens=9), 0.0)
+    turn(s, device, Lane.LANGUAGE, 0.0)
+    before = dict(s.fair.counters)
+    batch, _ = turn(s, device, Lane.LANGUAGE, 0.1)
+    s.observe(batch, 0.5)
+    assert s.fair.counters == pytest.approx({"a": before["a"] + 0.25, "b": before["b"] + 0.125})
+
+
+def test_offers_go_by_tenant():
+    s = make("D")
+    shares = [TENANTS[0], TENANTS[0], TENANTS[1]]
+    offers = []
+    for i, share in enumerate(shares):
+        seq = Scheduler(Role.parse("P"), make_caches(), Budgets()).add(request(f"r{i}", share), float(i))
+        offers.append((Stage.DECODE, Handoff.of(seq, {}, "P0", 1, {})))
+    assert s.fair.offers(offers[:2]) == offers[:2]
+    s.fair.counters["a"] = 1.0
+    assert [h.request.id for _, h in s.fair.offers(offers)] == ["r2", "r0", "r1"]
