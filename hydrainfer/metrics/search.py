@@ -17,6 +17,8 @@ from hydrainfer.core import ConfigError
 from hydrainfer.metrics.attainment import Proportion
 from hydrainfer.metrics.steady import Series, Steady, steady_state
 
+_FAR_BELOW = 1000.0  # times below the first rate a search gives up
+
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """`rate_per_s`: the best estimate, 0 if no rate tried reached `target`. At `low` attainment is above the target
@@ -86,14 +88,15 @@ class Search:
         low, high = self._low, min([*self._not_ours, self._high or self._bound, self._bound])
         open_ = [rate for rate in self._found if (low or 0.0) < rate < high]
         most, least = max(open_, default=low), min(open_, default=high)
-        if most is None and high == math.inf:
+        if not self._found and not self._not_ours:
             return self._first
         if high == math.inf:
             assert most is not None
             return min(most * self._factor, self._max_rate) if most < self._max_rate else None
         if low is None:
-            least = min(least, self._first * self._factor)
-            return least / self._factor if least > self._first / self._factor**6 * 1.001 else None
+            n_tried = sum(rate <= self._first for rate in self._found)  # ever larger steps
+            least = min([self._first, *self._found])
+            return least / self._factor ** max(1, n_tried) if least > self._first / _FAR_BELOW else None
         gaps = [(low, high)] if most is None or not open_ else [(low, least), (most, high)]
         a, b = max(gaps, key=lambda gap: gap[1] / gap[0])
         return math.sqrt(a * b) if b / a > 1 + self._tolerance else None

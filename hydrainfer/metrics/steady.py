@@ -26,6 +26,10 @@ from hydrainfer.metrics.attainment import Z95, Proportion, effective_n, wilson
 
 ENOUGH = 24.0
 """Relaxation times that a run has to last before its share is taken for that of the steady state."""
+_STABLE = 8.0
+"""Likewise, where the limit is so far that only a queue without end could pass it: at the edge of its capacity hardly
+one queue in 40 looks so short for so long."""
+_FAR = 7.0  # mean waits; an exponential tail leaves less than one in a thousand beyond
 _PER_RELAXATION = 1.5  # requests that count as independent, at most
 _WORK_CV2 = 1.0  # squared variation of the work, of which only what is left of it shows; as of exponential times
 _T95, _SURE = 2.093, 2.861  # Student's quantiles for 19 degrees of freedom: 95 %; 99 % where it is looked at repeatedly
@@ -34,11 +38,12 @@ _GROWS = NormalDist().inv_cdf(1 - 0.025 / 2)  # a reflected walk has two tails
 
 class Series(msgspec.Struct, frozen=True):
     """The requests of one run in the order of their arrival: when they came, how long each waited for its first token
-    (inf: it never had one), and whether it met the SLO."""
+    (inf: it never had one), and whether it met the SLO. `limit_s`: how long it may wait by the SLO, if known."""
 
     at_s: Sequence[float] | NDArray[np.float64]
     delay_s: Sequence[float] | NDArray[np.float64]
     met: Sequence[bool] | NDArray[np.bool_]
+    limit_s: float = 0.0
 
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,14 +82,16 @@ def steady_state(runs: Sequence[Series]) -> Steady:
     share = sum(float(m.sum()) for m in met) / n
     relaxation = max(_relaxation(run) for run in runs)
     delays = [each[cut:] for each, cut in zip(delays, cuts)]
-    n_effective = min(effective_n(*met), effective_n(*delays), _PER_RELAXATION * n / relaxation)
+    n_effective, enough = effective_n(*met), _STABLE
+    if not all(_far(run) for run in runs):
+        n_effective, enough = min(n_effective, effective_n(*delays), _PER_RELAXATION * n / relaxation), ENOUGH
     found = Proportion.of(round(share * n), n, n_effective * (Z95 / _T95) ** 2)
     return Steady(
         met=found,
         n_effective=n_effective,
         n_warmup=sum(cuts),
         grows=any(_grows(run) for run in runs),
-        n_wanted=math.ceil(ENOUGH * relaxation),
+        n_wanted=math.ceil(enough * relaxation),
     )
 
 
@@ -120,6 +127,14 @@ def _backlog(run: Series) -> NDArray[np.float64]:
     means = delays[: len(delays) // size * size].reshape(-1, size).mean(axis=1)
     span = run.at_s[-1] - run.at_s[0]
     return (means - means.min()) * (len(delays) / span if span > 0.0 else 0.0)
+
+
+def _far(run: Series) -> bool:
+    """The limit is far beyond what requests wait."""
+    delays = _capped(run)
+    rate = len(delays) / max(run.at_s[-1] - run.at_s[0], 1e-9)
+    usual_s = float(np.quantile(delays, 0.9))
+    return run.limit_s > usual_s + _FAR * float(_backlog(run).mean()) / rate
 
 
 def _relaxation(run: Series) -> float:

@@ -33,7 +33,7 @@ from hydrainfer.profiling.question import Prepared
 from hydrainfer.scheduler import Budgets
 from hydrainfer.version import __version__
 
-_LONG = 5.0  # times the TTFT SLO: a trace that is shorter has no time to show that a queue grows
+_WIDE = 0.2  # of an interval, beyond which a plan says so
 _GRID = (0.5, 1.0, 2.0, 4.0)  # times the limits of the SLO
 
 
@@ -105,8 +105,7 @@ def _searched(asked: Prepared, n_processes: int | None, exhaustive: bool, on_pro
     check_possible(study, candidates)
     if q.objective == "goodput":
         found = search(study, candidates, n_processes=n_processes, exhaustive=exhaustive, on_progress=on_progress)
-        best = max((f.goodput or 0.0 for f in found), default=0.0)
-        return _Searched(study, q.devices, found, _too_short(study, best, q.requests))
+        return _Searched(study, q.devices, found, _undecided(found[0] if found else None))
     assert q.rate is not None
     if q.objective == "devices":
         studies = [(s := asked.study(n_devices=n), _fitting(asked, s, n)) for n in range(1, q.devices + 1)]
@@ -127,15 +126,16 @@ def _searched(asked: Prepared, n_processes: int | None, exhaustive: bool, on_pro
     return _Searched(study, q.devices, found, [])
 
 
-def _too_short(study: Study, best: float, n_requests: int) -> list[str]:
-    """A note if a trace at the best rate is over before a queue can grow."""
-    ttft_s = study.slo.ttft_s
-    if not best or not ttft_s or n_requests / best >= _LONG * ttft_s:
+def _undecided(best: Finding | None) -> list[str]:
+    """A note if the interval of the best layout is wide."""
+    if best is None or not best.goodput or best.goodput_high is None or best.goodput_low is None:
         return []
-    wanted = int(best * _LONG * ttft_s / 500 + 1) * 500
+    if best.goodput_high <= best.goodput_low * (1 + _WIDE):
+        return []
+    n = max(a.n for a in best.attempts)
     return [
-        f"{n_requests} requests at {best:.3g}/s last {n_requests / best:.3g} s, which is short for a TTFT SLO "
-        f"of {ttft_s:g} s: queues hardly have the time to grow. Confirm with --requests {wanted}."
+        f"The goodput of {best.layout} is undecided between {best.goodput_low:.3g} and {best.goodput_high:.3g}/s: runs "
+        f"of up to {n} requests are too short to tell. Confirm with more --requests."
     ]
 
 

@@ -20,6 +20,7 @@ from hydrainfer.workload.sources import Workload, read_workload
 
 Measure = Callable[[str, int], CostFile]
 """Measures a model with so many CPU threads."""
+_LONGER = 6  # times the first run: two more, each twice as long as the one before
 _MEMORY_SHARE = 0.5  # of a CPU's: the rest of the machine lives there, too
 
 
@@ -33,6 +34,7 @@ class Prepared(NamedTuple):
     kind: DeviceKind
     workload: Workload
     trace: tuple[TraceRequest, ...]
+    more: tuple[TraceRequest, ...]
     slo: Slo
     threads: int | None
 
@@ -51,6 +53,7 @@ class Prepared(NamedTuple):
             cost=self.cost,
             kind=self.kind,
             target=self.question.target,
+            more=self.more,
         )
 
     def candidates(self, study: Study, n_devices: int | None = None) -> Sequence[Layout]:
@@ -73,7 +76,14 @@ def prepare(q: Question, measure: Measure) -> Prepared:
     trace = tuple(trace_of(workload, prompts_of(q.model), q.requests, q.seed))
     cost, device, kind, threads = _times(q, model, measure)
     shape = shape_of(q.model, q.dtype or (cost.dtype if isinstance(cost, CostFile) else None))
-    return Prepared(q, shape, device, cost, kind, workload, trace, slo, threads)
+    return Prepared(q, shape, device, cost, kind, workload, trace, _more(q, workload), slo, threads)
+
+
+def _more(q: Question, workload: Workload) -> tuple[TraceRequest, ...]:
+    """Requests for the longer runs of the search for goodput; none where the workload has a certain number of them."""
+    if q.objective != "goodput" or workload.source != "synthetic":
+        return ()
+    return tuple(trace_of(workload, prompts_of(q.model), _LONGER * q.requests, (q.seed + 1) << 20))
 
 
 def slo_of(text: str, model: str, dataset: str) -> Slo:

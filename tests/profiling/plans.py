@@ -98,4 +98,4 @@ def whole():
 
 def failed(rate, n_met, n=100, stopped=False):
     p90 = {} if stopped else {"ttft_p90": 0.4, "tpot_p90": 0.02}
-    return Attempt(rate=rate, n=n, n_met=n_met, n_effective=float(n), stopped=stopped, **p90)
+    return Attempt(rate=rate, n=n, n_met=n_met, stopped=stopped, **p90)

@@ -5,20 +5,34 @@ Called by `profiling` and the benchmarks. Never reads a checkpoint, and never me
 
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.deployment import DeviceKind, candidates_of, layout_file, study_of
-from hydrainfer.planner.search.goodput import Finding, OnProgress, bracket, narrow, search
+from hydrainfer.planner.search.goodput import (
+    COARSE,
+    EXACT,
+    TOLERANCE,
+    Effort,
+    Finding,
+    OnProgress,
+    bracket,
+    measured,
+    narrow,
+    search,
+)
 from hydrainfer.planner.search.grid import grid_of
 from hydrainfer.planner.search.layouts import layouts, method_of
 from hydrainfer.planner.search.objectives import Objective, check_possible, least_devices, ranked_at
-from hydrainfer.planner.search.plan import TOLERANCE, Cell, LayoutPlan, Live, Ratio, Row, rows_of
+from hydrainfer.planner.search.plan import Cell, LayoutPlan, Live, Ratio, Row, rows_of
 from hydrainfer.planner.search.ratios import rate_for_ratios, ratios_of
-from hydrainfer.planner.search.study import Attempt, Study, attempt, mean_interval_s
+from hydrainfer.planner.search.study import Attempt, Study, attempt, mean_interval_s, observe
 
 __all__ = [
+    "COARSE",
+    "EXACT",
     "TOLERANCE",
     "Attempt",
     "Bounds",
     "Cell",
     "DeviceKind",
+    "Effort",
     "Finding",
     "LayoutPlan",
     "Live",
@@ -36,8 +50,10 @@ __all__ = [
     "layouts",
     "least_devices",
     "mean_interval_s",
+    "measured",
     "method_of",
     "narrow",
+    "observe",
     "ranked_at",
     "rate_for_ratios",
     "ratios_of",

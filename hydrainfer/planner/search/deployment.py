@@ -33,11 +33,12 @@ def study_of(
     cost: CostModel | CostFile | None = None,
     kind: DeviceKind = "gpu",
     target: float = 0.9,
+    more: Sequence[TraceRequest] = (),
 ) -> Study:
     """A study in which every instance has a `device`. Batch times follow from its peaks or, if given, from `cost`.
     Budgets are those of the paper's section 4.2, for as many decodes as requests within the SLO bring about. Roles that
-    do not fit the device are left out. Raises `ConfigError` if none that prefills or none that decodes fits, and for an
-    empty trace."""
+    do not fit the device are left out. `more`: requests of the same workload, for longer runs. Raises `ConfigError` if
+    none that prefills or none that decodes fits, and for an empty trace."""
     if not trace:
         raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
     cost = cost or cost_of(shape, device)
@@ -60,7 +61,9 @@ def study_of(
         if not any(Role.parse(name).runs(stage) for name in stations):
             raise min(too_large.items(), key=lambda item: len(item[0]) + (not Role.parse(item[0]).runs(stage)))[1]
     link = cost.link() if isinstance(cost, CostFile) and cost.copies else device.link
-    return Study(stations=stations, trace=tuple(trace), slo=slo, target=target, link=link, overlap=overlap)
+    return Study(
+        stations=stations, trace=tuple(trace), more=tuple(more), slo=slo, target=target, link=link, overlap=overlap
+    )
 
 
 def _check_room(shape: ModelShape, device: Hardware, role: Role, blocks: Mapping[CacheSpec, int], longest: int) -> None:

@@ -2,11 +2,12 @@
 
     layouts ─bound below the best─> pruned
             ─screened─> does not carry the best's goodput: an upper limit is all that is known of it
-            ─finals─> goodput with its interval, on the whole trace
+            ─finals─> goodput in the steady state with its interval (`metrics.Search`), for the best few with more runs
 
-A short trace flatters, as queues have no time to grow: a layout that fails on it fails on the whole. Layouts are tried
-in waves, best bound first. A wave knows the best goodput of the waves before it only, so that the outcome does not
-depend on the number of processes.
+A short trace flatters, as queues have no time to grow: a layout that fails on it fails on the whole. What a layout
+carries on the short trace is compared with what the best one carries there. Layouts are tried in waves, best bound
+first. A wave knows the best goodput of the waves before it only, so that the outcome does not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -16,21 +17,35 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from hydrainfer.core import Layout
-from hydrainfer.metrics import Proportion
+from hydrainfer.metrics import Search
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.layouts import method_of
-from hydrainfer.planner.search.study import Attempt, Study, attempt
+from hydrainfer.planner.search.study import Attempt, Study, attempt, observe
 
 _WAVE = 4
 _SCREEN = 300  # requests
+TOLERANCE = 0.03
+"""Of a goodput: how exact a search on one trace is."""
 _NEAR = 0.95  # of the best: worth a closer look
 _FINALS = 8
 _AT_ONCE = 2  # finals after a wave
+_BEST = 2  # of the finals: measured again, with more runs
+
+
+class Effort(NamedTuple):
+    """The effort of a final: see `metrics.Search`. `steady` False: a bisection on the trace alone, which flatters."""
+
+    max_runs: int = 2
+    tolerance: float = 0.1
+    steady: bool = True
+
+
+COARSE, EXACT, QUICK = Effort(), Effort(3, 0.05), Effort(1, TOLERANCE, False)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +63,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best_attempt(self) -> Attempt | None:
-        """The attempt at the goodput."""
-        return next((a for a in self.attempts if self.goodput is not None and a.rate == self.goodput), None)
+        """The longest attempt at the highest rate tried that is within the goodput."""
+        within = [a for a in self.attempts if self.goodput is not None and a.rate <= self.goodput and not a.stopped]
+        return max(within, key=lambda a: (a.rate, a.n), default=None)
 
     @property
     def failed_attempt(self) -> Attempt | None:
@@ -67,19 +83,21 @@ def search(
     *,
     n_processes: int | None = None,
     exhaustive: bool = False,
+    effort: Effort = COARSE,
     on_progress: OnProgress = lambda *_: None,
 ) -> list[Finding]:
-    """The findings of all candidates, best first. `exhaustive`: nothing is pruned or screened."""
+    """The findings of all candidates, best first. `exhaustive`: nothing is pruned or screened. `effort`: of finals; the
+    best few are measured again exactly, if it is steady."""
     of_study = Bounds(study)
     bounds = {layout: of_study.of(layout).rate for layout in candidates}
     order = sorted(candidates, key=lambda layout: -bounds[layout])
     with workers(n_processes) as run:
         if exhaustive:
-            jobs = [(study, layout, bounds[layout], bounds[layout]) for layout in order]
-            found = _told(run(_final, jobs), len(order), on_progress)
+            jobs = [(study, layout, bounds[layout], bounds[layout], effort) for layout in order]
+            found = _told(run(measured, jobs), len(order), on_progress)
         else:
-            found = _Search(study, order, bounds, run, on_progress).found()
-    return sorted(found, key=lambda f: (-(f.goodput or 0.0), -(f.goodput_high or 0.0)))
+            found = _Waves(study, order, bounds, run, effort, on_progress).found()
+    return sorted(found, key=lambda f: (-(f.goodput or 0.0) * (f.stage == "final"), -(f.goodput_high or 0.0)))
 
 
 def _told(results: Iterator[Finding], n: int, on_progress: OnProgress) -> list[Finding]:
@@ -90,12 +108,19 @@ def _told(results: Iterator[Finding], n: int, on_progress: OnProgress) -> list[F
     return found
 
 
-class _Search:
+class _Waves:
     """Waves of screening, with finals between them."""
 
     def __init__(
-        self, study: Study, order: Sequence[Layout], bounds: dict[Layout, float], run: RunJobs, on_progress: OnProgress
+        self,
+        study: Study,
+        order: Sequence[Layout],
+        bounds: dict[Layout, float],
+        run: RunJobs,
+        effort: Effort,
+        on_progress: OnProgress,
     ) -> None:
+        self._effort = effort
         self._study, self._short = study, study.shortened(_SCREEN)
         self._order, self._bounds, self._run, self._on_progress = order, bounds, run, on_progress
         self._screened: dict[Layout, Finding] = {}
@@ -113,13 +138,17 @@ class _Search:
                     self._screened[layout] = Finding(layout=str(layout), stage="pruned", bound=high, goodput_high=high)
             jobs = [(self._short, layout, self._bounds[layout], best * _NEAR) for layout in open_]
             self._screened |= dict(zip(open_, self._run(_rough, jobs)))
-            self._measure(self._promising()[:_AT_ONCE])
+            if len(self._finals) < _FINALS:
+                self._measure(self._promising()[:_AT_ONCE])
             self._on_progress("screen", min(begin + _WAVE, n), n)
         while len(self._finals) < _FINALS and (promising := self._promising()):
             self._measure(promising[:_AT_ONCE])
             self._on_progress("measure", len(self._finals), len(self._finals) + len(promising))
         whole = [k for k in self._order if k not in self._finals and method_of(k) == "EPD"]
         self._measure(whole)  # what all others are compared with
+        if self._effort.steady:
+            first = sorted(self._finals, key=lambda k: -(self._finals[k].goodput or 0.0))[:_BEST]
+            self._measure(first, EXACT)
         return [*(self._screened | self._finals).values()]
 
     @property
@@ -127,13 +156,24 @@ class _Search:
         return max((f.goodput or 0.0 for f in self._finals.values()), default=0.0)
 
     def _promising(self) -> list[Layout]:
-        """Layouts not measured yet, on the short trace better than the best on the whole; most promising first."""
-        rough = {k: f.goodput or 0.0 for k, f in self._screened.items() if k not in self._finals}
-        return sorted((k for k, rate in rough.items() if rate > self._best * _NEAR), key=lambda k: -rough[k])
+        """Layouts not measured yet, on the short trace no worse than the best there; most promising first."""
+        rough = {k: f.goodput or 0.0 for k, f in self._screened.items()}
+        best = max(self._finals, key=lambda k: self._finals[k].goodput or 0.0, default=None)
+        least = max(self._best, rough.get(best, 0.0) if best is not None else 0.0) * _NEAR
+        open_ = [k for k, rate in rough.items() if rate > least and k not in self._finals]
+        return sorted(open_, key=lambda k: -rough[k])
 
-    def _measure(self, layouts: Sequence[Layout]) -> None:
-        jobs = [(self._study, k, self._bounds[k], self._screened[k].goodput or self._bounds[k] / 2) for k in layouts]
-        self._finals |= dict(zip(layouts, self._run(_final, jobs)))
+    def _measure(self, layouts: Sequence[Layout], effort: Effort | None = None) -> None:
+        jobs = []
+        for k in layouts:
+            known = self._finals.get(k, self._screened[k]).goodput
+            jobs.append((self._study, k, self._bounds[k], known or self._bounds[k] / 2, effort or self._effort))
+        self._finals |= dict(zip(layouts, self._run(measured, jobs)))
+
+
+def measured(study: Study, layout: Layout, bound: float, near: float, effort: Effort = COARSE) -> Finding:
+    """The goodput of one layout; the search begins near `near`."""
+    return (_final if effort.steady else _quick)(study, layout, bound, near, effort)
 
 
 def _rough(study: Study, layout: Layout, bound: float, at_least: float) -> Finding:
@@ -161,44 +201,42 @@ def _rough(study: Study, layout: Layout, bound: float, at_least: float) -> Findi
     )
 
 
-def _final(study: Study, layout: Layout, bound: float, near: float) -> Finding:
-    """The layout's goodput on the whole trace within 3 %, with its confidence interval."""
+def _final(study: Study, layout: Layout, bound: float, near: float, effort: Effort) -> Finding:
+    """The layout's goodput in the steady state, with its confidence interval."""
+    tried: list[Attempt] = []
+    near = min(near, 0.95 * bound)
+    steady = Search(
+        near, target=study.target, tolerance=effort.tolerance, bound=bound, max_runs=effort.max_runs, factor=1.15
+    )
+    while (ask := steady.next()) is not None:
+        run = study.run(ask.times.bit_length() - 1)
+        result, series = observe(run, layout, ask.rate)
+        tried.append(result)
+        steady.tell(ask.rate, series)
+    found = steady.result()
+    return Finding(
+        layout=str(layout),
+        stage="final",
+        bound=bound,
+        goodput=found.rate_per_s,
+        goodput_low=found.low or 0.0,
+        goodput_high=found.high or bound,
+        attempts=tuple(sorted(tried, key=lambda a: a.rate)),
+    )
+
+
+def _quick(study: Study, layout: Layout, bound: float, near: float, effort: Effort) -> Finding:
+    """The layout's goodput on this trace alone within 3 %, which flatters; no interval."""
     tried: list[Attempt] = []
 
     def carries(rate: float) -> bool:
         tried.append(attempt(study, layout, rate))
         return tried[-1].carried(study.target)
 
-    low, high = bracket(carries, 0.0, near, bound, 1.15)
-    low, high = narrow(carries, low, high, 0.03)
-    rate = low  # now for the interval
-    while low and not any(_surely(a, study.target) for a in tried) and rate > low / 3:
-        rate /= 1.1
-        carries(rate)
-    rate = high
-    while low and not any(_surely_not(a, study.target) for a in tried) and rate * 1.1 < min(bound, low * 3):
-        rate *= 1.1
-        carries(rate)
+    low, high = narrow(carries, *bracket(carries, 0.0, near, bound, 1.15), effort.tolerance)
     attempts = tuple(sorted(tried, key=lambda a: a.rate))
-    surely = [a.rate for a in attempts if _surely(a, study.target)]
-    surely_not = [a.rate for a in attempts if _surely_not(a, study.target)]
-    return Finding(
-        layout=str(layout),
-        stage="final",
-        bound=bound,
-        goodput=low,
-        goodput_low=max((r for r in surely if r <= low), default=0.0),
-        goodput_high=min((r for r in surely_not if r > low), default=bound),
-        attempts=attempts,
-    )
-
-
-def _surely(a: Attempt, target: float) -> bool:
-    return Proportion.of(a.n_met, a.n, a.n_effective).low >= target
-
-
-def _surely_not(a: Attempt, target: float) -> bool:
-    return Proportion.of(a.n_met, a.n, a.n_effective).high < target
+    finding = Finding(layout=str(layout), stage="final", bound=bound, goodput=low, goodput_low=0.0, goodput_high=high)
+    return msgspec.structs.replace(finding, attempts=attempts)
 
 
 def bracket(

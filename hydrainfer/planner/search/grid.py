@@ -9,7 +9,7 @@ import msgspec
 from hydrainfer.config import Slo
 from hydrainfer.core import Layout
 from hydrainfer.planner.search.bound import Bounds
-from hydrainfer.planner.search.goodput import Finding, OnProgress, search, workers
+from hydrainfer.planner.search.goodput import QUICK, Finding, OnProgress, search, workers
 from hydrainfer.planner.search.layouts import method_of
 from hydrainfer.planner.search.objectives import is_possible
 from hydrainfer.planner.search.plan import Cell
@@ -58,11 +58,11 @@ def chosen(study: Study, candidates: Sequence[Layout]) -> list[Layout]:
 
 
 def _cell(study: Study, candidates: Sequence[Layout]) -> Cell:
-    found = search(study, candidates, n_processes=1) if is_possible(study, candidates) else []
+    found = search(study, candidates, n_processes=1, effort=QUICK) if is_possible(study, candidates) else []
     epd = [x for x in candidates if method_of(x) == "EPD"]
     known = next((f for f in found if f.layout in map(str, epd) and f.goodput is not None), None)
     if known is None and epd and found and found[0].goodput:  # told to be less than the best, but not how much
-        known = search(study, epd, n_processes=1, exhaustive=True)[0]
+        known = search(study, epd, n_processes=1, exhaustive=True, effort=QUICK)[0]
     best = next((f for f in found if f.goodput), None)
     ttft_s, tpot_s = study.slo.ttft_s, study.slo.tpot_s
     assert ttft_s is not None and tpot_s is not None

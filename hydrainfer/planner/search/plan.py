@@ -9,13 +9,10 @@ import msgspec
 from hydrainfer.config import Slo
 from hydrainfer.core import Layout
 from hydrainfer.planner.search.bound import Bounds
-from hydrainfer.planner.search.goodput import Finding
+from hydrainfer.planner.search.goodput import TOLERANCE, Finding
 from hydrainfer.planner.search.layouts import method_of
 from hydrainfer.planner.search.reason import reason
 from hydrainfer.planner.search.study import Attempt, Study
-
-TOLERANCE = 0.03
-"""Of a goodput: how exact a search is."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -11,8 +13,8 @@ from hydrainfer.cache import CacheSpec
 from hydrainfer.cluster.roster import Balancing
 from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request
-from hydrainfer.engine import Overlap
-from hydrainfer.metrics import FAILED, Timelines, Verdict, effective_n, judge
+from hydrainfer.engine import EventSink, Overlap
+from hydrainfer.metrics import FAILED, Series, Timelines, Verdict, judge
 from hydrainfer.planner.simulation import (
     InstanceModel,
     Link,
@@ -23,6 +25,8 @@ from hydrainfer.planner.simulation import (
     at_rate,
 )
 from hydrainfer.scheduler import Budgets, Policy
+
+_OVERRUN = 4.0  # standard deviations of what a queue at the edge of its capacity gathers by chance
 
 
 class Station(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +39,12 @@ class Station(msgspec.Struct, frozen=True, kw_only=True):
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
     """The workload, SLO and devices that layouts are judged by. `stations` by role. `trace`: the workload, whose
-    arrivals are stretched to each rate. `target`: the share of requests that has to meet the SLO."""
+    arrivals are stretched to each rate; `more`: other requests of the workload, for runs after the first. `target`: the
+    share of requests that has to meet the SLO."""
 
     stations: Mapping[str, Station]
     trace: tuple[TraceRequest, ...]
+    more: tuple[TraceRequest, ...] = ()
     slo: Slo
     target: float = 0.9
     link: Link = Link()
@@ -70,18 +76,36 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         return as_requests(at_rate(self.trace, rate), block_tokens)
 
     def shortened(self, n: int) -> Study:
-        return msgspec.structs.replace(self, trace=self.trace[:n])
+        return msgspec.structs.replace(self, trace=self.trace[:n], more=())
+
+    def run(self, k: int) -> Study:
+        """The study for the run `k` (0, 1, …) at a rate, which is twice as long as the one before and shares no request
+        with others; where the workload has too few, its requests are drawn again, in another order."""
+        n = len(self.trace)
+        first, last = n * (2**k - 2), n * (2 ** (k + 1) - 2)
+        if k == 0:
+            return self
+        trace = self.more[first:last]
+        if last > len(self.more):
+            rng = random.Random(k)
+            gaps = [b.arrival_s - a.arrival_s for a, b in pairwise(self.trace)] or [1.0]
+            at_s = accumulate(rng.choices(gaps, k=last - first))
+            trace = tuple(
+                msgspec.structs.replace(t, arrival_s=s) for t, s in zip(rng.choices(self.trace, k=last - first), at_s)
+            )
+        else:
+            begin_s = trace[0].arrival_s
+            trace = tuple(msgspec.structs.replace(t, arrival_s=t.arrival_s - begin_s) for t in trace)
+        return msgspec.structs.replace(self, trace=trace, more=())
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One rate tried. `n_met` of `n` requests met the SLO, and scattered as `n_effective` independent ones would;
-    `stopped`: given up when it was clear that too few would: only those that were judged by then are counted, and there
-    are no percentiles, which are in seconds."""
+    """One rate tried. `n_met` of `n` requests met the SLO; `stopped`: given up when it was clear that too few would:
+    only those that were judged by then are counted, and there are no percentiles, which are in seconds."""
 
     rate: float
     n: int
     n_met: int
-    n_effective: float
     stopped: bool = False
     ttft_p50: float | None = None
     ttft_p90: float | None = None
@@ -96,34 +120,41 @@ def attempt(
     study: Study, layout: Layout, rate: float, *, hurry: bool = True, timelines: Timelines | None = None
 ) -> Attempt:
     """One rate, simulated. `hurry`: stop when more have missed than may. `timelines` hear of every event."""
-    requests = study.requests(rate)
+    judges = _Judges(study, study.requests(rate))
 
     def record(event: LifecycleEvent) -> None:
         assert timelines is not None
         timelines.record(event)
 
-    judges = _Judges(study, requests)
-    simulator = Simulator(
-        study.instances(layout),
-        study.link,
-        balancing=study.balancing,
-        record=None if timelines is None else record,
-        watch=judges.hopeless if hurry else None,
-    )
-    judges.served = simulator.served
-    served = simulator.run(requests)
-    n = len(requests)
+    watch = judges.hopeless if hurry else None
+    return _attempt(rate, judges, judges.served_by(layout, watch, None if timelines is None else record))
+
+
+def observe(study: Study, layout: Layout, rate: float) -> tuple[Attempt, Series]:
+    """One rate, simulated to the end, or until it is clear that a queue grows: what came of it, request by request."""
+    judges = _Judges(study, study.requests(rate))
+    simulator = judges.served_by(layout, judges.overrun)
+    served = [s for s in simulator.served.values() if s.arrival_s <= simulator.now]
+    while served and not served[-1].token_s and not served[-1].finish:  # these may not have had their turn
+        served.pop()
+    limit = math.inf if study.slo.ttft_s is None else study.slo.ttft_s
+    delays = [s.token_s[0] - s.arrival_s if s.token_s else math.inf for s in served]
+    met = [bool(s.finish) and verdict_of(s, study.slo).met for s in served]
+    return _attempt(rate, judges, simulator), Series([s.arrival_s for s in served], delays, met, limit)
+
+
+def _attempt(rate: float, judges: _Judges, simulator: Simulator) -> Attempt:
+    served, slo = list(simulator.served.values()), judges.slo
+    n = len(served)
     if simulator.n_done < n:
         n_judged = judges.n_missed + judges.n_met
-        return Attempt(rate=rate, n=n_judged, n_met=judges.n_met, n_effective=float(n_judged), stopped=True)
-    met = [verdict_of(s, study.slo).met for s in served]
+        return Attempt(rate=rate, n=n_judged, n_met=judges.n_met, stopped=True)
     ttft = sorted(s.token_s[0] - s.arrival_s for s in served if s.token_s)
     tpot = sorted(t for s in served if (t := mean_interval_s(s)) is not None)
     return Attempt(
         rate=rate,
         n=n,
-        n_met=sum(met),
-        n_effective=effective_n(met),
+        n_met=sum(verdict_of(s, slo).met for s in served),
         ttft_p50=_quantile(ttft, 0.5),
         ttft_p90=_quantile(ttft, 0.9),
         tpot_p50=_quantile(tpot, 0.5),
@@ -152,21 +183,38 @@ class _Judges:
     """Counts requests that have missed for certain, while the simulation runs."""
 
     def __init__(self, study: Study, requests: Sequence[Request]) -> None:
-        self.served: dict[str, ServedRequest] = {}
+        self._served: dict[str, ServedRequest] = {}
         self.n_missed = self.n_met = 0
-        self._slo = study.slo
+        self.slo, self._study, self._requests = study.slo, study, requests
         self._most = (1.0 - study.target) * len(requests) + 1e-9
         self._coming = [(r.arrival_s or 0.0, r.id) for r in reversed(requests)]
         self._open: list[ServedRequest] = []
 
+    def served_by(
+        self, layout: Layout, watch: Callable[[float], bool] | None, record: EventSink | None = None
+    ) -> Simulator:
+        study = self._study
+        instances = study.instances(layout)
+        simulator = Simulator(instances, study.link, balancing=study.balancing, record=record, watch=watch)
+        self._served = simulator.served
+        simulator.run(self._requests)
+        return simulator
+
+    def overrun(self, now: float) -> bool:
+        """More have missed than may, and more wait than would by chance, however often one looks."""
+        if not self.hopeless(now):
+            return False
+        n_wait = sum(not s.token_s for s in self._open)
+        return n_wait > _OVERRUN * math.sqrt(2.0 * (len(self._requests) - len(self._coming)))
+
     def hopeless(self, now: float) -> bool:
         while self._coming and self._coming[-1][0] <= now:
-            self._open.append(self.served[self._coming.pop()[1]])
+            self._open.append(self._served[self._coming.pop()[1]])
         still: list[ServedRequest] = []
-        ttft_s = self._slo.ttft_s
+        ttft_s = self.slo.ttft_s
         for s in self._open:
             if s.finish:
-                met = verdict_of(s, self._slo).met
+                met = verdict_of(s, self.slo).met
                 self.n_met += met
                 self.n_missed += not met
             elif ttft_s is not None and not s.token_s and now - s.arrival_s > ttft_s:

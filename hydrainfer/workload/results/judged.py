@@ -39,7 +39,8 @@ def series_of(records: Sequence[RequestRecord], slo: Slo) -> Series:
     """The records of a run in the order in which they were sent."""
     ordered = sorted(records, key=lambda record: record.sent_s)
     delays = [math.inf if record.ttft_s is None else record.ttft_s for record in ordered]
-    return Series([r.sent_s for r in ordered], delays, [verdict_of(r, slo).met for r in ordered])
+    limit_s = math.inf if slo.ttft_s is None else slo.ttft_s
+    return Series([r.sent_s for r in ordered], delays, [verdict_of(r, slo).met for r in ordered], limit_s)
 
 
 def attainment_of(records: Sequence[RequestRecord], slo: Slo) -> Attainment:

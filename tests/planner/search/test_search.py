@@ -9,7 +9,7 @@ from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
 from hydrainfer.planner.search.bound import Bounds
-from hydrainfer.planner.search.goodput import search
+from hydrainfer.planner.search.goodput import measured, search
 from hydrainfer.planner.search.layouts import layouts, method_of
 from hydrainfer.planner.search.reason import reason
 from hydrainfer.planner.search.study import Station, Study, attempt
@@ -65,6 +65,26 @@ def test_hurry_changes_no_verdict():
         hasty, patient = (attempt(s, Layout.parse("1EP1D"), rate, hurry=h) for h in (True, False))
         assert hasty.carried(s.target) == patient.carried(s.target)
     assert hasty.stopped and not patient.stopped
+
+
+def test_runs_at_a_rate_share_no_request():
+    s = study(Slo(ttft_s=0.3), n=10)
+    other = tuple(msgspec.structs.replace(t, n_text=100 + i, arrival_s=i) for i, t in enumerate(s.trace * 2))
+    runs = [msgspec.structs.replace(s, more=other).run(k).trace for k in range(3)]
+    assert runs[0] == s.trace and [t.n_text for t in runs[1]] == [t.n_text for t in other]
+    assert len(runs[2]) == 40 and runs[2] != runs[0] * 4, "where there are too few, they are drawn again"
+    assert all(trace[0].arrival_s >= 0.0 and trace[-1].arrival_s > 0.0 for trace in runs)
+
+
+def test_a_layout_carries_what_it_would_for_ever():
+    """The rate that a short trace lets through is above what can last: the interval of steady runs is below."""
+    s, layout = study(Slo(ttft_s=4.0, tpot_s=0.2), n=300), Layout.parse("1EP1D")
+    bound = Bounds(s).of(layout).rate
+    found = measured(s, layout, bound, bound)
+    assert 0.0 < found.goodput_low <= found.goodput <= found.goodput_high <= bound
+    assert attempt(s.run(3), layout, found.goodput_low).carried(s.target)
+    if found.goodput_high < bound:
+        assert not attempt(s.run(3), layout, found.goodput_high).carried(s.target)
 
 
 def test_the_reason_names_the_stage_that_is_short():
