@@ -50,22 +50,22 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("dtype", "way"), [(d, way) for d in DTYPES for way in (*ways(d, None), "native-cpu", "measured")]
 )
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 24, 25, 50, 100])
 @pytest.mark.parametrize(("inner", "outer"), [(64, 48), (67, 31), (768, 200)])
 @pytest.mark.parametrize("biased", [True, False])
-def test_linear(dtype, way, rows, inner, outer, biased):
+def test_linear(dtype, way, inner, outer, biased):
     only = None if way == "measured" else way
     fast, reference = (select_ops("cpu", dtype, 64, only=name) for name in (only, "reference"))
     if dict(fast.describe())["linear"] != way:
         pytest.skip("no compiler here")
-    x, weight = random(rows, inner, dtype=dtype), random(outer, inner, dtype=dtype, seed=1) / inner**0.5
+    weight = random(outer, inner, dtype=dtype, seed=1) / inner**0.5
     bias = random(outer, dtype=dtype, seed=2) if biased else None
-    close(fast.linear(x, weight, bias), reference.linear(x, weight, bias))
-    out = random(rows, outer, dtype=dtype, seed=3)
-    want = reference.linear_add(out.clone(), x, weight, bias)
-    got = out.clone()
-    assert fast.linear_add(got, x, weight, bias) is got
-    close(got, want)
+    for rows in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 24, 25, 50, 100]:
+        x, out = random(rows, inner, dtype=dtype), random(rows, outer, dtype=dtype, seed=3)
+        close(fast.linear(x, weight, bias), reference.linear(x, weight, bias))
+        want = reference.linear_add(out.clone(), x, weight, bias)
+        got = out.clone()
+        assert fast.linear_add(got, x, weight, bias) is got
+        close(got, want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -148,8 +148,9 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
-@pytest.mark.parametrize("head_dim", [16, 20, 64, 72, 128])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 4, 16), (5, 1, 20), (4, 4, 64), (6, 2, 64), (6, 2, 72), (5, 1, 128)]
+)
 @pytest.mark.parametrize("shape", BATCHES)
 def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, shape):
     fast, reference = pair(dtype, head_dim)
