@@ -40,12 +40,14 @@ def check_in_process(transport: str) -> None:
 
 
 def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
-    """How the two lanes overlap. On a CPU they would halve each other's cores; there pictures yield to decodes, which
-    measures best (benchmarks/b05). Raises `ConfigError`."""
+    """How the two lanes overlap. On a CPU they would halve each other's cores: there they take turns, which serves
+    most, or with an SLO pictures yield to decodes, which bounds the gaps (benchmarks/b05). Raises `ConfigError`."""
     if config.overlap == "slice" and device.type == "cuda" and config.device != "emulated":
         raise ConfigError("--overlap slice is for lanes that share a CPU; use free", param="overlap")
     if config.overlap == "auto":
-        return "free" if device.type == "cuda" or config.device == "emulated" else "slice"
+        if device.type == "cuda" or config.device == "emulated":
+            return "free"
+        return "slice" if config.slo else "off"
     return config.overlap
 
 

@@ -219,7 +219,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _help(
             "Scheduler",
             "Vision and language side by side: free, joined at each step, off, or in slices between which tokens "
-            "are made; auto: slice on a CPU, free on CUDA.",
+            "are made; auto: on a CPU off, with --slo slice; on CUDA free.",
         ),
     ] = "auto"
     threads: Annotated[Count | None, _help("Scheduler", "CPU threads for compute; default: all cores.")] = None
