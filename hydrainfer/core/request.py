@@ -143,7 +143,7 @@ class MediaSpan(msgspec.Struct, frozen=True):
 
 
 class Share(NamedTuple):
-    """Whose a request is, and what that tenant weighs beside others; "" is everybody without a name."""
+    """The tenant of a request and its weight beside others; "" is everybody without a name."""
 
     tenant: str = ""
     weight: float = 1.0

@@ -50,7 +50,7 @@ class Door:
         return place, tenant
 
     def _read(self, headers: Headers) -> tuple[Tenant, int | None, bool, Urgency]:
-        """Whose it is, the length of its body, whether it returns, its urgency."""
+        """The tenant, the length of the body, whether the request returns, its urgency."""
         n_bytes, returning, authorization = None, False, ""
         priority: float | None = None
         within_s: float | None = None

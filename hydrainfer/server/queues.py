@@ -100,7 +100,7 @@ class Queue:
         return seconds * mine[0] / self.units if mine is not None and self.units > 0.0 else 0.0
 
     def _part_of(self, share: Share) -> float:
-        """Of the queue, beside the others that wait; 0 if nobody else does."""
+        """The share of the queue beside the others that wait; 0 if nobody else does."""
         others = sum(weight for tenant, (_, _, weight) in self._tenants.items() if tenant != share.tenant)
         return share.weight / (share.weight + others) if others else 0.0
 

@@ -78,7 +78,7 @@ def test_a_block_counts_once_for_each_holder():
 
 
 def test_caches_of_both_kinds_are_full_at_the_same_time():
-    """Of gemma-3-4b: 5 layers keep all, 29 a window of 1024."""
+    """The caches of gemma-3-4b: 5 layers keep all, 29 a window of 1024."""
     full = FullSpec.of(layers=5, kv_heads=4, head_dim=256, dtype="bfloat16")
     window = WindowSpec.over(full, 1024, tuple(range(29)))
     wishes = Wishes(n_longest=131072)

@@ -23,7 +23,7 @@ def popular(n, seed):
 
 
 def hit_rate(layout, n_cached, seed):
-    """Of pictures wanted, where the encoders' caches hold `n_cached` together."""
+    """The share of pictures found, where the encoders' caches hold `n_cached` together."""
     instances = list(deployment(layout, kv_blocks=2000))
     encoders = [i for i in instances if str(i.role) == "E"]
     for i in instances:

@@ -30,7 +30,7 @@ from hydrainfer.planner.search.study import Attempt, Study, attempt, observe
 _WAVE = 4
 _SCREEN = 300  # requests
 TOLERANCE = 0.03
-"""Of a goodput: how exact a search on one trace is."""
+"""How exact a search for goodput on one trace is."""
 _NEAR = 0.95  # of the best: worth a closer look
 _FINALS = 8
 _AT_ONCE = 2  # finals after a wave

@@ -15,7 +15,7 @@ from hydrainfer.server.fronts.turn import Part, Turn
 
 
 class GenerateTurn(Turn):
-    """Of /api/generate: `response` is the text."""
+    """The turn of /api/generate: `response` is the text."""
 
     media_type = "application/x-ndjson"
 
@@ -63,7 +63,7 @@ class GenerateTurn(Turn):
 
 
 class ChatTurn(GenerateTurn):
-    """Of /api/chat: `message` has the text, and every call once it is whole."""
+    """The turn of /api/chat: `message` has the text, and every call once it is whole."""
 
     def _said(self, text: str, calls: Sequence[Part]) -> dict[str, Any]:
         made = [{"function": {"name": call.name, "arguments": _arguments(call.text)}} for call in calls]
