@@ -51,13 +51,16 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
     path = cache_folder() / "layouts" / f"{Path(config.model).name}-{n_devices}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")
+    sliced = asked.kind == "cpu" and config.overlap == "auto"  # as it was simulated
     settled = msgspec.structs.replace(
         config,
         layout=str(path),
+        overlap="slice" if sliced else config.overlap,
         cost_model=config.cost_model if config.device == "emulated" else None,
         **{f.name: f.default for f in msgspec.structs.fields(ServeConfig) if f.name in autos},  # the file's go before
     )
-    sources = {"layout": "planned"} | dict.fromkeys((*autos, "cost_model"), "default")
+    planned = dict.fromkeys(("layout", "overlap") if sliced else ("layout",), "planned")
+    sources = planned | dict.fromkeys((*autos, "cost_model"), "default")
     return Loaded(settled, loaded.provenance | sources)
 
 

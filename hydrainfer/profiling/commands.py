@@ -92,6 +92,7 @@ def _serving(asked: Prepared, layout: Path) -> tuple[list[str], str]:
         model, note = "CHECKPOINT", f"CHECKPOINT: the directory with {path.name}'s {needed}"
     words = ["hydrainfer", "serve", model, "--layout", str(layout)]
     words += ["--device", "emulated", "--cost-model", str(q.cost_model)] if emulated else []
+    words += ["--overlap", "slice"] if asked.kind == "cpu" else []  # as it was simulated
     return words + (["--dtype", q.dtype] if q.dtype else []), note
 
 

@@ -44,6 +44,8 @@ def validate(asked: Prepared, study: Study, rows: Sequence[Row], console: Consol
     """Runs each at 80 % of its goodput for at least 20 s; those that did not start are left out, with a word on the
     console."""
     q, found = asked.question, []
+    emulated = f"--device emulated --cost-model {q.cost_model}"
+    flags = {"emulated": emulated, "cpu": "--overlap slice", "gpu": ""}[asked.kind]  # as it was simulated
     for row in rows:
         assert row.goodput is not None
         layout, rate = Layout.parse(row.layout), row.goodput * _SHARE
@@ -53,7 +55,7 @@ def validate(asked: Prepared, study: Study, rows: Sequence[Row], console: Consol
             plan = ComparePlan(
                 title="validation",
                 layouts=(str(path),),
-                flags=f"--device emulated --cost-model {q.cost_model}" if asked.kind == "emulated" else "",
+                flags=flags,
                 place=Place(model=str(q.model), threads_per_instance=asked.threads),
                 workload=q.workload,
                 data=q.data,
