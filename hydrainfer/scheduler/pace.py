@@ -10,6 +10,7 @@ _PICTURE_S, _TOKEN_S = 0.3, 1e-3  # before anything is measured
 _KEEP = 0.9  # what each batch leaves of the weight of those before it
 _BAND = 1.5  # the pace in force changes when the recent one is so many times as fast, or as slow
 _CHUNK = 64  # tokens: smaller ones take about as long, and tell little of what a token takes
+_STRETCH = 1.25  # times the time that a batch may take, if the prompt is then done: a step for the rest takes longer
 _LARGE = 256  # tokens of a batch by which the fastest pace may be told
 _MOST = 1 << 30
 _FASTER = 2.0  # a request may be so many times as fast as anything measured
@@ -66,9 +67,12 @@ class Pace:
 
     def chunk_in(self, seconds: float, seq: Sequence, *, first: bool) -> int:
         """How many tokens of it may be prefilled in so long. Fewer than make a chunk are none, unless it is the `first`
-        of a batch, which has a chunk in any case."""
-        n, least = _whole(seconds / self.token_s(seq)), min(_CHUNK, len(seq.tokens) - seq.n_computed)
-        return n if n >= least else least if first else 0
+        of a batch, which has a chunk in any case. If only a little would be left, it may be a little more."""
+        n, left = _whole(seconds / self.token_s(seq)), len(seq.tokens) - seq.n_computed
+        least = min(_CHUNK, left)
+        if n < least:
+            return least if first else 0
+        return left if n < left <= n * _STRETCH else n
 
     def seconds(self, n_tokens: int, n_pictures: int) -> float:
         """How long so much work takes here, by the pace in force."""

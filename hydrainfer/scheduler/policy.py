@@ -40,7 +40,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `headroom_tokens`: tokens reserved beyond prompt and produced, before a lease has to grow. `batching`: "stage-level"
     is Algorithm 1. `"prefill-first"`: while there is something to prefill, nobody decodes (the paper's section 3.2 on
     vLLM v0): the baseline of its ablation, with lanes that take turns and budgets of whole prompts. `shared_tokens`: a
-    request waits for a prefill that computes so many of the tokens that it would compute next itself."""
+    request waits for a prefill that computes so many of the tokens that it would compute next itself, or half of
+    them."""
 
     order: Ordering = "rank"
     ageing: float = 0.3

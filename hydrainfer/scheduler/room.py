@@ -68,14 +68,15 @@ class SequenceRoom:
         return Hit(keys, blocks, n_tokens)
 
     def computed_by(self, other: Sequence, seq: Sequence, visit: Visit, n_tokens: int) -> bool:
-        """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens that
-        `seq` could then share and has not found."""
+        """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens, or
+        half of what `seq` would compute itself, that `seq` could then share and has not found."""
         if other.id not in self._keys:
             return False
         theirs, own = self._keys[other.id][1], self._keys_of(seq)
         if not any(own.get(name, [])[:1] == theirs.get(name, [])[:1] for name in self._chains):
             return False  # not even the first block
         hit = self.match(seq, visit)
+        n_tokens = min(n_tokens, (len(seq.tokens) - hit.n_tokens + 1) // 2)
         wanted, shared = range(hit.n_tokens + n_tokens, len(seq.tokens)), False  # the last one is always computed
         for spec in self.specs_of(seq.request, visit):
             its = theirs.get(spec.name, ())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
 from hydrainfer.assemble.sizes import dtype_of
 from hydrainfer.config import ServeConfig
-from hydrainfer.ops import measured, select_ops
+from hydrainfer.ops import measured, remembered, select_ops
 from hydrainfer.ops.measured import ROWS, Measured, Products, fastest
 from hydrainfer.ops.products import Way
 
@@ -42,6 +44,7 @@ def test_the_first_of_equal_ways_is_taken():
 
 def test_it_is_measured_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(remembered, "processor_s", lambda: None)  # quiet, for all one knows
     monkeypatch.setattr(measured, "_BYTES", 16 << 20)
     first = select_ops("cpu", torch.float32, 64, use_native=False, threads=1).products
     (kept,) = tmp_path.glob("hydrainfer/products/*.json")
@@ -53,6 +56,37 @@ def test_it_is_measured_once(monkeypatch, tmp_path):
     assert kept.read_bytes().startswith(was[:10]) and len(kept.read_bytes()) > 40
 
 
+def test_times_of_a_busy_machine_are_measured_again_and_the_least_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    others, found = (
+        [0.0],
+        iter([{"a": 3.0, "b": 2.0}, {"a": 1.0, "b": 4.0}, {"a": 5.0, "b": 6.0}, {"a": 9.0, "b": 9.0}]),
+    )
+
+    def measure():
+        others[0] += busy_s
+        return next(found)
+
+    def times():
+        return remembered.remembered("t", ("x",), dict[str, float], lambda kept: "b" in kept, measure, None)
+
+    monkeypatch.setattr(remembered, "processor_s", lambda: (time.process_time() + others[0], 0.0))
+    busy_s = 1.0
+    assert times() == {"a": 3.0, "b": 2.0}
+    assert times() == {"a": 1.0, "b": 2.0}
+    busy_s = 0.0
+    assert times() == times() == {"a": 5.0, "b": 6.0}, "a quiet machine's stand"
+
+
+def test_a_machine_that_is_never_quiet_is_not_measured_for_ever(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    clock, n = iter(range(1000)), iter(range(1000))
+    monkeypatch.setattr(remembered, "processor_s", lambda: (1e3 * next(clock), 0.0))
+    for _ in range(20):
+        remembered.remembered("t", ("x",), dict[str, float], bool, lambda: {"a": float(next(n))}, None)
+    assert next(n) == remembered._ENOUGH
+
+
 @pytest.mark.parametrize(
     ("narrow", "sooner"),
     [((0.5, 0.3), True), ((1.0, 0.3), True), ((0.5, 1.0), False), ((1.5, 0.3), False)],
@@ -60,13 +94,13 @@ def test_it_is_measured_once(monkeypatch, tmp_path):
 def test_auto_is_the_checkpoints_dtype_where_that_is_faster(monkeypatch, narrow, sooner):
     """`narrow`: its time with one row and with many, where float32 takes 1."""
 
-    def remembered(dtype, _found, threads):
+    def kept(dtype, _found, threads):
         few, many = narrow if dtype == torch.bfloat16 else (1.0, 1.0)
         assert threads == 3
         widened = ({}, {}) if dtype == torch.float32 else ({"widened": 2.0}, {"widened": 0.8})
         return Measured({}, times({"torch": few} | widened[0], {"torch": many} | widened[1]))
 
-    monkeypatch.setattr(measured, "_measured", remembered)
+    monkeypatch.setattr(measured, "_measured", kept)
     auto = ServeConfig(model="", native_kernels=False, threads=3, device="cpu")
     assert dtype_of(auto, CPU, "bfloat16") == ("bfloat16" if sooner else "float32")
     assert dtype_of(auto, CPU, "float32") == "float32"

@@ -117,6 +117,14 @@ def test_the_least_time_is_half_of_the_fastest_that_large_batches_showed():
     assert pace.least_s(100, 5) == pytest.approx(0.05)
 
 
+def test_a_prompt_that_is_almost_done_in_time_is_done():
+    s = make(tokens=1000, kv_blocks=1000, step_s=0.4)  # a millisecond per token is assumed
+    for name, n_text in (("little more", 490), ("more", 900)):
+        s.add(make_request(name, n_text=n_text, max_tokens=1), 0.0)
+        assert s.next(0.0, Lane.LANGUAGE).batch.work[0].count == {"little more": 490, "more": 400}[name]
+        s.cancel(name)
+
+
 def test_chunks_and_vision_batches_take_no_longer_than_a_step_may():
     s, device = make(tokens=1000, images=4, kv_blocks=1000, step_s=0.4), FakeDevice()
     s.add(make_request("long", n_text=2500, max_tokens=1), 0.0)

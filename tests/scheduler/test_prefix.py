@@ -265,11 +265,12 @@ def test_a_thousand_who_wait_for_one_prefill_are_not_all_looked_at_in_every_step
     assert s.next(1.0, Lane.VISION).batch is None and len(looked) <= 100
 
 
-def test_little_in_common_is_not_waited_for():
+@pytest.mark.parametrize(("n_text", "waits"), [(40, False), (20, True)])
+def test_little_in_common_is_not_waited_for_unless_it_is_half_of_what_is_to_be_computed(n_text, waits):
     s, _ = scheduler(shared_tokens=16)
-    for name in ("first", "second"):  # 12 tokens could be shared
-        s.add(make_request(name, n_text=12, max_tokens=1, salt=b""), 0.0)
-    assert [w.seq.id for w in s.next(0.0, Lane.LANGUAGE).batch.work] == ["first", "second"]
+    s.add(make_request("first", n_text=13, max_tokens=1, salt=b""), 0.0)  # its first 12 tokens could be shared
+    s.add(make_request("second", n_text=n_text, max_tokens=1, salt=b""), 0.0)
+    assert [w.seq.id for w in s.next(0.0, Lane.LANGUAGE).batch.work] == ["first", "second"][: 2 - waits]
 
 
 def test_a_prefill_that_is_cancelled_keeps_nobody_waiting():
