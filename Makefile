@@ -46,6 +46,7 @@ format: $(STAMP)
 
 bench-peers: $(STAMP)
 	bash benchmarks/peers/setup_vllmcpu.sh
+	bash benchmarks/peers/setup_openvino.sh
 	$(BIN)/python -m benchmarks.b01_side_by_side $(ARGS)
 
 # Builds, tests and measures everything CUDA on a machine that has it; writes JSON under $$OUT.

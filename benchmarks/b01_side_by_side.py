@@ -1,10 +1,11 @@
-"""How does HydraInfer compare with vLLM on the same cores, in latency, throughput, memory and start-up?
+"""How does HydraInfer compare with vLLM and OpenVINO on the same cores, in latency, throughput, memory and start-up?
 
-Both servers run on all cores but are loaded in turn: ours, vLLM, ours, vLLM, … The same distinct pictures go to both in
-a round and to nobody twice. A run during which other processes, or the idle server, took more than `runs.QUIET_CORES`
-is dropped and reported. Greedy token ids of both servers are compared request by request.
+All servers run on all cores but are loaded in turn, in rounds. The same pictures go to all of them in a round and to
+nobody twice. A run during which other processes, or an idle server, took more than `runs.QUIET_CORES` is dropped and
+reported. Ratios are of the first server to each other one, within a round. Greedy token ids are compared request by
+request. `--dtype` is the dtype of all; each server has the settings that suit it (`benchmarks/peers/serve_*.sh`).
 
-Needs `benchmarks/peers/setup_vllmcpu.sh` (run by `make bench-peers`).
+Needs `benchmarks/peers/setup_vllmcpu.sh` and `setup_openvino.sh` (run by `make bench-peers`).
 """
 
 from __future__ import annotations
@@ -16,66 +17,68 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.comparison import OURS, PEER, agreement, figure, line_of, summary, table
+from benchmarks.comparison import OURS, agreement, figure, line_of, summary, table
 from benchmarks.footprint import memory_check
 from benchmarks.record import write_result
-from benchmarks.runs import PEERS, Bench, Plan, add_load_options, hydrainfer_plan, make_model, seed_of
+from benchmarks.runs import SCRIPTS, Bench, Plan, add_load_options, hydrainfer_plan, make_model, seed_of
 from benchmarks.servers import ServerFailed, free_port
+
+PEERS = ("vllm", "openvino")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_load_options(parser, rounds=5, concurrency=[1, 4], requests=6)
-    parser.add_argument("--only", choices=["ours", "vllm"], help="a quick look at one server; nothing is compared")
-    parser.add_argument("--ours-flags", default="", help="more flags for `hydrainfer serve`, as one string")
-    parser.add_argument("--vllm-flags", default="", help="more flags for `vllm serve`, as one string")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/b01_side_by_side.json, none with --only")
+    add_load_options(parser, rounds=5, requests=6, loads=["1", "4", "0.4/s", "repeat"])
+    parser.add_argument("--servers", nargs="+", choices=[OURS, *PEERS], default=[OURS, *PEERS])
+    for server in (OURS, *PEERS):
+        parser.add_argument(f"--{server}-flags", default="", help="more flags for its command, as one string")
+    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
-def plans(args: argparse.Namespace) -> list[Plan]:
-    """Both servers, or the one asked for. vLLM gets none of the thread settings that suit ours."""
-    found = []
-    if args.only != "vllm":
-        found.append(hydrainfer_plan(OURS, args, shlex.split(args.ours_flags)))
-    if args.only != "ours":
-        port = free_port()
-        command = ["bash", str(PEERS / "serve_vllm.sh"), str(args.model), str(port), *shlex.split(args.vllm_flags)]
-        plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "KMP_", "TOKENIZERS_"))}
-        found.append(Plan(PEER, command, port, plain | {"DTYPE": args.dtype}))
-    return found
+def plan(server: str, args: argparse.Namespace) -> Plan:
+    """Peers get none of the thread settings that suit ours."""
+    flags = shlex.split(vars(args)[f"{server}_flags"])
+    if server == OURS:
+        return hydrainfer_plan(OURS, args, flags)
+    port = free_port()
+    command = ["bash", str(SCRIPTS / f"serve_{server}.sh"), str(args.model), str(port), *flags]
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "KMP_", "TOKENIZERS_"))}
+    return Plan(server, command, port, plain | {"DTYPE": args.dtype})
 
 
 async def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as logs:
-        async with Bench.of(plans(args), args, Path(logs), console) as bench:
-            for rank in range(args.rounds):
-                for clients in args.concurrency:
-                    results = {}
-                    for server in bench.servers:
-                        await asyncio.sleep(args.pause_s)  # threads of the server before this one come to rest
-                        run, results[server.name] = await bench.run(server, clients, seed_of(args, rank, clients))
-                        runs.append({"round": rank, **run})
-                        console.print(line_of(runs[-1]), soft_wrap=True)
-                    if len(results) == 2:
-                        found = agreement(results[OURS], results[PEER])
-                        pairs += [{"round": rank, "concurrency": clients, **pair} for pair in found]
+        async with Bench.of([plan(s, args) for s in args.servers], args, Path(logs), console) as bench:
+            for rank, load in product(range(args.rounds), args.loads):
+                results = {}
+                for server in bench.servers:
+                    await asyncio.sleep(args.pause_s)  # threads of the server before this one come to rest
+                    run, results[server.name] = await bench.run(server, load, seed_of(args, rank, load))
+                    runs.append({"round": rank, **run})
+                    console.print(line_of(runs[-1]), soft_wrap=True)
+                first, *others = results
+                for peer in others:
+                    found = agreement(results[first], results[peer])
+                    pairs += [{"round": rank, "load": load, "peer": peer, **pair} for pair in found]
             servers = bench.facts()
     check = {"memory_check": memory_check(args.model, args.dtype, servers[OURS])} if OURS in servers else {}
+    equal = {peer: [p["equal"] for p in pairs if p["peer"] == peer] for peer in args.servers[1:]}
     return {
         "servers": servers,
         **check,
-        "summary": summary(runs, args.concurrency),
+        "summary": summary(runs, args.servers, args.loads),
         "n_runs": len(runs),
         "n_dropped": sum(not r["kept"] for r in runs),
-        "ids": {"compared": len(pairs), "equal": sum(p["equal"] for p in pairs)},
+        "ids": {peer: {"compared": len(found), "equal": sum(found)} for peer, found in equal.items()},
         "different_ids": [p for p in pairs if not p["equal"]],
         "runs": runs,
     }
@@ -91,8 +94,6 @@ def main() -> int:
         console.print(str(e), style="red", markup=False, soft_wrap=True)
         return 1
     console.print(table(results))
-    if args.only and not args.out:
-        return 0
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     path = write_result("b01_side_by_side", __doc__.splitlines()[0], settings, results, args.out)
     figure(path.with_suffix(".png"), results)

@@ -3,16 +3,12 @@
 Variants of `hydrainfer serve`, written MODE/TOKENS as in `off/2048` (--overlap off --token-budget 2048), all run; one
 at a time is loaded, in rounds, whose order moves on by one each time. In a round all get the same pictures. Runs that
 other processes disturbed are dropped as in b01. Ratios are to the first variant, within a round.
-
-A load is a number of clients, each of which sends a picture once its last answer has ended (`4`); arrivals by chance
-(`0.4/s`), which show what decodes wait for; or `burst`: 100 short texts at once, every fifth with a picture.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import subprocess
 import sys
 import tempfile
@@ -26,14 +22,10 @@ from benchmarks.comparison import METRICS, cell, kept_metrics, line_of, ratio
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
 from benchmarks.runs import Bench, Plan, add_load_options, hydrainfer_plan, make_model, seed_of
-from benchmarks.servers import Server, ServerFailed
-from hydrainfer.workload.results import Percentiles
-from hydrainfer.workload.sources import ChatRequest, Poisson, Replay
+from benchmarks.servers import ServerFailed
 
 VARIANTS = ["slice/2048", "off/2048", "free/2048", "step/2048", "off/256"]
 MODES = ("slice", "off", "free", "step")
-LOADS = ["1", "4", "0.4/s", "burst"]
-COLUMNS = METRICS | {"text_ttft_p90_s": ("texts' TTFT p90, ms", 1e3), "total_s": ("total, s", 1.0)}
 SHOWN = (
     "ttft_p50_s",
     "tpot_p50_s",
@@ -44,13 +36,11 @@ SHOWN = (
     "text_ttft_p90_s",
     "total_s",
 )
-BURST = 100
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_load_options(parser, rounds=5, concurrency=[1], requests=12)
-    parser.add_argument("--loads", nargs="+", default=LOADS, help="clients, R/s, or burst")
+    add_load_options(parser, rounds=5, requests=12, loads=["1", "4", "0.4/s", "burst"])
     parser.add_argument("--variants", nargs="+", default=VARIANTS, metavar="MODE/TOKENS")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -58,34 +48,12 @@ def arguments() -> argparse.Namespace:
         mode, _, tokens = variant.partition("/")
         if mode not in MODES or not tokens.isdigit():
             parser.error(f"{variant!r} is no variant; write MODE/TOKENS, such as off/2048")
-    for load in args.loads:
-        if not (load == "burst" or load.isdigit() or re.fullmatch(r"[\d.]+/s", load)):
-            parser.error(f"{load!r} is no load; write a number of clients, such as 4, a rate, such as 0.4/s, or burst")
     return args
 
 
 def plan(variant: str, args: argparse.Namespace) -> Plan:
     mode, tokens = variant.split("/")
     return hydrainfer_plan(variant, args, ["--overlap", mode, "--token-budget", tokens, "--max-queue-s", "600"])
-
-
-async def run_of(bench: Bench, server: Server, load: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    if load.isdigit():
-        run, result = await bench.run(server, int(load), seed)
-    elif load == "burst":
-        texts = [
-            ChatRequest(text=f"{seed} {i}: what is the time?", max_tokens=args.output_tokens) for i in range(BURST + 1)
-        ]
-        pictured = bench.chats(BURST // 5, seed)
-        chats = [texts[0], *(pictured[i // 5] if i % 5 == 0 else texts[i + 1] for i in range(BURST))]
-        run, result = await bench.load(server, Replay((0.0,)), chats, seed)
-        firsts = [r.ttft_s for i, r in enumerate(result.records) if i % 5 and r.ttft_s is not None]
-        if run["metrics"] and (found := Percentiles.of(firsts)) is not None:
-            run["metrics"] |= {"text_ttft_p90_s": found.p90, "total_s": run["report"]["duration_s"]}
-    else:
-        rate = float(load.removesuffix("/s"))
-        run, result = await bench.load(server, Poisson(rate), bench.chats(args.requests + 1, seed), seed)
-    return run | {"concurrency": load}
 
 
 async def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -95,10 +63,10 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
         async with Bench.of(plans, args, Path(logs), console) as bench:
             for rank in range(args.rounds):
                 first = rank % len(bench.servers)
-                for n, load in enumerate(args.loads):
+                for load in args.loads:
                     for server in bench.servers[first:] + bench.servers[:first]:
                         await asyncio.sleep(args.pause_s)
-                        run = await run_of(bench, server, load, seed_of(args, rank, n), args)
+                        run, _ = await bench.run(server, load, seed_of(args, rank, load))
                         runs.append({"round": rank, **run})
                         console.print(line_of(runs[-1]), soft_wrap=True)
             servers = bench.facts()
@@ -122,7 +90,7 @@ def summary(runs: list[dict[str, Any]], variants: list[str], loads: list[str]) -
                     "value": spread([m[metric] for m in kept[v].values()]),
                     "ratio": ratio(kept[v], kept[variants[0]], metric),
                 }
-                for metric in COLUMNS
+                for metric in METRICS
                 if all(metric in m for m in kept[v].values())
             }
             for v in variants
@@ -134,12 +102,12 @@ def table(results: dict[str, Any]) -> Table:
     shown = Table(
         title=f"{results['n_runs']} runs, {results['n_dropped']} dropped; median (least–greatest) over rounds"
     )
-    for column in ("load", "overlap/tokens", *(COLUMNS[m][0] for m in SHOWN)):
+    for column in ("load", "overlap/tokens", *(METRICS[m][0] for m in SHOWN)):
         shown.add_column(column, justify="right")
     for load, by_variant in results["summary"].items():
         for variant, cells in by_variant.items():
             shown.add_row(
-                load, variant, *(cell(cells[m]["value"] if m in cells else None, COLUMNS[m][1]) for m in SHOWN)
+                load, variant, *(cell(cells[m]["value"] if m in cells else None, METRICS[m][1]) for m in SHOWN)
             )
         shown.add_section()
     return shown
@@ -149,13 +117,13 @@ def figure(path: Path, results: dict[str, Any], variants: list[str], loads: list
     kept = [r for r in results["runs"] if r["kept"]]
     panels = []
     for metric in SHOWN:
-        label, factor = COLUMNS[metric]
+        label, factor = METRICS[metric]
         series = {
             f"load {load}": [
                 [
                     r["metrics"][metric] * factor
                     for r in kept
-                    if (r["server"], r["concurrency"]) == (v, load) and metric in r["metrics"]
+                    if (r["server"], r["load"]) == (v, load) and metric in r["metrics"]
                 ]
                 for v in variants
             ]

@@ -35,7 +35,7 @@ OPTIONS = BodyOptions(extra={"timings": True})
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_load_options(parser, rounds=6, concurrency=[1], requests=6)
+    add_load_options(parser, rounds=6, requests=6)
     parser.add_argument("--layouts", nargs="+", default=["1E1P1D"])
     parser.add_argument("--threads", type=int, default=2, help="of each instance")
     parser.add_argument("--transport", default="auto")

@@ -1,4 +1,4 @@
-"""What two servers' runs say side by side: metrics, ratios, agreement of ids; as a table and as a figure."""
+"""What servers' runs say side by side: metrics, ratios, agreement of ids; as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.record import spread
 from hydrainfer.workload.client import LoadResult
 from hydrainfer.workload.results import Report
 
-OURS, PEER = "hydrainfer", "vllm"
+OURS = "hydrainfer"
 METRICS = {  # name -> (label, factor to the unit shown)
     "ttft_p50_s": ("TTFT p50, ms", 1e3),
     "ttft_p90_s": ("TTFT p90, ms", 1e3),
@@ -26,7 +26,10 @@ METRICS = {  # name -> (label, factor to the unit shown)
     "requests_per_s": ("requests/s", 1.0),
     "output_tokens_per_s": ("output tokens/s", 1.0),
     "cpu_s_per_request": ("CPU s/request", 1.0),
+    "text_ttft_p90_s": ("texts' TTFT p90, ms", 1e3),
+    "total_s": ("total, s", 1.0),
 }
+MORE_IS_BETTER = ("requests_per_s", "output_tokens_per_s")
 
 
 def metrics(report: Report, cpu_s: float) -> dict[str, float]:
@@ -59,11 +62,9 @@ def agreement(a: LoadResult, b: LoadResult) -> list[dict[str, Any]]:
     return pairs
 
 
-def kept_metrics(runs: list[dict[str, Any]], server: str, clients: int) -> dict[int, dict[str, float]]:
+def kept_metrics(runs: list[dict[str, Any]], server: str, load: str) -> dict[int, dict[str, float]]:
     """seed → metrics of a server's kept runs. Runs of one round have one seed."""
-    return {
-        r["seed"]: r["metrics"] for r in runs if (r["server"], r["concurrency"], r["kept"]) == (server, clients, True)
-    }
+    return {r["seed"]: r["metrics"] for r in runs if (r["server"], r["load"], r["kept"]) == (server, load, True)}
 
 
 def ratio(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]], metric: str) -> dict[str, float] | None:
@@ -71,26 +72,30 @@ def ratio(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]], metric
     return spread([a[s][metric] / b[s][metric] for s in sorted(a.keys() & b.keys())])
 
 
-def summary(runs: list[dict[str, Any]], concurrencies: list[int]) -> dict[str, Any]:
-    """Per concurrency and metric: each server's spread over kept runs, and that of the ratio ours / vLLM."""
+def summary(runs: list[dict[str, Any]], servers: list[str], loads: list[str]) -> dict[str, Any]:
+    """Per load and metric: each server's spread over kept runs, that of the ratio of the first server to each other,
+    and the peer whose median is the best."""
     found: dict[str, Any] = {}
-    for clients in concurrencies:
-        by_server = {name: kept_metrics(runs, name, clients) for name in (OURS, PEER)}
-        found[str(clients)] = {
-            metric: {
-                **{name: spread([m[metric] for m in by_server[name].values()]) for name in by_server},
-                "ratio": ratio(by_server[OURS], by_server[PEER], metric),
-            }
-            for metric in METRICS
-        }
+    for load in loads:
+        kept = {name: kept_metrics(runs, name, load) for name in servers}
+        had = [m for m in METRICS if all(m in run for of_one in kept.values() for run in of_one.values())]
+        found[load] = {metric: _compared(kept, metric) for metric in had}
     return found
+
+
+def _compared(kept: dict[str, dict[int, dict[str, float]]], metric: str) -> dict[str, Any]:
+    ours, *peers = kept
+    values = {name: spread([m[metric] for m in of_one.values()]) for name, of_one in kept.items()}
+    medians = {name: value["median"] for name in peers if (value := values[name]) is not None}
+    best = (max if metric in MORE_IS_BETTER else min)(medians, key=medians.__getitem__) if medians else None
+    return {"values": values, "ratios": {p: ratio(kept[ours], kept[p], metric) for p in peers}, "best": best}
 
 
 def line_of(run: dict[str, Any]) -> str:
     """One run in one line, as it ends."""
     m, cores = run["metrics"], run["cores"]
     idle = max((c for name, c in cores["servers"].items() if name != run["server"]), default=0.0)
-    head = f"round {run['round']} concurrency {run['concurrency']} {run['server']:<10}"
+    head = f"round {run['round']} load {run['load']} {run['server']:<10}"
     if not m:
         return f"{head} failed: {run['report']['failure_examples']}"
     numbers = (
@@ -102,13 +107,16 @@ def line_of(run: dict[str, Any]) -> str:
 
 def table(results: dict[str, Any]) -> Group:
     """Medians with (least–greatest) over kept runs."""
-    shown = Table(title=f"{results['n_runs']} runs, {results['n_dropped']} dropped; ratio = {OURS} / {PEER}")
-    for column in ("concurrency", "metric", OURS, PEER, "ratio"):
+    ours, *peers = results["servers"]
+    title = f"{results['n_runs']} runs, {results['n_dropped']} dropped; ratio = {ours} / the best of the others"
+    shown = Table(title=title)
+    for column in ("load", "metric", ours, *peers, "ratio"):
         shown.add_column(column, justify="left" if column == "metric" else "right")
-    for clients, by_metric in results["summary"].items():
-        for name, cells in by_metric.items():
+    for load, by_metric in results["summary"].items():
+        for name, found in by_metric.items():
             label, factor = METRICS[name]
-            shown.add_row(clients, label, *(cell(cells[c], factor) for c in (OURS, PEER)), cell(cells["ratio"]))
+            best = cell(found["ratios"][found["best"]]) if found["best"] else "–"
+            shown.add_row(load, label, *(cell(found["values"][c], factor) for c in (ours, *peers)), best)
         shown.add_section()
     sizes = Table()
     for column in ("server", "start-up, s", "peak RSS (sum of VmHWM), MB", "PSS at the end, MB", "processes"):
@@ -116,9 +124,12 @@ def table(results: dict[str, Any]) -> Group:
     for name, s in results["servers"].items():
         memory = [f"{s[k] / 1e6:.0f}" for k in ("hwm_sum_bytes", "pss_bytes")]
         sizes.add_row(name, f"{s['startup_s']:.1f}", *memory, str(s["processes"]))
-    ids = results["ids"]
     check = [described(results["memory_check"])] if "memory_check" in results else []
-    return Group(shown, sizes, *check, f"greedy ids equal: {ids['equal']} of {ids['compared']} requests")
+    ids = [
+        f"greedy ids equal to {p}'s: {found['equal']} of {found['compared']} requests"
+        for p, found in results["ids"].items()
+    ]
+    return Group(shown, sizes, *check, *ids)
 
 
 def cell(s: dict[str, float] | None, factor: float = 1.0) -> str:
@@ -133,16 +144,16 @@ def cell(s: dict[str, float] | None, factor: float = 1.0) -> str:
 def figure(path: Path, results: dict[str, Any]) -> None:
     """Bars at the median of kept runs, a dot per run."""
     kept = [r for r in results["runs"] if r["kept"]]
-    clients = list(results["summary"])
+    loads = list(results["summary"])
     panels = []
-    for metric in ("ttft_p50_s", "tpot_p50_s", "requests_per_s"):
+    for metric in ("ttft_p50_s", "tpot_p50_s", "tpot_p90_s", "requests_per_s"):
         label, factor = METRICS[metric]
         series = {
             name: [
-                [r["metrics"][metric] * factor for r in kept if (r["server"], str(r["concurrency"])) == (name, c)]
-                for c in clients
+                [r["metrics"][metric] * factor for r in kept if (r["server"], r["load"]) == (name, load)]
+                for load in loads
             ]
             for name in results["servers"]
         }
-        panels.append(Panel(label, [f"concurrency {c}" for c in clients], series))
+        panels.append(Panel(label, loads, series))
     save_bars(path, " against ".join(results["servers"]), panels)

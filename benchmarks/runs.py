@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,23 +15,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 
 from benchmarks.comparison import metrics
 from benchmarks.record import ROOT
 from benchmarks.servers import CpuWatch, Server, free_port
 from hydrainfer.workload.client import LoadResult, Target, run_load
-from hydrainfer.workload.results import report_of
-from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, distinct_chats
+from hydrainfer.workload.results import Percentiles, report_of
+from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, Poisson, Replay, distinct_chats
 
-PEERS = ROOT / "benchmarks" / "peers"
+SCRIPTS = ROOT / "benchmarks" / "peers"
 QUIET_CORES = 0.1
+WORDS = ("repeat", "burst")
+BURST = 100
+LOADS = (
+    "N: clients, each of which asks once its last answer has ended; R/s: arrivals by chance; repeat: one client, new "
+    f"questions about one picture; burst: {BURST} short texts at once, every fifth with a picture"
+)
 
 
-def add_load_options(parser: argparse.ArgumentParser, *, rounds: int, concurrency: list[int], requests: int) -> None:
+def add_load_options(
+    parser: argparse.ArgumentParser, *, rounds: int, requests: int, loads: list[str] | None = None
+) -> None:
     parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--concurrency", type=int, nargs="+", default=concurrency)
+    if loads:
+        parser.add_argument("--loads", nargs="+", default=loads, type=_load, help=LOADS)
     parser.add_argument(
         "--requests", type=int, default=requests, help="per run, at least; 3 per client if that is more"
     )
@@ -43,12 +54,19 @@ def add_load_options(parser: argparse.ArgumentParser, *, rounds: int, concurrenc
     parser.add_argument("--start-limit-s", type=float, default=300.0)
 
 
+def _load(value: str) -> str:
+    if value in WORDS or re.fullmatch(r"[1-9]\d*|[\d.]+/s", value):
+        return value
+    words = " or ".join(WORDS)
+    raise argparse.ArgumentTypeError(f"{value!r} is no load; write clients, such as 4, a rate, such as 0.4/s, {words}")
+
+
 def make_model(path: Path) -> None:
     """The checkpoint of that name if it is not there: by vLLM's environment, so that it is the same for both, or by
     this one."""
     if not (path / "config.json").exists():
         python = Path(os.environ.get("PEERS_HOME", Path.home() / ".cache/hydrainfer-peers")) / "venv/bin/python"
-        maker = [str(PEERS / "make_models.py"), "--out", str(path.parent), "--only", path.name]
+        maker = [str(SCRIPTS / "make_models.py"), "--out", str(path.parent), "--only", path.name]
         subprocess.run([str(python) if python.exists() else sys.executable, *maker], check=True)
 
 
@@ -96,14 +114,33 @@ class Bench:
                 bench.servers.append(server)
                 bench._models[server.name] = await server.model()
             for server in bench.servers:
-                await bench.run(server, max(args.concurrency), seed=args.seed << 20)
+                await bench.run(server, str(max(int(n) if n.isdigit() else 1 for n in args.loads)), args.seed << 20)
             yield bench
 
-    async def run(self, server: Server, clients: int, seed: int) -> tuple[dict[str, Any], LoadResult]:
-        """Load one server with so many clients; what came of it, and whether the machine was quiet meanwhile."""
-        n = max(self._args.requests, 3 * clients)
-        run, result = await self.load(server, Closed(clients), self.chats(n + 1, seed), seed)
-        return {"concurrency": clients, **run}, result
+    async def run(self, server: Server, load: str, seed: int) -> tuple[dict[str, Any], LoadResult]:
+        """Load one server (`load`: see `LOADS`); what came of it, and whether the machine was quiet meanwhile."""
+        chats, arrivals = self._asked(load, seed)
+        run, result = await self._load(server, arrivals, chats, seed)
+        firsts = [r.ttft_s for i, r in enumerate(result.records) if i % 5 and r.ttft_s is not None]
+        if load == "burst" and run["metrics"] and (found := Percentiles.of(firsts)) is not None:
+            run["metrics"] |= {"text_ttft_p90_s": found.p90, "total_s": run["report"]["duration_s"]}
+        return {"load": load, **run}, result
+
+    def _asked(self, load: str, seed: int) -> tuple[list[ChatRequest], Arrivals]:
+        """What is asked and when; the first is for warming up."""
+        n = self._args.requests
+        if load.isdigit():
+            return self.chats(max(n, 3 * int(load)) + 1, seed), Closed(int(load))
+        if load.endswith("/s"):
+            return self.chats(n + 1, seed), Poisson(float(load.removesuffix("/s")))
+        if load == "repeat":
+            chats = self.chats(n + 1, seed)
+            return [replace(c, text=f"{i}: {c.text}", pictures=chats[0].pictures) for i, c in enumerate(chats)], Closed(
+                1
+            )
+        pictured, tokens = self.chats(BURST // 5, seed), self._args.output_tokens
+        texts = [ChatRequest(text=f"{seed} {i}: what is the time?", max_tokens=tokens) for i in range(BURST + 1)]
+        return [texts[0], *(pictured[i // 5] if i % 5 == 0 else texts[i + 1] for i in range(BURST))], Replay((0.0,))
 
     def chats(self, n: int, seed: int) -> list[ChatRequest]:
         """Requests with a picture each, which no other has."""
@@ -111,7 +148,7 @@ class Bench:
         size = {"width": args.picture_px, "height": args.picture_px, "max_tokens": args.output_tokens}
         return distinct_chats(n, seed=seed, **size)
 
-    async def load(
+    async def _load(
         self, server: Server, arrivals: Arrivals, chats: Sequence[ChatRequest], seed: int
     ) -> tuple[dict[str, Any], LoadResult]:
         """The first of `chats` is sent by itself before the others."""
@@ -148,6 +185,6 @@ class Bench:
         }
 
 
-def seed_of(args: argparse.Namespace, rank: int, clients: int) -> int:
+def seed_of(args: argparse.Namespace, rank: int, load: str) -> int:
     """The same for every server of a round: they get the same pictures, which nobody gets twice."""
-    return (args.seed << 20) + (rank + 1) * 1000 + clients
+    return (args.seed << 20) + (rank + 1) * 1000 + args.loads.index(load)

@@ -1,0 +1,19 @@
+#!/bin/bash
+# serve_openvino.sh MODEL_DIR PORT [flags of openvino_server.py]: serves in the foreground under the model name "m". The
+# checkpoint is converted the first time. Environment: DTYPE=float32, THREADS=2, PEERS_HOME.
+set -eu
+MODEL=$1 PORT=$2
+shift 2
+HERE=$(cd "$(dirname "$0")" && pwd)
+DIR=${PEERS_HOME:-$HOME/.cache/hydrainfer-peers}/openvino
+OUT=$DIR/exported/$(basename "$MODEL")
+if [ ! -e "$OUT/done" ]; then
+  "$DIR/export/bin/optimum-cli" export openvino -m "$MODEL" --task image-text-to-text --weight-format fp32 "$OUT" >&2
+  touch "$OUT/done"
+fi
+case ${DTYPE:-float32} in
+  float32) PRECISION=f32 ;;
+  bfloat16) PRECISION=bf16 ;;
+  *) echo "no precision of OpenVINO's for $DTYPE" >&2; exit 2 ;;
+esac
+exec "$DIR/venv/bin/python" "$HERE/openvino_server.py" "$OUT" "$PORT" --precision "$PRECISION" --threads "${THREADS:-2}" "$@"
