@@ -30,7 +30,15 @@ from hydrainfer.grammar import Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import block_copier, select_ops
-from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, LaneThread, LanguageRunner, VisionRunner, spoken_ids
+from hydrainfer.runtime import (
+    EmulatedDevice,
+    EmulatedRunner,
+    LaneThread,
+    LanguageRunner,
+    VisionRunner,
+    cuda_capture,
+    spoken_ids,
+)
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
 
@@ -108,7 +116,7 @@ def build_engine(
     else:
         busy = (lambda _: False) if overlap == "slice" else lambda lane: engine.in_flight(lane)
         lanes |= _lanes(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
-        runners = _runners(model, lanes, stores, around)
+        runners = _runners(config, model, lanes, stores, around)
     moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores)
     moved = None if around.node is None else around.node.moved
     give_up_after = float("inf") if around.node is None else _BROKEN_AFTER  # who is alone is not started again
@@ -148,7 +156,11 @@ def _lanes(
 
 
 def _runners(
-    model: Model, lanes: dict[Lane, LaneThread], stores: dict[str, BlockStore], around: Surroundings
+    config: ServeConfig,
+    model: Model,
+    lanes: dict[Lane, LaneThread],
+    stores: dict[str, BlockStore],
+    around: Surroundings,
 ) -> dict[Lane, Runner]:
     runners: dict[Lane, Runner] = {}
     embeds = _store_for(stores, Stage.ENCODE)
@@ -156,7 +168,11 @@ def _runners(
         assert embeds is not None, "a vision tower without a cache for what it makes"
         runners[Lane.VISION] = VisionRunner(model, embeds, around.pixels, lanes[Lane.VISION])
     if model.language is not None:
-        runners[Lane.LANGUAGE] = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], around.grammars)
+        graphs = config.cuda_graphs and model.device.type == "cuda" and model.ops.capturable
+        capture = cuda_capture() if graphs else None
+        language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], around.grammars, capture)
+        language.capture()
+        runners[Lane.LANGUAGE] = language
     return runners
 
 

@@ -64,6 +64,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     native_kernels: Annotated[
         bool, _help("Model", "Compile and use our CPU kernels (true or false; false uses torch's operators).")
     ] = True
+    cuda_graphs: Annotated[
+        bool, _help("Model", "On CUDA with FlashInfer, capture decode steps at start and replay them (true or false).")
+    ] = True
     max_model_len: Annotated[
         ContextLength | None,
         _help("Model", "Context length in tokens; default: the model's, or what the KV cache holds."),

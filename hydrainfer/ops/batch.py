@@ -17,6 +17,15 @@ TILE = 128
 """Query rows per attention call; 64 to 128 measured best for a prompt of 600 tokens."""
 
 
+class Captured(NamedTuple):
+    """What a graph that computes a batch was captured for: decodes of one cache, so many rows, and the most pages that
+    their tables may have together."""
+
+    cache: str
+    rows: int
+    pages: int
+
+
 @dataclass(slots=True)
 class AttentionBatch:
     """A varlen batch over a paged cache. Requests lie one after the other in the flattened rows, those that compute
@@ -44,6 +53,7 @@ class AttentionBatch:
     starts: Tensor
     window: int = 0
     spans: Sequence[tuple[int, int, int]] = ()
+    captured: Captured | None = None
     plan: Any = None
     """What the chosen attention's `prepare` made of it, if anything."""
     _tiles: list[list[Tile]] | None = None

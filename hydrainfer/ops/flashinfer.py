@@ -10,17 +10,17 @@ from __future__ import annotations
 import importlib.util
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hydrainfer.ops import torch_variants
-from hydrainfer.ops.batch import AttentionBatch
+from hydrainfer.ops.batch import AttentionBatch, Captured
 from hydrainfer.ops.pinned import to_device
 
 _WORKSPACE_BYTES = 128 << 20
@@ -28,27 +28,39 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _HEAD_DIMS = (64, 128, 256)
 
 
+class _Wanted(NamedTuple):
+    """What of a layer a plan depends on; queries and cache have one dtype."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    scale: float
+
+
 @dataclass(eq=False)
 class Plan:
     """One batch as FlashInfer takes it: request i has rows `rows[i] .. rows[i+1]-1` and pages `pages[i] ..
     pages[i+1]-1` of `indices`, the last of which holds `last[i]` tokens. `rows`, `pages` and `last` int32 on the host,
-    `indices` int32 on the device. `made_for`: the heads, numbers and scale that `wrapper` has been told."""
+    `indices` int32 on the device. `made_for`: the layers that `wrapper` has been told of."""
 
     wrapper: Any
     rows: Tensor
     pages: Tensor
     last: Tensor
     indices: Tensor
-    made_for: tuple = field(default=())
+    made_for: _Wanted | None = None
 
 
 class FlashInfer:
-    """`prepare` and `attention` with the references' signatures. `make` gives a wrapper for a workspace on `device`."""
+    """`prepare` and `attention` with the references' signatures. `make` gives a wrapper for a workspace on `device`;
+    if a graph is to use it, with arrays of its own."""
 
-    def __init__(self, device: torch.device, make: Callable[[Tensor], Any] | None = None) -> None:
+    def __init__(self, device: torch.device, make: Callable[..., Any] | None = None) -> None:
         self._device, self._make = device, make or _wrapper
         self._workspace: Tensor | None = None
         self._free: list[Any] = []
+        self._captured: dict[Captured, Plan] = {}
 
     def supports(self, dtype: torch.dtype, head_dim: int) -> bool:
         return dtype in _DTYPES and head_dim in _HEAD_DIMS
@@ -60,22 +72,34 @@ class FlashInfer:
         n_pages = -(-lengths // batch.block_tokens)
         places = [i * batch.tables.shape[1] + np.arange(n) for i, n in enumerate(n_pages)]
         chosen = to_device(np.concatenate(places), self._device)
+        captured = batch.captured
+        before = self._captured.get(captured) if captured else None
         batch.plan = Plan(
-            wrapper=self._wrapper_of_its_own(),
+            wrapper=before.wrapper if before else self._wrapper_for(captured),
             rows=_host([0, *accumulate(batch.counts)]),
             pages=_host([0, *accumulate(n_pages.tolist())]),
             last=_host(((lengths - 1) % batch.block_tokens + 1).tolist()),
             indices=batch.tables.flatten()[chosen],
         )
-        weakref.finalize(batch.plan, self._free.append, batch.plan.wrapper).atexit = False
+        if captured is None:
+            weakref.finalize(batch.plan, self._free.append, batch.plan.wrapper).atexit = False
+            return
+        self._captured[captured] = batch.plan
+        if before is not None and before.made_for:
+            self._plan(batch, before.made_for)  # nobody calls `attention` before a replay
 
-    def _wrapper_of_its_own(self) -> Any:
+    def _wrapper_for(self, captured: Captured | None) -> Any:
         """A wrapper that no living batch has: it remembers one plan. All compute on one stream, in one workspace."""
-        if self._free:
+        if captured is None and self._free:
             return self._free.pop()
         if self._workspace is None:  # zeroed: it holds counters that each kernel leaves at zero
             self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
-        return self._make(self._workspace)
+        if captured is None:
+            return self._make(self._workspace)
+        sizes = {"qo_indptr": captured.rows + 1, "paged_kv_indptr": captured.rows + 1}
+        sizes |= {"paged_kv_indices": captured.pages, "paged_kv_last_page_len": captured.rows}
+        arrays = {f"{k}_buf": torch.zeros(n, dtype=torch.int32, device=self._device) for k, n in sizes.items()}
+        return self._make(self._workspace, use_cuda_graph=True, **arrays)
 
     def attention(self, q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
         """One plan for all layers of a batch that have the same shape."""
@@ -83,31 +107,35 @@ class FlashInfer:
             return torch_variants.attention_sdpa(q, kv, cache, batch, scale)
         plan = batch.plan
         assert plan is not None, "attention without prepare"
-        wanted = (q.shape[1], cache.shape[3], q.shape[2], q.dtype, scale)
+        wanted = _Wanted(q.shape[1], cache.shape[3], q.shape[2], q.dtype, scale)
         if plan.made_for != wanted:
-            plan.wrapper.plan(
-                plan.rows,
-                plan.pages,
-                plan.indices,
-                plan.last,
-                q.shape[1],
-                cache.shape[3],
-                q.shape[2],
-                batch.block_tokens,
-                causal=True,
-                sm_scale=scale,
-                window_left=batch.window - 1 if batch.window else -1,
-                q_data_type=q.dtype,
-                kv_data_type=cache.dtype,
-            )
-            plan.made_for = wanted
+            self._plan(batch, wanted)
         return plan.wrapper.run(q, cache)
 
+    def _plan(self, batch: AttentionBatch, wanted: _Wanted) -> None:
+        plan = batch.plan
+        plan.wrapper.plan(
+            plan.rows,
+            plan.pages,
+            plan.indices,
+            plan.last,
+            wanted.heads,
+            wanted.kv_heads,
+            wanted.head_dim,
+            batch.block_tokens,
+            causal=True,
+            sm_scale=wanted.scale,
+            window_left=batch.window - 1 if batch.window else -1,
+            q_data_type=wanted.dtype,
+            kv_data_type=wanted.dtype,
+        )
+        plan.made_for = wanted
 
-def _wrapper(workspace: Tensor) -> Any:
+
+def _wrapper(workspace: Tensor, **arrays: Any) -> Any:
     import flashinfer
 
-    return flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+    return flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", **arrays)
 
 
 _host = partial(torch.tensor, dtype=torch.int32)

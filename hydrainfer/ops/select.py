@@ -63,6 +63,11 @@ class OpSet:
     int8: bool = False
     """Whether `linear` and `linear_add` take an `Int8Weight` too, so that a decoder's matrices can be such."""
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a decode step can be captured as a CUDA graph: nothing in it depends on arrays of the host."""
+        return ("attention", "flashinfer") in self.chosen
+
     def describe(self) -> list[tuple[str, str]]:
         """(operator, variant) for the table printed at start."""
         return list(self.chosen)

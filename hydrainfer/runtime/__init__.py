@@ -4,8 +4,17 @@ Called by the engine through its ports. Never schedules, owns no blocks, changes
 """
 
 from hydrainfer.runtime.emulated import EmulatedDevice, EmulatedRunner, spoken_ids
+from hydrainfer.runtime.graphs import cuda_capture
 from hydrainfer.runtime.lane import LaneThread
 from hydrainfer.runtime.language import LanguageRunner
 from hydrainfer.runtime.vision import VisionRunner
 
-__all__ = ["EmulatedDevice", "EmulatedRunner", "LaneThread", "LanguageRunner", "VisionRunner", "spoken_ids"]
+__all__ = [
+    "EmulatedDevice",
+    "EmulatedRunner",
+    "LaneThread",
+    "LanguageRunner",
+    "VisionRunner",
+    "cuda_capture",
+    "spoken_ids",
+]

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hydrainfer.cache import CacheSpec, for_stage
-from hydrainfer.core import HydraError, Stage, StepBatch, StepResult
+from hydrainfer.core import HydraError, Lane, Stage, StepBatch, StepResult
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
-from hydrainfer.ops import AttentionBatch, upload
+from hydrainfer.ops import AttentionBatch, Captured, upload
+from hydrainfer.runtime.graphs import Capture, DecodeGraphs
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
-from hydrainfer.runtime.packing import PackedTokens, pack_tokens
+from hydrainfer.runtime.packing import PackedTokens, one_token, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.sampler import sample
 from hydrainfer.runtime.sampling import SamplingPlan, plan_sampling
 from hydrainfer.runtime.tables import BlockTables
 from hydrainfer.storage import BlockStore
 
+_POLL_S = 0.005
+
 
 class LanguageRunner:
     """Executes `TokenWork` batches; satisfies `engine.ports.Runner`.
 
     `stores`: of all caches of the instance; each layer takes those whose specs name it. `lane` executes
-    the batches. `grammars`: None where no request has one.
+    the batches. `grammars`: None where no request has one. `capture`: decode steps are replayed from graphs.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class LanguageRunner:
         stores: Iterable[BlockStore],
         lane: LaneThread,
         grammars: Grammars | None = None,
+        capture: Capture | None = None,
     ) -> None:
         self._follower = None if grammars is None else Follower(grammars)
         self._model = model
@@ -48,6 +53,7 @@ class LanguageRunner:
         self._layers = [(names[i], views[i]) for i in range(model.config.text.layers)]
         self._rotary = RotaryPositions() if model.config.text.rope.sections is not None else None
         self._lane = lane
+        self._graphs = None if capture is None else DecodeGraphs(self, capture)
 
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Pack on the caller's thread, then execute on the lane's."""
@@ -64,6 +70,24 @@ class LanguageRunner:
             return self._lane.complete(outcome)
         packed, plan = jobs[0]
         return self._lane.submit(batch, lambda: self._execute(batch, packed, plan))
+
+    def capture(self) -> None:
+        """Capture all graphs; before anything is served, since this writes to block 0 of the caches."""
+        if self._graphs is None:
+            return
+        graphs, batch = self._graphs, StepBatch(0, Lane.LANGUAGE, [], 0)
+        one = one_token([tables.spec.name for tables in self._tables], multimodal=self._rotary is not None)
+
+        def run() -> StepResult:
+            with torch.inference_mode():
+                graphs.capture_all(one)
+            return StepResult(batch)
+
+        ticket = self._lane.submit(batch, run)
+        while ticket.result is None:
+            time.sleep(_POLL_S)
+        if ticket.result.error is not None:
+            raise ticket.result.error
 
     def close(self) -> None:
         """Wait for what is running, then end the lane's thread."""
@@ -89,10 +113,21 @@ class LanguageRunner:
 
     def _forward(self, p: PackedTokens) -> Tensor:
         """Hidden states [sampling rows, hidden], in the order of `plan`."""
-        on = self._put(p)
+        if self._graphs is not None and self._graphs.take(p):
+            return self._graphs.forward(p)
+        on = upload(self.arrays(p), self.device)
+        return self.through(p, on, self.batches(p, on))
+
+    def batches(
+        self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool = False
+    ) -> dict[str, AttentionBatch]:
+        """The batch as the layers of each cache see it, prepared. `captured`: a graph computes it."""
+        return {tables.spec.name: self._attention(p, on, tables.spec, captured) for tables in self._tables}
+
+    def through(self, p: PackedTokens, on: Mapping[str, Tensor], batches: Mapping[str, AttentionBatch]) -> Tensor:
+        """Hidden states [sampling rows, hidden] of what `batches` and `on` describe."""
         x = self._model.embed(on["ids"])
         deep = self._place_embeddings(on, x)
-        batches = {tables.spec.name: self._attention(p, on, tables.spec) for tables in self._tables}
         caches = [LayerCache(parts, batches[name]) for name, parts in self._layers]
         every = len(p.sample_rows) == len(p.ids) and p.sample_rows == list(range(len(p.ids)))
         decodes_only = p.n_decodes == len(p.counts)
@@ -100,7 +135,7 @@ class LanguageRunner:
         hidden = self._model.forward(x, on["positions"], caches, last, deep)
         return hidden[on["sample_rows"]] if decodes_only and not every else hidden
 
-    def _place_embeddings(self, on: dict[str, Tensor], x: Tensor) -> DeepRows | None:
+    def _place_embeddings(self, on: Mapping[str, Tensor], x: Tensor) -> DeepRows | None:
         """Put the embeddings into their rows of `x`; further levels, if the model has them, are for its layers."""
         if "embed_at" not in on:
             return None
@@ -111,9 +146,8 @@ class LanguageRunner:
         x[at] = found[:, :hidden]
         return DeepRows(at, found[:, hidden:].unflatten(1, (-1, hidden))) if found.shape[1] > hidden else None
 
-    def _attention(self, p: PackedTokens, on: dict[str, Tensor], spec: CacheSpec) -> AttentionBatch:
-        """The batch as the layers of one cache see it."""
-        paged = p.paged[spec.name]
+    def _attention(self, p: PackedTokens, on: Mapping[str, Tensor], spec: CacheSpec, captured: bool) -> AttentionBatch:
+        paged, n, context = p.paged[spec.name], len(p.counts), self._model.config.text.context
         batch = AttentionBatch(
             counts=p.counts,
             contexts=paged.contexts,
@@ -125,11 +159,12 @@ class LanguageRunner:
             starts=on["starts"],
             window=spec.window,
             spans=paged.spans,
+            captured=Captured(spec.name, n, n * spec.blocks_for(context)) if captured else None,
         )
         self._model.ops.prepare(batch)
         return batch
 
-    def _last_rows(self, p: PackedTokens, on: dict[str, Tensor], full: AttentionBatch) -> LastRows:
+    def _last_rows(self, p: PackedTokens, on: Mapping[str, Tensor], full: AttentionBatch) -> LastRows:
         """The sampling rows as a batch of decodes, in the order of `plan`. `full`: all rows, in the last layer's
         cache."""
         n, rows, requests = len(p.sample_rows), on["sample_rows"], on["sample_requests"]
@@ -147,8 +182,12 @@ class LanguageRunner:
         self._model.ops.prepare(batch)
         return LastRows(rows, batch)
 
-    def _put(self, p: PackedTokens) -> dict[str, Tensor]:
-        """All arrays of the batch on the model's device, by name; those of a cache as `CACHE.NAME`."""
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    def arrays(self, p: PackedTokens) -> dict[str, np.ndarray]:
+        """All arrays of the batch by name; those of a cache as `CACHE.NAME`."""
         arrays = {"ids": p.ids, "positions": p.positions, "starts": p.starts}
         arrays["sample_rows"] = np.array(p.sample_rows, dtype=np.int64)
         arrays["sample_requests"] = np.array(p.sample_requests, dtype=np.int64)
@@ -156,4 +195,4 @@ class LanguageRunner:
             arrays |= {"embed_at": p.embed_at, "embed_rows": p.embed_rows}
         for name, paged in p.paged.items():
             arrays |= {f"{name}.{part}": getattr(paged, part) for part in ("tables", "lengths", "slots")}
-        return upload(arrays, self._model.device)
+        return arrays

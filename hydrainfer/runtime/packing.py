@@ -95,6 +95,29 @@ def pack_tokens(
     return packed
 
 
+def one_token(caches: Iterable[str], *, multimodal: bool) -> PackedTokens:
+    """The decode of token 0 at the first place of block 0, in every cache: for a dry run. `multimodal`: its positions
+    have three dimensions."""
+    zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int32)
+    page = Paged(np.zeros((1, 1), dtype=np.int32), one, zero, [0], [])
+    positions = np.zeros((3, 1), dtype=np.int64) if multimodal else zero
+    starts = np.arange(2, dtype=np.int32)
+    return PackedTokens(zero, positions, starts, [1], 1, dict.fromkeys(caches, page), [0], [0], None, None)
+
+
+def padded(p: PackedTokens, n: int) -> PackedTokens:
+    """A batch of decodes, and the first of them again until there are `n`: it computes and writes the same once more.
+    All of them sample."""
+    rows = np.zeros(n, dtype=np.int64)
+    rows[: len(p.ids)] = np.arange(len(p.ids))
+    paged = {
+        name: Paged(page.tables[rows], page.lengths[rows], page.slots[rows], [page.contexts[r] for r in rows], [])
+        for name, page in p.paged.items()
+    }
+    every, starts = list(range(n)), np.arange(n + 1, dtype=np.int32)
+    return PackedTokens(p.ids[rows], p.positions[..., rows], starts, [1] * n, n, paged, every, every, None, None)
+
+
 def _page(
     tables: BlockTables,
     sequences: list[Sequence],

@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 
-from hydrainfer.ops import AttentionBatch, reference, select
+from hydrainfer.ops import AttentionBatch, Captured, reference, select
 from hydrainfer.ops.flashinfer import FlashInfer
 from tests.cuda.fake import CUDA, fake_cuda
 from tests.ops.test_variants import BATCHES, close, paged, random
@@ -21,8 +21,16 @@ CPU = torch.device("cpu")
 class WrapperDouble:
     """`BatchPrefillWithPagedKVCacheWrapper`, as its source (0.7.2) has it: what it takes, and plain attention."""
 
-    def __init__(self, workspace: torch.Tensor) -> None:
+    def __init__(self, workspace: torch.Tensor, use_cuda_graph: bool = False, **buffers: torch.Tensor) -> None:
         assert workspace.dtype == torch.uint8 and workspace.numel() >= 128 << 20
+        assert use_cuda_graph == bool(buffers) and all(b.dtype == torch.int32 for b in buffers.values())
+        if buffers:
+            rows, pages, self.room, last = (
+                len(buffers[f"{name}_buf"])
+                for name in ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+            )
+            assert rows == pages == last + 1
+        self.fixed = last if buffers else None
         assert workspace.device.type == "cuda" or not workspace[:: 1 << 20].any(), "it has to be zero"
         self.plans, self.planned = 0, False
 
@@ -37,6 +45,7 @@ class WrapperDouble:
         assert (rows.diff() > 0).all() and (pages.diff() > 0).all()
         assert indices.dtype == torch.int32 and indices.shape == (int(pages[-1]),)
         assert ((last >= 1) & (last <= page_size)).all()
+        assert self.fixed is None or (n == self.fixed and len(indices) <= self.room), "not what was captured"
         assert heads % kv_heads == 0 and dim in (64, 128, 256)
         assert q_data_type == kv_data_type and q_data_type in (torch.bfloat16, torch.float16)
         assert causal and (window_left >= 0 or window_left == -1)
@@ -75,8 +84,8 @@ class Backend(FlashInfer):
         self.made: list[WrapperDouble] = []
         super().__init__(device, self._double)
 
-    def _double(self, workspace: torch.Tensor) -> WrapperDouble:
-        self.made.append(WrapperDouble(workspace))
+    def _double(self, workspace: torch.Tensor, **options) -> WrapperDouble:
+        self.made.append(WrapperDouble(workspace, **options))
         return self.made[-1]
 
 
@@ -108,6 +117,23 @@ def test_living_batches_have_wrappers_of_their_own():
         step.clear()
         gc.collect()
     assert len(backend.made) == 2
+
+
+def test_a_captured_batch_is_planned_before_each_replay():
+    """Only the first step calls `attention`; the graph that it is captured in has the wrapper's arrays."""
+    backend, dtype, dim = Backend(CPU), torch.bfloat16, 64
+    for step, contexts in enumerate(([3, 9], [4, 10], [80, 16])):
+        cache, batch = paged([1, 1], contexts, 2, dim, dtype)
+        batch.captured = Captured("kv", 2, 64)
+        qkv = random(2, 8, dim, dtype=dtype, seed=step)
+        q, kv = qkv[:, :4], qkv[:, 4:].unflatten(1, (2, 2))
+        reference.write_kv(cache, kv, batch)
+        backend.prepare(batch)
+        if not step:
+            backend.attention(q, kv, cache, batch, dim**-0.5)
+        (wrapper,) = backend.made
+        assert wrapper.plans == step + 1
+        close(wrapper.run(q, cache), reference.attention(q, kv, cache, batch, dim**-0.5))
 
 
 def test_what_it_is_chosen_for(monkeypatch):

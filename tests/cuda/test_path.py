@@ -87,7 +87,7 @@ class KernelsDouble:
 class FakeRig:
     """One EPD instance without weights. Batches run on the caller's thread, which has the fake mode."""
 
-    def __init__(self, name: str, layers: int) -> None:
+    def __init__(self, name: str, layers: int, capture=None) -> None:
         config = read_config(MODELS / name)
         object.__setattr__(config.text, "layers", layers)
         self.shape, self.grid = PICTURES[name]
@@ -98,7 +98,7 @@ class FakeRig:
         self.stores = {spec.name: BlockStore(spec, 4096, CUDA) for spec in specs}
         self.pixels = np.zeros(self.shape, np.uint8)
         language, vision = (LaneThread(name, CUDA, lambda: None) for name in ("language", "vision"))
-        self.language = LanguageRunner(self.model, self.stores.values(), language)
+        self.language = LanguageRunner(self.model, self.stores.values(), language, capture=capture)
         self.vision = VisionRunner(self.model, self.stores["embed"], lambda _: self.pixels, vision)
         self.n_requests = 0
 
@@ -214,6 +214,19 @@ def test_one_copy_carries_a_step_to_the_device(on_cuda):
     recorder.copies.clear()
     rig.hidden(work)
     assert len(recorder.copies) == 1
+
+
+def test_a_step_by_a_graph_is_two_copies_and_a_replay(monkeypatch, kernels):
+    with fake_cuda(monkeypatch) as recorder:
+        rig = FakeRig("qwen2-vl-7b", layers=2, capture=lambda run: (lambda: None, run()))
+        for n in (3, 4, 2):
+            work = [decode(rig) for _ in range(n)]
+            for part in (recorder.copies, recorder.waits, kernels.calls):
+                part.clear()
+            assert rig.hidden(work).shape == (n, rig.model.config.text.hidden)
+            assert kernels.calls.count("rope_write_kv") == (0 if n == 4 else 2), "three are padded to four"
+            assert len(recorder.copies) <= 2 and not recorder.waits
+        rig.close()
 
 
 def test_launches_of_a_decode_step(on_cuda, kernels):

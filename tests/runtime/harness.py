@@ -43,7 +43,7 @@ class Prompt:
 class Rig:
     """Model, stores and runners of one EPD instance."""
 
-    def __init__(self, path: Path, dtype: str = "float32", kv_blocks: int = 256, ops=None) -> None:
+    def __init__(self, path: Path, dtype: str = "float32", kv_blocks: int = 256, ops=None, capture=None) -> None:
         self.model = load_model(path, Role.parse("EPD"), "cpu", dtype, ops=ops)
         self.config = self.model.config
         embed, kv = self.model.cache_specs(kv_block_tokens=4, embed_block_tokens=8)
@@ -54,7 +54,7 @@ class Rig:
         self.wake = threading.Event()
         vision, language = (LaneThread(lane, self.model.device, self.wake.set) for lane in Lane)
         self.vision = VisionRunner(self.model, self.embeds, self.pixels.__getitem__, vision)
-        self.language = LanguageRunner(self.model, (self.kv, self.embeds), language)
+        self.language = LanguageRunner(self.model, (self.kv, self.embeds), language, capture=capture)
         self.n_batches = 0
 
     def close(self) -> None:

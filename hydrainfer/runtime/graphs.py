@@ -1,0 +1,109 @@
+"""Decode steps of CUDA graphs: one launch for what are some thirty per layer. Not yet run on a GPU.
+
+A graph is captured for each of a few numbers of rows; a step is padded to the next one. What its kernels read lies at
+the same place in every step. What attention needs to know beforehand is planned before each replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hydrainfer.ops import AttentionBatch, packed_bytes, to_device, upload
+from hydrainfer.runtime.packing import PackedTokens, padded
+
+ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+
+Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+"""Runs a step once and captures it; returns what replays it, and the tensor that it writes."""
+
+
+class Steps(Protocol):
+    """How a step runs, in parts: its arrays, what is planned before it, and the layers."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def arrays(self, p: PackedTokens) -> dict[str, np.ndarray]: ...
+
+    def batches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool) -> dict[str, AttentionBatch]: ...
+
+    def through(self, p: PackedTokens, on: Mapping[str, Tensor], batches: Mapping[str, AttentionBatch]) -> Tensor: ...
+
+
+@dataclass(eq=False)
+class _Graph:
+    """`memory`: where the arrays lie that its kernels read. `step`: what it would compute now; a graph itself has no
+    need of that."""
+
+    memory: Tensor
+    step: tuple[PackedTokens, dict[str, Tensor], dict[str, AttentionBatch]]
+    replay: Callable[[], None] | None = None
+    hidden: Tensor | None = None
+
+
+class DecodeGraphs:
+    """The graphs of one runner."""
+
+    def __init__(self, steps: Steps, capture: Capture) -> None:
+        self._steps, self._capture = steps, capture
+        self._graphs: dict[int, _Graph] = {}
+
+    def take(self, p: PackedTokens) -> bool:
+        """Whether a graph computes this batch: decodes alone, no more than the largest has rows, no embeddings."""
+        return p.n_decodes == len(p.counts) <= ROWS[-1] and p.embed_at is None
+
+    def capture_all(self, one: PackedTokens) -> None:
+        """Capture every graph with copies of one decode, the largest first: the others use its memory."""
+        for rows in reversed(ROWS):
+            self.forward(padded(one, rows))
+
+    def forward(self, p: PackedTokens) -> Tensor:
+        """Hidden states [sampling rows, hidden]; they are overwritten by the next step of about as many rows."""
+        n = len(p.ids)
+        rows = next(r for r in ROWS if r >= n)
+        graph = self._set(rows, padded(p, rows))
+        if graph.replay is None:
+            graph.replay, graph.hidden = self._capture(lambda: self._steps.through(*graph.step))
+        else:
+            graph.replay()
+        assert graph.hidden is not None
+        if p.sample_rows == list(range(n)):
+            return graph.hidden[:n]
+        return graph.hidden[to_device(np.array(p.sample_rows, dtype=np.int64), self._steps.device)]
+
+    def _set(self, rows: int, p: PackedTokens) -> _Graph:
+        """The graph of so many rows, told of this step."""
+        arrays, device = self._steps.arrays(p), self._steps.device
+        read = {name: arrays.pop(name) for name in list(arrays) if name in ("ids", "positions") or ".slots" in name}
+        graph = self._graphs.get(rows)
+        memory = graph.memory if graph else torch.empty(packed_bytes(read), dtype=torch.uint8, device=device)
+        on = upload(read, device, memory) | upload(arrays, device)
+        step = p, on, self._steps.batches(p, on, captured=True)
+        if graph is None:
+            graph = self._graphs[rows] = _Graph(memory, step)
+        graph.step = step
+        return graph
+
+
+def cuda_capture() -> Capture:
+    """Captures on the current stream, which is not the default one. All graphs compute in one pool of memory: they run
+    one after the other."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        run()  # kernels are compiled and chosen, workspaces made
+        stream = torch.cuda.current_stream()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):  # others go on
+            hidden = run()
+        graph.replay()
+        return graph.replay, hidden
+
+    return capture
