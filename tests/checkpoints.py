@@ -167,10 +167,15 @@ def randomise(model, seed: int) -> None:
                 scale = 0.5
             elif p.ndim == 1:
                 scale = 0.1
+            elif ".experts." in name and p.ndim == 3:  # all of them in one tensor
+                scale = 1.0 / math.sqrt(p.shape[-1])
             else:
                 scale = (1.6 if "q_proj" in name or "k_proj" in name else 1.0) / math.sqrt(p[0].numel())
             norm = p.ndim == 1 and name.endswith("weight") and "class" not in name
             p.copy_(noise * scale + (1.0 if norm else 0.0))
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
         model.tie_weights()
 
 

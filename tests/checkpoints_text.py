@@ -1,5 +1,5 @@
-"""Tiny text-only checkpoints with seeded random weights: Llama, Mistral, Qwen2, Qwen3 and Gemma 3, as published ones
-look."""
+"""Tiny text-only checkpoints with seeded random weights, as published ones look: Llama, Mistral, Qwen2, Qwen3, Gemma 3,
+and those with experts."""
 
 from __future__ import annotations
 
@@ -34,6 +34,60 @@ GEMMA = {  # most layers see 19 tokens; scales that no power of two hides
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
+}
+
+
+GPT_OSS = {  # windows by turns; a gate that is often clamped
+    "num_hidden_layers": 3,
+    "sliding_window": 19,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 48,
+    "swiglu_limit": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "rope_theta": 1e4,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}
+MIMO = {  # values narrower than keys, of which 4 numbers are turned; experts in 4 groups
+    "num_hidden_layers": 4,
+    "layer_types": [f"{'full' if i in (0, 2) else 'sliding'}_attention" for i in range(4)],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "sliding_window": 18,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 48,
+    "routed_scaling_factor": 1.5,
+    "rope_parameters": {
+        f"{kind}_attention": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.334}
+        for kind, theta in (("full", 1e6), ("sliding", 1e4))
+    },
+}
+_QWEN_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
+KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its configuration says here
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "gemma3": ("Gemma3", GEMMA),
+    "gpt_oss": ("GptOss", GPT_OSS),
+    "mimo": ("MiMoV2Flash", MIMO),
+    "mixtral": ("Mixtral", {"num_local_experts": 8}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        _QWEN_MOE | {"norm_topk_prob": False, "shared_expert_intermediate_size": 40},
+    ),
+    "qwen3_moe": ("Qwen3Moe", _QWEN_MOE | {"num_hidden_layers": 3, "mlp_only_layers": [1], "head_dim": 32}),
 }
 
 
@@ -83,17 +137,14 @@ def make_byte_level_tokenizer(context: int = 4096):
 
 
 def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dtype: str = "float32", **config) -> Path:
-    """Write a checkpoint of "llama", "mistral", "qwen2", "qwen3" or "gemma3" to `out` and return it. `config`
-    overrides."""
+    """Write a checkpoint of one of `KINDS` to `out` and return it. `config` overrides."""
     import torch
     import transformers
 
     out, byte_level = Path(out), kind.startswith("qwen")
     tokenizer = make_byte_level_tokenizer() if byte_level else make_tokenizer()
     ends = [tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>")] if byte_level else 2
-    make = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}[kind]
-    if kind == "gemma3":
-        config = GEMMA | config
+    make, usual = KINDS[kind]
     whole = getattr(transformers, f"{make}{'Text' * (kind == 'gemma3')}Config")(
         **{
             "vocab_size": VOCAB,
@@ -102,13 +153,14 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            **({} if kind == "qwen2" else {"head_dim": 32 if kind == "qwen3" else 16}),
+            **({} if kind.startswith("qwen2") else {"head_dim": 16}),
             "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-6 if byte_level else 1e-5,
             "bos_token_id": None if byte_level else 1,
             "eos_token_id": ends[0] if byte_level else 2,
             "tie_word_embeddings": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6 if byte_level else 1e4},
+            **usual,
             **config,
         }
     )

@@ -27,9 +27,9 @@ def intensity(shape: ModelShape, pictures: int, tokens: int) -> float:
     """Operations per byte of a batch of both."""
     v = shape.vision
     assert v is not None
-    rows = pictures * v.window_rows
-    weights = shape.layers * shape.layer_weights * (tokens > 0) + v.weights * (pictures > 0)
-    flops = 2 * (shape.layers * shape.layer_weights * tokens + v.row_weights * rows)
+    rows, layers = pictures * v.window_rows, sum(map(shape.layer_weights, range(shape.layers)))
+    weights = layers * (tokens > 0) + v.weights * (pictures > 0)
+    flops = 2 * (layers * tokens + v.row_weights * rows)
     moved = 12 * (shape.layers * shape.hidden * tokens + v.layers * v.hidden * rows)
     return flops / ((weights + moved) * shape.item_bytes)
 

@@ -126,7 +126,7 @@ def measure_model(
         _measure(rig, _cases(grid, rig), samples, budget_s, say)
         copies: list[Copies] = []
         if transports:
-            specs = [spec for spec in (rig.embed, rig.kv) if spec is not None]
+            specs = [*([] if rig.embed is None else [rig.embed]), *rig.kv]
             copies = measure_copies(specs, transports, device, 60.0 * minutes * _COPIES_SHARE, say)
     finally:
         rig.close()

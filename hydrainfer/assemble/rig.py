@@ -43,7 +43,8 @@ _TEXT = 300  # any ordinary token id
 
 class Rig:
     """`sizes`: pictures in pixels, `n_pictures` of each; `n_sequences` of at most `n_context` tokens hold KV of their
-    own. Batches leave everything as it was, so that they can be repeated. Raises `ConfigError` or `CheckpointError`."""
+    own, of all tokens in each cache, also where a window would leave some out. Batches leave everything as it was, so
+    that they can be repeated. Raises `ConfigError` or `CheckpointError`."""
 
     def __init__(
         self, config: ServeConfig, sizes: list[tuple[int, int]], n_pictures: int, n_sequences: int, n_context: int
@@ -60,14 +61,13 @@ class Rig:
         self.model: Model = load_model(path, Role.parse("EPD"), device, self.dtype, ops=ops, config=described)
         self.n_context = min(n_context, described.text.context)
         specs = self.model.cache_specs(kv_block_tokens=config.block_tokens)
-        kv_spec = for_stage(specs, Stage.DECODE)
-        assert kv_spec is not None, "a language model without a KV cache"
-        self.kv, self.embed = kv_spec, for_stage(specs, Stage.ENCODE)
+        self.kv = [spec for spec in specs if Stage.DECODE in spec.stages]
+        self.embed = for_stage(specs, Stage.ENCODE)
         self._woken = threading.Event()
         self._busy = {Lane.VISION: False, Lane.LANGUAGE: False}
         wake = self._woken.set
-        n_blocks = self.kv.blocks_for(self.n_context)
-        stores = [_filled(self.kv, n_sequences * n_blocks, device)]
+        n_blocks = -(-self.n_context // config.block_tokens)
+        stores = [_filled(spec, n_sequences * n_blocks, device) for spec in self.kv]
         self._pixels: dict[str, Pixels] = {}
         self._pictures: dict[int, list[Sequence]] = {}  # by embedding tokens
         if self.embed is not None:
@@ -84,7 +84,7 @@ class Rig:
         prompt = tuple(min(_TEXT, vocab // 2) + i % min(100, vocab // 4) for i in range(self.n_context))
         self._texts = [_sequence(f"t{i}", prompt) for i in range(n_sequences)]
         for i, seq in enumerate(self._texts):
-            seq.blocks = {self.kv.name: list(range(i * n_blocks, (i + 1) * n_blocks))}
+            seq.blocks = {spec.name: list(range(i * n_blocks, (i + 1) * n_blocks)) for spec in self.kv}
 
     @property
     def picture_tokens(self) -> list[int]:

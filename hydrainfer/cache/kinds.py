@@ -18,15 +18,19 @@ _PICTURE_TOKENS = 1024  # of a usual picture; the largest may have more
 
 
 class FullSpec(CacheSpec, frozen=True):
-    """Keys and values of every token, shared by whole blocks with requests that begin alike. The part "kv" is `(2,
-    block_tokens, kv_heads, head_dim)`."""
+    """Keys and values of every token, shared by whole blocks with requests that begin alike. The parts "keys" and
+    "values" are `(block_tokens, kv_heads, dim)`."""
 
     chained: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, *, layers: int, kv_heads: int, head_dim: int, dtype: str, block_tokens: int = 16) -> FullSpec:
-        part = Part("kv", (2, block_tokens, kv_heads, head_dim), dtype)
-        return cls("kv", block_tokens, (part,), tuple(range(layers)))
+    def of(
+        cls, *, layers: int, kv_heads: int, head_dim: int, dtype: str, block_tokens: int = 16, value_dim: int = 0
+    ) -> FullSpec:
+        """`value_dim`: of values, if they are not as wide as keys."""
+        dims = {"keys": head_dim, "values": value_dim or head_dim}
+        parts = tuple(Part(name, (block_tokens, kv_heads, dim), dtype) for name, dim in dims.items())
+        return cls("kv", block_tokens, parts, tuple(range(layers)))
 
     def due(self, request: Request, n_computed: int) -> float:
         return n_computed + _PUBLISHED_TOKENS if request.keys else math.inf
@@ -233,7 +237,9 @@ def specs_of(
     *,
     windows: Sequence[int],
     kv_heads: int,
+    local_kv_heads: int,
     head_dim: int,
+    value_dim: int,
     embed_width: int | None,
     dtype: str,
     kv_block_tokens: int = 16,
@@ -241,17 +247,26 @@ def specs_of(
     longest_span: int = 0,
 ) -> tuple[CacheSpec, ...]:
     """The caches of an instance of this role that some stage of it uses. `windows`: for each layer, how many tokens a
-    token sees there, 0 for all. `embed_width`: None if the model does not see. `longest_span`: tokens of the largest
-    picture, if its tokens see each other."""
+    token sees there, 0 for all; `local_kv_heads`: of the layers that do not see all. `embed_width`: None if the model
+    does not see. `longest_span`: tokens of the largest picture, if its tokens see each other."""
     specs: list[CacheSpec] = []
     if embed_width is not None:
         specs.append(EmbedSpec.of(width=embed_width, dtype=dtype, block_tokens=embed_block_tokens))
     layers: dict[int, tuple[int, ...]] = {}
     for i, window in enumerate(windows):
         layers[window] = (*layers.get(window, ()), i)
-    heads = {"kv_heads": kv_heads, "head_dim": head_dim}
-    full = FullSpec.of(layers=1, **heads, dtype=dtype, block_tokens=kv_block_tokens)
+    full, local = (
+        FullSpec.of(
+            layers=1,
+            kv_heads=n,
+            head_dim=head_dim,
+            dtype=dtype,
+            block_tokens=kv_block_tokens,
+            value_dim=value_dim,
+        )
+        for n in (kv_heads, local_kv_heads)
+    )
     if 0 in layers:
         specs.append(msgspec.structs.replace(full, layers=layers[0]))
-    specs += (WindowSpec.over(full, w, layers[w], longest_span) for w in sorted(layers) if w)
+    specs += (WindowSpec.over(local, w, layers[w], longest_span) for w in sorted(layers) if w)
     return tuple(spec for spec in specs if any(role.runs(stage) for stage in spec.stages))

@@ -5,6 +5,7 @@ Called by models, processor, planner and assemble. Never imports torch, never re
 
 from hydrainfer.checkpoint.clip import AnyresConfig, ClipConfig
 from hydrainfer.checkpoint.decoder import Decoder, Rope, TextConfig
+from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.families import FAMILIES, Family, ParsedConfig, family_of, parse_config, read_config
 from hydrainfer.checkpoint.files import find_json, preprocessing, read_json, require
 from hydrainfer.checkpoint.gemma import SiglipConfig
@@ -19,6 +20,7 @@ __all__ = [
     "ClipConfig",
     "ClipSettings",
     "Decoder",
+    "Experts",
     "Family",
     "Fit",
     "ModelConfig",

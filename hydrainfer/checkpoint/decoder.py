@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.files import require
 from hydrainfer.core import CheckpointError
+
+Sinks = Literal["none", "all", "windows"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding. `kind`: "default", "linear" (positions divided by `factor`) or "llama3" (the three after it).
-    `sections`: pairs turned by (time, row, column), which sum to head_dim / 2, None with one position per token;
-    `interleaved`: they take turns instead of following each other."""
+    """Rotary embedding of the first `fraction` of each head. `kind`: "default", "linear" (positions divided by
+    `factor`), "llama3" (by the low and high `freq_factor`) or "yarn" (by the betas; `truncate`: rounded to whole
+    pairs). cos and sin are multiplied by `scale`. `sections`: pairs turned by (time, row, column), which sum to half of
+    what is turned, None with one position per token; `interleaved`: they take turns instead of following each other."""
 
     theta: float
     kind: str = "default"
@@ -24,17 +29,28 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    scale: float = 1.0
+    fraction: float = 1.0
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
+
+    def dim(self, head_dim: int) -> int:
+        """How many numbers of a head are turned."""
+        return int(head_dim * self.fraction)
 
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
     """A Llama-style decoder. `context` is the longest sequence in tokens; `qk_norm`: queries and keys are normalised
     per head before they are turned. `windows`: for each layer, how many tokens a token sees there, itself included; 0
-    for all. `local_rope`: the rotary embedding of layers with a window. Scores of attention are multiplied by
-    `attention_scale`, embeddings of tokens by `embed_scale`. `centred_norms`: RMSNorm multiplies by one plus its
-    weight; `sandwich`: what attention and MLP add is normalised, too."""
+    for all. `local_rope` and `local_kv_heads` are those of layers with a window. Heads of keys have `head_dim` numbers,
+    those of values `value_dim`, which are multiplied by `value_scale`. Scores of attention are multiplied by
+    `attention_scale`, embeddings of tokens by `embed_scale`. `sinks`: the layers whose heads have a sink.
+    `centred_norms`: RMSNorm multiplies by one plus its weight; `sandwich`: what attention and MLP add is normalised,
+    too. `experts`: of the layers that have such instead of one MLP."""
 
     vocab: int
     hidden: int
@@ -58,13 +74,30 @@ class TextConfig:
     embed_scale: float = 1.0
     centred_norms: bool = False
     sandwich: bool = False
+    local_kv_heads: int = 0
+    value_dim: int = 0
+    value_scale: float = 1.0
+    sinks: Sinks = "none"
+    experts: Experts | None = None
+
+    def kv_heads_of(self, window: int) -> int:
+        """The KV heads of layers with this window."""
+        return self.local_kv_heads if window else self.kv_heads
+
+    def has_sinks(self, layer: int) -> bool:
+        return self.sinks == "all" or (self.sinks == "windows" and self.windows[layer] > 0)
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.layers[layer]
 
 
 class Decoder(NamedTuple):
     """The decoder of one `model_type`, as far as it differs from Llama's: biases (None: as `attention_bias` and
     `mlp_bias` say), normalised queries and keys, the default `sections` of `Rope`, and which layers slide: all, those
-    that `layer_types` names, or none (of which "refused" wants to be told). `gemma`: it scales, activates, normalises
-    and turns as Gemma 3 does."""
+    that `layer_types` names, or none (of which "refused" wants to be told). `ropes`: those layers turn by parameters of
+    their own; `partial`: the part of each head that `partial_rotary_factor` says. `gemma`: it scales, activates and
+    normalises as Gemma 3 does. `mimo`: keys and values are as MiMo-V2-Flash's. `experts(hf, path)` checks and describes
+    those; `quantized`: the methods by which published weights may be made smaller."""
 
     model_type: str
     qkv_bias: bool | None = None
@@ -74,10 +107,16 @@ class Decoder(NamedTuple):
     sliding: Literal["none", "all", "named", "refused"] = "none"
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
+    ropes: bool = False
+    partial: bool = False
     gemma: bool = False
+    mimo: bool = False
+    sinks: Sinks = "none"
+    experts: Callable[[Any, Path], Experts] | None = None
+    quantized: tuple[str, ...] = ()
 
 
-ROPE_KINDS = ("default", "linear", "llama3")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig:
@@ -88,7 +127,9 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
     require(found == supported, path, f"{activation} {found!r} is not supported; supported: {supported}")
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     kv_heads = hf.num_key_value_heads or hf.num_attention_heads
-    require(hf.num_attention_heads % kv_heads == 0, path, f"{hf.num_attention_heads} heads over {kv_heads} KV heads")
+    local_kv_heads = kv_heads * 2 if kind.mimo else kv_heads
+    for n in (kv_heads, local_kv_heads):
+        require(hf.num_attention_heads % n == 0, path, f"{hf.num_attention_heads} heads over {n} KV heads")
     require(head_dim % 2 == 0, path, f"head_dim {head_dim} is odd")
 
     def bias(fixed: bool | None, field: str) -> bool:
@@ -118,6 +159,11 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         embed_scale=hf.hidden_size**0.5 if kind.gemma else 1.0,
         centred_norms=kind.gemma,
         sandwich=kind.gemma,
+        local_kv_heads=local_kv_heads,
+        value_dim=hf.v_head_dim if kind.mimo else head_dim,
+        value_scale=1.0 if not kind.mimo or hf.attention_value_scale is None else hf.attention_value_scale,
+        sinks=kind.sinks,
+        experts=kind.experts(hf, path) if kind.experts else None,
     )
 
 
@@ -133,9 +179,17 @@ def _gemma_scalar(hf: Any, path: Path) -> float:
 def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rope]:
     """The rotary embeddings of layers that see all tokens, and of those with a window."""
     given = getattr(hf, "rope_parameters", None) or {}
-    if kind.gemma:
-        return rope_config(given.get("full_attention"), path), rope_config(given.get("sliding_attention"), path)
-    rope = _with_sections(rope_config(given, path), given, kind, head_dim, path)
+
+    def read(parameters: Mapping[str, Any] | None) -> Rope:
+        rope = rope_config(parameters, hf.max_position_embeddings, kind.partial, path)
+        dim = rope.dim(head_dim)
+        fits = dim > 0 and dim % 2 == 0
+        require(fits, path, f"partial_rotary_factor {rope.fraction} turns {dim} of {head_dim} numbers of a head")
+        return rope
+
+    if kind.ropes:
+        return read(given.get("full_attention")), read(given.get("sliding_attention"))
+    rope = _with_sections(read(given), given, kind, head_dim, path)
     return rope, rope
 
 
@@ -151,7 +205,8 @@ def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
         f"{others} is not supported; supported: full_attention (use_sliding_window false)",
     )
     window = getattr(hf, "sliding_window", None)
-    if kind.sliding not in ("all", "named") or window is None or window >= hf.max_position_embeddings:
+    slides = kind.sliding == "all" or (kind.sliding == "named" and "sliding_attention" in named)
+    if not slides or window is None or window >= hf.max_position_embeddings:
         return (0,) * n
     require(window > 0, path, f"sliding_window {window} is not supported; supported: null, or at least 1")
     return tuple(window if kind.sliding == "all" or t == "sliding_attention" else 0 for t in named)
@@ -162,32 +217,53 @@ def _with_sections(rope: Rope, parameters: Mapping[str, Any], kind: Decoder, hea
     if kind.sections is None:
         return rope
     sections = tuple(parameters.get("mrope_section") or kind.sections)
-    fits = len(sections) == 3 and 2 * sum(sections) == head_dim
-    require(fits, path, f"mrope_section {list(sections)} does not sum to half of head_dim {head_dim}")
+    fits = len(sections) == 3 and 2 * sum(sections) == rope.dim(head_dim)
+    require(fits, path, f"mrope_section {list(sections)} does not sum to half of head_dim {rope.dim(head_dim)}")
     return dataclasses.replace(rope, sections=sections, interleaved=kind.interleaved)
 
 
-def rope_config(parameters: Mapping[str, Any] | None, path: Path) -> Rope:
-    """The rotary embedding, by `rope_parameters` (transformers 5), which also holds older files' `rope_scaling`."""
+def rope_config(parameters: Mapping[str, Any] | None, context: int, partial: bool, path: Path) -> Rope:
+    """The rotary embedding, by `rope_parameters` (transformers 5), which also holds older files' `rope_scaling`.
+    `partial`: whether it may turn a part of each head only."""
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     kind = given.get("rope_type") or given.get("type") or "default"
     require(kind in ROPE_KINDS, path, f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
-    partial = given.get("partial_rotary_factor", 1.0)
-    require(partial == 1.0, path, f"partial_rotary_factor {partial} is not supported; supported: 1.0")
+    fraction = float(given.get("partial_rotary_factor", 1.0))
+    whole = partial or fraction == 1.0
+    require(whole, path, f"partial_rotary_factor {fraction} is not supported; supported: 1.0")
+    rope = Rope(theta=float(given.get("rope_theta", 10000.0)), kind=kind, fraction=fraction)
     try:
-        rope = Rope(theta=float(given.get("rope_theta", 10000.0)), kind=kind)
-        if kind == "default":
-            return rope
-        rope = Rope(theta=rope.theta, kind=kind, factor=float(given["factor"]))
         if kind == "linear":
-            return rope
-        return Rope(
-            theta=rope.theta,
-            kind=kind,
-            factor=rope.factor,
-            low_freq_factor=float(given["low_freq_factor"]),
-            high_freq_factor=float(given["high_freq_factor"]),
-            original_context=int(given["original_max_position_embeddings"]),
-        )
+            return dataclasses.replace(rope, factor=float(given["factor"]))
+        if kind == "llama3":
+            return dataclasses.replace(
+                rope,
+                factor=float(given["factor"]),
+                low_freq_factor=float(given["low_freq_factor"]),
+                high_freq_factor=float(given["high_freq_factor"]),
+                original_context=int(given["original_max_position_embeddings"]),
+            )
+        return _yarn(rope, given, context) if kind == "yarn" else rope
     except KeyError as e:
         raise CheckpointError(f"{path}: rope type {kind!r} lacks {e.args[0]}") from None
+
+
+def _yarn(rope: Rope, given: Mapping[str, Any], context: int) -> Rope:
+    """`rope` as YaRN's. `context`: of the model, whose ratio to the original one is the factor where none is given."""
+    original = int(given["original_max_position_embeddings"])
+    factor = float(given.get("factor") or context / original)
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    both = bool(given.get("mscale") and given.get("mscale_all_dim"))
+    usual = scale(given["mscale"]) / scale(given["mscale_all_dim"]) if both else scale(1.0)
+    return dataclasses.replace(
+        rope,
+        factor=factor,
+        original_context=original,
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        truncate=bool(given.get("truncate", True)),
+        scale=float(given.get("attention_factor", usual)),
+    )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydrainfer.checkpoint import clip
+from hydrainfer.checkpoint import clip, experts
 from hydrainfer.checkpoint.decoder import Decoder, text_config
 from hydrainfer.checkpoint.files import read_json, require
 from hydrainfer.checkpoint.gemma import gemma3
@@ -48,7 +48,20 @@ def _text_only(decoder: Decoder) -> Family:
     return Family(decoder.model_type, "hydrainfer.models.decoder:LAYERS", decoder)
 
 
-_GEMMA = Decoder("gemma3_text", qk_norm=True, sliding="named", gemma=True)
+_GEMMA = Decoder("gemma3_text", qk_norm=True, sliding="named", ropes=True, gemma=True)
+_GPT_OSS = Decoder(
+    "gpt_oss", sliding="named", sinks="all", experts=experts.gpt_oss, quantized=("mxfp4",)
+)  # biases as `attention_bias` says
+_MIMO = Decoder(
+    "mimo_v2_flash",
+    out_bias=False,
+    sliding="named",
+    ropes=True,
+    partial=True,
+    mimo=True,
+    sinks="windows",
+    experts=experts.mimo,
+)
 _PICTURES = "hydrainfer.processor.pictures"
 _QWEN = Family(
     "",
@@ -80,6 +93,15 @@ FAMILIES = {
     "MistralForCausalLM": _text_only(Decoder("mistral", qkv_bias=False, out_bias=False, sliding="all")),
     "Qwen2ForCausalLM": _text_only(Decoder("qwen2", qkv_bias=True, out_bias=False, sliding="named")),
     "Qwen3ForCausalLM": _text_only(Decoder("qwen3", qk_norm=True, sliding="named")),
+    "MixtralForCausalLM": _text_only(
+        Decoder("mixtral", qkv_bias=False, out_bias=False, sliding="all", experts=experts.mixtral)
+    ),
+    "Qwen2MoeForCausalLM": _text_only(
+        Decoder("qwen2_moe", qkv_bias=True, out_bias=False, sliding="named", experts=experts.qwen2)
+    ),
+    "Qwen3MoeForCausalLM": _text_only(Decoder("qwen3_moe", qk_norm=True, sliding="all", experts=experts.qwen3)),
+    "GptOssForCausalLM": _text_only(_GPT_OSS)._replace(dtype="bfloat16"),
+    "MiMoV2FlashForCausalLM": _text_only(_MIMO)._replace(dtype="bfloat16"),
     "Gemma3ForCausalLM": _text_only(_GEMMA)._replace(dtype="bfloat16"),
     "Gemma3ForConditionalGeneration": Family(
         "gemma3",
@@ -147,12 +169,16 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
     supported = ", ".join(decoders)
     known = text.model_type in decoders
     require(known, path, f"text model {text.model_type!r} is not supported; supported: {supported}")
+    decoder = decoders[text.model_type]
+    method, taken = (getattr(hf, "quantization_config", None) or {}).get("quant_method", "none"), decoder.quantized
+    fits = method in ("none", *taken)
+    require(fits, path, f"weights quantized by {method!r} are not supported; supported: {', '.join(('none', *taken))}")
     tied = bool(hf.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))
     dtype = hf.dtype or text.dtype or family.dtype
     media = (*(["image_token_id"] if family.pictures else []), *(["video_token_id"] if family.videos else []))
     return ModelConfig(
         architecture=name,
-        text=text_config(text, decoders[text.model_type], path, tied=tied),
+        text=text_config(text, decoder, path, tied=tied),
         vision=family.vision(hf, path) if family.vision is not None else None,
         media_tokens=tuple(getattr(hf, field) for field in media),
         dtype=str(dtype).removeprefix("torch."),

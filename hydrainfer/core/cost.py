@@ -20,7 +20,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     decoding sequence `decode_token_s`, and `decode_context_s` for each token of its context, the new one included) and
     its traffic (`weights_s` once, `context_s` for each token of context that is read, and `sequence_s` per decoding
     sequence, for windows, which are read whatever the context). Terms left at 0 make a model linear in what a batch
-    holds.
+    holds. Of experts, which all together take `experts_s` to read, each token reads the share `expert_share`; tokens
+    are taken to choose independently of each other.
 
     `overlap_slowdown`: how many times slower a batch runs that is launched beside one of the instance's other lane,
     which is not slowed (`DeviceTime`): together they run at 1 + 1 / `overlap_slowdown` times the speed of either alone.
@@ -41,6 +42,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     weights_s: float = 0.0
     context_s: float = 0.0
     sequence_s: float = 0.0
+    experts_s: float = 0.0
+    expert_share: float = 0.0
     overlap_slowdown: float = 1.0
     prefill_overlap_slowdown: float = 0.0
 
@@ -68,7 +71,13 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
             + self.decode_context_s * n_contexts
         )
         traffic_s = self.weights_s + self.context_s * (n_contexts + n_read) + self.sequence_s * n_decodes
+        if self.experts_s:
+            traffic_s += self.experts_read_s(n_prefilled + n_decodes)
         return self.step_base_s + (arithmetic_s if arithmetic_s > traffic_s else traffic_s)
+
+    def experts_read_s(self, n_tokens: int) -> float:
+        """Seconds to read the experts that so many tokens choose."""
+        return self.experts_s * (1.0 - (1.0 - self.expert_share) ** n_tokens)
 
     def encode_s(self, n_tokens: Sequence[int]) -> float:
         """Seconds of a vision batch whose pictures have so many embedding tokens each."""

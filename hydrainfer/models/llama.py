@@ -11,17 +11,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.checkpoint import TextConfig
+from hydrainfer.models.moe import Moe
 from hydrainfer.models.rope import angles, axes, inverse_frequencies
 from hydrainfer.models.slots import Slot, Weight, empty, matrix
-from hydrainfer.ops import AttentionBatch, Int8Weight, OpSet
+from hydrainfer.ops import KV, AttentionBatch, Int8Weight, OpSet
 
 
 class LayerCache(NamedTuple):
-    """The cache of one layer in one step: its `parts` by name, `[n_blocks, *shape]` each, and the batch by its tables.
-    Keys and values of every token are the part "kv", [n_blocks, 2, block_tokens, kv_heads, head_dim]."""
+    """The cache of one layer in one step: its `parts` by name, `[n_blocks, *shape]` each, and the batch by its
+    tables."""
 
     parts: Mapping[str, Tensor]
     batch: AttentionBatch
+
+    @property
+    def kv(self) -> KV:
+        """Keys and values of every token."""
+        return KV(self.parts["keys"], self.parts["values"])
 
 
 class LastRows(NamedTuple):
@@ -41,14 +47,14 @@ class DeepRows(NamedTuple):
 
 @dataclass(slots=True)
 class LlamaLayer:
-    """One block's weights; query-key-value and gate-up fused."""
+    """One block's weights; query-key-value and gate-up fused. A block with experts has no MLP."""
 
     input_norm: Tensor
     qkv: Weight
     out: Weight
     mlp_norm: Tensor
-    gate_up: Weight
-    down: Weight
+    gate_up: Weight | None
+    down: Weight | None
     qkv_bias: Tensor | None
     out_bias: Tensor | None
     gate_up_bias: Tensor | None
@@ -57,10 +63,17 @@ class LlamaLayer:
     k_norm: Tensor | None
     out_norm: Tensor | None
     down_norm: Tensor | None
+    sinks: Tensor | None
+    experts: Moe | None
+    widths: tuple[int, int, int]
+    """Of a row's queries, keys and values."""
 
     @classmethod
-    def make(cls, c: TextConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
-        q, kv, h, m = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.hidden, c.intermediate
+    def make(cls, c: TextConfig, i: int, ops: OpSet, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
+        """Layer number `i`."""
+        heads, kv_heads, h, m = c.heads, c.kv_heads_of(c.windows[i]), c.hidden, c.intermediate
+        q, k, v = widths = heads * c.head_dim, kv_heads * c.head_dim, kv_heads * c.value_dim
+        dense = not c.has_experts(i)
 
         def tensor(*shape: int) -> Tensor:
             return empty(shape, dtype, device)
@@ -70,24 +83,26 @@ class LlamaLayer:
 
         return cls(
             input_norm=norm(h),
-            qkv=matrix(ops, (q + 2 * kv, h), dtype, device),
-            out=matrix(ops, (h, q), dtype, device),
+            qkv=matrix(ops, (q + k + v, h), dtype, device),
+            out=matrix(ops, (h, heads * c.value_dim), dtype, device),
             mlp_norm=norm(h),
-            gate_up=matrix(ops, (2 * m, h), dtype, device),
-            down=matrix(ops, (h, m), dtype, device),
-            qkv_bias=tensor(q + 2 * kv) if c.qkv_bias else None,
+            gate_up=matrix(ops, (2 * m, h), dtype, device) if dense else None,
+            down=matrix(ops, (h, m), dtype, device) if dense else None,
+            qkv_bias=tensor(q + k + v) if c.qkv_bias else None,
             out_bias=tensor(h) if c.out_bias else None,
-            gate_up_bias=tensor(2 * m) if c.mlp_bias else None,
-            down_bias=tensor(h) if c.mlp_bias else None,
+            gate_up_bias=tensor(2 * m) if c.mlp_bias and dense else None,
+            down_bias=tensor(h) if c.mlp_bias and dense else None,
             q_norm=norm(c.head_dim) if c.qk_norm else None,
             k_norm=norm(c.head_dim) if c.qk_norm else None,
             out_norm=norm(h) if c.sandwich else None,
             down_norm=norm(h) if c.sandwich else None,
+            sinks=empty((heads,), torch.float32, device) if c.has_sinks(i) else None,
+            experts=Moe.make(c.experts, h, ops, dtype, device) if c.experts and not dense else None,
+            widths=widths,
         )
 
     def slots(self, prefix: str, c: TextConfig) -> dict[str, Slot]:
-        q, kv, m = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        m, attention, mlp = c.intermediate, f"{prefix}.self_attn", f"{prefix}.mlp"
         norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.mlp_norm}
         if self.out_norm is not None and self.down_norm is not None:
             norms |= {"post_attention_layernorm": self.out_norm, "post_feedforward_layernorm": self.down_norm}
@@ -100,7 +115,7 @@ class LlamaLayer:
             ("bias", self.qkv_bias, self.out_bias, self.gate_up_bias, self.down_bias),
         ):
             if qkv is not None:
-                for letter, part in zip("qkv", qkv.split([q, kv, kv])):
+                for letter, part in zip("qkv", qkv.split(self.widths)):
                     found[f"{attention}.{letter}_proj.{leaf}"] = Slot(part)
             if out is not None:
                 found[f"{attention}.o_proj.{leaf}"] = Slot(out)
@@ -108,7 +123,9 @@ class LlamaLayer:
                 for name, part in zip(("gate", "up"), gate_up.split([m, m])):
                     found[f"{mlp}.{name}_proj.{leaf}"] = Slot(part)
                 found[f"{mlp}.down_proj.{leaf}"] = Slot(down)
-        return found
+        if self.sinks is not None:
+            found[f"{attention}.sinks"] = Slot(self.sinks)
+        return found if self.experts is None else found | self.experts.slots(mlp)
 
 
 class Llama:
@@ -128,7 +145,7 @@ class Llama:
         whole = config.vocab, config.hidden
         self._dtype = dtype
         self.table = matrix(ops, whole, dtype, device) if config.tied else empty(whole, dtype, device)
-        self.layers = [LlamaLayer.make(config, ops, dtype, device) for _ in range(config.layers)]
+        self.layers = [LlamaLayer.make(config, i, ops, dtype, device) for i in range(config.layers)]
         self.norm = empty((config.hidden,), norm_dtype(config, dtype), device)
         self.head = self.table if config.tied else matrix(ops, whole, dtype, device)
 
@@ -175,25 +192,27 @@ class Llama:
 
     def _turns(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """cos and sin for each layer; see `angles`."""
-        everywhere = angles(self._inverse, positions, self._axes)
-        if self.config.local_rope == self.config.rope:
+        c = self.config
+        everywhere = angles(self._inverse, positions, self._axes, c.rope.scale)
+        if c.local_rope == c.rope:
             return [everywhere] * len(self.layers)
-        local = angles(self._local_inverse, positions, self._axes)
-        return [local if window else everywhere for window in self.config.windows]
+        local = angles(self._local_inverse, positions, self._axes, c.local_rope.scale)
+        return [local if window else everywhere for window in c.windows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → float32 [rows, vocab]."""
         return self._ops.linear(hidden, self.head).float()
 
     def _attend(self, layer: LlamaLayer, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache) -> None:
-        c, ops, kept = self.config, self._ops, cache.parts["kv"]
+        c, ops = self.config, self._ops
         normed = self._norm(x, layer.input_norm, c.norm_eps)
-        qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(-1, c.heads + 2 * c.kv_heads, c.head_dim)
-        self._norm_heads(qkv[:, : c.heads], layer.q_norm)
-        self._norm_heads(qkv[:, c.heads : c.heads + c.kv_heads], layer.k_norm)
-        ops.rope_write_kv(qkv, cos, sin, kept, cache.batch)
-        kv = qkv[:, c.heads :].unflatten(1, (2, c.kv_heads))  # [rows, 2, kv_heads, head_dim]
-        mixed = ops.attention(qkv[:, : c.heads], kv, kept, cache.batch, c.attention_scale)
+        rows = ops.linear(normed, layer.qkv, layer.qkv_bias)
+        qk, values = self._heads(rows, layer)
+        q, keys = qk[:, : c.heads], qk[:, c.heads :]
+        self._norm_heads(q, layer.q_norm)
+        self._norm_heads(keys, layer.k_norm)
+        ops.rope_write_kv(qk, values, cos, sin, cache.kv, cache.batch)
+        mixed = ops.attention(q, KV(keys, values), cache.kv, cache.batch, c.attention_scale, layer.sinks)
         self._add(x, mixed.flatten(1), layer.out, layer.out_bias, layer.out_norm)
 
     def _attend_last(
@@ -206,24 +225,31 @@ class Llama:
         last: LastRows,
     ) -> Tensor:
         """`_attend` for the last layer: keys and values of all rows, queries of the wanted ones. Returns their x."""
-        c, ops, kept = self.config, self._ops, cache.parts["kv"]
-        q_width = c.heads * c.head_dim
-        q_bias, kv_bias = (
-            (None, None) if layer.qkv_bias is None else layer.qkv_bias.split([q_width, 2 * c.kv_heads * c.head_dim])
-        )
+        c, ops = self.config, self._ops
+        q_width, *kv_widths = layer.widths
+        q_bias, kv_bias = (None, None) if layer.qkv_bias is None else layer.qkv_bias.split([q_width, sum(kv_widths)])
         normed = self._norm(x, layer.input_norm, c.norm_eps)
-        kv = ops.linear(normed, layer.qkv[q_width:], kv_bias).view(-1, 2, c.kv_heads, c.head_dim)
-        self._norm_heads(kv[:, 0], layer.k_norm)
-        ops.rope_write_kv(kv.flatten(1, 2), cos, sin, kept, cache.batch)
+        keys, values = self._heads(ops.linear(normed, layer.qkv[q_width:], kv_bias), layer)
+        self._norm_heads(keys, layer.k_norm)
+        ops.rope_write_kv(keys, values, cos, sin, cache.kv, cache.batch)
         x = x[last.rows]
         if not last.rows.shape[0]:
             return x
         q = ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias).view(-1, c.heads, c.head_dim)
         self._norm_heads(q, layer.q_norm)
         ops.rope(q, cos[last.rows], sin[last.rows])
-        mixed = ops.attention(q, kv[last.rows], kept, last.batch, c.attention_scale)
+        fresh = KV(keys[last.rows], values[last.rows])
+        mixed = ops.attention(q, fresh, cache.kv, last.batch, c.attention_scale, layer.sinks)
         self._add(x, mixed.flatten(1), layer.out, layer.out_bias, layer.out_norm)
         return x
+
+    def _heads(self, rows: Tensor, layer: LlamaLayer) -> tuple[Tensor, Tensor]:
+        """(Queries and) keys, and values, of [rows, width]: two views [rows, heads, dim]."""
+        c, width = self.config, rows.shape[1] - layer.widths[2]
+        values = rows[:, width:].unflatten(1, (-1, c.value_dim))
+        if c.value_scale != 1.0:
+            values.mul_(c.value_scale)
+        return rows[:, :width].unflatten(1, (-1, c.head_dim)), values
 
     def _norm_heads(self, heads: Tensor, weight: Tensor | None) -> None:
         """Normalise [rows, heads, head_dim] in place, each head by itself."""
@@ -235,6 +261,10 @@ class Llama:
         if not x.shape[0]:
             return
         normed = self._norm(x, layer.mlp_norm, self.config.norm_eps)
+        if layer.experts is not None:
+            x.add_(layer.experts.run(normed, self._ops))
+            return
+        assert layer.gate_up is not None and layer.down is not None
         gate_up = self._ops.linear(normed, layer.gate_up, layer.gate_up_bias)
         self._add(x, self._gated(gate_up), layer.down, layer.down_bias, layer.down_norm)
 

@@ -7,6 +7,7 @@ from io import FileIO
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from hydrainfer.checkpoint import ModelConfig, read_config, require
 from hydrainfer.core import CheckpointError, Role
@@ -19,6 +20,8 @@ from hydrainfer.ops import Int8Weight, OpSet, select_ops
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _PIECE_BYTES = 16 << 20
+_E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+_MXFP4_BIAS = 127
 
 
 def load_model(
@@ -46,6 +49,9 @@ def load_model(
     headers = {file: read_header(file) for file in files}
     device = torch.device(device)
     ops = ops or select_ops(device, DTYPES[dtype], config.text.head_dim)
+    experts = config.text.experts
+    packed = experts is not None and experts.stored == "mxfp4"
+    require(not (packed and ops.int8), path, "weights in MXFP4 cannot be quantized to int8; leave --quantization out")
     with torch.inference_mode():
         wanted = _wanted(Model(config, role, ops, DTYPES[dtype], torch.device("meta")), path, headers)
         model = Model(config, role, ops, DTYPES[dtype], device, pause)  # only now: a damaged shape may be of any size
@@ -67,7 +73,8 @@ def _wanted(
             slot = waiting.pop(name, None)
             if slot is None:
                 continue
-            require(t.dtype in _STORED, path, f"tensor {t.name} has dtype {t.dtype}; supported: {', '.join(_STORED)}")
+            kinds = ("U8",) if slot.how.startswith("mxfp4") else tuple(_STORED)
+            require(t.dtype in kinds, path, f"tensor {t.name} has dtype {t.dtype}; supported: {', '.join(kinds)}")
             require(
                 t.shape == slot.expected,
                 path,
@@ -85,10 +92,13 @@ def _fill(
     slots = model.slots()
     total = sum(t.n_bytes for pairs in wanted.values() for t, _ in pairs)
     done = 0
-    for file, pairs in wanted.items():
+    passes = [(file, pairs, scales) for scales in (False, True) for file, pairs in wanted.items()]
+    for file, pairs, scales in passes:
         with file.open("rb", buffering=0) as f:
             for t, name in pairs:
                 slot = slots[name]
+                if (slot.how == "mxfp4 scales") is not scales:
+                    continue
                 _copy(f, t, slot)
                 if slot.plus:
                     assert not isinstance(slot.into, Int8Weight), "only norms are shifted"
@@ -99,6 +109,8 @@ def _fill(
 
 def _copy(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
     """One tensor from file to slot: directly where the bytes are alike, else through a small buffer."""
+    if slot.how:
+        return _copy_matrices(file, stored, slot)
     if isinstance(slot.into, Int8Weight):
         return _copy_int8(file, stored, slot.into)
     flat = slot.into.view(-1)  # slots are whole rows of a fused weight, so contiguous
@@ -123,3 +135,32 @@ def _copy_int8(file: FileIO, stored: StoredTensor, into: Int8Weight) -> None:
         rows = buffer[: min(step, outer - first)]
         read_into(file, stored.offset + first * inner * kind.itemsize, rows.view(-1).view(torch.uint8).numpy().data)
         into[first : first + len(rows)].take(rows)
+
+
+def _copy_matrices(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
+    """The matrices of a tensor [matrices, ...], one at a time, each brought to [out, in]."""
+    n, *shape = stored.shape
+    kind, outer = _STORED.get(stored.dtype, torch.uint8), slot.into.shape[0] // n
+    buffer = torch.empty(shape, dtype=kind)
+    for i in range(n):
+        read_into(file, stored.offset + i * buffer.nbytes, buffer.view(-1).view(torch.uint8).numpy().data)
+        into = slot.into[i * outer : (i + 1) * outer]
+        if slot.how == "transposed":
+            take(into, buffer.t())
+        elif slot.how == "mxfp4":
+            take(into, four_bits(buffer).flatten(1))
+        else:
+            assert isinstance(into, torch.Tensor), "MXFP4 becomes numbers of the model's type"
+            wide = into.unflatten(1, (buffer.shape[1], -1))  # [out, blocks, numbers of each]
+            wide.copy_(torch.ldexp(wide.float(), (buffer.int() - _MXFP4_BIAS)[..., None]))
+
+
+def take(into: Tensor | Int8Weight, rows: Tensor) -> None:
+    into.take(rows) if isinstance(into, Int8Weight) else into.copy_(rows)
+
+
+def four_bits(packed: Tensor) -> Tensor:
+    """[..., bytes] uint8 → [..., 2 * bytes] float32: two numbers in each byte, the lower half first, not scaled yet
+    (E2M1 of the OCP Microscaling Formats, version 1.0)."""
+    numbers = torch.tensor(_E2M1 + [-x for x in _E2M1])
+    return numbers[torch.stack([packed & 15, packed >> 4], -1).int()].flatten(-2)

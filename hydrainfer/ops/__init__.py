@@ -3,13 +3,14 @@
 Called by models. Never holds weights, caches or state of requests; never decides what runs when.
 """
 
-from hydrainfer.ops.batch import AttentionBatch, Captured, Segments, visible
+from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, visible
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.pinned import packed_bytes, to_device, upload
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, variants
 
 __all__ = [
+    "KV",
     "OPERATORS",
     "AttentionBatch",
     "Captured",

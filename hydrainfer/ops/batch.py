@@ -26,6 +26,14 @@ class Captured(NamedTuple):
     pages: int
 
 
+class KV(NamedTuple):
+    """Keys and values: of rows [rows, kv_heads, dim], or one layer's cache [blocks, block_tokens, kv_heads, dim]. The
+    two may differ in `dim`."""
+
+    keys: Tensor
+    values: Tensor
+
+
 @dataclass(slots=True)
 class AttentionBatch:
     """A varlen batch over a paged cache. Requests lie one after the other in the flattened rows, those that compute

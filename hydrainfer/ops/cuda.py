@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.ops import reference
-from hydrainfer.ops.batch import AttentionBatch
+from hydrainfer.ops.batch import KV, AttentionBatch
 from hydrainfer.ops.build import load_cuda_kernels
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -28,11 +28,14 @@ class CudaKernels:
     def supports(self, dtype: torch.dtype, head_dim: int) -> bool:
         return dtype in _DTYPES and head_dim // 2 * dtype.itemsize % _ACCESS == 0
 
-    def rope_write_kv(self, qkv: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: AttentionBatch) -> None:
-        if _rows_of_packs(qkv) and _rows_of_packs(cache):
-            self._rope_write_kv(qkv, cos, sin, cache, batch.slots)
+    def rope_write_kv(
+        self, qk: Tensor, values: Tensor, cos: Tensor, sin: Tensor, cache: KV, batch: AttentionBatch
+    ) -> None:
+        whole = 2 * cos.shape[1] == qk.shape[2] == values.shape[2]
+        if whole and all(map(_rows_of_packs, (qk, values, *cache))):
+            self._rope_write_kv(qk, values, cos, sin, *cache, batch.slots)
         else:
-            reference.rope_write_kv(qkv, cos, sin, cache, batch)
+            reference.rope_write_kv(qk, values, cos, sin, cache, batch)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2

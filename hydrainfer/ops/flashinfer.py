@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.ops import torch_variants
-from hydrainfer.ops.batch import AttentionBatch, Captured
+from hydrainfer.ops.batch import KV, AttentionBatch, Captured
 from hydrainfer.ops.pinned import to_device
 
 _WORKSPACE_BYTES = 128 << 20
@@ -101,13 +101,15 @@ class FlashInfer:
         arrays = {f"{k}_buf": torch.zeros(n, dtype=torch.int32, device=self._device) for k, n in sizes.items()}
         return self._make(self._workspace, use_cuda_graph=True, **arrays)
 
-    def attention(self, q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+    def attention(
+        self, q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """One plan for all layers of a batch that have the same shape."""
-        if batch.spans:
-            return torch_variants.attention_sdpa(q, kv, cache, batch, scale)
+        if batch.spans or sinks is not None or cache.keys.shape[3] != cache.values.shape[3]:
+            return torch_variants.attention_sdpa(q, fresh, cache, batch, scale, sinks)
         plan = batch.plan
         assert plan is not None, "attention without prepare"
-        wanted = _Wanted(q.shape[1], cache.shape[3], q.shape[2], q.dtype, scale)
+        wanted = _Wanted(q.shape[1], cache.keys.shape[2], q.shape[2], q.dtype, scale)
         if plan.made_for != wanted:
             self._plan(batch, wanted)
         return plan.wrapper.run(q, cache)

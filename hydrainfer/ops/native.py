@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.ops import reference, torch_variants
-from hydrainfer.ops.batch import AttentionBatch, Segments
+from hydrainfer.ops.batch import KV, AttentionBatch, Segments
 
 if TYPE_CHECKING:
     from hydrainfer.ops.int8 import Int8Weight
@@ -34,6 +34,7 @@ class Kernels:
         self._silu_and_mul = module.silu_and_mul
         self._quick_gelu = module.quick_gelu
         self._no_bias = {dtype: torch.empty(0, dtype=dtype) for dtype in _DTYPES}
+        self._no_ends = torch.empty(0, dtype=torch.int32)
 
     def supports(self, dtype: torch.dtype, head_dim: int) -> bool:
         return dtype in _DTYPES and head_dim % 2 == 0
@@ -99,22 +100,26 @@ class Kernels:
         self._rope(qk, cos, sin)
 
     def prepare(self, batch: AttentionBatch) -> None:
+        """The last token that each row sees, where pictures see further than to themselves."""
         if batch.spans:
-            torch_variants.prepare(batch)
+            batch.plan = _ends(batch)
 
-    def rope_write_kv(self, qkv: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: AttentionBatch) -> None:
-        kv_heads = cache.shape[3]
-        first = qkv.shape[1] - 2 * kv_heads
-        self._rope(qkv[:, : first + kv_heads], cos, sin)
-        self._write_kv(qkv[:, first:].unflatten(1, (2, kv_heads)), cache, batch.slots)
+    def rope_write_kv(
+        self, qk: Tensor, values: Tensor, cos: Tensor, sin: Tensor, cache: KV, batch: AttentionBatch
+    ) -> None:
+        self._rope(qk, cos, sin)
+        self._write_kv(qk[:, -values.shape[1] :], values, cache.keys, cache.values, batch.slots)
 
-    def attention(self, q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+    def attention(
+        self, q: Tensor, _fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Keys and values are read from their blocks, those of this batch too."""
-        if batch.spans:
-            return torch_variants.attention_sdpa(q, kv, cache, batch, scale)
-        out = torch.empty(q.shape, dtype=q.dtype)
-        n, window = batch.n_decodes, batch.window
-        self._attention(q, cache, batch.tables, batch.lengths, batch.starts, n, window, out, scale)
+        out = torch.empty((*q.shape[:2], cache.values.shape[3]), dtype=q.dtype)
+        ends = batch.plan if batch.spans else self._no_ends
+        sinks = self._no_bias[torch.float32] if sinks is None else sinks
+        self._attention(
+            q, *cache, batch.tables, batch.lengths, batch.starts, ends, sinks, batch.n_decodes, batch.window, out, scale
+        )
         return out
 
     def attention_segments(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
@@ -123,3 +128,13 @@ class Kernels:
         out = torch.empty(q.shape, dtype=q.dtype)
         self._attention_segments(q, k, v, segments.starts, out, scale)
         return out
+
+
+def _ends(batch: AttentionBatch) -> Tensor:
+    """[rows] int32: the last token that each row sees, of its request."""
+    ends = [context + i for context, count in zip(batch.contexts, batch.counts) for i in range(count)]
+    starts = batch.starts.tolist()
+    for request, first, stop in batch.spans:
+        row = starts[request] + first - batch.contexts[request]
+        ends[row : row + stop - first] = [stop - 1] * (stop - first)
+    return torch.tensor(ends, dtype=torch.int32)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.ops.batch import AttentionBatch, Segments, visible
+from hydrainfer.ops.batch import KV, AttentionBatch, Segments, visible
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -46,49 +46,53 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 def rope(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate halves in place. qk: [rows, heads, dim] (any row stride); cos, sin: [rows, dim / 2] float32."""
-    half = qk.shape[-1] // 2
-    first, second = qk[..., :half].float(), qk[..., half:].float()
+    """Rotate halves in place. qk: [rows, heads, dim] (any row stride); cos, sin: [rows, dim / 2] float32, or fewer
+    columns: then the rest of each head stays as it is."""
+    half = cos.shape[-1]
+    first, second = qk[..., :half].float(), qk[..., half : 2 * half].float()
     cos, sin = cos[:, None], sin[:, None]
     rotated = first * cos - second * sin, second * cos + first * sin  # both before either is written
-    qk[..., :half], qk[..., half:] = (part.to(qk.dtype) for part in rotated)
+    qk[..., :half], qk[..., half : 2 * half] = (part.to(qk.dtype) for part in rotated)
 
 
 def prepare(batch: AttentionBatch) -> None:
     """Make what the chosen attention needs of a batch, once before all layers. The reference needs nothing."""
 
 
-def write_kv(cache: Tensor, kv: Tensor, batch: AttentionBatch) -> None:
-    """Store keys and values [rows, 2, kv_heads, dim] in one layer's [blocks, 2, block_tokens, kv_heads, dim]."""
+def write_kv(cache: KV, fresh: KV, batch: AttentionBatch) -> None:
+    """Store the keys and values of the batch's rows in one layer's cache."""
     block = torch.div(batch.slots, batch.block_tokens, rounding_mode="floor")
-    cache[block, :, batch.slots - block * batch.block_tokens] = kv
+    offset = batch.slots - block * batch.block_tokens
+    for kept, rows in zip(cache, fresh):
+        kept[block, offset] = rows
 
 
-def rope_write_kv(qkv: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: AttentionBatch) -> None:
-    """`rope` of queries and keys, then `write_kv`. qkv: [rows, heads + 2 * kv_heads, dim], in place; heads may be 0."""
-    kv_heads = cache.shape[3]
-    first = qkv.shape[1] - 2 * kv_heads
-    rope(qkv[:, : first + kv_heads], cos, sin)
-    write_kv(cache, qkv[:, first:].unflatten(1, (2, kv_heads)), batch)
+def rope_write_kv(qk: Tensor, values: Tensor, cos: Tensor, sin: Tensor, cache: KV, batch: AttentionBatch) -> None:
+    """`rope` of queries and keys, in place, then `write_kv`. qk: [rows, heads + kv_heads, dim], heads may be 0; values:
+    [rows, kv_heads, value dim]."""
+    rope(qk, cos, sin)
+    write_kv(cache, KV(qk[:, -values.shape[1] :], values), batch)
 
 
-def gather_kv(cache: Tensor, table: Tensor, stop: int, first: int = 0) -> tuple[Tensor, Tensor]:
+def gather_kv(cache: KV, table: Tensor, stop: int, first: int = 0) -> KV:
     """The keys and values of tokens `first .. stop-1` behind one block table, each [stop - first, kv_heads, dim]."""
-    size = cache.shape[2]
+    size = cache.keys.shape[1]
     skipped = first // size
-    pages = cache[table[skipped : -(-stop // size)].long()]  # [n, 2, block_tokens, kv_heads, dim]
-    rows = slice(first - skipped * size, stop - skipped * size)
-    return pages[:, 0].flatten(0, 1)[rows], pages[:, 1].flatten(0, 1)[rows]
+    blocks, rows = table[skipped : -(-stop // size)].long(), slice(first - skipped * size, stop - skipped * size)
+    return KV(*(part[blocks].flatten(0, 1)[rows] for part in cache))
 
 
-def attention(q: Tensor, _kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+def attention(
+    q: Tensor, _fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
+) -> Tensor:
     """Attention of every row over its request's cached tokens, whose keys and values (this batch's included) are
     already written: over those up to itself, within what `batch.window` and `batch.spans` say.
 
-    q: [rows, heads, dim]; cache: one layer. Returns [rows, heads, dim]. Variants may read the batch's fresh keys and
-    values, [rows, 2, kv_heads, dim], from the second argument; the reference does not.
+    q: [rows, heads, dim]; cache: one layer. `sinks` [heads] float32: a score of each head that takes a share of its
+    attention and gives nothing for it. Returns [rows, heads, value dim]. Variants may read the batch's fresh keys and
+    values from the second argument; the reference does not.
     """
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = q.new_empty((*q.shape[:2], cache.values.shape[3]))
     row = 0
     for i, (count, context) in enumerate(zip(batch.counts, batch.contexts)):
         keys, values = gather_kv(cache, batch.tables[i], context + count)
@@ -98,9 +102,18 @@ def attention(q: Tensor, _kv: Tensor, cache: Tensor, batch: AttentionBatch, scal
         scores = torch.einsum("qhd,khd->hqk", q[row : row + count].float(), keys) * scale
         seen = visible(context, count, range(context + count), q.device, batch.window, batch.spans_of(i))
         scores.masked_fill_(~seen, float("-inf"))
-        out[row : row + count] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
+        weights = softmax(scores, None if sinks is None else sinks[:, None, None])
+        out[row : row + count] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
         row += count
     return out
+
+
+def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Over the last dimension of [..., rows, keys], as if there were one more key with the score `sinks`, which is left
+    out of what is returned. sinks: as `scores`, with one column."""
+    if sinks is None:
+        return scores.softmax(-1)
+    return torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
 
 
 def attention_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:

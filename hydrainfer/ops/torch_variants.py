@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.ops import reference
-from hydrainfer.ops.batch import AttentionBatch, Segments
+from hydrainfer.ops.batch import KV, AttentionBatch, Segments
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,7 +22,9 @@ def prepare(batch: AttentionBatch) -> None:
     batch.tiles()
 
 
-def chunk_attention(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, out: Tensor) -> None:
+def chunk_attention(
+    q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None, out: Tensor
+) -> None:
     """Attention of the requests past the decodes, by scaled-dot-product calls, written into `out`.
 
     A whole prompt attends to its fresh keys; a chunk with context gathers the pages that it sees first. Queries go in
@@ -30,44 +34,60 @@ def chunk_attention(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch,
         stop, seen_from = batch.contexts[i] + batch.counts[i], tiles[0].low
         if batch.contexts[i] == 0:
             rows = slice(tiles[0].rows.start, tiles[-1].rows.stop)
-            keys, values = kv[rows, 0], kv[rows, 1]
+            found = KV(fresh.keys[rows], fresh.values[rows])
         else:
-            keys, values = reference.gather_kv(cache, batch.tables[i], stop, seen_from)
-        keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]  # [1, kv_heads, length, dim]
+            found = reference.gather_kv(cache, batch.tables[i], stop, seen_from)
         for rows, low, high, mask in tiles:
-            seen, group = slice(low - seen_from, high - seen_from), q.shape[1] // keys.shape[1]
-            visible_keys, visible_values = keys[:, :, seen], values[:, :, seen]
-            if group > 1 and mask is not None and q.device.type == "cuda":  # its fused kernels take no mask with groups
-                visible_keys, visible_values = (x.repeat_interleave(group, 1) for x in (visible_keys, visible_values))
-            out[rows] = F.scaled_dot_product_attention(
-                q[rows].transpose(0, 1)[None],
-                visible_keys,
-                visible_values,
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scale,
-                enable_gqa=q.shape[1] != visible_keys.shape[1],
-            )[0].transpose(0, 1)
+            seen = slice(low - seen_from, high - seen_from)
+            keys, values = (x[seen].transpose(0, 1)[None] for x in found)  # [1, kv_heads, length, dim]
+            queries = q[rows].transpose(0, 1)[None]
+            attend = _attend_sdpa if sinks is None else partial(_attend_with_sinks, sinks=sinks)
+            out[rows] = attend(queries, keys, values, mask, scale)[0].transpose(0, 1)
 
 
-def attention_sdpa(q: Tensor, kv: Tensor, cache: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
+def _attend_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """q [n, heads, rows, dim], keys and values [n, kv_heads, length, dim]; `mask` [rows, length], None: causal."""
+    group = q.shape[1] // keys.shape[1]
+    if group > 1 and mask is not None and q.device.type == "cuda":  # its fused kernels take no mask with groups
+        keys, values, group = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), 1
+    return F.scaled_dot_product_attention(
+        q, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=group > 1
+    )
+
+
+def _attend_with_sinks(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, sinks: Tensor
+) -> Tensor:
+    """The same, as torch's own attention has no sinks. sinks: [heads]."""
+    if mask is None:
+        mask = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril()
+    grouped = q.unflatten(1, (keys.shape[1], -1))  # [n, kv_heads, group, rows, dim]
+    scores = (grouped.float() @ keys[:, :, None].float().mT).mul_(scale).masked_fill_(~mask, float("-inf"))
+    weights = reference.softmax(scores, sinks.view(keys.shape[1], -1, 1, 1))
+    return (weights @ values[:, :, None].float()).flatten(1, 2).to(q.dtype)
+
+
+def attention_sdpa(
+    q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
+) -> Tensor:
     """`reference.attention` by scaled-dot-product calls. Decodes are gathered into one padded batch."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    chunk_attention(q, kv, cache, batch, scale, out)
+    out = torch.empty((*q.shape[:2], cache.values.shape[3]), dtype=q.dtype, device=q.device)
+    chunk_attention(q, fresh, cache, batch, scale, sinks, out)
     n = batch.n_decodes
     if n:
         length = max(batch.contexts[:n]) + 1
-        n_blocks = -(-length // cache.shape[2])
-        pages = cache[batch.tables[:n, :n_blocks].long()]  # [n, blocks, 2, block_tokens, kv_heads, dim]
-        keys, values = (pages[:, :, j].flatten(1, 2).transpose(1, 2) for j in (0, 1))  # [n, kv_heads, length, dim]
+        blocks = batch.tables[:n, : -(-length // batch.block_tokens)].long()
+        keys, values = (part[blocks].flatten(1, 2).transpose(1, 2) for part in cache)  # [n, kv_heads, length, dim]
         places, lengths = torch.arange(keys.shape[2], device=q.device)[None], batch.lengths[:n, None]
         visible = places < lengths
         if batch.window:
             visible &= places >= lengths - batch.window
+        mask = visible[:, None, None]
+        if sinks is not None:
+            out[:n] = _attend_with_sinks(q[:n, :, None], keys, values, mask[:, None], scale, sinks)[:, :, 0]
+            return out
         grouped = q[:n].unflatten(1, (keys.shape[1], -1))  # [n, kv_heads, group, dim]: what shares keys are its rows
-        out[:n] = F.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=visible[:, None, None], scale=scale
-        ).flatten(1, 2)
+        out[:n] = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).flatten(1, 2)
     return out
 
 

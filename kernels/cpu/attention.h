@@ -9,15 +9,27 @@
 
 namespace hydra {
 
+// The keys, or the values, of one layer: [blocks, block_tokens, kv_heads, dim], strides in elements.
+template <class T>
+struct Pages {
+  const T* data;
+  int64_t block_stride, token_stride, head_stride, dim;
+
+  const T* at(int64_t block, int64_t offset, int64_t head) const {
+    return data + block * block_stride + offset * token_stride + head * head_stride;
+  }
+};
+
 template <class T>
 struct PagedArgs {
-  const T* q;  // [rows, heads, dim], row stride q_stride; decodes have the first rows
-  const T* cache;  // [blocks, 2, block_tokens, kv_heads, dim], strides below in elements
-  T* out;  // [rows, heads, dim], contiguous
+  const T* q;  // [rows, heads, keys.dim], row stride q_stride; decodes have the first rows
+  Pages<T> keys, values;
+  T* out;  // [rows, heads, values.dim], contiguous
   const int32_t* tables;  // [requests, table_stride]
   const int32_t* lengths;  // [requests]
-  int64_t q_stride, table_stride, block_stride, v_offset, token_stride, head_stride;
-  int64_t heads, kv_heads, dim, block_tokens, window;  // see Queries
+  const int32_t* ends;  // [rows], or null; see Queries
+  const float* sinks;  // [heads], or null; see Queries
+  int64_t q_stride, table_stride, heads, kv_heads, block_tokens, window;  // see Queries
   float scale;
 };
 
@@ -35,9 +47,10 @@ inline float dot(const float* q, const T* k, int64_t D) {
   return s;
 }
 
-// Scores [padded], of which the first L count, become probabilities; the rest becomes zero.
-inline void softmax(float* s, int64_t L, int64_t padded) {
-  const float top = *std::max_element(s, s + L);
+// Scores [padded], of which the first L count, become probabilities; the rest becomes zero. `sink`, unless null: one more
+// score, whose probability goes nowhere.
+inline void softmax(float* s, int64_t L, int64_t padded, const float* sink) {
+  const float most = *std::max_element(s, s + L), top = sink ? std::max(most, *sink) : most;
   vec total{};
   for (int64_t t = 0; t < padded; t += W) {
     vec e = exp(load(s + t) - top);
@@ -46,7 +59,7 @@ inline void softmax(float* s, int64_t L, int64_t padded) {
     total += e;
     store(s + t, e);
   }
-  const float inverse = 1.0f / sum(total);
+  const float inverse = 1.0f / (sum(total) + (sink ? std::exp(*sink - top) : 0.0f));
   for (int64_t t = 0; t < padded; t += W) store(s + t, load(s + t) * inverse);
 }
 
@@ -77,61 +90,62 @@ inline void weigh(float* acc, const float* s, const T* v, int64_t n, int64_t str
 // thread's own.
 template <class T>
 inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1, std::vector<float>& scratch) {
-  const int64_t G = a.heads / a.kv_heads, D = a.dim, end = a.lengths[r], bt = a.block_tokens;
+  const int64_t G = a.heads / a.kv_heads, D = a.keys.dim, V = a.values.dim, end = a.lengths[r], bt = a.block_tokens;
   const int64_t first = a.window ? std::max<int64_t>(0, end - a.window) : 0;
   const int64_t L = end - first, padded = (L + W - 1) / W * W;
   const int64_t n_heads = (h1 - h0) * G, blocks = (end + bt - 1) / bt;
-  const int64_t line = 64 / sizeof(T), row = (h1 - h0) * D;
-  scratch.resize(n_heads * (padded + 2 * D));
-  float *q = scratch.data(), *acc = q + n_heads * D, *scores = acc + n_heads * D;  // [heads, D] twice, [heads, padded]
+  const int64_t line = 64 / sizeof(T);
+  scratch.resize(n_heads * (padded + D + V));
+  float *q = scratch.data(), *acc = q + n_heads * D, *scores = acc + n_heads * V;  // [heads, D], [heads, V], [heads, padded]
   const T* from = a.q + r * a.q_stride + h0 * G * D;
   for (int64_t i = 0; i < n_heads * D; ++i) q[i] = to_float(from[i]) * a.scale;
-  std::fill(acc, acc + n_heads * D, 0.0f);
+  std::fill(acc, acc + n_heads * V, 0.0f);
   const int32_t* table = a.tables + r * a.table_stride;
-  const auto page = [&](int64_t b) {
-    const int64_t skipped = std::max<int64_t>(0, first - b * bt);
-    return a.cache + table[b] * a.block_stride + skipped * a.token_stride + h0 * a.head_stride;
+  const auto page = [&](const Pages<T>& of, int64_t b) {
+    return of.at(table[b], std::max<int64_t>(0, first - b * bt), h0);
   };
 
   for (int64_t b = first / bt; b < blocks; ++b) {
-    const T *k = page(b), *next = page(std::min(b + 1, blocks - 1));
+    const T *k = page(a.keys, b), *next = page(a.keys, std::min(b + 1, blocks - 1));
     const int64_t t0 = std::max(b * bt, first) - first, n = std::min((b + 1) * bt, end) - first - t0;
-    for (int64_t t = 0; t < n; ++t, k += a.token_stride, next += a.token_stride) {
-      for (int64_t d = 0; d < row; d += line) __builtin_prefetch(next + d);
+    for (int64_t t = 0; t < n; ++t, k += a.keys.token_stride, next += a.keys.token_stride) {
+      for (int64_t d = 0; d < (h1 - h0) * D; d += line) __builtin_prefetch(next + d);
       for (int64_t i = 0; i < n_heads; ++i)
-        scores[i * padded + t0 + t] = dot(q + i * D, k + i / G * a.head_stride, D);
+        scores[i * padded + t0 + t] = dot(q + i * D, k + i / G * a.keys.head_stride, D);
     }
   }
   for (int64_t i = 0; i < n_heads; ++i) {
     std::fill(scores + i * padded + L, scores + (i + 1) * padded, 0.0f);
-    softmax(scores + i * padded, L, padded);
+    softmax(scores + i * padded, L, padded, a.sinks ? a.sinks + h0 * G + i : nullptr);
   }
   for (int64_t b = first / bt; b < blocks; ++b) {
-    const T *v = page(b) + a.v_offset, *next = page(std::min(b + 1, blocks - 1)) + a.v_offset;
+    const T *v = page(a.values, b), *next = page(a.values, std::min(b + 1, blocks - 1));
     const int64_t t0 = std::max(b * bt, first) - first, n = std::min((b + 1) * bt, end) - first - t0;
     for (int64_t i = 0; i < n_heads; ++i) {
       for (int64_t t = i; t < n; t += n_heads)
-        for (int64_t d = 0; d < row; d += line) __builtin_prefetch(next + t * a.token_stride + d);
-      weigh(acc + i * D, scores + i * padded + t0, v + i / G * a.head_stride, n, a.token_stride, D);
+        for (int64_t d = 0; d < (h1 - h0) * V; d += line) __builtin_prefetch(next + t * a.values.token_stride + d);
+      weigh(acc + i * V, scores + i * padded + t0, v + i / G * a.values.head_stride, n, a.values.token_stride, V);
     }
   }
-  T* to = a.out + r * a.heads * D + h0 * G * D;
-  for (int64_t i = 0; i < n_heads * D; ++i) from_float(acc[i], to[i]);
+  T* to = a.out + (r * a.heads + h0 * G) * V;
+  for (int64_t i = 0; i < n_heads * V; ++i) from_float(acc[i], to[i]);
 }
 
 // Rows row … end - 1 of KV head `head` of request r, whose first token is row `start` of the batch.
 template <class T>
 inline void attend_pages(const PagedArgs<T>& a, int64_t r, int64_t head, int64_t start, int64_t tokens, int64_t row,
                          int64_t end, std::vector<float>& scratch) {
-  const int64_t G = a.heads / a.kv_heads, first = head * G * a.dim, L = a.lengths[r];
-  const Queries<T> queries{a.q + start * a.q_stride + first, a.out + start * a.heads * a.dim + first,
-                           a.q_stride, a.dim, a.heads * a.dim, G, a.dim, L, L - tokens, a.window, a.scale};
+  const int64_t G = a.heads / a.kv_heads, D = a.keys.dim, V = a.values.dim, L = a.lengths[r];
+  const Queries<T> queries{a.q + start * a.q_stride + head * G * D, a.out + (start * a.heads + head * G) * V,
+                           a.q_stride, D, a.heads * V, G, D, V, L, L - tokens, a.window, a.scale,
+                           a.ends ? a.ends + start : nullptr, a.sinks ? a.sinks + head * G : nullptr};
   const int32_t* table = a.tables + r * a.table_stride;
   attend(queries, row, end, [&](int64_t t, int64_t n, const T** k, const T** v) {
     int64_t block = t / a.block_tokens, offset = t % a.block_tokens;
     for (int64_t j = 0; j < n; ++block, offset = 0) {
-      const T* at = a.cache + table[block] * a.block_stride + head * a.head_stride + offset * a.token_stride;
-      for (; j < n && offset < a.block_tokens; ++j, ++offset, at += a.token_stride) k[j] = at, v[j] = at + a.v_offset;
+      const T *key = a.keys.at(table[block], offset, head), *value = a.values.at(table[block], offset, head);
+      for (; j < n && offset < a.block_tokens; ++j, ++offset, key += a.keys.token_stride, value += a.values.token_stride)
+        k[j] = key, v[j] = value;
     }
   }, scratch);
 }

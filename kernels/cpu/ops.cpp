@@ -110,17 +110,22 @@ void cut(int64_t rows, int64_t total, Each&& each) {
   }
 }
 
-// Decodes, the first `n_decodes` requests, and chunks in one go. q [rows, heads, dim] with any row stride; cache one layer
-// [blocks, 2, block_tokens, kv_heads, dim]; tables [requests, blocks]; lengths [requests]; starts [requests + 1]: their
-// first rows; out contiguous. `window`: see Queries.
-void attention(TensorView q, TensorView cache, TensorView tables, TensorView lengths, TensorView starts,
-               int64_t n_decodes, int64_t window, TensorView out, double scale) {
+template <class T>
+Pages<T> pages(const TensorView& t) {
+  return {data<T>(t), t.stride(0), t.stride(1), t.stride(2), t.size(3)};
+}
+
+// Decodes, the first `n_decodes` requests, and chunks in one go. q [rows, heads, dim] with any row stride; keys and values
+// of one layer [blocks, block_tokens, kv_heads, dim]; tables [requests, blocks]; lengths [requests]; starts [requests + 1]:
+// their first rows; out contiguous. `ends` [rows] and `sinks` [heads] (either may be empty) and `window`: see Queries.
+void attention(TensorView q, TensorView keys, TensorView values, TensorView tables, TensorView lengths, TensorView starts,
+               TensorView ends, TensorView sinks, int64_t n_decodes, int64_t window, TensorView out, double scale) {
   by_dtype(q, [&](auto zero) {
     using T = decltype(zero);
-    const PagedArgs<T> a{data<T>(q),         data<T>(cache),     data<T>(out),    data<int32_t>(tables),
-                          data<int32_t>(lengths), q.stride(0),    tables.stride(0), cache.stride(0),
-                          cache.stride(1),    cache.stride(2),    cache.stride(3), q.size(1),
-                          cache.size(3),      q.size(2),          cache.size(2),   window,          float(scale)};
+    const PagedArgs<T> a{data<T>(q), pages<T>(keys), pages<T>(values), data<T>(out), data<int32_t>(tables),
+                         data<int32_t>(lengths), ends.size(0) ? data<int32_t>(ends) : nullptr,
+                         sinks.size(0) ? data<float>(sinks) : nullptr, q.stride(0), tables.stride(0), q.size(1),
+                         keys.size(2), keys.size(1), window, float(scale)};
     const int32_t* start = data<int32_t>(starts);
     const int64_t group = a.heads / a.kv_heads, n = lengths.size(0);
     std::vector<Part> chunks;
@@ -170,7 +175,7 @@ void attention_segments(TensorView q, TensorView k, TensorView v, TensorView sta
                 *values = data<T>(v) + first * v.stride(0) + p.head * v.stride(1);
         const Queries<T> a{data<T>(q) + first * q.stride(0) + p.head * q.stride(1),
                            data<T>(out) + (first * heads + p.head) * dim,
-                           q.stride(0), 0, heads * dim, 1, dim, rows, rows, 0, float(scale)};
+                           q.stride(0), 0, heads * dim, 1, dim, dim, rows, rows, 0, float(scale)};
         attend(a, p.row, p.end, [&](int64_t t, int64_t n, const T** ks, const T** vs) {
           for (int64_t j = 0; j < n; ++j) ks[j] = keys + (t + j) * k.stride(0), vs[j] = values + (t + j) * v.stride(0);
         }, scratch);
@@ -179,25 +184,28 @@ void attention_segments(TensorView q, TensorView k, TensorView v, TensorView sta
   });
 }
 
-// kv [rows, 2, kv_heads, dim] with any row stride → cache at slots [rows].
-void write_kv(TensorView kv, TensorView cache, TensorView slots) {
-  by_dtype(kv, [&](auto zero) {
+// keys and values [rows, kv_heads, dim] with any row stride → those of the cache at slots [rows].
+void write_kv(TensorView keys, TensorView values, TensorView key_cache, TensorView value_cache, TensorView slots) {
+  by_dtype(keys, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t bt = cache.size(2), width = kv.size(2) * kv.size(3), n = kv.size(0);
-    const int64_t* slot = data<int64_t>(slots);
+    const int64_t bt = key_cache.size(1), n = keys.size(0), *slot = data<int64_t>(slots);
+    const int64_t width = keys.size(1) * keys.size(2), v_width = values.size(1) * values.size(2);
+    const Pages<T> k = pages<T>(key_cache), v = pages<T>(value_cache);
 #pragma omp parallel for if (n * width > 65536)
-    for (int64_t i = 0; i < n; ++i)
-      for (int j = 0; j < 2; ++j)
-        std::memcpy(data<T>(cache) + slot[i] / bt * cache.stride(0) + j * cache.stride(1) + slot[i] % bt * cache.stride(2),
-                    data<T>(kv) + i * kv.stride(0) + j * kv.stride(1), width * sizeof(T));
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t block = slot[i] / bt, offset = slot[i] % bt;
+      std::memcpy(const_cast<T*>(k.at(block, offset, 0)), data<T>(keys) + i * keys.stride(0), width * sizeof(T));
+      std::memcpy(const_cast<T*>(v.at(block, offset, 0)), data<T>(values) + i * values.stride(0), v_width * sizeof(T));
+    }
   });
 }
 
-// qk [rows, heads, dim] with any row stride, rotated in place; cos, sin [rows, dim / 2] float32.
+// qk [rows, heads, dim] with any row stride, rotated in place; cos, sin [rows, dim / 2] float32, or fewer columns: then the
+// rest of each head stays as it is.
 void rope(TensorView qk, TensorView cos, TensorView sin) {
   by_dtype(qk, [&](auto zero) {
     using T = decltype(zero);
-    const int64_t n = qk.size(0), heads = qk.size(1), half = qk.size(2) / 2;
+    const int64_t n = qk.size(0), heads = qk.size(1), half = cos.size(1);
 #pragma omp parallel for if (n * heads * half > 32768)
     for (int64_t i = 0; i < n; ++i) {
       const float *c = data<float>(cos) + i * half, *s = data<float>(sin) + i * half;

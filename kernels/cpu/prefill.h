@@ -101,31 +101,53 @@ struct Queries {
   const T* q;
   T* out;
   int64_t token_stride, head_stride, out_token_stride;  // out's heads lie side by side
-  int64_t group, dim;
+  int64_t group, dim, v_dim;
   int64_t keys;  // how many there are
   int64_t context;  // token i sees no key after context + i; at least `keys` without a mask
   int64_t window;  // and none that is so many or more before that one; 0: there is no such limit
   float scale;
+  const int32_t* ends = nullptr;  // the last key that each token sees, which never becomes less, instead of `context`'s
+  const float* sinks = nullptr;  // [group]: one more score of each head, whose share of its attention gives nothing
 
   int64_t first_key(int64_t row) const {
     return window ? std::max<int64_t>(0, context + row / group - window + 1) : 0;
   }
-  int64_t last_key(int64_t row) const { return std::min(context + row / group, keys - 1); }
+  int64_t last_key(int64_t row) const { return ends ? ends[row / group] : std::min(context + row / group, keys - 1); }
   const T* at(int64_t row) const { return q + row / group * token_stride + row % group * head_stride; }
-  T* to(int64_t row) const { return out + row / group * out_token_stride + row % group * dim; }
+  T* to(int64_t row) const { return out + row / group * out_token_stride + row % group * v_dim; }
 };
 
-// What is kept of a panel between tiles of keys; N vectors of lanes. `room`: `floats(dim)` of them.
+// The tile of keys and values at hand, in units, dense: in a cache, rows of a head lie a power of two apart, which is the
+// same few sets of the first cache.
+template <class T>
+struct Tile {
+  static constexpr int EACH = Units<T>::EACH;
+  const T *k_rows[KEYS], *v_rows[KEYS];
+  float *k, *v;  // [keys, k_stride], [keys / EACH, v_stride]
+  int64_t dim, v_dim, k_stride, v_stride;
+
+  static int64_t floats(const Queries<T>& a) { return KEYS * (a.dim + a.v_dim + 2 * DEEP); }
+  Tile(const Queries<T>& a, float* room)
+      : k(room), v(room + KEYS * (a.dim + DEEP)), dim(a.dim), v_dim(a.v_dim), k_stride(dim + DEEP), v_stride(v_dim + DEEP) {}
+
+  void lay(int64_t n) {
+    for (int64_t i = 0; i < n; ++i) Units<T>::keys(k_rows[i], k + i * k_stride, dim);
+    for (int64_t i = 0; i < n; i += EACH)
+      Units<T>::values(v_rows[i], i + 1 < n ? v_rows[i + 1] : nullptr, v + i / EACH * v_stride, v_dim);
+  }
+};
+
+// What is kept of a panel between tiles of keys; N vectors of lanes. `room`: `floats(a)` of them.
 template <class T, int N>
 struct Panel {
   static constexpr int EACH = Units<T>::EACH, LANES = N * W;
-  float *q, *out;  // [dim / EACH, lanes], [dim, lanes]
+  float *q, *out;  // [dim / EACH, lanes], [v_dim, lanes]
   vec top[N], total[N];
   ivec first[N], last[N];  // keys that a lane sees
   int64_t row, rows;
 
   Panel(const Queries<T>& a, int64_t row, int64_t rows, float* room) : q(room), row(row), rows(rows) {
-    const int64_t units = a.dim / EACH, dim = deep(a.dim);
+    const int64_t units = a.dim / EACH, dim = deep(a.v_dim);
     out = q + units * LANES;
     std::fill(q, out + dim * LANES, 0.0f);
     for (int n = 0; n < N; ++n) {
@@ -133,13 +155,14 @@ struct Panel {
       for (int i = 0; i < W; ++i) {
         const int64_t at = std::min(row + n * W + i, row + rows - 1);
         first[n][i] = int32_t(a.first_key(at)), last[n][i] = int32_t(a.last_key(at));
+        if (a.sinks) top[n][i] = a.sinks[at % a.group] / a.scale, total[n][i] = 1.0f;
       }
       take(a, n, units);
     }
   }
 
   static int64_t deep(int64_t n) { return (n + DEEP - 1) / DEEP * DEEP; }
-  static int64_t floats(int64_t dim) { return (dim / EACH + deep(dim)) * LANES; }
+  static int64_t floats(const Queries<T>& a) { return (a.dim / EACH + deep(a.v_dim)) * LANES; }
 
   void take(const Queries<T>& a, int n, int64_t units) {  // the queries of a vector of lanes, transposed
     const int64_t lanes = std::min<int64_t>(W, rows - n * W);
@@ -168,19 +191,19 @@ struct Panel {
       for (int64_t i = 0; i < lanes; ++i) q[u * LANES + n * W + i] = number(i, u);
   }
 
-  // Keys t … t + n - 1 of a tile; `scores` has room for KEYS rows and the next DEEP.
-  void add(const Queries<T>& a, int64_t t, int64_t n, const float* k, const float* v, int64_t stride, float* scores) {
+  // Keys t … t + n - 1, which `tile` holds; `scores` has room for KEYS rows and the next DEEP.
+  void add(const Queries<T>& a, int64_t t, int64_t n, const Tile<T>& tile, float* scores) {
     n = std::min<int64_t>(n, a.last_key(row + rows - 1) + 1 - t);
     if (n <= 0 || t + n <= a.first_key(row)) return;
     for (int64_t i = 0; i < n; i += DEEP)  // the rows past n are never used
-      multiply<T, DEEP, N>(a.dim / EACH, k + i * stride, stride, 1, q, scores + i * LANES, nullptr);
+      multiply<T, DEEP, N>(a.dim / EACH, tile.k + i * tile.k_stride, tile.k_stride, 1, q, scores + i * LANES, nullptr);
     vec keep[N];
     if (t + n - 1 > a.last_key(row) || t < a.first_key(row + rows - 1))
       soften<true>(scores, t, n, a.scale, keep);
     else
       soften<false>(scores, t, n, a.scale, keep);
-    for (int64_t d = 0; d < a.dim; d += DEEP)
-      multiply<T, DEEP, N>((n + EACH - 1) / EACH, v + d, 1, stride, scores, out + d * LANES, keep);
+    for (int64_t d = 0; d < a.v_dim; d += DEEP)
+      multiply<T, DEEP, N>((n + EACH - 1) / EACH, tile.v + d, 1, tile.v_stride, scores, out + d * LANES, keep);
   }
 
   // Scores become weights, in units; `keep` is what everything before is worth now.
@@ -216,34 +239,15 @@ struct Panel {
       const int64_t lanes = std::min<int64_t>(W, rows - n * W);
       const vec share = 1.0f / total[n];
       int64_t d = 0;
-      for (; d + W <= a.dim; d += W) {
+      for (; d + W <= a.v_dim; d += W) {
         vec v[W];
         for (int i = 0; i < W; ++i) v[i] = load(out + (d + i) * LANES + n * W) * share;
         transpose(v);
         for (int64_t i = 0; i < lanes; ++i) store(a.to(row + n * W + i) + d, v[i]);
       }
-      for (; d < a.dim; ++d)
+      for (; d < a.v_dim; ++d)
         for (int64_t i = 0; i < lanes; ++i) from_float(out[d * LANES + n * W + i] * share[i], a.to(row + n * W + i)[d]);
     }
-  }
-};
-
-// The tile of keys and values at hand, in units, dense: in a cache, rows of a head lie a power of two apart, which is the
-// same few sets of the first cache.
-template <class T>
-struct Tile {
-  static constexpr int EACH = Units<T>::EACH;
-  const T *k_rows[KEYS], *v_rows[KEYS];
-  float *k, *v;  // [keys, stride], [keys / EACH, stride]
-  int64_t stride;
-
-  static int64_t floats(int64_t dim) { return 2 * KEYS * (dim + DEEP); }
-  Tile(int64_t dim, float* room) : k(room), v(room + KEYS * (dim + DEEP)), stride(dim + DEEP) {}
-
-  void lay(int64_t n, int64_t dim) {
-    for (int64_t i = 0; i < n; ++i) Units<T>::keys(k_rows[i], k + i * stride, dim);
-    for (int64_t i = 0; i < n; i += EACH)
-      Units<T>::values(v_rows[i], i + 1 < n ? v_rows[i + 1] : nullptr, v + i / EACH * stride, dim);
   }
 };
 
@@ -251,20 +255,20 @@ template <class T, int N, class Locate>
 inline void attend_panels(const Queries<T>& a, int64_t row, int64_t end, const Locate& locate,
                           std::vector<float>& scratch) {
   constexpr int64_t LANES = N * W;
-  const int64_t panels = (end - row + LANES - 1) / LANES, each = Panel<T, N>::floats(a.dim);
-  const size_t wanted = panels * each + (KEYS + DEEP) * LANES + Tile<T>::floats(a.dim);
+  const int64_t panels = (end - row + LANES - 1) / LANES, each = Panel<T, N>::floats(a);
+  const size_t wanted = panels * each + (KEYS + DEEP) * LANES + Tile<T>::floats(a);
   if (scratch.size() < wanted) scratch.resize(wanted);
   float *scores = scratch.data() + panels * each, *room = scores + (KEYS + DEEP) * LANES;
   std::vector<Panel<T, N>> some;
   for (int64_t i = 0; i < panels; ++i)
     some.emplace_back(a, row + i * LANES, std::min(LANES, end - row - i * LANES), scratch.data() + i * each);
   const int64_t keys = a.last_key(end - 1) + 1;
-  Tile<T> tile(a.dim, room);
+  Tile<T> tile(a, room);
   for (int64_t t = a.first_key(row); t < keys; t += KEYS) {
     const int64_t n = std::min(KEYS, keys - t);
     locate(t, n, tile.k_rows, tile.v_rows);
-    tile.lay(n, a.dim);
-    for (Panel<T, N>& panel : some) panel.add(a, t, n, tile.k, tile.v, tile.stride, scores);
+    tile.lay(n);
+    for (Panel<T, N>& panel : some) panel.add(a, t, n, tile, scores);
   }
   for (const Panel<T, N>& panel : some) panel.finish(a);
 }

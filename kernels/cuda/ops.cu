@@ -35,17 +35,19 @@ void check() {
   if (error != cudaSuccess) TVM_FFI_THROW(RuntimeError) << "CUDA error: " << cudaGetErrorString(error);
 }
 
-// qkv [rows, heads + 2 * kv_heads, dim], cos and sin [rows, dim / 2], cache [blocks, 2, block_tokens, kv_heads, dim].
-void rope_write_kv(TensorView qkv, TensorView cos, TensorView sin, TensorView cache, TensorView slots) {
-  by_dtype(qkv, [&](auto zero) {
+// qk [rows, heads + kv_heads, dim], fresh [rows, kv_heads, dim], cos and sin [rows, dim / 2], keys and values of the cache
+// [blocks, block_tokens, kv_heads, dim] with one stride from block to block.
+void rope_write_kv(TensorView qk, TensorView fresh, TensorView cos, TensorView sin, TensorView keys, TensorView values,
+                   TensorView slots) {
+  by_dtype(qk, [&](auto zero) {
     using T = decltype(zero);
-    const int kv_heads = static_cast<int>(cache.size(3));
+    const int kv_heads = static_cast<int>(keys.size(2));
     run_rope_write(
-        RopeArgs<T>{data<T>(qkv), data<const float>(cos), data<const float>(sin), data<T>(cache),
-                    data<const int64_t>(slots), qkv.size(0), qkv.stride(0), cache.stride(0),
-                    static_cast<int>(qkv.size(1)) - 2 * kv_heads, kv_heads, static_cast<int>(qkv.size(2)),
-                    static_cast<int>(cache.size(2))},
-        stream_of(qkv));
+        RopeArgs<T>{data<T>(qk), data<T>(fresh), data<const float>(cos), data<const float>(sin), data<T>(keys),
+                    data<T>(values), data<const int64_t>(slots), qk.size(0), qk.stride(0), fresh.stride(0), keys.stride(0),
+                    static_cast<int>(qk.size(1)) - kv_heads, kv_heads, static_cast<int>(qk.size(2)),
+                    static_cast<int>(keys.size(1))},
+        stream_of(qk));
   });
   check();
 }

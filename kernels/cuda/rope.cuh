@@ -1,19 +1,20 @@
-// Rotary embedding of queries and keys, and keys and values into the paged cache, in one pass over a layer's qkv.
+// Rotary embedding of queries and keys, and keys and values into the paged cache, in one pass over them.
 #pragma once
 #include "numbers.cuh"
 
 namespace hydra {
 
-// `qkv` [rows, heads + 2 * kv_heads, dim], `row_stride` numbers from row to row; `cos`, `sin` [rows, dim / 2]: of each
-// row, so any positions will do, of one dimension or three. Row r goes to `cache` + block * block_stride, [2, block_tokens,
-// kv_heads, dim], at block, offset = divmod(slots[r], block_tokens). dim / 2 is a multiple of a pack.
+// `qk` [rows, heads + kv_heads, dim] and `fresh`, the values [rows, kv_heads, dim], `qk_stride` and `fresh_stride` numbers
+// from row to row; `cos`, `sin` [rows, dim / 2]: of each row, so any positions will do, of one dimension or three. Row r
+// goes to `keys` and `values` + block * block_stride, [block_tokens, kv_heads, dim], at block, offset = divmod(slots[r],
+// block_tokens). dim / 2 is a multiple of a pack.
 template <class T>
 struct RopeArgs {
-  T* qkv;
+  T *qk, *fresh;
   const float *cos, *sin;
-  T* cache;
+  T *keys, *values;
   const int64_t* slots;
-  int64_t rows, row_stride, block_stride;
+  int64_t rows, qk_stride, fresh_stride, block_stride;
   int heads, kv_heads, dim, block_tokens;
 };
 
@@ -26,9 +27,11 @@ __global__ void rope_write(RopeArgs<T> a) {
   const int64_t row = item / all;
   if (row >= a.rows) return;
   const int head = static_cast<int>(item % all), at = static_cast<int>(t % packs) * N;
-  T* here = a.qkv + row * a.row_stride + int64_t(head) * a.dim + at;
+  const int turned = a.heads + a.kv_heads;
+  T* here = head < turned ? a.qk + row * a.qk_stride + int64_t(head) * a.dim + at
+                          : a.fresh + row * a.fresh_stride + int64_t(head - turned) * a.dim + at;
   Pack<T> first = load(here), second = load(here + half);
-  if (head < a.heads + a.kv_heads) {
+  if (head < turned) {
     const float *cos = a.cos + row * half + at, *sin = a.sin + row * half + at;
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
@@ -44,10 +47,10 @@ __global__ void rope_write(RopeArgs<T> a) {
     store(here + half, second);
   }
   if (head < a.heads) return;
-  const int kv = (head - a.heads) / a.kv_heads, kv_head = (head - a.heads) % a.kv_heads;
+  const int kv_head = (head - a.heads) % a.kv_heads;
   const int64_t slot = a.slots[row], block = slot / a.block_tokens, offset = slot % a.block_tokens;
-  const int64_t place = ((kv * a.block_tokens + offset) * a.kv_heads + kv_head) * a.dim + at;
-  T* there = a.cache + block * a.block_stride + place;
+  const int64_t place = (offset * a.kv_heads + kv_head) * a.dim + at;
+  T* there = (head < turned ? a.keys : a.values) + block * a.block_stride + place;
   store(there, first);
   store(there + half, second);
 }

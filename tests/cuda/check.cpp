@@ -32,8 +32,9 @@ T* at(int i) {
 template <class T>
 void run(const std::string& what) {
   if (what == "rope") {
-    run_rope_write(RopeArgs<T>{at<T>(0), at<float>(1), at<float>(2), at<T>(3), at<int64_t>(4), n[0], n[1], n[2],
-                               int(n[3]), int(n[4]), int(n[5]), int(n[6])},
+    T *values = at<T>(0) + (n[3] + n[4]) * n[5], *kept = at<T>(3) + n[6] * n[4] * n[5];
+    run_rope_write(RopeArgs<T>{at<T>(0), values, at<float>(1), at<float>(2), at<T>(3), kept, at<int64_t>(4), n[0], n[1],
+                               n[1], n[2], int(n[3]), int(n[4]), int(n[5]), int(n[6])},
                    0);
   } else if (what == "silu") {
     run_silu_and_mul(at<const T>(0), at<T>(1), n[0], n[1], 0);

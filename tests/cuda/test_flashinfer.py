@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 
-from hydrainfer.ops import AttentionBatch, Captured, reference, select
+from hydrainfer.ops import KV, AttentionBatch, Captured, reference, select
 from hydrainfer.ops.flashinfer import FlashInfer
 from tests.cuda.fake import CUDA, fake_cuda
 from tests.ops.test_variants import BATCHES, close, paged, random
@@ -56,14 +56,15 @@ class WrapperDouble:
 
     def run(self, q, cache):
         heads, kv_heads, dim = self.shape
-        assert q.shape == (self.rows[-1], heads, dim) and q.dtype == cache.dtype == self.dtype and q.stride(-1) == 1
-        assert cache.shape[1:] == (2, self.page_size, kv_heads, dim)
-        keys, values = cache.unbind(1)
+        assert isinstance(cache, tuple)
+        keys, values = cache
+        assert q.shape == (self.rows[-1], heads, dim) and q.dtype == keys.dtype == self.dtype and q.stride(-1) == 1
+        assert keys.shape[1:] == values.shape[1:] == (self.page_size, kv_heads, dim)
         assert keys.stride() == values.stride() and keys.stride()[1:] == (kv_heads * dim, dim, 1)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if q.device.type == "cuda":
             return out
-        assert ((self.indices >= 0) & (self.indices < cache.shape[0])).all()
+        assert ((self.indices >= 0) & (self.indices < keys.shape[0])).all()
         for i, last in enumerate(self.last):
             found = self.indices[self.pages[i] : self.pages[i + 1]].long()
             n = (len(found) - 1) * self.page_size + last
@@ -96,7 +97,8 @@ def test_attention_is_the_references(heads, kv_heads, shape):
     dtype, dim, backend = torch.bfloat16, 64, Backend(CPU)
     cache, batch = paged(counts, contexts, kv_heads, dim, dtype, *seen)
     qkv = random(sum(counts), heads + 2 * kv_heads, dim, dtype=dtype, seed=7)
-    q, kv = qkv[:, :heads], qkv[:, heads:].unflatten(1, (2, kv_heads))
+    q, *kv = qkv.split([heads, kv_heads, kv_heads], 1)
+    kv = KV(*kv)
     reference.write_kv(cache, kv, batch)
     backend.prepare(batch)
     for _ in range(3):  # layers
@@ -126,7 +128,8 @@ def test_a_captured_batch_is_planned_before_each_replay():
         cache, batch = paged([1, 1], contexts, 2, dim, dtype)
         batch.captured = Captured("kv", 2, 64)
         qkv = random(2, 8, dim, dtype=dtype, seed=step)
-        q, kv = qkv[:, :4], qkv[:, 4:].unflatten(1, (2, 2))
+        q, *kv = qkv.split([4, 2, 2], 1)
+        kv = KV(*kv)
         reference.write_kv(cache, kv, batch)
         backend.prepare(batch)
         if not step:
@@ -159,7 +162,8 @@ def test_a_step_plans_without_a_wait(monkeypatch):
         backend = Backend(CUDA)
         tables, ids = (torch.zeros(n, dtype=torch.int32, device=CUDA) for n in ((3, 5), (7,)))
         batch = AttentionBatch([1, 1, 5], [40, 3, 17], 2, 16, tables, ids[:3], ids.long(), ids[:4])
-        cache, q = (torch.zeros(n, dtype=torch.bfloat16, device=CUDA) for n in ((9, 2, 16, 4, 128), (7, 28, 128)))
+        kept, q = (torch.zeros(n, dtype=torch.bfloat16, device=CUDA) for n in ((9, 2, 16, 4, 128), (7, 28, 128)))
+        cache = KV(kept[:, 0], kept[:, 1])
         backend._workspace = torch.zeros(128 << 20, dtype=torch.uint8, device=CUDA)
         recorder.waits.clear()
         monkeypatch.setattr(WrapperDouble, "plan", _shapes_only)

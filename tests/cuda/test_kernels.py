@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from hydrainfer.ops import AttentionBatch, reference
+from hydrainfer.ops import KV, AttentionBatch, reference
 from hydrainfer.ops.build import nvcc
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
@@ -116,7 +116,8 @@ def test_rope_and_the_write_of_keys_and_values(program, dtype, heads, kv_heads, 
     view = kept[:, :-spare].unflatten(1, (2, size, kv_heads, dim))
     reference.rope(want[:, : heads + kv_heads], cos, sin)
     batch = AttentionBatch([1] * rows, [0] * rows, rows, size, slots, slots, slots, slots)
-    reference.write_kv(view, want[:, heads:].unflatten(1, (2, kv_heads)), batch)
+    fresh = KV(want[:, heads : heads + kv_heads], want[:, heads + kv_heads :])
+    reference.write_kv(KV(view[:, 0], view[:, 1]), fresh, batch)
     for got, wanted in ((made, want), (cache, kept)):
         torch.testing.assert_close(got, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     untouched = torch.ones(blocks * size, dtype=torch.bool)

@@ -60,15 +60,16 @@ class KernelsDouble:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def rope_write_kv(self, qkv, cos, sin, cache, slots) -> None:
-        rows, heads, dim = qkv.shape
-        assert qkv.device == cos.device == sin.device == cache.device == slots.device == CUDA
+    def rope_write_kv(self, qk, fresh, cos, sin, keys, values, slots) -> None:
+        rows, heads, dim = qk.shape
+        assert all(x.device == CUDA for x in (qk, fresh, cos, sin, keys, values, slots))
         assert cos.shape == sin.shape == (rows, dim // 2) and cos.dtype == sin.dtype == torch.float32
-        assert cos.is_contiguous() and sin.is_contiguous() and qkv.dtype == cache.dtype
+        assert cos.is_contiguous() and sin.is_contiguous() and qk.dtype == fresh.dtype == keys.dtype == values.dtype
         assert slots.shape == (rows,) and slots.dtype == torch.int64
-        assert cache.shape[1] == 2 and cache.shape[4] == dim and heads >= 2 * cache.shape[3]
-        assert qkv.stride()[1:] == (dim, 1) and cache.stride(1) == cache.shape[2] * cache.shape[3] * dim
-        assert dim // 2 * qkv.element_size() % 16 == 0
+        assert keys.shape == values.shape and keys.stride() == values.stride() and keys.stride()[2:] == (dim, 1)
+        assert keys.shape[3] == dim and heads >= keys.shape[2] and fresh.shape == (rows, keys.shape[2], dim)
+        assert qk.stride()[1:] == fresh.stride()[1:] == (dim, 1) and keys.stride(1) == keys.shape[2] * dim
+        assert dim // 2 * qk.element_size() % 16 == 0
         self.calls.append("rope_write_kv")
 
     def silu_and_mul(self, gate_up, out) -> None:

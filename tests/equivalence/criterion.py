@@ -1,7 +1,9 @@
 """When two implementations of a model count as equal, so stated that it cannot flake.
 
 In float32, teacher-forced logits differ by less than `LOGIT_TOLERANCE`; greedy ids are equal up to the first position
-at which the reference's two best logits are closer than `TIE_GAP`. Positions from there on are skipped and counted.
+at which the reference's two best logits are closer than `TIE_GAP`. Positions from there on are skipped and counted. So
+are those from the first token on for which a router's last chosen expert and its best other one are closer than
+`ROUTER_GAP`: a token that goes through another expert is another token.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from dataclasses import dataclass, field
 
 LOGIT_TOLERANCE = 1e-4
 TIE_GAP = 2e-4
+ROUTER_GAP = 1e-5
+ROUTED = -1.0
+"""The gap of a position that a close choice of experts decides."""
 LEAST_DECIDED = 0.95
 
 
@@ -35,14 +40,18 @@ class Tally:
 
     decided: int = 0
     skipped: list[str] = field(default_factory=list)
+    routed: int = 0
+    """How many of those for the choice of an expert."""
 
     def add(self, name: str, got: Sequence[int], want: Sequence[int], gaps: Sequence[float]) -> None:
         if compare_greedy(got, want, gaps):
             self.decided += 1
         else:
             self.skipped.append(name)
+            self.routed += next(gap for gap in gaps if gap < TIE_GAP) == ROUTED
 
     def check(self) -> None:
         total = self.decided + len(self.skipped)
-        print(f"greedy equality: {self.decided} of {total} cases decided, near-ties in {self.skipped or 'none'}")
+        ties = f"near-ties in {self.skipped or 'none'}, {self.routed} of them of experts"
+        print(f"greedy equality: {self.decided} of {total} cases decided, {ties}")
         assert self.decided >= LEAST_DECIDED * total, f"too many near-ties: {self.skipped}"

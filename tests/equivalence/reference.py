@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from PIL import Image
+
+from tests.equivalence.criterion import ROUTED, ROUTER_GAP
 
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png", "camera.png", "rocket.jpg", "motorcycle_left.png")
 
@@ -18,6 +23,43 @@ def photo(name: str) -> Image.Image:
     return Image.open(Path(skimage.__file__).parent / "data" / name)
 
 
+@contextmanager
+def choices(model) -> Iterator[Callable[[], list[float]]]:
+    """Within it the model's routers are watched; then for each token that was computed, the least distance in any layer
+    of the last expert that was chosen from the best other one. Empty without experts."""
+    seen: dict[Any, list[torch.Tensor]] = {}
+
+    def watch(router, _, out):
+        scores = out[0].float()
+        if hasattr(router, "e_score_correction_bias"):
+            scores = scores.sigmoid() + router.e_score_correction_bias
+        elif not hasattr(router, "bias"):  # GPT-OSS chooses by scores
+            scores = scores.softmax(-1)
+        seen.setdefault(router, []).append(_gap(scores, router))
+
+    routers = [m for m in model.modules() if type(m).__name__.lower().endswith("topkrouter")]
+    hooks = [m.register_forward_hook(watch) for m in routers]
+    try:
+        yield lambda: torch.stack([torch.cat(gaps) for gaps in seen.values()]).amin(0).tolist() if seen else []
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _gap(scores: torch.Tensor, router) -> torch.Tensor:
+    """[tokens]: by how much the choice of groups, and that of experts among them, was decided."""
+    n_groups, least = getattr(router, "num_group", 1), torch.full(scores.shape[:1], torch.inf)
+    if n_groups > 1:
+        grouped = scores.unflatten(1, (n_groups, -1))
+        of_groups = grouped.topk(2).values.sum(-1)
+        best = of_groups.topk(router.topk_group + 1).values
+        least = best[:, -2] - best[:, -1]
+        kept = torch.zeros_like(of_groups).scatter_(1, of_groups.topk(router.topk_group).indices, 1.0)
+        scores = grouped.masked_fill(kept[..., None] == 0, -torch.inf).flatten(1)
+    best = scores.topk(router.top_k + 1).values
+    return torch.minimum(least, best[:, -2] - best[:, -1])
+
+
 class Reference:
     """`greedy(messages)` → prompt ids, answer ids, and per answer id the distance of the two best logits. `processor`
     is transformers' of text and pictures, or the tokenizer of a model that takes text only."""
@@ -27,17 +69,20 @@ class Reference:
         template = path / "chat_template.jinja"
         self.template = template.read_text() if template.exists() else None
         kind = model or transformers.LlavaForConditionalGeneration
-        self.model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
+        self.model = kind.from_pretrained(path, dtype=torch.float32).eval()
 
     @torch.inference_mode()
     def greedy(self, messages: list[dict], n_new: int) -> tuple[list[int], list[int], list[float]]:
         inputs = self.inputs(messages)
-        out = self.model.generate(
-            **inputs, max_new_tokens=n_new, do_sample=False, output_logits=True, return_dict_in_generate=True
-        )
+        with choices(self.model) as gaps_of_experts:
+            out = self.model.generate(
+                **inputs, max_new_tokens=n_new, do_sample=False, output_logits=True, return_dict_in_generate=True
+            )
         n_prompt = inputs["input_ids"].shape[1]
         best = torch.cat(out.logits).float().topk(2, dim=-1).values
         gaps = (best[:, 0] - best[:, 1]).tolist()
+        close = next((i for i, gap in enumerate(gaps_of_experts()) if gap < ROUTER_GAP), n_prompt + n_new)
+        gaps = [gap if n_prompt - 1 + i < close else ROUTED for i, gap in enumerate(gaps)]
         return inputs["input_ids"][0].tolist(), out.sequences[0, n_prompt:].tolist(), gaps
 
     def inputs(self, messages: list[dict]) -> dict[str, torch.Tensor]:

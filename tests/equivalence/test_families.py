@@ -115,6 +115,17 @@ FAMILIES = {
     "qwen2, window": Family(
         partial(make_text, kind="qwen2", seed=7, sliding_window=13, **SLIDING), TextReference, TEXTS, SPEAKING
     ),
+    "gpt-oss": Family(partial(make_text, kind="gpt_oss", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "gpt-oss, another seed": Family(
+        partial(make_text, kind="gpt_oss", seed=10, num_key_value_heads=4), TextReference, TEXTS, SPEAKING
+    ),
+    "mimo": Family(partial(make_text, kind="mimo", seed=11), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "mimo, another seed": Family(
+        partial(make_text, kind="mimo", seed=16, shards=3, n_group=1, topk_group=1), TextReference, TEXTS, SPEAKING
+    ),
+    "mixtral": Family(partial(make_text, kind="mixtral", seed=13), TextReference, TEXTS, SPEAKING),
+    "qwen2-moe": Family(partial(make_text, kind="qwen2_moe", seed=14), TextReference, TEXTS, SPEAKING),
+    "qwen3-moe": Family(partial(make_text, kind="qwen3_moe", seed=15), TextReference, TEXTS, SPEAKING),
     "qwen2": Family(partial(make_text, kind="qwen2", seed=4), TextReference, TEXTS, SPEAKING),
     "qwen3": Family(partial(make_text, kind="qwen3", seed=5), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
 }
@@ -148,7 +159,11 @@ def tally():
     [
         *((name, layout, "chunked") for name, family in FAMILIES.items() for layout in family.layouts),
         *((name, "1EPD", "whole") for name in FAMILIES),
-        *((name, "1EPD", "compiled") for name in FAMILIES if "gemma" in name or "window" in name),
+        *(
+            (name, "1EPD", "compiled")
+            for name in FAMILIES
+            if any(w in name for w in ("gemma", "window", "gpt", "mimo"))
+        ),
     ],
 )
 def test_tokens_are_those_of_transformers(cases, tally, family, layout, budgets):

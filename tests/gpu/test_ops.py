@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydrainfer.ops import AttentionBatch, block_copier, reference, select_ops
+from hydrainfer.ops import KV, AttentionBatch, block_copier, reference, select_ops
 from tests.ops.test_variants import BATCHES, close, paged, random
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -16,10 +16,10 @@ if not torch.cuda.is_available():
 CUDA = torch.device("cuda", 0)
 
 
-def moved(cache: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, AttentionBatch]:
+def moved(cache: KV, batch: AttentionBatch) -> tuple[KV, AttentionBatch]:
     for name in ("tables", "lengths", "slots", "starts"):
         setattr(batch, name, getattr(batch, name).to(CUDA))
-    return cache.to(CUDA), batch
+    return KV(*(x.to(CUDA) for x in cache)), batch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -34,14 +34,15 @@ def test_a_layer(dtype, heads, kv_heads, head_dim, shape):
     ops.prepare(batch)
     qkv = random(sum(counts), heads + 2 * kv_heads, head_dim, dtype=dtype, seed=7).to(CUDA)
     turns = random(sum(counts), head_dim // 2, dtype=torch.float32, seed=8).to(CUDA)
-    other, turned = cache.clone(), qkv.clone()
-    ops.rope_write_kv(turned, turns.cos(), turns.sin(), cache, batch)
-    reference.rope_write_kv(qkv, turns.cos(), turns.sin(), other, batch)
+    other, turned, n = KV(*(x.clone() for x in cache)), qkv.clone(), heads + kv_heads
+    ops.rope_write_kv(turned[:, :n], turned[:, n:], turns.cos(), turns.sin(), cache, batch)
+    reference.rope_write_kv(qkv[:, :n], qkv[:, n:], turns.cos(), turns.sin(), other, batch)
     close(turned, qkv)
-    close(cache, other)
-    q, kv = qkv[:, :heads], qkv[:, heads:].unflatten(1, (2, kv_heads))
-    scale = head_dim**-0.5
-    close(ops.attention(q, kv, other, batch, scale), reference.attention(q, kv, other, batch, scale))
+    for kept, want in zip(cache, other):
+        close(kept, want)
+    q, kv, scale = qkv[:, :heads], KV(qkv[:, heads:n], qkv[:, n:]), head_dim**-0.5
+    for sinks in (None, random(heads, dtype=torch.float32, seed=9).to(CUDA)):
+        close(ops.attention(q, kv, other, batch, scale, sinks), reference.attention(q, kv, other, batch, scale, sinks))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -50,6 +50,7 @@ def teacher_forced(model: Model, ids: list[int], pictures: list[Picture] = (), s
                 window=spec.window,
                 spans=[(0, first, stop) for first, stop in spans],
             )
+            model.ops.prepare(batch)
             views = zip(spec.layers, BlockStore(spec, n_blocks).layers)
             caches |= {layer: LayerCache(parts, batch) for layer, parts in views}
         hidden = model.forward(x, torch.arange(n), [caches[i] for i in range(len(caches))])

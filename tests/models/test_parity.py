@@ -26,6 +26,7 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
 GEMMA_LAYERS = ["sliding_attention", "full_attention"] * 2 + ["full_attention"]
 SLIDING = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
 TEXT = {
@@ -43,6 +44,15 @@ TEXT = {
     "gemma3, tied": ("gemma3", {"tie_word_embeddings": True}),
     "mistral, window": ("mistral", {"sliding_window": 21}),
     "qwen3, window": ("qwen3", SLIDING | {"sliding_window": 7}),
+    "qwen2, yarn": ("qwen2", {"rope_parameters": YARN}),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss, without biases": ("gpt_oss", {"attention_bias": False}),
+    "mimo": ("mimo", {}),
+    "mimo, one group, biases": ("mimo", {"n_group": 1, "topk_group": 1, "attention_bias": True}),
+    "mimo, last layer sliding, weights as they are": ("mimo", {"norm_topk_prob": False, "attention_value_scale": None}),
+    "mixtral": ("mixtral", {}),
+    "qwen2-moe": ("qwen2_moe", {}),
+    "qwen3-moe": ("qwen3_moe", {}),
 }
 NEXT = {
     "mistral": {"text": "mistral"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from unittest.mock import Mock
@@ -9,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from hydrainfer.ops import OPERATORS, AttentionBatch, Segments, select_ops, variants, visible
+from hydrainfer.ops import KV, OPERATORS, AttentionBatch, Segments, select_ops, variants, visible
 from hydrainfer.ops.build import build_resampler, load_kernels
 from hydrainfer.ops.products import ways
 from hydrainfer.ops.reference import write_kv
@@ -102,6 +103,7 @@ def paged(
     window: int = 0,
     spans=(),
     block_tokens=BLOCK_TOKENS,
+    value_dim: int = 0,
 ):
     """A cache of one layer in a two-layer block, scattered tables, and the batch."""
     lengths = [a + b for a, b in zip(counts, contexts)]
@@ -109,7 +111,10 @@ def paged(
     n_blocks = longest * len(counts) + 3
     order = torch.randperm(n_blocks, generator=torch.Generator().manual_seed(5))[: longest * len(counts)]
     tables = order.view(len(counts), longest).to(torch.int32)
-    cache = random(n_blocks, 2, 2, block_tokens, kv_heads, head_dim, dtype=dtype, seed=6)[:, 1]
+    dims = (head_dim, value_dim or head_dim)
+    widths = [block_tokens * kv_heads * dim for dim in dims]
+    blocks = random(n_blocks, 2, sum(widths), dtype=dtype, seed=6)[:, 1]
+    cache = KV(*(x.unflatten(1, (block_tokens, kv_heads, dim)) for x, dim in zip(blocks.split(widths, 1), dims)))
     slots = [
         int(tables[i, p // block_tokens]) * block_tokens + p % block_tokens
         for i, (n, c) in enumerate(zip(counts, contexts))
@@ -149,25 +154,49 @@ BATCHES = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 4, 16), (5, 1, 20), (4, 4, 64), (6, 2, 64), (6, 2, 72), (5, 1, 128)]
+    ("heads", "kv_heads", "head_dim", "value_dim"),
+    [
+        (4, 4, 16, 16),
+        (5, 1, 20, 20),
+        (6, 2, 64, 64),
+        (6, 2, 72, 48),
+        (5, 1, 128, 128),
+        (8, 2, 192, 128),
+    ],
 )
 @pytest.mark.parametrize("shape", BATCHES)
-def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, shape):
+def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, value_dim, shape):
+    """Wide keys are turned in part only, and then heads have sinks."""
     fast, reference = pair(dtype, head_dim)
     counts, contexts, *seen = BATCHES[shape]
-    cache, batch = paged(counts, contexts, kv_heads, head_dim, dtype, *seen)
+    cache, batch = paged(counts, contexts, kv_heads, head_dim, dtype, *seen, value_dim=value_dim)
     fast.prepare(batch)
-    qkv = random(sum(counts), heads + 2 * kv_heads, head_dim, dtype=dtype, seed=7)
-    turns = random(sum(counts), head_dim // 2, dtype=torch.float32, seed=8)
-    other, turned = cache.clone(), qkv.clone()
-    fast.rope_write_kv(turned, turns.cos(), turns.sin(), cache, batch)
-    reference.rope_write_kv(qkv, turns.cos(), turns.sin(), other, batch)
-    close(turned, qkv)
-    close(cache, other)
-    cache.copy_(other)
-    q, kv = qkv[:, :heads], qkv[:, heads:].unflatten(1, (2, kv_heads))
-    scale = head_dim**-0.5
-    close(fast.attention(q, kv, cache, batch, scale), reference.attention(q, kv, cache, batch, scale))
+    special = head_dim != value_dim
+    rows = random(sum(counts), (heads + kv_heads) * head_dim + kv_heads * value_dim, dtype=dtype, seed=7)
+    qk, values = rows.split([(heads + kv_heads) * head_dim, kv_heads * value_dim], 1)
+    qk, values = qk.unflatten(1, (-1, head_dim)), values.unflatten(1, (-1, value_dim))
+    turns = random(sum(counts), head_dim // (6 if special else 2), dtype=torch.float32, seed=8)
+    other, turned = KV(*(x.clone() for x in cache)), qk.clone()
+    fast.rope_write_kv(turned, values, turns.cos(), turns.sin(), cache, batch)
+    reference.rope_write_kv(qk, values, turns.cos(), turns.sin(), other, batch)
+    close(turned, qk)
+    for kept, want in zip(cache, other):
+        close(kept, want)
+        kept.copy_(want)
+    q, kv, scale = qk[:, :heads], KV(qk[:, heads:], values), head_dim**-0.5
+    sinks = random(heads, dtype=torch.float32, seed=9) * 3 if special else None
+    close(fast.attention(q, kv, cache, batch, scale, sinks), reference.attention(q, kv, cache, batch, scale, sinks))
+
+
+def test_a_sink_is_a_key_that_gives_nothing(pair):
+    """Of a head that attends to one token, it leaves as much as a score of its size would."""
+    fast, _ = pair(torch.float32)
+    cache, batch = paged([1, 1], [0, 0], 1, 64, torch.float32)
+    fast.prepare(batch)
+    q, values = torch.zeros(2, 1, 64), random(2, 1, 64, dtype=torch.float32)
+    fast.rope_write_kv(q.clone(), values, torch.ones(2, 32), torch.zeros(2, 32), cache, batch)
+    for sink, share in ((0.0, 0.5), (math.log(3.0), 0.25), (-200.0, 1.0), (200.0, 0.0)):
+        close(fast.attention(q, KV(q, values), cache, batch, 0.125, torch.tensor([sink])), values * share)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -177,8 +206,8 @@ def test_attention_over_a_long_context(pair, dtype, context):
     fast, reference = pair(dtype)
     counts, contexts = [1, 1, 19], [context, context - 1, context]
     cache, batch = paged(counts, contexts, kv_heads=2, head_dim=64, dtype=dtype, block_tokens=16)
-    qkv = random(sum(counts), 10, 64, dtype=dtype, seed=7)
-    q, kv = qkv[:, :6], qkv[:, 6:].unflatten(1, (2, 2))
+    q, *kv = random(sum(counts), 10, 64, dtype=dtype, seed=7).split([6, 2, 2], 1)
+    kv = KV(*kv)
     write_kv(cache, kv, batch)
     q = q * 4  # so that some keys count, not only their average
     close(fast.attention(q, kv, cache, batch, 0.125), reference.attention(q, kv, cache, batch, 0.125))

@@ -20,11 +20,11 @@ def test_full_store_is_block_major(dtype):
     spec = FullSpec.of(layers=3, kv_heads=2, head_dim=8, dtype=dtype, block_tokens=4)
     store = BlockStore(spec, 5)
     assert store.bytes.shape == (5, spec.block_bytes) and store.bytes.is_contiguous()
-    assert spec.block_bytes == 3 * 2 * 4 * 2 * 8 * store.layers[0]["kv"].element_size()
+    assert spec.block_bytes == 3 * 2 * 4 * 2 * 8 * store.layers[0]["keys"].element_size()
     assert not store.bytes.any() and store.n_bytes == store.bytes.nbytes == 5 * spec.block_bytes
-    layers = [layer["kv"] for layer in store.layers]
-    assert [tuple(kv.shape) for kv in layers] == [(5, 2, 4, 2, 8)] * 3
-    layers[1][4, 0, 3] = 7
+    layers = [layer["keys"] for layer in store.layers]
+    assert [tuple(part.shape) for layer in store.layers for part in layer.values()] == [(5, 4, 2, 8)] * 6
+    layers[1][4, 3] = 7
     data = store.bytes.view(layers[0].dtype).view(5, 3, 2, 4, 2, 8)
     assert int(data.sum()) == 7 * 16 and bool((data[4, 1, 0, 3] == 7).all())
     assert layers[0].stride() == layers[2].stride()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from hydrainfer.cache import DTYPE_BYTES, CacheSpec, Wishes, size_caches, specs_of
-from hydrainfer.checkpoint import VisionShape
+from hydrainfer.checkpoint import Experts, VisionShape
 from hydrainfer.core import ConfigError, CostModel, Role, Stage
 from hydrainfer.planner.costs.hardware import GIB, Hardware
 
@@ -23,9 +23,11 @@ _ACTIVATIONS = 16  # values moved per row, layer and column of a vision tower: 8
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder and, unless it cannot see, its vision tower. `heads` are query heads, `head_dim` is of keys and values,
-    too; the MLP is gated. `context`: longest sequence. `deepstack`: levels of picture features beside the embedding.
-    `windows`: for each layer, how many tokens a token sees there, 0 for all; () if no layer has a window."""
+    """A decoder and, unless it cannot see, its vision tower. `heads` are query heads; `head_dim` is of keys and values,
+    too, unless these have a `value_dim`; the MLP is gated, `experts` are those that layers have instead of one.
+    `context`: longest sequence. `deepstack`: levels of picture features beside the embedding. `windows`: for each
+    layer, how many tokens a token sees there, 0 for all; () if no layer has a window. Those with one have
+    `local_kv_heads`, unless that is 0."""
 
     name: str
     dtype: str
@@ -40,21 +42,38 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     tied: bool = False
     deepstack: int = 0
     windows: tuple[int, ...] = ()
+    value_dim: int = 0
+    local_kv_heads: int = 0
+    experts: Experts | None = None
     vision: VisionShape | None = None
 
     @property
     def item_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
 
-    @property
-    def key_weights(self) -> int:
-        """Weights of one layer's keys and values."""
-        return 2 * self.kv_heads * self.head_dim * self.hidden
+    def kv_width(self, layer: int) -> int:
+        """Numbers of one token's keys and values in this layer."""
+        kv_heads = self.local_kv_heads if self.local_kv_heads and self.seen[layer] else self.kv_heads
+        return kv_heads * (self.head_dim + (self.value_dim or self.head_dim))
+
+    def key_weights(self, layer: int) -> int:
+        """Weights of this layer's keys and values."""
+        return self.kv_width(layer) * self.hidden
+
+    def layer_weights(self, layer: int, *, used: bool = False) -> int:
+        """Weights of this layer; `used`: those that one token is multiplied with."""
+        mixed = self.heads * (self.head_dim + (self.value_dim or self.head_dim)) * self.hidden  # queries, and back
+        e, width = self.experts, self.intermediate
+        if e is None or not e.layers[layer]:
+            return self.key_weights(layer) + mixed + 3 * self.hidden * width
+        width = e.shared + (e.chosen if used else e.count) * e.intermediate
+        return self.key_weights(layer) + mixed + self.hidden * (e.count + 3 * width)
 
     @property
-    def layer_weights(self) -> int:
-        queries = 2 * self.heads * self.head_dim * self.hidden  # and what brings them back
-        return self.key_weights + queries + 3 * self.hidden * self.intermediate
+    def expert_weights(self) -> int:
+        """Weights of all experts that are chosen from, of all layers."""
+        e = self.experts
+        return 0 if e is None else sum(e.layers) * e.count * 3 * self.hidden * e.intermediate
 
     @property
     def head_weights(self) -> int:
@@ -62,8 +81,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_weights(self) -> int:
-        """Weights that every language batch reads: all layers and the head, but only some rows of the token table."""
-        return self.layers * self.layer_weights + self.head_weights
+        """Weights of all layers and the head. A language batch reads them all, but of the experts only those that are
+        chosen, and only some rows of the token table."""
+        return sum(map(self.layer_weights, range(self.layers))) + self.head_weights
 
     @property
     def seen(self) -> tuple[int, ...]:
@@ -71,14 +91,14 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.windows or (0,) * self.layers
 
     @property
-    def layer_token_bytes(self) -> int:
-        """Bytes of one token's keys and values in one layer."""
-        return 2 * self.kv_heads * self.head_dim * self.item_bytes
-
-    @property
     def kv_token_bytes(self) -> int:
         """Bytes that a request grows by with each token: of the layers that keep all."""
-        return self.seen.count(0) * self.layer_token_bytes
+        return sum(self.kv_width(i) for i, window in enumerate(self.seen) if not window) * self.item_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of the keys and values in all windows of one request."""
+        return sum(self.kv_width(i) * window for i, window in enumerate(self.seen)) * self.item_bytes
 
     @property
     def embed_width(self) -> int:
@@ -103,20 +123,23 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     as full, also where the context is shorter.
     """
     bytes_per_s, flops_per_s = hardware.traffic_bytes_per_s, hardware.language_flops_per_s
-    prefill_weights = shape.layers * shape.key_weights + (shape.layers - 1) * (shape.layer_weights - shape.key_weights)
-    pair_flops = 4 * shape.heads * shape.head_dim
-    seen, in_windows = shape.seen, sum(shape.seen)
+    used = [shape.layer_weights(i, used=True) for i in range(shape.layers)]
+    prefill_weights = sum(used[:-1]) + shape.key_weights(shape.layers - 1)
+    pair_flops = 2 * shape.heads * (shape.head_dim + (shape.value_dim or shape.head_dim))
+    seen, in_windows, e = shape.seen, sum(shape.seen), shape.experts
     cost = CostModel(
         encode_base_s=hardware.encode_base_s if shape.vision else 0.0,
         encode_image_s=0.0,
         step_base_s=hardware.step_base_s,
         prefill_token_s=(2 * prefill_weights + pair_flops * sum(seen[:-1])) / flops_per_s,
         prefill_attention_s=pair_flops / 2 * seen[:-1].count(0) / flops_per_s,
-        decode_token_s=(2 * shape.step_weights + pair_flops * in_windows) / flops_per_s,
+        decode_token_s=(2 * (sum(used) + shape.head_weights) + pair_flops * in_windows) / flops_per_s,
         decode_context_s=pair_flops * seen.count(0) / flops_per_s,
-        weights_s=shape.step_weights * shape.item_bytes / bytes_per_s,
+        weights_s=(shape.step_weights - shape.expert_weights) * shape.item_bytes / bytes_per_s,
+        experts_s=shape.expert_weights * shape.item_bytes / bytes_per_s,
+        expert_share=0.0 if e is None else e.chosen / e.count,
         context_s=shape.kv_token_bytes / bytes_per_s,
-        sequence_s=shape.layer_token_bytes * in_windows / bytes_per_s,
+        sequence_s=shape.window_bytes / bytes_per_s,
     )
     v = shape.vision
     if v is None:
@@ -141,15 +164,17 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
 
 def _added_up(cost: CostModel) -> CostModel:
     """The cost without overlap of arithmetic and traffic: weights are read before a batch's arithmetic, contexts before
-    each decode's. (A chunk reads the context before it within attention, which is bound by arithmetic.)"""
+    each decode's. (A chunk reads the context before it within attention, which is bound by arithmetic.) Each decode is
+    taken to read experts of its own; that a chunk reads nearly all is left out."""
     return msgspec.structs.replace(
         cost,
         encode_base_s=cost.encode_base_s + cost.encode_weights_s,
         encode_weights_s=0.0,
         step_base_s=cost.step_base_s + cost.weights_s,
-        decode_token_s=cost.decode_token_s + cost.sequence_s,
+        decode_token_s=cost.decode_token_s + cost.sequence_s + cost.experts_read_s(1),
         decode_context_s=cost.decode_context_s + cost.context_s,
         weights_s=0.0,
+        experts_s=0.0,
         context_s=0.0,
         sequence_s=0.0,
     )
@@ -171,7 +196,8 @@ def together(shape: ModelShape, hardware: Hardware, cost: CostModel) -> float:
     moved = (v.weights + _ACTIVATIONS * rows * v.hidden * v.layers) * shape.item_bytes
     memory = min(1.0, moved / hardware.traffic_bytes_per_s / encode_s)
     n_contexts = _USUAL_DECODES * _USUAL_CONTEXT
-    traffic_s = cost.weights_s + cost.context_s * n_contexts + cost.sequence_s * _USUAL_DECODES
+    read_s = cost.weights_s + cost.experts_read_s(_USUAL_DECODES)
+    traffic_s = read_s + cost.context_s * n_contexts + cost.sequence_s * _USUAL_DECODES
     arithmetic_s = cost.decode_token_s * _USUAL_DECODES + cost.decode_context_s * n_contexts
     arithmetic = min(1.0, arithmetic_s / traffic_s)
     gain = 2.0 / (1.0 + max(memory, arithmetic)) - 1.0
@@ -201,7 +227,9 @@ def blocks_of(
         role,
         windows=shape.seen,
         kv_heads=shape.kv_heads,
+        local_kv_heads=shape.local_kv_heads or shape.kv_heads,
         head_dim=shape.head_dim,
+        value_dim=shape.value_dim or shape.head_dim,
         embed_width=None if shape.vision is None else shape.embed_width,
         dtype=shape.dtype,
         kv_block_tokens=kv_block_tokens,

@@ -76,7 +76,8 @@ def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) ->
     n_steps = t.n_output - 1  # prefill makes the first token
     n_contexts = n_steps * t.n_prompt + n_steps * (n_steps + 1) // 2
     arithmetic_s = cost.decode_token_s * n_steps + cost.decode_context_s * n_contexts
-    traffic_s = (cost.weights_s / n_batch + cost.sequence_s) * n_steps + cost.context_s * n_contexts
+    weights_s = cost.weights_s + cost.experts_read_s(n_batch)
+    traffic_s = (weights_s / n_batch + cost.sequence_s) * n_steps + cost.context_s * n_contexts
     decode_s = max(arithmetic_s, traffic_s) + cost.step_base_s * n_steps / n_batch
     return StageWork(encode_s, prefill_s, decode_s, max(prefill_s + arithmetic_s, decode_s))
 

@@ -54,6 +54,49 @@ def test_a_request_of_gemma_takes_fewer_bytes_than_if_all_layers_kept_all(n_toke
     assert 34 / 5 * full.block_bytes * full.held_by(n_tokens) / ours == pytest.approx(fewer, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("name", "n_tokens", "fewer"),
+    [
+        *(("mimo-v2-flash", n, fewer) for n, fewer in ((8192, 8.3), (32768, 9.3), (131072, 9.6))),
+        *(("gpt-oss-20b", n, fewer) for n, fewer in ((8192, 1.96), (32768, 1.99), (131072, 2.0))),
+    ],
+)
+def test_a_request_of_a_mixture_takes_fewer_bytes_than_if_all_layers_kept_all(name, n_tokens, fewer):
+    shape = shape_of(name)
+    big = msgspec.structs.replace(H800, memory_bytes=2**40)
+    specs = full, window = tuple(blocks_of(shape, big, Role.parse("D")))
+    assert window.window == {"mimo-v2-flash": 129, "gpt-oss-20b": 128}[name]
+    all_full = (full.block_bytes + window.block_bytes) * full.held_by(n_tokens)
+    assert all_full / sum(s.block_bytes * s.held_by(n_tokens) for s in specs) == pytest.approx(fewer, abs=0.1)
+
+
+def test_mixtures_by_hand():
+    """MiMo-V2-Flash has 309 billion weights, of which a token uses 15; GPT-OSS 20.9 and 3.6, with the token table."""
+    mimo, oss = shape_of("mimo-v2-flash"), shape_of("gpt-oss-20b")
+    assert mimo.seen.count(0) == 9 and mimo.seen.count(129) == 39
+    assert mimo.kv_token_bytes == 9 * 4 * (192 + 128) * 2
+    assert mimo.window_bytes == 39 * 8 * (192 + 128) * 129 * 2
+    assert mimo.step_weights + mimo.head_weights == pytest.approx(309e9, rel=0.01)
+    assert sum(mimo.layer_weights(i, used=True) for i in range(48)) == pytest.approx(15e9, rel=0.1)
+    assert oss.step_weights + oss.head_weights == pytest.approx(20.9e9, rel=0.01)
+    used = sum(oss.layer_weights(i, used=True) for i in range(24)) + oss.head_weights
+    assert used == pytest.approx(3.6e9, rel=0.15)
+
+
+def test_a_batch_reads_the_experts_that_it_chooses():
+    """One token an eighth of them, many nearly all; and what is read never counts twice."""
+    shape = shape_of("gpt-oss-20b")
+    cost = cost_of(shape, H800)
+    assert cost.expert_share == 4 / 32
+    assert cost.experts_read_s(1) == pytest.approx(cost.experts_s / 8)
+    assert cost.experts_read_s(8) == pytest.approx(cost.experts_s * (1 - (7 / 8) ** 8))
+    assert cost.experts_read_s(512) == pytest.approx(cost.experts_s)
+    bytes_per_s = H800.traffic_bytes_per_s
+    assert (cost.weights_s + cost.experts_s) * bytes_per_s == pytest.approx(2 * shape.step_weights)
+    one, eight = (cost.language_s(0, 0, n, n) - cost.step_base_s for n in (1, 8))
+    assert 2 < eight / one < 6, "no dense model takes longer for eight than for one"
+
+
 def test_windows_bound_what_a_long_context_costs():
     shape = shape_of("gemma-3-4b")
     without = msgspec.structs.replace(shape, windows=())
@@ -187,7 +230,8 @@ def test_pictures_become_as_many_tokens_as_the_models_say():
 
 
 @pytest.mark.parametrize(
-    ("name", "needle"), [("nothing", "one of gemma-3-4b, llava-1.5-7b, llava-next-7b, qwen2-vl-7b")]
+    ("name", "needle"),
+    [("nothing", "one of gemma-3-4b, gpt-oss-20b, llava-1.5-7b, llava-next-7b, mimo-v2-flash, qwen2-vl-7b")],
 )
 def test_an_unknown_model_lists_the_known(name, needle):
     with pytest.raises(ConfigError, match=needle):

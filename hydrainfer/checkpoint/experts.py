@@ -1,0 +1,110 @@
+"""The experts of a decoder's layers: what config.json says of them, checked, family by family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hydrainfer.checkpoint.files import require
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """In the layers that `layers` marks, each token goes through `chosen` of `count` gated MLPs of width
+    `intermediate`, and what they give is summed by weights.
+
+    `router`: "softmax" chooses by the probabilities of all experts, "chosen" by scores, of which those chosen become
+    probabilities, "sigmoid" by probabilities of their own plus a correction, among the experts of `groups_chosen` of
+    `groups`. `normed`: the weights sum to one; then they are multiplied by `scale`. `shared`: the width of an MLP that
+    all tokens go through, times a gate of its own; 0: there is none. `biased`: router and experts have biases.
+    `limit`: gates and what they multiply are clamped to it, as GPT-OSS does, whose `alpha` that is; 0: silu.
+    `stored`: the weights of each expert by itself, those of all together by [in, out], or those in MXFP4.
+    """
+
+    layers: tuple[bool, ...]
+    count: int
+    chosen: int
+    intermediate: int
+    router: Literal["softmax", "chosen", "sigmoid"] = "softmax"
+    normed: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    groups_chosen: int = 1
+    shared: int = 0
+    biased: bool = False
+    limit: float = 0.0
+    alpha: float = 1.0
+    stored: Literal["apart", "together", "mxfp4"] = "apart"
+
+
+def gpt_oss(hf: Any, path: Path) -> Experts:
+    quantization = getattr(hf, "quantization_config", None)
+    return _checked(
+        Experts(
+            layers=(True,) * hf.num_hidden_layers,
+            count=hf.num_local_experts,
+            chosen=hf.num_experts_per_tok,
+            intermediate=hf.intermediate_size,
+            router="chosen",
+            biased=True,
+            limit=hf.swiglu_limit,
+            alpha=hf.swiglu_alpha,
+            stored="mxfp4" if quantization else "together",
+        ),
+        path,
+    )
+
+
+def mixtral(hf: Any, path: Path) -> Experts:
+    layers = (True,) * hf.num_hidden_layers
+    return _checked(Experts(layers, hf.num_local_experts, hf.num_experts_per_tok, hf.intermediate_size), path)
+
+
+def qwen3(hf: Any, path: Path) -> Experts:
+    """Qwen3-MoE's."""
+    layers = tuple(
+        i not in hf.mlp_only_layers and (i + 1) % hf.decoder_sparse_step == 0 for i in range(hf.num_hidden_layers)
+    )
+    normed = getattr(hf, "norm_topk_prob", True)
+    found = Experts(layers, hf.num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size, normed=normed)
+    return _checked(found, path)
+
+
+def qwen3_vl(hf: Any, path: Path) -> Experts:
+    return replace(qwen3(hf, path), stored="together")
+
+
+def qwen2(hf: Any, path: Path) -> Experts:
+    """Qwen2-MoE's, beside which stands an expert for all."""
+    return replace(qwen3(hf, path), shared=hf.shared_expert_intermediate_size)
+
+
+def mimo(hf: Any, path: Path) -> Experts:
+    """MiMo-V2-Flash's."""
+    kinds = list(hf.mlp_layer_types)
+    fits = len(kinds) == hf.num_hidden_layers and set(kinds) <= {"dense", "sparse"}
+    require(fits, path, f"mlp_layer_types must name {hf.num_hidden_layers} layers, each dense or sparse")
+    groups = hf.n_group
+    found = Experts(
+        layers=tuple(kind == "sparse" for kind in kinds),
+        count=hf.n_routed_experts,
+        chosen=hf.num_experts_per_tok,
+        intermediate=hf.moe_intermediate_size,
+        router="sigmoid",
+        normed=hf.norm_topk_prob,
+        scale=hf.routed_scaling_factor,
+        groups=groups,
+        groups_chosen=hf.topk_group,
+    )
+    fits = groups > 0 and found.count % groups == 0 and found.count >= 2 * groups and 0 < hf.topk_group <= groups
+    require(fits, path, f"{found.count} experts in {groups} groups of which {hf.topk_group} are chosen")
+    within = found.count // groups * hf.topk_group
+    require(found.chosen <= within, path, f"num_experts_per_tok {found.chosen} of {within} experts")
+    return _checked(found, path)
+
+
+def _checked(found: Experts, path: Path) -> Experts:
+    fits = 0 < found.chosen <= found.count and found.intermediate > 0
+    require(fits, path, f"num_experts_per_tok {found.chosen} of {found.count} experts of width {found.intermediate}")
+    return found
