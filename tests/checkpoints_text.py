@@ -1,5 +1,5 @@
 """Tiny text-only checkpoints with seeded random weights, as published ones look: Llama, Mistral, Qwen2, Qwen3, Gemma 3,
-and those with experts."""
+LFM2, and those with experts."""
 
 from __future__ import annotations
 
@@ -37,6 +37,13 @@ GEMMA = {  # most layers see 19 tokens; scales that no power of two hides
 }
 
 
+LFM2 = {  # as published: convolutions at both ends
+    "num_hidden_layers": 5,
+    "layer_types": ["conv", "conv", "full_attention", "full_attention", "conv"],
+    "norm_eps": 1e-5,
+    "block_multiple_of": 8,
+    "intermediate_size": 240,
+}
 GPT_OSS = {  # windows by turns; a gate that is often clamped
     "num_hidden_layers": 3,
     "sliding_window": 19,
@@ -80,6 +87,7 @@ KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its conf
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "gemma3": ("Gemma3", GEMMA),
+    "lfm2": ("Lfm2", LFM2),
     "gpt_oss": ("GptOss", GPT_OSS),
     "mimo": ("MiMoV2Flash", MIMO),
     "mixtral": ("Mixtral", {"num_local_experts": 8}),
@@ -153,7 +161,7 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            **({} if kind.startswith("qwen2") else {"head_dim": 16}),
+            **({} if kind.startswith(("qwen2", "lfm2")) else {"head_dim": 16}),
             "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-6 if byte_level else 1e-5,
             "bos_token_id": None if byte_level else 1,

@@ -8,7 +8,8 @@ from hydrainfer.cache.kinds import EmbedSpec, FullSpec, WindowSpec, specs_of
 from hydrainfer.cache.leases import NO_HIT, CacheSet, Hit, Lease
 from hydrainfer.cache.pool import BlockPool, SlidingPool
 from hydrainfer.cache.sizing import size_caches, tokens_in, too_small
-from hydrainfer.cache.spec import DTYPE_BYTES, TOKENS_PER_RUNNING, CacheSpec, Found, Part, Wishes, for_stage
+from hydrainfer.cache.spec import DTYPE_BYTES, TOKENS_PER_RUNNING, CacheSpec, Found, Part, Scan, Wishes, for_stage
+from hydrainfer.cache.state import StateLayout, StateSpec
 
 __all__ = [
     "DTYPE_BYTES",
@@ -23,7 +24,10 @@ __all__ = [
     "Hit",
     "Lease",
     "Part",
+    "Scan",
     "SlidingPool",
+    "StateLayout",
+    "StateSpec",
     "WindowSpec",
     "Wishes",
     "for_stage",

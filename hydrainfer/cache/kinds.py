@@ -9,6 +9,7 @@ from typing import ClassVar
 import msgspec
 
 from hydrainfer.cache.spec import TOKENS_PER_RUNNING, CacheSpec, Found, Part, Wishes
+from hydrainfer.cache.state import StateLayout, StateSpec
 from hydrainfer.core import InvalidRequest, Request, Role, Stage, answer_keys, split_chain
 
 _PUBLISHED_TOKENS = 256  # at once: a block's key costs less beside others
@@ -128,9 +129,12 @@ class WindowSpec(FullSpec, frozen=True):
         stop = n_tokens // self.block_tokens
         return [b if self.stale(n_tokens) <= i < stop else None for i, b in enumerate(found)]
 
-    def written(self, request: Request, n_before: int, n_computed: int, leaves: bool = False) -> list[range]:
+    def written(
+        self, request: Request, n_before: int, n_computed: int, leaves: bool = False, stops: Sequence[int] = ()
+    ) -> list[range]:
         """The windows before the points that were passed from which a request may go on."""
-        passed = {e for e in self._ends(request) if n_before < e * self.block_tokens <= n_computed}
+        ends = self._ends(request).union(stop // self.block_tokens for stop in stops)
+        passed = {e for e in ends if n_before < e * self.block_tokens <= n_computed}
         if leaves:
             passed.add(n_computed // self.block_tokens)
         return [range(self.stale(e * self.block_tokens), e) for e in sorted(passed)]
@@ -222,7 +226,9 @@ class EmbedSpec(CacheSpec, frozen=True):
     def contents(self, request: Request) -> list[bytes]:
         return [m.key for m in request.media]
 
-    def written(self, request: Request, n_before: int, n_computed: int, leaves: bool = False) -> list[range]:
+    def written(
+        self, request: Request, n_before: int, n_computed: int, leaves: bool = False, stops: Sequence[int] = ()
+    ) -> list[range]:
         return []
 
     def complete(self, request: Request, n_computed: int) -> range:
@@ -245,15 +251,19 @@ def specs_of(
     kv_block_tokens: int = 16,
     embed_block_tokens: int = 64,
     longest_span: int = 0,
+    state: StateLayout | None = None,
 ) -> tuple[CacheSpec, ...]:
     """The caches of an instance of this role that some stage of it uses. `windows`: for each layer, how many tokens a
     token sees there, 0 for all; `local_kv_heads`: of the layers that do not see all. `embed_width`: None if the model
-    does not see. `longest_span`: tokens of the largest picture, if its tokens see each other."""
+    does not see. `longest_span`: tokens of the largest picture, if its tokens see each other. `state`: of the layers that
+    sum up their tokens, which have no window."""
     specs: list[CacheSpec] = []
     if embed_width is not None:
         specs.append(EmbedSpec.of(width=embed_width, dtype=dtype, block_tokens=embed_block_tokens))
     layers: dict[int, tuple[int, ...]] = {}
     for i, window in enumerate(windows):
+        if state is not None and i in state.layers:
+            continue
         layers[window] = (*layers.get(window, ()), i)
     full, local = (
         FullSpec.of(
@@ -269,4 +279,6 @@ def specs_of(
     if 0 in layers:
         specs.append(msgspec.structs.replace(full, layers=layers[0]))
     specs += (WindowSpec.over(local, w, layers[w], longest_span) for w in sorted(layers) if w)
+    if state is not None:
+        specs.append(StateSpec.of(state, dtype, kv_block_tokens))
     return tuple(spec for spec in specs if any(role.runs(stage) for stage in spec.stages))

@@ -14,11 +14,12 @@ from hydrainfer.core import Cached
 class Hit(NamedTuple):
     """`keys[spec][i]` is the key of the request's block number `i`; `blocks[spec][i]` the block of the cache that
     has it and may be shared, or None, as for all numbers beyond. `n_tokens`: how many tokens are computed once those
-    blocks are shared."""
+    blocks are shared; `n_chained`: how many the caches of all tokens have, which others may not reach."""
 
     keys: Mapping[str, Sequence[bytes]]
     blocks: Mapping[str, Found]
     n_tokens: int = 0
+    n_chained: int = 0
 
 
 NO_HIT = Hit({}, {})
@@ -106,10 +107,11 @@ class CacheSet:
 
     def slide(self, lease: Lease, spec: str, first: int, most: float) -> None:
         """Give back the blocks with a number below `first` and take as many at the end, or fewer, so that there are at
-        most `most`; further ones at the end are given back, too. In a `SlidingPool` this cannot fail."""
-        pool, blocks = self.pools[spec], lease.blocks[spec]
+        most `most`; further ones at the end are given back, too. In a `SlidingPool` this cannot fail. Of a spec that
+        `jumps` only the first block goes."""
+        pool, blocks, n_stale = self.pools[spec], lease.blocks[spec], first - lease.first[spec]
         n = int(min(len(blocks), most))
-        gone = blocks[: first - lease.first[spec]]
+        gone = blocks[: min(n_stale, 1) if self.specs[spec].jumps else n_stale]
         pool.drop([*gone, *blocks[len(gone) + n :]])
         blocks[:] = blocks[len(gone) : len(gone) + n]
         blocks += pool.take(n - len(blocks))

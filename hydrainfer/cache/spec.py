@@ -43,6 +43,14 @@ class Part(msgspec.Struct, frozen=True):
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
+class Scan(NamedTuple):
+    """What a chunk does with a state that sums up tokens: the block it goes on from, -1 if nothing is before it, and
+    the (tokens, block) after which of the request's tokens the state is written where."""
+
+    source: int
+    writes: tuple[tuple[int, int], ...]
+
+
 class CacheSpec(msgspec.Struct, frozen=True):
     """One cache: what its blocks are made of and, by its class, what kind of state it keeps.
 
@@ -70,6 +78,11 @@ class CacheSpec(msgspec.Struct, frozen=True):
     """Whether it is given the memory that other caches leave."""
     slides: ClassVar[bool] = False
     """Whether blocks are given back at the front while a request runs, and others taken in their place."""
+    jumps: ClassVar[bool] = False
+    """Whether no more than the first block falls out then, however many tokens were computed, and those behind it get
+    the numbers of what they hold."""
+    paged: ClassVar[bool] = True
+    """Whether each token has a place in a block; else a block sums up all tokens before it, and `scan` says how."""
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -89,6 +102,11 @@ class CacheSpec(msgspec.Struct, frozen=True):
     def blocks_for(self, n_tokens: int) -> int:
         """Blocks that hold the state of `n_tokens` tokens in a row."""
         return -(-n_tokens // self.block_tokens)
+
+    def scan(self, blocks: Sequence[int], start: int, count: int) -> Scan:
+        """What computing tokens `start .. start+count-1` reads and writes, of a cache that is not `paged`, by a request
+        that holds `blocks`."""
+        raise NotImplementedError
 
     # ---- how many blocks
 
@@ -178,9 +196,15 @@ class CacheSpec(msgspec.Struct, frozen=True):
         `tokens` can be shared by a request whose blocks have the keys `mine`; None if this kind does not limit that."""
         return False
 
-    def written(self, request: Request, n_before: int, n_computed: int, leaves: bool = False) -> list[range]:
+    def stops(self, request: Request) -> list[int]:
+        """The numbers of tokens at which a chunk of it must end, for its state there to be found again."""
+        return []
+
+    def written(
+        self, request: Request, n_before: int, n_computed: int, leaves: bool = False, stops: Sequence[int] = ()
+    ) -> list[range]:
         """Numbers of the blocks to publish since tokens `n_before .. n_computed-1` were computed. `leaves`: it computes
-        no more here for now."""
+        no more here for now. `stops`: where its chunks end, whatever the budget."""
         return [range(n_before // self.block_tokens, n_computed // self.block_tokens)]
 
     def complete(self, request: Request, n_computed: int) -> range:

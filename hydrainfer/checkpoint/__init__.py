@@ -12,6 +12,7 @@ from hydrainfer.checkpoint.gemma import SiglipConfig
 from hydrainfer.checkpoint.model import Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings
 from hydrainfer.checkpoint.qwen import MAX_ASPECT, QwenVisionConfig
+from hydrainfer.checkpoint.recurrence import Recurrence
 
 __all__ = [
     "FAMILIES",
@@ -29,6 +30,7 @@ __all__ = [
     "QwenSettings",
     "QwenVideoSettings",
     "QwenVisionConfig",
+    "Recurrence",
     "Rope",
     "SiglipConfig",
     "TextConfig",

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.files import require
+from hydrainfer.checkpoint.recurrence import Recurrence
 from hydrainfer.core import CheckpointError
 
 Sinks = Literal["none", "all", "windows"]
@@ -50,7 +51,7 @@ class TextConfig:
     those of values `value_dim`, which are multiplied by `value_scale`. Scores of attention are multiplied by
     `attention_scale`, embeddings of tokens by `embed_scale`. `sinks`: the layers whose heads have a sink.
     `centred_norms`: RMSNorm multiplies by one plus its weight; `sandwich`: what attention and MLP add is normalised,
-    too. `experts`: of the layers that have such instead of one MLP."""
+    too. `experts`: of the layers that have such instead of one MLP; `recurrence`: of those that have no attention."""
 
     vocab: int
     hidden: int
@@ -79,6 +80,7 @@ class TextConfig:
     value_scale: float = 1.0
     sinks: Sinks = "none"
     experts: Experts | None = None
+    recurrence: Recurrence | None = None
 
     def kv_heads_of(self, window: int) -> int:
         """The KV heads of layers with this window."""
@@ -97,7 +99,8 @@ class Decoder(NamedTuple):
     that `layer_types` names, or none (of which "refused" wants to be told). `ropes`: those layers turn by parameters of
     their own; `partial`: the part of each head that `partial_rotary_factor` says. `gemma`: it scales, activates and
     normalises as Gemma 3 does. `mimo`: keys and values are as MiMo-V2-Flash's. `experts(hf, path)` checks and describes
-    those; `quantized`: the methods by which published weights may be made smaller."""
+    those; `quantized`: the methods by which published weights may be made smaller. `named(hf, path)`: its configuration
+    by the names of Llama's; `recurrence(hf, path)`: its layers without attention."""
 
     model_type: str
     qkv_bias: bool | None = None
@@ -114,6 +117,8 @@ class Decoder(NamedTuple):
     sinks: Sinks = "none"
     experts: Callable[[Any, Path], Experts] | None = None
     quantized: tuple[str, ...] = ()
+    named: Callable[[Any, Path], Any] | None = None
+    recurrence: Callable[[Any, Path], Recurrence] | None = None
 
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -122,6 +127,7 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig:
     """A decoder's configuration from that of transformers, whose defaults fill what the file leaves out. Raises
     `CheckpointError`."""
+    hf = hf if kind.named is None else kind.named(hf, path)
     activation, supported = ("hidden_activation", "gelu_pytorch_tanh") if kind.gemma else ("hidden_act", "silu")
     found = getattr(hf, activation)
     require(found == supported, path, f"{activation} {found!r} is not supported; supported: {supported}")
@@ -164,6 +170,7 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         value_scale=1.0 if not kind.mimo or hf.attention_value_scale is None else hf.attention_value_scale,
         sinks=kind.sinks,
         experts=kind.experts(hf, path) if kind.experts else None,
+        recurrence=None if kind.recurrence is None else kind.recurrence(hf, path),
     )
 
 
@@ -196,6 +203,8 @@ def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rop
 def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
     """`TextConfig.windows`. A window that holds the whole context is none."""
     types, n = getattr(hf, "layer_types", None), hf.num_hidden_layers
+    if kind.recurrence is not None:
+        return (0,) * n
     named = list(types) if types else ["full_attention"] * n
     require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
     others = " and ".join(sorted(set(named) - {"full_attention", *(["sliding_attention"] * (kind.sliding == "named"))}))

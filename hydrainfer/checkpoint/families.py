@@ -16,6 +16,7 @@ from hydrainfer.checkpoint.files import read_json, require
 from hydrainfer.checkpoint.gemma import gemma3
 from hydrainfer.checkpoint.model import ModelConfig, VisionConfig
 from hydrainfer.checkpoint.qwen import qwen
+from hydrainfer.checkpoint.recurrence import lfm2_names, short_convolutions
 from hydrainfer.core import CheckpointError
 
 
@@ -62,6 +63,7 @@ _MIMO = Decoder(
     sinks="windows",
     experts=experts.mimo,
 )
+_LFM2 = Decoder("lfm2", False, False, qk_norm=True, named=lfm2_names, recurrence=short_convolutions)
 _PICTURES = "hydrainfer.processor.pictures"
 _QWEN = Family(
     "",
@@ -103,6 +105,7 @@ FAMILIES = {
     "GptOssForCausalLM": _text_only(_GPT_OSS)._replace(dtype="bfloat16"),
     "MiMoV2FlashForCausalLM": _text_only(_MIMO)._replace(dtype="bfloat16"),
     "Gemma3ForCausalLM": _text_only(_GEMMA)._replace(dtype="bfloat16"),
+    "Lfm2ForCausalLM": Family("lfm2", "hydrainfer.models.lfm2:LAYERS", _LFM2, dtype="bfloat16"),
     "Gemma3ForConditionalGeneration": Family(
         "gemma3",
         "hydrainfer.models.gemma:LAYERS",

@@ -128,6 +128,7 @@ class InstanceStats(msgspec.Struct, frozen=True):
     n_landed: int = 0
     tokens_found: int = 0  # computed already, of those that requests wanted prefilled here
     tokens_wanted: int = 0
+    tokens_missed: int = 0  # of those not found: kept by the caches of all tokens, but by another not so far
 
 
 class InstanceInfo(msgspec.Struct, frozen=True):
@@ -179,4 +180,5 @@ def total(parts: list[InstanceStats]) -> InstanceStats:
         n_landed=add("n_landed"),
         tokens_found=add("tokens_found"),
         tokens_wanted=add("tokens_wanted"),
+        tokens_missed=add("tokens_missed"),
     )

@@ -29,7 +29,8 @@ class Sequence:
     `attempt`: times it was placed; `hops`: times it came to another instance. `blocks`: per cache spec, the block ids
     of the present lease, of which the first is the request's block number `first_block[spec]`. `remapped`: times that
     some of them became others. `capacity`: tokens that can be computed with them. `n_settled`, `due`: how many tokens
-    were computed when the room last did something for it, and are when it next has to. `n_cached`: tokens that were
+    were computed when the room last did something for it, and are when it next has to. `stops`: numbers of computed
+    tokens at which a chunk of it ends. `n_cached`: tokens that were
     found computed when it first came to be prefilled here, -1 before. `pending_media`: indices of pictures that are
     still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present stage has been
     part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which the scheduler
@@ -60,6 +61,7 @@ class Sequence:
         "request",
         "rest",
         "started",
+        "stops",
         "token_s",
         "tokens",
     )
@@ -82,6 +84,7 @@ class Sequence:
         self.capacity = 0
         self.n_settled = 0
         self.due = math.inf
+        self.stops: tuple[int, ...] = ()
         self.remapped = 0
         self.pending_media: list[int] = list(range(len(request.media)))
         self.blocks: dict[str, list[int]] = {}

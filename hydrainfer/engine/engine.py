@@ -400,6 +400,7 @@ class Engine:
             pictures_wanted=s.room.n_pictures_wanted,
             tokens_found=s.room.n_tokens_found,
             tokens_wanted=s.room.n_tokens_wanted,
+            tokens_missed=s.room.n_tokens_missed,
             n_preemptions=s.n_preemptions,
             n_steps=self._n_steps,
             stalled_s=self._stalled_s(now),

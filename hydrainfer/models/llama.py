@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.checkpoint import TextConfig
+from hydrainfer.models.mixers import Mixer, mixer_of
 from hydrainfer.models.moe import Moe
 from hydrainfer.models.rope import angles, axes, inverse_frequencies
 from hydrainfer.models.slots import Slot, Weight, empty, matrix
-from hydrainfer.ops import KV, AttentionBatch, Int8Weight, OpSet
+from hydrainfer.ops import KV, AttentionBatch, Int8Weight, OpSet, ScanBatch
 
 
 class LayerCache(NamedTuple):
@@ -22,7 +23,7 @@ class LayerCache(NamedTuple):
     tables."""
 
     parts: Mapping[str, Tensor]
-    batch: AttentionBatch
+    batch: AttentionBatch | ScanBatch
 
     @property
     def kv(self) -> KV:
@@ -32,10 +33,10 @@ class LayerCache(NamedTuple):
 
 class LastRows(NamedTuple):
     """The rows whose hidden states are wanted: `rows` [n] int64, and `batch`, the same requests as decodes, by the
-    tables of the last layer."""
+    tables of the last layer; None if that has no attention."""
 
     rows: Tensor
-    batch: AttentionBatch
+    batch: AttentionBatch | None
 
 
 class DeepRows(NamedTuple):
@@ -47,8 +48,10 @@ class DeepRows(NamedTuple):
 
 @dataclass(slots=True)
 class LlamaLayer:
-    """One block's weights; query-key-value and gate-up fused. A block with experts has no MLP."""
+    """One block's weights; query-key-value and gate-up fused. A block with experts has no MLP. Where a `mixer` takes the
+    place of attention, `qkv` and `out` are the matrices around that."""
 
+    mixer: Mixer | None
     input_norm: Tensor
     qkv: Weight
     out: Weight
@@ -73,7 +76,11 @@ class LlamaLayer:
         """Layer number `i`."""
         heads, kv_heads, h, m = c.heads, c.kv_heads_of(c.windows[i]), c.hidden, c.intermediate
         q, k, v = widths = heads * c.head_dim, kv_heads * c.head_dim, kv_heads * c.value_dim
-        dense = not c.has_experts(i)
+        into, out, into_bias, out_bias = q + k + v, heads * c.value_dim, c.qkv_bias, c.out_bias
+        mixer = mixer_of(c, i, ops, dtype, device)
+        if mixer is not None:
+            into, out, into_bias, out_bias = mixer.in_width, mixer.out_width, mixer.bias, mixer.bias
+        qk_norm, dense = c.qk_norm and mixer is None, not c.has_experts(i)
 
         def tensor(*shape: int) -> Tensor:
             return empty(shape, dtype, device)
@@ -82,18 +89,19 @@ class LlamaLayer:
             return empty((width,), norm_dtype(c, dtype), device)
 
         return cls(
+            mixer=mixer,
             input_norm=norm(h),
-            qkv=matrix(ops, (q + k + v, h), dtype, device),
-            out=matrix(ops, (h, heads * c.value_dim), dtype, device),
+            qkv=matrix(ops, (into, h), dtype, device),
+            out=matrix(ops, (h, out), dtype, device),
             mlp_norm=norm(h),
             gate_up=matrix(ops, (2 * m, h), dtype, device) if dense else None,
             down=matrix(ops, (h, m), dtype, device) if dense else None,
-            qkv_bias=tensor(q + k + v) if c.qkv_bias else None,
-            out_bias=tensor(h) if c.out_bias else None,
+            qkv_bias=tensor(into) if into_bias else None,
+            out_bias=tensor(h) if out_bias else None,
             gate_up_bias=tensor(2 * m) if c.mlp_bias and dense else None,
             down_bias=tensor(h) if c.mlp_bias and dense else None,
-            q_norm=norm(c.head_dim) if c.qk_norm else None,
-            k_norm=norm(c.head_dim) if c.qk_norm else None,
+            q_norm=norm(c.head_dim) if qk_norm else None,
+            k_norm=norm(c.head_dim) if qk_norm else None,
             out_norm=norm(h) if c.sandwich else None,
             down_norm=norm(h) if c.sandwich else None,
             sinks=empty((heads,), torch.float32, device) if c.has_sinks(i) else None,
@@ -114,6 +122,9 @@ class LlamaLayer:
             ("weight", self.qkv, self.out, self.gate_up, self.down),
             ("bias", self.qkv_bias, self.out_bias, self.gate_up_bias, self.down_bias),
         ):
+            if self.mixer is not None and qkv is not None and out is not None:
+                found |= {f"{prefix}.{name}.{leaf}": Slot(part) for name, part in self.mixer.around(qkv, out).items()}
+                qkv = out = None
             if qkv is not None:
                 for letter, part in zip("qkv", qkv.split(self.widths)):
                     found[f"{attention}.{letter}_proj.{leaf}"] = Slot(part)
@@ -125,6 +136,8 @@ class LlamaLayer:
                 found[f"{mlp}.down_proj.{leaf}"] = Slot(down)
         if self.sinks is not None:
             found[f"{attention}.sinks"] = Slot(self.sinks)
+        if self.mixer is not None:
+            found |= self.mixer.slots(prefix)
         return found if self.experts is None else found | self.experts.slots(mlp)
 
 
@@ -204,6 +217,8 @@ class Llama:
         return self._ops.linear(hidden, self.head).float()
 
     def _attend(self, layer: LlamaLayer, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache) -> None:
+        if layer.mixer is not None:
+            return self._add(x, self._mix(layer, x, cache), layer.out, layer.out_bias, layer.out_norm)
         c, ops = self.config, self._ops
         normed = self._norm(x, layer.input_norm, c.norm_eps)
         rows = ops.linear(normed, layer.qkv, layer.qkv_bias)
@@ -215,6 +230,12 @@ class Llama:
         mixed = ops.attention(q, KV(keys, values), cache.kv, cache.batch, c.attention_scale, layer.sinks)
         self._add(x, mixed.flatten(1), layer.out, layer.out_bias, layer.out_norm)
 
+    def _mix(self, layer: LlamaLayer, x: Tensor, cache: LayerCache) -> Tensor:
+        """[rows, hidden] → [rows, the mixer's width], of a layer without attention."""
+        assert layer.mixer is not None and isinstance(cache.batch, ScanBatch)
+        normed = self._norm(x, layer.input_norm, self.config.norm_eps)
+        return layer.mixer.mix(self._ops.linear(normed, layer.qkv, layer.qkv_bias), cache.parts, cache.batch)
+
     def _attend_last(
         self,
         layer: LlamaLayer,
@@ -225,6 +246,10 @@ class Llama:
         last: LastRows,
     ) -> Tensor:
         """`_attend` for the last layer: keys and values of all rows, queries of the wanted ones. Returns their x."""
+        if layer.mixer is not None:
+            mixed, x = self._mix(layer, x, cache)[last.rows], x[last.rows]
+            self._add(x, mixed, layer.out, layer.out_bias, layer.out_norm)
+            return x
         c, ops = self.config, self._ops
         q_width, *kv_widths = layer.widths
         q_bias, kv_bias = (None, None) if layer.qkv_bias is None else layer.qkv_bias.split([q_width, sum(kv_widths)])

@@ -103,4 +103,5 @@ def cache_specs(
         kv_block_tokens=kv_block_tokens,
         embed_block_tokens=embed_block_tokens,
         longest_span=config.vision.tokens if config.sees_whole else 0,
+        state=None if text.recurrence is None else text.recurrence.state,
     )

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.ops.batch import KV, AttentionBatch, Segments, visible
+from hydrainfer.ops.scan import ScanBatch, state_of
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -125,4 +126,52 @@ def attention_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scal
         scores = torch.einsum("qhd,khd->hqk", q[rows].float(), k[rows].float()) * scale
         out[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[rows].float()).to(q.dtype)
         first += n
+    return out
+
+
+def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, tails: Tensor, batch: ScanBatch) -> Tensor:
+    """Convolution of every row with the rows of its request before it, each column by itself. x: [rows, columns];
+    weight: [columns, width], the row's own last; tails: the last `width - 1` rows of a request, one layer's [blocks,
+    width - 1, columns]. Returns [rows, columns]."""
+    out, n = torch.empty_like(x), batch.n_decodes
+    if n:
+        seen = torch.cat([state_of(tails, batch.sources), x[:n, None]], 1)  # [n, width, columns]
+        out[:n] = (seen * weight.t()).sum(1)
+        tails[batch.targets] = seen[:, 1:]
+    for rows, source, target in batch.pieces:
+        before = tails[source] if source >= 0 else torch.zeros_like(tails[target])
+        seen = torch.cat([before, x[rows]])
+        out[rows] = F.conv1d(seen.t()[None], weight[:, None], groups=x.shape[1])[0].t()
+        tails[target] = seen[-tails.shape[1] :]
+    return out if bias is None else out.add_(bias)
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, batch: ScanBatch
+) -> Tensor:
+    """The gated delta rule, all in float32: of each head's matrix S, one row after the other of a request,
+
+        S <- exp(decay) S;   S <- S + k (beta (v - k S));   out = q S
+
+    q, k: [rows, key_heads, key_dim]; v: [rows, heads, dim], of which as many follow each other as share a key head;
+    decay (not above 0), beta: [rows, heads]; states: one layer's [blocks, heads, key_dim, dim]. Returns [rows, heads,
+    dim]."""
+    q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], 1) for x in (q, k))
+    out, n = torch.empty_like(v), batch.n_decodes
+
+    def step(state: Tensor, i: slice) -> Tensor:
+        """Rows `i`, one of each state [rows, heads, key_dim, dim]; returns the states after them."""
+        state = state * decay[i].exp()[..., None, None]
+        known = (k[i][..., None] * state).sum(-2)
+        state = state + k[i][..., None] * (beta[i][..., None] * (v[i] - known))[..., None, :]
+        out[i] = (q[i][..., None] * state).sum(-2)
+        return state
+
+    if n:
+        states[batch.targets] = step(state_of(states, batch.sources), slice(n))
+    for rows, source, target in batch.pieces:
+        state = states[source : source + 1] if source >= 0 else torch.zeros_like(states[:1])
+        for i in range(rows.start, rows.stop):
+            state = step(state, slice(i, i + 1))
+        states[target] = state[0]
     return out

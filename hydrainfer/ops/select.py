@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.config.schema import Quantization
-from hydrainfer.ops import native, reference, torch_variants
+from hydrainfer.ops import delta_chunks, native, reference, torch_variants
 from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.cuda import CudaKernels, cuda_kernels
 from hydrainfer.ops.flashinfer import FlashInfer, find_flashinfer
@@ -57,6 +57,8 @@ class OpSet:
     prepare: Callable
     attention: Callable
     attention_segments: Callable
+    short_conv: Callable
+    delta_rule: Callable
     chosen: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
     products: Products | Int8Products | None = None
@@ -64,8 +66,8 @@ class OpSet:
     """Whether `linear` and `linear_add` take an `Int8Weight` too, so that a decoder's matrices can be such."""
 
     @property
-    def capturable(self) -> bool:
-        """Whether a decode step can be captured as a CUDA graph: nothing in it depends on arrays of the host."""
+    def captures(self) -> bool:
+        """Whether attention can be part of a CUDA graph: it is planned beforehand."""
         return ("attention", "flashinfer") in self.chosen
 
     def describe(self) -> list[tuple[str, str]]:
@@ -90,6 +92,7 @@ def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:
 OPERATORS = (
     "linear", "linear_add", "rms_norm", "silu_and_mul", "gelu_tanh_and_mul", "quick_gelu", "rope",
     "rope_write_kv", "prepare", "attention", "attention_segments",
+    "short_conv", "delta_rule",
 )  # fmt: skip
 
 
@@ -148,6 +151,7 @@ def variants(op: str) -> list[Variant]:
         "prepare": [Variant("torch-sdpa", _always, _torch(torch_variants.prepare))],
         "attention": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_sdpa))],
         "attention_segments": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_segments_sdpa))],
+        "delta_rule": [Variant("torch-chunks", _always, _torch(delta_chunks.delta_rule))],
     }
     if op in ("linear", "linear_add"):
         measured = Variant("measured", _measured, lambda need: getattr(need.products, op))

@@ -256,6 +256,13 @@ class _Language:
         """Note the blocks of a cache that a chunk reads, all that is held of its context, and those that it fills."""
         seq, start, count, _ = work
         held, size, end = seq.blocks[store.spec.name], self._block_tokens, start + count
+        if not store.spec.paged:
+            source, written = store.spec.scan(held, start, count)
+            if start:
+                reads.add(seq.id, [source], [of.after(start)])
+            blocks += [block for _, block in written]
+            tags += [of.after(n_tokens) for n_tokens, _ in written]
+            return
         first = seq.first_block.get(store.spec.name, 0)
         if start:
             reads.add(seq.id, held[: -(-start // size) - first], of.of(first, start))

@@ -14,13 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydrainfer.ops import AttentionBatch, packed_bytes, to_device, upload
+from hydrainfer.checkpoint import TextConfig
+from hydrainfer.ops import AttentionBatch, OpSet, ScanBatch, packed_bytes, to_device, upload
 from hydrainfer.runtime.packing import PackedTokens, padded
 
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 
+Batches = Mapping[str, AttentionBatch | ScanBatch]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Runs a step once and captures it; returns what replays it, and the tensor that it writes."""
+
+
+def capturable(text: TextConfig, ops: OpSet) -> bool:
+    """Whether nothing in a decode step depends on arrays of the host or waits for the device: attention by FlashInfer,
+    which takes no sinks and no values narrower than keys, in every layer; no experts."""
+    plain = text.recurrence is None and text.experts is None and text.sinks == "none"
+    return ops.captures and plain and text.value_dim in (0, text.head_dim)
 
 
 class Steps(Protocol):
@@ -31,9 +40,9 @@ class Steps(Protocol):
 
     def arrays(self, p: PackedTokens) -> dict[str, np.ndarray]: ...
 
-    def batches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool) -> dict[str, AttentionBatch]: ...
+    def batches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool) -> Batches: ...
 
-    def through(self, p: PackedTokens, on: Mapping[str, Tensor], batches: Mapping[str, AttentionBatch]) -> Tensor: ...
+    def through(self, p: PackedTokens, on: Mapping[str, Tensor], batches: Batches) -> Tensor: ...
 
 
 @dataclass(eq=False)
@@ -42,7 +51,7 @@ class _Graph:
     need of that."""
 
     memory: Tensor
-    step: tuple[PackedTokens, dict[str, Tensor], dict[str, AttentionBatch]]
+    step: tuple[PackedTokens, dict[str, Tensor], Batches]
     replay: Callable[[], None] | None = None
     hidden: Tensor | None = None
 

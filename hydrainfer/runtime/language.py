@@ -13,8 +13,8 @@ from hydrainfer.cache import CacheSpec, for_stage
 from hydrainfer.core import HydraError, Lane, Stage, StepBatch, StepResult
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
-from hydrainfer.ops import AttentionBatch, Captured, upload
-from hydrainfer.runtime.graphs import Capture, DecodeGraphs
+from hydrainfer.ops import AttentionBatch, Captured, ScanBatch, upload
+from hydrainfer.runtime.graphs import Batches, Capture, DecodeGraphs
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
 from hydrainfer.runtime.packing import PackedTokens, one_token, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
@@ -46,10 +46,11 @@ class LanguageRunner:
         stores = list(stores)
         embed = for_stage((store.spec for store in stores), Stage.ENCODE)
         self._embeds = next((store for store in stores if store.spec is embed), None)
-        paged = [store for store in stores if store is not self._embeds]
-        self._tables = [BlockTables(store.spec) for store in paged]
-        views = {layer: view for store in paged for layer, view in zip(store.spec.layers, store.layers)}
-        names = {layer: store.spec.name for store in paged for layer in store.spec.layers}
+        kept = [store for store in stores if store is not self._embeds]
+        self._tables = [BlockTables(store.spec) for store in kept if store.spec.paged]
+        self._sums = [store.spec for store in kept if not store.spec.paged]
+        views = {layer: view for store in kept for layer, view in zip(store.spec.layers, store.layers)}
+        names = {layer: store.spec.name for store in kept for layer in store.spec.layers}
         self._layers = [(names[i], views[i]) for i in range(model.config.text.layers)]
         self._rotary = RotaryPositions() if model.config.text.rope.sections is not None else None
         self._lane = lane
@@ -61,7 +62,7 @@ class LanguageRunner:
 
         def pack() -> StepResult:
             embed_spec = self._embeds.spec if self._embeds is not None else None
-            packed = pack_tokens(batch.work, self._tables, embed_spec, self._rotary)
+            packed = pack_tokens(batch.work, self._tables, embed_spec, self._rotary, self._sums)
             jobs.append((packed, plan_sampling(batch.work)))
             return StepResult(batch)
 
@@ -118,13 +119,12 @@ class LanguageRunner:
         on = upload(self.arrays(p), self.device)
         return self.through(p, on, self.batches(p, on))
 
-    def batches(
-        self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool = False
-    ) -> dict[str, AttentionBatch]:
+    def batches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool = False) -> Batches:
         """The batch as the layers of each cache see it, prepared. `captured`: a graph computes it."""
-        return {tables.spec.name: self._attention(p, on, tables.spec, captured) for tables in self._tables}
+        paged = {tables.spec.name: self._attention(p, on, tables.spec, captured) for tables in self._tables}
+        return paged | {spec.name: self._scan(p, on, spec) for spec in self._sums}
 
-    def through(self, p: PackedTokens, on: Mapping[str, Tensor], batches: Mapping[str, AttentionBatch]) -> Tensor:
+    def through(self, p: PackedTokens, on: Mapping[str, Tensor], batches: Batches) -> Tensor:
         """Hidden states [sampling rows, hidden] of what `batches` and `on` describe."""
         x = self._model.embed(on["ids"])
         deep = self._place_embeddings(on, x)
@@ -164,10 +164,18 @@ class LanguageRunner:
         self._model.ops.prepare(batch)
         return batch
 
-    def _last_rows(self, p: PackedTokens, on: Mapping[str, Tensor], full: AttentionBatch) -> LastRows:
+    @staticmethod
+    def _scan(p: PackedTokens, on: Mapping[str, Tensor], spec: CacheSpec) -> ScanBatch:
+        """The batch as layers that sum up tokens see it."""
+        name = spec.name
+        return ScanBatch(p.n_decodes, on[f"{name}.sources"], on[f"{name}.targets"], p.scanned[name].pieces)
+
+    def _last_rows(self, p: PackedTokens, on: Mapping[str, Tensor], full: AttentionBatch | ScanBatch) -> LastRows:
         """The sampling rows as a batch of decodes, in the order of `plan`. `full`: all rows, in the last layer's
         cache."""
         n, rows, requests = len(p.sample_rows), on["sample_rows"], on["sample_requests"]
+        if isinstance(full, ScanBatch):
+            return LastRows(rows, None)
         batch = AttentionBatch(
             counts=[1] * n,
             contexts=[full.contexts[r] + p.counts[r] - 1 for r in p.sample_requests],
@@ -195,4 +203,6 @@ class LanguageRunner:
             arrays |= {"embed_at": p.embed_at, "embed_rows": p.embed_rows}
         for name, paged in p.paged.items():
             arrays |= {f"{name}.{part}": getattr(paged, part) for part in ("tables", "lengths", "slots")}
+        for name, scanned in p.scanned.items():
+            arrays |= {f"{name}.sources": scanned.sources, f"{name}.targets": scanned.targets}
         return arrays

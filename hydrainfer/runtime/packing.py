@@ -10,6 +10,7 @@ import numpy as np
 
 from hydrainfer.cache import CacheSpec
 from hydrainfer.core import Sequence, TokenWork
+from hydrainfer.ops import Piece
 from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.tables import BlockTables
 
@@ -25,12 +26,21 @@ class Paged(NamedTuple):
     spans: list[tuple[int, int, int]]
 
 
+class Scanned(NamedTuple):
+    """Where a batch finds and leaves the states of its requests in one cache; see `ops.ScanBatch`. `sources`, `targets`
+    [decodes] int64."""
+
+    sources: np.ndarray
+    targets: np.ndarray
+    pieces: list[Piece]
+
+
 @dataclass(slots=True)
 class PackedTokens:
     """A flattened batch, requests with one token first (see `ops.AttentionBatch`).
 
     `ids` [rows] int64. `positions` [rows] int64, or [3, rows] of (time, row, column). `starts` [requests + 1] int32.
-    `counts` per request. `paged`: by the name of the cache.
+    `counts` per request. `paged`, `scanned`: by the name of the cache.
     `sample_rows`: for each sampling work item, in the batch's order, the row whose logits it needs; `sample_requests`:
     its place among the packed requests. `embed_at`, `embed_rows` int64: rows of the batch that take these rows of the
     embedding store instead of the table's.
@@ -42,6 +52,7 @@ class PackedTokens:
     counts: list[int]
     n_decodes: int
     paged: dict[str, Paged]
+    scanned: dict[str, Scanned]
     sample_rows: list[int]
     sample_requests: list[int]
     embed_at: np.ndarray | None
@@ -53,9 +64,10 @@ def pack_tokens(
     tables: Iterable[BlockTables],
     embed: CacheSpec | None,
     rotary: RotaryPositions | None = None,
+    sums: Iterable[CacheSpec] = (),
 ) -> PackedTokens:
     """Pack `work` in one pass. `tables`: one for each cache of the tokens' state; `embed`: the embedding cache's spec,
-    if any; `rotary` for models whose positions have three dimensions."""
+    if any; `rotary` for models whose positions have three dimensions; `sums`: caches that sum up tokens."""
     order = [i for i, w in enumerate(work) if w.count == 1]
     n_decodes = len(order)
     if n_decodes < len(work):
@@ -85,6 +97,7 @@ def pack_tokens(
         counts=counts,
         n_decodes=n_decodes,
         paged={t.spec.name: _page(t, sequences, first, counts, request, positions, spans) for t in tables},
+        scanned={spec.name: _scan(spec, items, n_decodes, starts) for spec in sums},
         sample_rows=[int(starts[r + 1]) - 1 for r in sampled],
         sample_requests=sampled,
         embed_at=None,
@@ -102,7 +115,7 @@ def one_token(caches: Iterable[str], *, multimodal: bool) -> PackedTokens:
     page = Paged(np.zeros((1, 1), dtype=np.int32), one, zero, [0], [])
     positions = np.zeros((3, 1), dtype=np.int64) if multimodal else zero
     starts = np.arange(2, dtype=np.int32)
-    return PackedTokens(zero, positions, starts, [1], 1, dict.fromkeys(caches, page), [0], [0], None, None)
+    return PackedTokens(zero, positions, starts, [1], 1, dict.fromkeys(caches, page), {}, [0], [0], None, None)
 
 
 def padded(p: PackedTokens, n: int) -> PackedTokens:
@@ -115,7 +128,7 @@ def padded(p: PackedTokens, n: int) -> PackedTokens:
         for name, page in p.paged.items()
     }
     every, starts = list(range(n)), np.arange(n + 1, dtype=np.int32)
-    return PackedTokens(p.ids[rows], p.positions[..., rows], starts, [1] * n, n, paged, every, every, None, None)
+    return PackedTokens(p.ids[rows], p.positions[..., rows], starts, [1] * n, n, paged, {}, every, every, None, None)
 
 
 def _page(
@@ -136,6 +149,20 @@ def _page(
     block, offset = np.divmod(positions, size)
     slots = table[request, block].astype(np.int64) * size + offset
     return Paged(table, (contexts + counts).astype(np.int32), slots, contexts.tolist(), spans)
+
+
+def _scan(spec: CacheSpec, items: list[TokenWork], n_decodes: int, starts: np.ndarray) -> Scanned:
+    """What a batch does in one cache that sums up tokens. `starts`: the first row of each item."""
+    scans = [spec.scan(w.seq.blocks[spec.name], w.start, w.count) for w in items]
+    pieces: list[Piece] = []
+    for w, (source, writes), row in zip(items[n_decodes:], scans[n_decodes:], starts[n_decodes:].tolist()):
+        at = w.start
+        for stop, target in writes:
+            pieces.append(Piece(slice(row + at - w.start, row + stop - w.start), source, target))
+            at, source = stop, target
+    decodes = scans[:n_decodes]
+    sources = np.array([source for source, _ in decodes], dtype=np.int64)
+    return Scanned(sources, np.array([writes[0][1] for _, writes in decodes], dtype=np.int64), pieces)
 
 
 def _spans(chunks: list[TokenWork], first: int) -> list[tuple[int, int, int]]:

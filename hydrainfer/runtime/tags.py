@@ -1,6 +1,7 @@
 """The tags that an emulated device keeps in place of keys, values and embeddings: a word at the head of each block.
 
     KV block b of a sequence of which n tokens are computed:   identity << 32 | min(n, end of b)
+    the state after n tokens:                                  identity << 32 | n
     EMBED block `part` of a picture:                           identity << 32 | part + 1
 
 Identity: of the picture's content; of the chained key up to the last whole block, so that who shares a prefix reads the
@@ -71,9 +72,12 @@ class KVTags:
     def of(self, first: int, n_tokens: int) -> list[int]:
         """The tags of the blocks from number `first` to the last that `n_tokens` tokens reach."""
         size, idents = self._block_tokens, self.idents
-        n_whole = n_tokens // size
-        tags = [idents[i + 1] + (i + 1) * size for i in range(first, n_whole)]
-        return [*tags, idents[n_whole] + n_tokens] if n_tokens % size else tags
+        tags = [idents[i + 1] + (i + 1) * size for i in range(first, n_tokens // size)]
+        return [*tags, self.after(n_tokens)] if n_tokens % size else tags
+
+    def after(self, n_tokens: int) -> int:
+        """The tag of the state after so many tokens."""
+        return self.idents[n_tokens // self._block_tokens] + n_tokens
 
 
 class TagStore:

@@ -22,10 +22,11 @@ def decodes(seqs: Iterable[Sequence]) -> list[TokenWork]:
 
 
 def add_chunk(work: list[TokenWork], seq: Sequence, budget: int, *, first: bool) -> int:
-    """Add the sequence's next prefill chunk; returns its tokens. They are at most `budget`, but where it is the `first`
-    chunk of a batch and begins with a picture that must not be cut."""
+    """Add the sequence's next prefill chunk, up to where one must end; returns its tokens. They are at most `budget`,
+    but where it is the `first` chunk of a batch and begins with a picture that must not be cut."""
     left = len(seq.tokens) - seq.n_computed
-    count = min(left, budget, seq.capacity - seq.n_computed)
+    stop = next((stop for stop in seq.stops if stop > seq.n_computed), seq.capacity)
+    count = min(left, budget, min(stop, seq.capacity) - seq.n_computed)
     if seq.request.media and count < left:
         count = _uncut(seq, count, first=first)
     if count > 0:

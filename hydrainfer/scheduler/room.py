@@ -31,6 +31,7 @@ class SequenceRoom:
         self.n_pictures_found = 0
         self.n_tokens_wanted = 0  # by requests that came to be prefilled, and how many of them were computed already
         self.n_tokens_found = 0
+        self.n_tokens_missed = 0  # that the caches of all tokens have, but another cannot go on from there
 
     def specs_of(self, request: Request, visit: Visit) -> list[CacheSpec]:
         """The caches that these steps read or write."""
@@ -63,9 +64,10 @@ class SequenceRoom:
         found = {spec.name: self.caches.find(spec.name, keys[spec.name]) for spec in specs}
         n_most = len(seq.tokens) - 1  # the last one is always computed
         n_tokens = _safe(specs, found, n_most)
+        chained = [spec.safe(found[spec.name], n_most) or 0 for spec in specs if spec.chained]
         n_brought = max(n_tokens, seq.n_computed)  # all before is here, or comes with an arrival
         blocks = {spec.name: spec.reusable(request, found[spec.name], n_brought) for spec in specs}
-        return Hit(keys, blocks, n_tokens)
+        return Hit(keys, blocks, n_tokens, min(chained, default=0))
 
     def computed_by(self, other: Sequence, seq: Sequence, visit: Visit, n_tokens: int) -> bool:
         """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens, or
@@ -119,9 +121,8 @@ class SequenceRoom:
         if not n_tokens:
             keys = {spec.name: spec.keys(seq.request) for spec in self._specs if spec.used_by(seq.request)}
         self._keys[seq.id] = len(seq.tokens), keys
-        if seq.request.keys:
-            for name in self._chains:
-                keys[name] += self.caches.specs[name].more_keys(seq.request, seq.tokens, keys[name])
+        for name, known in keys.items():
+            known += self.caches.specs[name].more_keys(seq.request, seq.tokens, known)
         return keys
 
     def brought(self, handoff: Handoff) -> set[bytes]:
@@ -146,13 +147,21 @@ class SequenceRoom:
         self._leases[seq.id] = lease
         seq.blocks, seq.first_block = lease.blocks, lease.first
         seq.n_computed = n_computed
+        seq.stops = self._stops(seq, hit, specs)
         self._set_capacity(seq)
         self._set_due(seq)
         seq.pending_media = self._missing(seq, hit) if Stage.PREFILL in visit or Stage.ENCODE in visit else []
-        self._count(seq, visit)
+        self._count(seq, visit, hit)
         return True
 
-    def _count(self, seq: Sequence, visit: Visit) -> None:
+    @staticmethod
+    def _stops(seq: Sequence, hit: Hit, specs: Iterable[CacheSpec]) -> tuple[int, ...]:
+        """Where its chunks end, so that it, or another like it, can go on from there: also where it parts from what is
+        cached, if it has to compute some of that again. Then the next one that begins so finds it."""
+        points = {hit.n_chained, *(stop for spec in specs for stop in spec.stops(seq.request))}
+        return tuple(sorted(point for point in points if point > seq.n_computed))
+
+    def _count(self, seq: Sequence, visit: Visit, hit: Hit) -> None:
         """Note what it wanted and what of it was there."""
         if Stage.ENCODE in visit:
             self.n_pictures_wanted += len(seq.request.media)
@@ -160,6 +169,7 @@ class SequenceRoom:
         if Stage.PREFILL in visit and seq.request.keys:
             self.n_tokens_wanted += len(seq.tokens)
             self.n_tokens_found += seq.n_computed
+            self.n_tokens_missed += max(0, hit.n_chained - seq.n_computed)
             if seq.n_cached < 0:
                 seq.n_cached = seq.n_computed
 
@@ -209,30 +219,31 @@ class SequenceRoom:
     def settle(self, seq: Sequence) -> None:
         """More of its tokens are computed: publish the blocks that became complete, give back those that are read no
         more. To be called once `due` are computed; whoever leaves its stage or this instance is settled, too."""
-        if not self._publish_written(seq):
+        if seq.n_settled == seq.n_computed:
             return
-        lease, n_left, slid = self._leases[seq.id], len(seq.tokens) - seq.n_computed, False
-        for name, first in lease.first.items():
-            spec = self.caches.specs[name]
-            if not spec.slides or name not in lease.blocks:
-                continue
-            stale, most = spec.stale(seq.n_computed), spec.most(n_left)
-            if stale > first or len(lease.blocks[name]) > most:
-                self.caches.slide(lease, name, stale, most)
-                slid = True
-        if slid:
+        held = self._held(seq)
+        slid = self._slide(seq, [spec for spec in held if spec.jumps])  # so that blocks have the numbers of what is due
+        self._publish_written(seq)
+        if self._slide(seq, [spec for spec in held if spec.slides and not spec.jumps]) or slid:
             self._set_capacity(seq)
         self._set_due(seq)
 
-    def _publish_written(self, seq: Sequence, *, leaves: bool = False) -> bool:
-        """Publish what became complete; returns whether anything was computed since it was settled."""
-        if seq.n_settled == seq.n_computed and not leaves:
-            return False
+    def _slide(self, seq: Sequence, specs: list[CacheSpec]) -> bool:
+        """Give back what is read no more, for as much at the end; returns whether there was any."""
+        lease, n_left, slid = self._leases[seq.id], len(seq.tokens) - seq.n_computed, False
+        for spec in specs:
+            stale, most = spec.stale(seq.n_computed), spec.most(n_left)
+            if stale > lease.first[spec.name] or len(lease.blocks[spec.name]) > most:
+                self.caches.slide(lease, spec.name, stale, most)
+                slid = True
+        return slid
+
+    def _publish_written(self, seq: Sequence, *, leaves: bool = False) -> None:
+        """Publish what became complete."""
         for spec in self._held(seq):
-            for numbers in spec.written(seq.request, seq.n_settled, seq.n_computed, leaves):
+            for numbers in spec.written(seq.request, seq.n_settled, seq.n_computed, leaves, seq.stops):
                 if numbers:
                     self._publish(seq, spec, numbers)
-        return seq.n_settled != seq.n_computed
 
     def _publish(self, seq: Sequence, spec: CacheSpec, numbers: range) -> None:
         """Let others find those of these blocks that have keys."""

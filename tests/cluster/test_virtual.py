@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hydrainfer.core import CheckpointError, ConfigError, ErrorInfo, Stage, Unavailable
 from hydrainfer.metrics import INTERVALS, Timelines
-from tests.cache.other_kinds import SLOT, WINDOW
+from tests.cache.other_kinds import STATE, WINDOW
 from tests.cluster.virtual import PULSE, Cluster
 from tests.scheduler.fakes import expected_tokens, make_request
 
@@ -37,7 +37,7 @@ def mixed(n=8):
     ]
 
 
-@pytest.mark.parametrize("more", [{}, {WINDOW: 12, SLOT: 8}], ids=["", "more-kinds"])
+@pytest.mark.parametrize("more", [{}, {WINDOW: 12, STATE: 8}], ids=["", "more-kinds"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_tokens_and_moves_only_what_it_must(layout, more):
     cluster = Cluster(layout, kv_blocks=64, embed_blocks=32, more=more)
@@ -52,8 +52,7 @@ def test_every_layout_gives_the_tokens_and_moves_only_what_it_must(layout, more)
     if layout in ("1E1P1D", "1ED1P") and more:
         moved = [r for r in requests if r.max_tokens > 1]
         pulls = {spec: sum(p.n_blocks[spec.name] for p in cluster.pullers.values()) for spec in more}
-        assert pulls[SLOT] == len(moved)
-        assert pulls[WINDOW] == sum(len(WINDOW.moved(r, r.n_prompt)) for r in moved)
+        assert pulls == {spec: sum(len(spec.moved(r, r.n_prompt)) for r in moved) for spec in more}
         assert max(len(WINDOW.moved(r, r.n_prompt)) for r in moved) < max(-(-r.n_prompt // 4) for r in moved)
     if layout in ("1E1P1D", "1ED1P"):
         assert pulled["embed"] == 2 * 2, "two pictures of two blocks: each crosses once"
@@ -227,7 +226,7 @@ traffic = st.lists(
     headroom=st.integers(0, 4),
     balancing=st.sampled_from(["least_load", "round_robin", "random"]),
     chaos=st.booleans(),
-    more=st.sampled_from([{}, {WINDOW: 5, SLOT: 6}]),
+    more=st.sampled_from([{}, {WINDOW: 5, STATE: 6}]),
     crashes=crashes,
     seed=st.integers(0, 2**16),
 )

@@ -115,6 +115,7 @@ FAMILIES = {
     "qwen2, window": Family(
         partial(make_text, kind="qwen2", seed=7, sliding_window=13, **SLIDING), TextReference, TEXTS, SPEAKING
     ),
+    "lfm2": Family(partial(make_text, kind="lfm2", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
     "gpt-oss": Family(partial(make_text, kind="gpt_oss", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
     "gpt-oss, another seed": Family(
         partial(make_text, kind="gpt_oss", seed=10, num_key_value_heads=4), TextReference, TEXTS, SPEAKING

@@ -7,7 +7,7 @@ import torch
 
 from hydrainfer.core import Stage
 from hydrainfer.models import LayerCache, Model, Picture
-from hydrainfer.ops import AttentionBatch
+from hydrainfer.ops import AttentionBatch, Piece, ScanBatch
 from hydrainfer.processor import load_description
 from hydrainfer.processor.pictures import MediaLimits, from_image
 from hydrainfer.storage import BlockStore
@@ -20,6 +20,27 @@ def pictures_of(path, images) -> list[Picture]:
     adapter = load_description(path).images.adapter
     made = [from_image(image, MediaLimits()) for image in images]
     return [Picture(adapter.pixels(p), adapter.fit(*p.image.size).grid) for p in made]
+
+
+def _attention(spec, n: int, spans) -> AttentionBatch:
+    return AttentionBatch(
+        counts=[n],
+        contexts=[0],
+        n_decodes=0,
+        block_tokens=_BLOCK,
+        tables=torch.arange(-(-n // _BLOCK), dtype=torch.int32)[None],
+        lengths=torch.tensor([n], dtype=torch.int32),
+        slots=torch.from_numpy(np.arange(n)),
+        starts=torch.tensor([0, n], dtype=torch.int32),
+        window=spec.window,
+        spans=[(0, first, stop) for first, stop in spans],
+    )
+
+
+def _scan(n: int) -> ScanBatch:
+    """All rows in two pieces."""
+    none = torch.empty(0, dtype=torch.int64)
+    return ScanBatch(0, none, none, [Piece(slice(0, n // 2), -1, 1), Piece(slice(n // 2, n), 1, 0)])
 
 
 def teacher_forced(model: Model, ids: list[int], pictures: list[Picture] = (), spans=()) -> torch.Tensor:
@@ -38,19 +59,7 @@ def teacher_forced(model: Model, ids: list[int], pictures: list[Picture] = (), s
             assert len(rows) == int(at.sum()), "placeholders and rows differ"
             x[at] = rows
         for spec in specs:
-            batch = AttentionBatch(
-                counts=[n],
-                contexts=[0],
-                n_decodes=0,
-                block_tokens=_BLOCK,
-                tables=torch.arange(n_blocks, dtype=torch.int32)[None],
-                lengths=torch.tensor([n], dtype=torch.int32),
-                slots=torch.from_numpy(np.arange(n)),
-                starts=torch.tensor([0, n], dtype=torch.int32),
-                window=spec.window,
-                spans=[(0, first, stop) for first, stop in spans],
-            )
-            model.ops.prepare(batch)
+            batch = _attention(spec, n, spans) if spec.paged else _scan(n)
             views = zip(spec.layers, BlockStore(spec, n_blocks).layers)
             caches |= {layer: LayerCache(parts, batch) for layer, parts in views}
         hidden = model.forward(x, torch.arange(n), [caches[i] for i in range(len(caches))])

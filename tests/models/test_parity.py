@@ -28,6 +28,8 @@ LLAMA_3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
 GEMMA_LAYERS = ["sliding_attention", "full_attention"] * 2 + ["full_attention"]
+LAST_ATTENDS = {"layer_types": ["conv"] * 4 + ["full_attention"], "conv_bias": True, "conv_L_cache": 4}
+LAST_ATTENDS |= {"tie_word_embeddings": True, "block_auto_adjust_ff_dim": False}
 SLIDING = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
 TEXT = {
     "llama": ("llama", {}),
@@ -43,6 +45,8 @@ TEXT = {
     "gemma3, last layer full, biases": ("gemma3", {"layer_types": GEMMA_LAYERS, "attention_bias": True}),
     "gemma3, tied": ("gemma3", {"tie_word_embeddings": True}),
     "mistral, window": ("mistral", {"sliding_window": 21}),
+    "lfm2": ("lfm2", {}),
+    "lfm2, last layer attends, biases, tied": ("lfm2", LAST_ATTENDS),
     "qwen3, window": ("qwen3", SLIDING | {"sliding_window": 7}),
     "qwen2, yarn": ("qwen2", {"rope_parameters": YARN}),
     "gpt-oss": ("gpt_oss", {}),

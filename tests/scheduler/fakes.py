@@ -13,7 +13,7 @@ from hydrainfer.core import (
     chain_root,
 )
 from hydrainfer.core.chain import KEY_BYTES
-from tests.cache.other_kinds import SLOT, WINDOW
+from tests.cache.other_kinds import STATE, WINDOW
 
 KV = FullSpec.of(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=4)
 EMBED = EmbedSpec.of(width=1, dtype="float32", block_tokens=4)
@@ -70,11 +70,10 @@ def _contents(request, tokens):
 
 class FakeDevice:
     """Executes batches at once. `kv[(block, offset)] = (position, all up to there)`, `embed[block] = (key, part)`;
-    where there are such caches, `window` is as `kv`, and `slot[block]` has the tokens
-    computed so far."""
+    where there are such caches, `window` is as `kv`, and `state[block] = (tokens, all of them)`."""
 
     def __init__(self, window=WINDOW):
-        self.kv, self.embed, self.window, self.slot = {}, {}, {}, {}
+        self.kv, self.embed, self.window, self.state = {}, {}, {}, {}
         self.window_spec = window
         self.n_encoded = {}
         self.batches = []
@@ -108,6 +107,15 @@ class FakeDevice:
         read = [self.window[(blocks[p // 4 - first], p % 4)] for p in seen]
         assert read == [(p, held[p]) for p in seen], "a window onto foreign keys"
 
+    def _state(self, item, held):
+        blocks = item.seq.blocks[STATE.name]
+        assert len(blocks) <= STATE.most(1 if item.seq.stage is Stage.DECODE else 2), "more states than it needs"
+        source, written = STATE.scan(blocks, item.start, item.count)
+        if item.start:
+            assert self.state[source] == (item.start, held[item.start - 1]), "the sum of other tokens"
+        for n_tokens, block in written:
+            self.state[block] = (n_tokens, held[n_tokens - 1])
+
     def _encode(self, item):
         span = item.seq.request.media[item.index]
         self.n_encoded[span.key] = self.n_encoded.get(span.key, 0) + 1
@@ -129,10 +137,8 @@ class FakeDevice:
         assert read == list(enumerate(held)), "attention read foreign keys"
         if WINDOW.name in seq.blocks:
             self._window(seq, item.start, held)
-        if SLOT.name in seq.blocks:
-            (slot,) = seq.blocks[SLOT.name]
-            assert not item.start or self.slot[slot] == seq.tokens[: item.start], "a slot that sums up something else"
-            self.slot[slot] = seq.tokens[:end]
+        if STATE.name in seq.blocks:
+            self._state(item, held)
         if item.sample:
             assert end == len(seq.tokens)
             result.tokens.append(_next_token(seq.tokens))

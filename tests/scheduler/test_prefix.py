@@ -24,7 +24,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.scheduler.room import SequenceRoom
-from tests.cache.other_kinds import WINDOW
+from tests.cache.other_kinds import STATE, WINDOW
 from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
@@ -147,6 +147,39 @@ def test_with_room_for_all_everything_is_found_that_can_be(tree):
     s.room.caches.check(idle=True)
 
 
+def same_tokens(request, other):
+    """How many of its prompt are those of what the other computed."""
+    if other.keys[:16] != request.keys[:16]:
+        return 0
+    mine, theirs = facts(request, request.prompt_ids), facts(other, [*other.prompt_ids, *expected_tokens(other)[:-1]])
+    return next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
+
+
+def points(request, found, n_chained):
+    """The ends of blocks at which its state is kept: of its prompt, of its last picture, of its answer, and where it
+    parted from what was computed before."""
+    n_last = request.n_prompt + len(expected_tokens(request)) - 1
+    ends = [request.n_prompt - 1, request.n_prompt, n_last, n_chained, *(m.end for m in request.media[-1:])]
+    return {end // BLOCK * BLOCK for end in ends if end // BLOCK * BLOCK > found}
+
+
+@settings(max_examples=100, deadline=None)
+@given(tree=turns)
+def test_with_room_for_all_states_are_found_wherever_they_are_kept(tree):
+    s, device = scheduler(more={STATE: 400})
+    requests, kept, missed = requests_of(tree), [], 0
+    for i, request in enumerate(requests):
+        n_chained = oracle(request, requests[:i])
+        there = [end for other, ends in kept for end in ends if end <= min(same_tokens(request, other), n_chained)]
+        found = run(s, device, [request])[request.id]
+        assert found == max(there, default=0)
+        kept.append((request, points(request, found, n_chained)))
+        missed += n_chained - found
+        closed(s, requests)
+    assert s.room.n_tokens_missed == missed
+    s.room.caches.check(idle=True)
+
+
 @settings(max_examples=150, deadline=None)
 @given(tree=turns, at_once=st.integers(1, 4), spare=st.integers(0, 12), headroom=st.integers(0, 6))
 def test_with_few_blocks_what_is_found_is_right_and_whole(tree, at_once, spare, headroom):
@@ -236,7 +269,7 @@ def prefilled(device):
     return [n for lane, n, _ in device.batches if lane is Lane.LANGUAGE]
 
 
-@pytest.mark.parametrize("more", [{}, {WINDOW: 60}], ids=["", "window"])
+@pytest.mark.parametrize("more", [{}, {WINDOW: 60}, {STATE: 60}], ids=["", "window", "state"])
 @pytest.mark.parametrize("pictures", [[], [1]])
 def test_what_is_being_computed_is_waited_for_and_shared(pictures, more):
     s, device = scheduler(shared_tokens=8, more=more)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hydrainfer.cache import CacheSet
 from hydrainfer.core import Lane, Role, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from tests.cache.other_kinds import SLOT, WINDOW
+from tests.cache.other_kinds import STATE, WINDOW
 from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
@@ -40,21 +40,34 @@ requests = st.lists(
     headroom=st.integers(0, 8),
     salts=st.sampled_from([[None], [b""], [None, b"", b"mine"]]),
     window=st.sampled_from([0, 5, 9]),
-    slots=st.sampled_from([0, 1, 8]),
+    states=st.sampled_from([0, 3, 9]),
     gap_s=st.sampled_from([None, 0.0, 0.003]),
     seed=st.integers(0, 2**16),
 )
 def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_whole(
-    specs, kv_blocks, embed_blocks, tokens, images, running, gate, batching, headroom, salts, window, slots, gap_s, seed
+    specs,
+    kv_blocks,
+    embed_blocks,
+    tokens,
+    images,
+    running,
+    gate,
+    batching,
+    headroom,
+    salts,
+    window,
+    states,
+    gap_s,
+    seed,
 ):
-    """Also with kinds of state that no model has yet: a sliding window, a slot per request."""
+    """Also with kinds that keep little of a request: a sliding window, a state."""
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s)
     shared = rng.choice([1, 8, 64])
     policy = Policy(
         encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching, shared_tokens=shared
     )
-    sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, SLOT: slots}
+    sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, STATE: states}
     caches = CacheSet({spec: n for spec, n in sizes.items() if n})
     s = Scheduler(Role.parse("EPD"), caches, budgets, policy)
     device, flying, got, ended, cancelled = FakeDevice(), {}, {}, set(), set()

@@ -7,10 +7,12 @@ memory, and the keys and values of a context are read once a step (4BSM in the t
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
-from hydrainfer.cache import DTYPE_BYTES, CacheSpec, Wishes, size_caches, specs_of
-from hydrainfer.checkpoint import Experts, VisionShape
+from hydrainfer.cache import DTYPE_BYTES, CacheSpec, StateSpec, Wishes, size_caches, specs_of
+from hydrainfer.checkpoint import Experts, Recurrence, VisionShape
 from hydrainfer.core import ConfigError, CostModel, Role, Stage
 from hydrainfer.planner.costs.hardware import GIB, Hardware
 
@@ -19,6 +21,7 @@ TAKE_TURNS = 1000.0
 
 _PICTURE_TOKENS = 1024
 _USUAL_DECODES, _USUAL_CONTEXT, _USUAL_PICTURES = 64, 1024, 4  # for the interference of the lanes
+_SCAN_FLOPS = 8  # of a number of a state, per token: decay, read, update, read
 _ACTIVATIONS = 16  # values moved per row, layer and column of a vision tower: 8 + 4 + 4 of Table 2
 
 
@@ -27,7 +30,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     too, unless these have a `value_dim`; the MLP is gated, `experts` are those that layers have instead of one.
     `context`: longest sequence. `deepstack`: levels of picture features beside the embedding. `windows`: for each
     layer, how many tokens a token sees there, 0 for all; () if no layer has a window. Those with one have
-    `local_kv_heads`, unless that is 0."""
+    `local_kv_heads`, unless that is 0. `recurrence`: of the layers that have no attention."""
 
     name: str
     dtype: str
@@ -45,6 +48,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     value_dim: int = 0
     local_kv_heads: int = 0
     experts: Experts | None = None
+    recurrence: Recurrence | None = None
     vision: VisionShape | None = None
 
     @property
@@ -53,6 +57,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_width(self, layer: int) -> int:
         """Numbers of one token's keys and values in this layer."""
+        if not self.attends(layer):
+            return 0
         kv_heads = self.local_kv_heads if self.local_kv_heads and self.seen[layer] else self.kv_heads
         return kv_heads * (self.head_dim + (self.value_dim or self.head_dim))
 
@@ -63,6 +69,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def layer_weights(self, layer: int, *, used: bool = False) -> int:
         """Weights of this layer; `used`: those that one token is multiplied with."""
         mixed = self.heads * (self.head_dim + (self.value_dim or self.head_dim)) * self.hidden  # queries, and back
+        if self.recurrence is not None and not self.attends(layer):
+            mixed = self.recurrence.weights(self.hidden)
         e, width = self.experts, self.intermediate
         if e is None or not e.layers[layer]:
             return self.key_weights(layer) + mixed + 3 * self.hidden * width
@@ -89,6 +97,22 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def seen(self) -> tuple[int, ...]:
         """`windows`, of every layer."""
         return self.windows or (0,) * self.layers
+
+    def attends(self, layer: int) -> bool:
+        return self.recurrence is None or layer not in self.recurrence.layers
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of all layers without attention."""
+        return 0 if self.recurrence is None else StateSpec.of(self.recurrence.state, self.dtype).block_bytes
+
+    @property
+    def scan_flops(self) -> int:
+        """Arithmetic of one token in those layers, beside the products with their weights."""
+        if self.recurrence is None:
+            return 0
+        layers, _, matrix = self.recurrence.state
+        return _SCAN_FLOPS * len(layers) * math.prod(matrix) if matrix else 0
 
     @property
     def kv_token_bytes(self) -> int:
@@ -126,20 +150,22 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     used = [shape.layer_weights(i, used=True) for i in range(shape.layers)]
     prefill_weights = sum(used[:-1]) + shape.key_weights(shape.layers - 1)
     pair_flops = 2 * shape.heads * (shape.head_dim + (shape.value_dim or shape.head_dim))
-    seen, in_windows, e = shape.seen, sum(shape.seen), shape.experts
+    seen, e = [window for i, window in enumerate(shape.seen) if shape.attends(i)], shape.experts
+    in_windows = sum(seen)
     cost = CostModel(
         encode_base_s=hardware.encode_base_s if shape.vision else 0.0,
         encode_image_s=0.0,
         step_base_s=hardware.step_base_s,
-        prefill_token_s=(2 * prefill_weights + pair_flops * sum(seen[:-1])) / flops_per_s,
+        prefill_token_s=(2 * prefill_weights + shape.scan_flops + pair_flops * sum(seen[:-1])) / flops_per_s,
         prefill_attention_s=pair_flops / 2 * seen[:-1].count(0) / flops_per_s,
-        decode_token_s=(2 * (sum(used) + shape.head_weights) + pair_flops * in_windows) / flops_per_s,
+        decode_token_s=(2 * (sum(used) + shape.head_weights) + shape.scan_flops + pair_flops * in_windows)
+        / flops_per_s,
         decode_context_s=pair_flops * seen.count(0) / flops_per_s,
         weights_s=(shape.step_weights - shape.expert_weights) * shape.item_bytes / bytes_per_s,
         experts_s=shape.expert_weights * shape.item_bytes / bytes_per_s,
         expert_share=0.0 if e is None else e.chosen / e.count,
         context_s=shape.kv_token_bytes / bytes_per_s,
-        sequence_s=shape.window_bytes / bytes_per_s,
+        sequence_s=(shape.window_bytes + 2 * shape.state_bytes) / bytes_per_s,
     )
     v = shape.vision
     if v is None:
@@ -234,6 +260,7 @@ def blocks_of(
         dtype=shape.dtype,
         kv_block_tokens=kv_block_tokens,
         embed_block_tokens=embed_block_tokens,
+        state=None if shape.recurrence is None else shape.recurrence.state,
     )
     wishes = Wishes(0 if shape.vision is None else shape.vision.picture_tokens, max_images, None, shape.context)
     sizes = size_caches(specs, wishes, left)

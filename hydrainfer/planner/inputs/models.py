@@ -56,6 +56,7 @@ def shape_of(name: str, dtype: str | None = None) -> ModelShape:
         deepstack=model.deepstack,
         tied=text.tied,
         windows=text.windows,
+        recurrence=text.recurrence,
         value_dim=text.value_dim,
         local_kv_heads=text.local_kv_heads,
         experts=text.experts,

@@ -10,7 +10,7 @@ from hydrainfer.planner.simulation.links import Link
 from hydrainfer.planner.simulation.simulator import InstanceModel, Simulator
 from hydrainfer.planner.simulation.trace import ANSWER, Part, TraceRequest, as_requests
 from hydrainfer.scheduler import Budgets
-from tests.cache.other_kinds import SLOT, WINDOW
+from tests.cache.other_kinds import STATE, WINDOW
 
 pytestmark = pytest.mark.unit
 
@@ -82,7 +82,7 @@ def outcome(layout, seed, leaps, requests=trace, **more):
     [
         (90, {}),
         (400, {}),
-        (400, {"kinds": ((WINDOW, 30), (SLOT, 20))}),
+        (400, {"kinds": ((WINDOW, 30), (STATE, 20))}),
         (400, {"overlap": "slice", "gap_s": 0.0}),
     ],
     ids=["90", "400", "more-kinds", "sliced"],

@@ -1,0 +1,143 @@
+"""The kind of state that sums up all tokens before it: matrices of linear attention, the tails of convolutions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from hydrainfer.cache.spec import TOKENS_PER_RUNNING, CacheSpec, Found, Part, Scan, Wishes
+from hydrainfer.core import Request, answer_keys, split_chain
+
+_SNAPSHOTS = 2  # of a usual request that are worth keeping: where its prompt ends, and where its answer does
+
+
+class StateLayout(NamedTuple):
+    """The layers that sum up their tokens, and what each keeps: `conv`, the last inputs of a convolution (how many, how
+    wide), and `matrix` (heads, key_dim, value_dim), of float32 whatever the model computes in, unless it is ()."""
+
+    layers: tuple[int, ...]
+    conv: tuple[int, int]
+    matrix: tuple[int, ...] = ()
+
+
+class StateSpec(CacheSpec, frozen=True):
+    """The sum of all tokens before a token. Block number `i` is the state after `i * block_tokens` tokens, at a
+    *boundary*.
+
+    A request of which n tokens are computed holds the block of its last boundary, b = n // block_tokens, and one that
+    takes what is behind it; while it is prefilled, two.
+
+        number    b             b + 1                           b + 2
+                  after b * B   after n tokens, if n > b * B    free
+
+        a chunk   reads b where n is a boundary, else b + 1; writes, if it passes boundaries, the last of them to b + 1
+                  and what is behind that to b + 2; else b + 1
+
+    Once a boundary is passed, block b falls out and the others get the numbers of what they hold (`jumps`). So no block
+    that others may hold or find is ever written: whoever goes on from it writes elsewhere. Blocks are published, and a
+    chunk ends, where a request may be resumed (`stops`); so is the last boundary of a prompt, of an answer, of what
+    was computed before a preemption or a move.
+    """
+
+    slides: ClassVar[bool] = True
+    jumps: ClassVar[bool] = True
+    paged: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, layout: StateLayout, dtype: str, block_tokens: int = 16) -> StateSpec:
+        matrix = (Part("matrix", layout.matrix, "float32"),) if layout.matrix else ()
+        return cls("state", block_tokens, (*matrix, Part("conv", layout.conv, dtype)), layout.layers)
+
+    def scan(self, blocks: Sequence[int], start: int, count: int) -> Scan:
+        size, stop = self.block_tokens, start + count
+        source, boundary = blocks[start % size > 0] if start else -1, stop // size * size
+        if start < boundary < stop:
+            return Scan(source, ((boundary, blocks[1]), (stop, blocks[2])))
+        return Scan(source, ((stop, blocks[1]),))
+
+    # ---- how many blocks
+
+    def stale(self, n_computed: int) -> int:
+        return n_computed // self.block_tokens
+
+    def due(self, request: Request, n_computed: int) -> float:
+        return (self.stale(n_computed) + 1) * self.block_tokens
+
+    def most(self, n_left: int) -> int:
+        return 3 if n_left > 1 else 2
+
+    def span(self, n_computed: int, n_tokens: int, headroom: int = 0) -> range:
+        first = self.stale(n_computed)
+        return range(first, first + self.most(n_tokens - n_computed))
+
+    def capacity(self, stop: int) -> float:
+        return math.inf
+
+    def held_by(self, n_tokens: int) -> int:
+        return self.most(1)
+
+    def least(self, wishes: Wishes) -> int:
+        return self.most(2)
+
+    def wanted(self, wishes: Wishes) -> int | None:
+        if wishes.n_tokens is None:
+            return None
+        return max(self.least(wishes), -(-wishes.n_tokens // TOKENS_PER_RUNNING) * (self.most(1) + _SNAPSHOTS))
+
+    def tokens_in(self, n_blocks: int) -> float:
+        return math.inf
+
+    # ---- reuse
+
+    def keys(self, request: Request) -> list[bytes]:
+        """Of each boundary, the start of the prompt included, which is never published."""
+        return split_chain(request.keys)
+
+    def more_keys(self, request: Request, tokens: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
+        return answer_keys(request, tokens, keys[1:], self.block_tokens) if request.keys else []
+
+    def safe(self, found: Found, n_most: int) -> int | None:
+        """The furthest boundary whose state is here."""
+        last = min(len(found) - 1, n_most // self.block_tokens)
+        return next((i for i in range(last, 0, -1) if found[i] is not None), 0) * self.block_tokens
+
+    def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
+        boundary = self.stale(n_tokens)
+        return [b if i == boundary else None for i, b in enumerate(found)]
+
+    def stops(self, request: Request) -> list[int]:
+        """The boundary before the end of the last picture; and that before the last token, which is always computed,
+        where the prompt ends at another: else the last one of the prompt is left by whatever chunk passes it."""
+        points = [m.end for m in request.media[-1:]]
+        if request.n_prompt % self.block_tokens == 0:
+            points.append(request.n_prompt - 1)
+        return [self.stale(point) * self.block_tokens for point in points]
+
+    def written(
+        self, request: Request, n_before: int, n_computed: int, leaves: bool = False, stops: Sequence[int] = ()
+    ) -> list[range]:
+        last = self.stale(n_computed)
+        ends = {self.stale(request.n_prompt), *(self.stale(stop) for stop in stops)}
+        passed = self.stale(n_before) < last and last in ends
+        return [range(last, last + 1)] if last and (passed or leaves) else []
+
+    def will_share(self, other: Request, its: Sequence[bytes], mine: Sequence[bytes], tokens: range) -> bool | None:
+        ends = {self.stale(other.n_prompt), *(self.stale(stop) for stop in self.stops(other))}
+        both = range(1, min(len(its), len(mine)))
+        return any(end in both and end * self.block_tokens in tokens and its[end] == mine[end] for end in ends)
+
+    def complete(self, request: Request, n_computed: int) -> range:
+        last = self.stale(n_computed)
+        return range(max(1, last), last + 1)
+
+    # ---- migration
+
+    def contents(self, request: Request) -> list[bytes]:
+        """None: two copies of a state may be on their way at once; the second to land is dropped."""
+        return []
+
+    def moved(self, request: Request, n_computed: int) -> range:
+        """The state at the last boundary, and that of the tokens behind it."""
+        last = self.stale(n_computed)
+        return range(max(1, last), last + 1 + (n_computed % self.block_tokens > 0))

@@ -1,0 +1,92 @@
+"""Layers that sum up their tokens instead of keeping each: what config.json says of them, checked."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hydrainfer.cache import StateLayout
+from hydrainfer.checkpoint.files import require
+
+RecurrentKind = Literal["conv", "delta"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """The `layers` that have no attention. `kind`: "conv", a convolution between two gates (LFM2), or "delta", the
+    gated delta rule behind a convolution (Qwen3-Next). The convolution sees `width` tokens of `channels` numbers. Delta
+    rule: heads of queries and keys and of values, and their sizes; `grouped`: the rows of what projects into it lie by
+    head of keys. `bias`: of the convolution and the projections around it."""
+
+    kind: RecurrentKind
+    layers: tuple[int, ...]
+    width: int
+    channels: int
+    bias: bool = False
+    key_heads: int = 0
+    key_dim: int = 0
+    value_heads: int = 0
+    value_dim: int = 0
+    grouped: bool = False
+
+    @property
+    def state(self) -> StateLayout:
+        """What each of the layers keeps of a request."""
+        matrix = (self.value_heads, self.key_dim, self.value_dim) if self.kind == "delta" else ()
+        return StateLayout(self.layers, (self.width - 1, self.channels), matrix)
+
+    def weights(self, hidden: int) -> int:
+        """Weights of the matrices of one layer, without its MLP."""
+        if self.kind == "conv":
+            return 4 * self.channels * hidden
+        values = self.value_heads * self.value_dim
+        return (self.channels + 2 * values + 2 * self.value_heads) * hidden
+
+
+def lfm2_names(hf: Any, path: Path) -> Any:
+    """LFM2's configuration with the names that Llama's has for the same."""
+    given = types.SimpleNamespace(**hf.to_dict())
+    given.rms_norm_eps, given.hidden_act, given.model_type = hf.norm_eps, "silu", hf.model_type
+    if hf.block_auto_adjust_ff_dim:
+        multiple = hf.block_multiple_of
+        require(multiple > 0, path, f"block_multiple_of is {multiple}")
+        width, factor = int(2 * hf.intermediate_size / 3), hf.block_ffn_dim_multiplier
+        given.intermediate_size = width if factor is None else -(-int(factor * width) // multiple) * multiple
+    return given
+
+
+def short_convolutions(hf: Any, path: Path) -> Recurrence:
+    """LFM2's layers of the type "conv". Raises `CheckpointError`."""
+    require(hf.conv_L_cache > 1, path, f"conv_L_cache {hf.conv_L_cache} is not supported; supported: at least 2")
+    layers = _of_type(hf, "conv", path)
+    return Recurrence("conv", layers, hf.conv_L_cache, hf.hidden_size, bool(hf.conv_bias))
+
+
+def gated_delta(hf: Any, path: Path) -> Recurrence:
+    """The layers of the type "linear_attention" of Qwen3-Next and Qwen3.5. Raises `CheckpointError`."""
+    keys, values, width = hf.linear_num_key_heads, hf.linear_num_value_heads, hf.linear_conv_kernel_dim
+    require(width > 1, path, f"linear_conv_kernel_dim {width} is not supported; supported: at least 2")
+    require(keys > 0 and values % keys == 0, path, f"{values} value heads over {keys} key heads of linear attention")
+    return Recurrence(
+        "delta",
+        _of_type(hf, "linear_attention", path),
+        width,
+        2 * keys * hf.linear_key_head_dim + values * hf.linear_value_head_dim,
+        key_heads=keys,
+        key_dim=hf.linear_key_head_dim,
+        value_heads=values,
+        value_dim=hf.linear_value_head_dim,
+        grouped=hf.model_type == "qwen3_next",
+    )
+
+
+def _of_type(hf: Any, name: str, path: Path) -> tuple[int, ...]:
+    """The layers that `layer_types` gives this name; the others have full attention, and there are some."""
+    named, n = list(hf.layer_types), hf.num_hidden_layers
+    require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
+    others = " and ".join(sorted(set(named) - {name, "full_attention"}))
+    require(not others, path, f"{others} is not supported; supported: {name}, full_attention")
+    require("full_attention" in named, path, "layer_types has no full_attention, which is not supported")
+    return tuple(i for i, kind in enumerate(named) if kind == name)

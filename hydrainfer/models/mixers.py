@@ -1,0 +1,123 @@
+"""What mixes tokens in layers without attention: between the products with their `in` and `out` matrices, which
+`LlamaLayer` has, all that is read and written of a request is a state of fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hydrainfer.checkpoint import Recurrence, TextConfig
+from hydrainfer.models.slots import Slot, Weight, empty
+from hydrainfer.ops import OpSet, ScanBatch
+
+_NORM_EPS = 1e-6  # of queries and keys
+
+
+class Mixer(Protocol):
+    """The part of one layer. `in_width`, `out_width`: of the rows that it takes and gives; `bias`: whether both
+    products around it add one."""
+
+    in_width: int
+    out_width: int
+    bias: bool
+
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """Its own tensors by canonical name."""
+
+    def around(self, into: Weight, out: Weight) -> dict[str, Weight]:
+        """The matrices around it, or their biases, by the names of the tensors that fill them."""
+
+    def mix(self, rows: Tensor, parts: Mapping[str, Tensor], batch: ScanBatch) -> Tensor:
+        """[rows, in_width] → [rows, out_width], going on from the states in `parts` and leaving new ones there."""
+
+
+class ShortConv:
+    """LFM2's: a convolution over the last few tokens between two gates."""
+
+    def __init__(self, c: Recurrence, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
+        self.in_width, self.out_width, self.bias = 3 * c.channels, c.channels, c.bias
+        self._ops = ops
+        self.weight = empty((c.channels, c.width), dtype, device)
+        self.conv_bias = empty((c.channels,), dtype, device) if c.bias else None
+
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        channels, width = self.weight.shape
+        found = {f"{prefix}.conv.conv.weight": Slot(self.weight, (channels, 1, width))}
+        return found if self.conv_bias is None else found | {f"{prefix}.conv.conv.bias": Slot(self.conv_bias)}
+
+    def around(self, into: Weight, out: Weight) -> dict[str, Weight]:
+        return {"conv.in_proj": into, "conv.out_proj": out}
+
+    def mix(self, rows: Tensor, parts: Mapping[str, Tensor], batch: ScanBatch) -> Tensor:
+        before, after, x = rows.chunk(3, dim=-1)
+        return after * self._ops.short_conv(before * x, self.weight, self.conv_bias, parts["conv"], batch)
+
+
+class GatedDelta:
+    """Qwen3-Next's and Qwen3.5's: the gated delta rule over what a short convolution makes of queries, keys and values;
+    what it gives is normalised, head by head, and gated."""
+
+    bias = False
+
+    def __init__(self, c: Recurrence, eps: float, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
+        self.config, self._eps, self._ops = c, eps, ops
+        self.out_width = c.value_heads * c.value_dim
+        self._widths = [c.channels, self.out_width, c.value_heads, c.value_heads]
+        self.in_width = sum(self._widths)
+        self.weight = empty((c.channels, c.width), dtype, device)
+        self.norm = empty((c.value_dim,), dtype, device)
+        self.log_rate, self.step_bias = (empty((c.value_heads,), torch.float32, device) for _ in range(2))
+
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        channels, width = self.weight.shape
+        return {
+            f"{prefix}.linear_attn.conv1d.weight": Slot(self.weight, (channels, 1, width)),
+            f"{prefix}.linear_attn.norm.weight": Slot(self.norm),
+            f"{prefix}.linear_attn.A_log": Slot(self.log_rate),
+            f"{prefix}.linear_attn.dt_bias": Slot(self.step_bias),
+        }
+
+    def around(self, into: Weight, out: Weight) -> dict[str, Weight]:
+        grouped = {"qkvz": sum(self._widths[:2]), "ba": sum(self._widths[2:])}
+        widths = grouped if self.config.grouped else dict(zip(("qkv", "z", "b", "a"), self._widths))
+        cuts = into.split(list(widths.values()))
+        parts = {f"linear_attn.in_proj_{name}": part for name, part in zip(widths, cuts)}
+        return {**parts, "linear_attn.out_proj": out}
+
+    def mix(self, rows: Tensor, parts: Mapping[str, Tensor], batch: ScanBatch) -> Tensor:
+        c, keys = self.config, self.config.key_heads * self.config.key_dim
+        qkv, gate, beta, step = self._by_head(rows) if c.grouped else rows.split(self._widths, -1)
+        qkv = F.silu(self._ops.short_conv(qkv, self.weight, None, parts["conv"], batch)).float()
+        q, k = (x.unflatten(1, (c.key_heads, c.key_dim)) for x in (qkv[:, :keys], qkv[:, keys : 2 * keys]))
+        v = qkv[:, 2 * keys :].unflatten(1, (c.value_heads, c.value_dim))
+        q, k = (x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + _NORM_EPS) for x in (q, k))
+        decay = -self.log_rate.exp() * F.softplus(step.float() + self.step_bias)
+        mixed = self._ops.delta_rule(
+            q * c.key_dim**-0.5, k, v, decay, beta.sigmoid().float(), parts["matrix"], batch
+        ).to(rows.dtype)
+        normed = self._ops.rms_norm(mixed.flatten(0, 1), self.norm, self._eps).view(len(rows), -1)
+        return (normed * F.silu(gate.float())).to(rows.dtype)
+
+    def _by_head(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values together, gate, beta and step of rows where they lie head of keys by head."""
+        c, group = self.config, self.config.value_heads // self.config.key_heads
+        qkvz, ba = rows.split([sum(self._widths[:2]), sum(self._widths[2:])], -1)
+        values = group * c.value_dim
+        q, k, v, z = qkvz.unflatten(1, (c.key_heads, -1)).split([c.key_dim, c.key_dim, values, values], -1)
+        beta, step = ba.unflatten(1, (c.key_heads, -1)).split([group, group], -1)
+        qkv = torch.cat([x.flatten(1) for x in (q, k, v)], 1)
+        return qkv, z.flatten(1), beta.flatten(1), step.flatten(1)
+
+
+def mixer_of(c: TextConfig, layer: int, ops: OpSet, dtype: torch.dtype, device: torch.device) -> Mixer | None:
+    """The mixer of a layer; None if it has attention."""
+    recurrence = c.recurrence
+    if recurrence is None or layer not in recurrence.layers:
+        return None
+    if recurrence.kind == "conv":
+        return ShortConv(recurrence, ops, dtype, device)
+    return GatedDelta(recurrence, c.norm_eps, ops, dtype, device)

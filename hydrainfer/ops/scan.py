@@ -1,0 +1,37 @@
+"""Descriptions of a flattened batch for layers that sum up tokens: which rows go on from which state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Piece(NamedTuple):
+    """Rows of one request that go on from the state in block `source`, or from none if that is -1, and leave theirs in
+    block `target`, which may be the same."""
+
+    rows: slice
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class ScanBatch:
+    """Rows and requests lie as in `AttentionBatch`. The first `n_decodes` rows are requests of one row each: row i goes
+    on from block `sources[i]`, or from nothing if that is -1, and leaves its state in `targets[i]`; both int64
+    [n_decodes]. `pieces`: the other rows, in order; one may go on from where the one before it ended."""
+
+    n_decodes: int
+    sources: Tensor
+    targets: Tensor
+    pieces: Sequence[Piece]
+
+
+def state_of(states: Tensor, sources: Tensor) -> Tensor:
+    """Copies of the blocks `sources` of [blocks, ...], [n, ...]; zeros where one is -1."""
+    found = states[sources.clamp(min=0)]
+    return torch.where((sources < 0).view(-1, *[1] * (found.dim() - 1)), 0.0, found)
