@@ -1,4 +1,5 @@
-"""Tiny Qwen2-VL, Qwen2.5-VL and Qwen3-VL checkpoints with seeded random weights, as ordinary Hugging Face directories.
+"""Tiny Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 checkpoints with seeded random weights, as ordinary Hugging Face
+directories.
 
     python -m tests.checkpoints_qwen FAMILY OUT [--seed N]
 
@@ -15,7 +16,9 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+from tests.checkpoints_text import DELTA, settle_delta
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 SPECIAL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
@@ -32,10 +35,12 @@ TEMPLATE = (
     "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_THIRD = ("qwen3_vl", "qwen3_5")
 _CLASSES = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
 }
 
 
@@ -94,7 +99,7 @@ def make_qwen(
     out = Path(out)
     tokenizer = make_tokenizer(context)
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
-    qwen3 = family == "qwen3_vl"
+    qwen3 = family in _THIRD
     sections = {"mrope_section": [4, 2, 2], "mrope_interleaved": True} if qwen3 else {"mrope_section": [2, 3, 3]}
     text_fields = {
         "vocab_size": VOCAB,
@@ -109,6 +114,7 @@ def make_qwen(
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
         **({"head_dim": 16} if qwen3 else {}),
+        **(DELTA if family == "qwen3_5" else {}),
         **(text or {}),
     }
     vision_fields = {
@@ -117,6 +123,8 @@ def make_qwen(
                        "fullatt_block_indexes": [1, 3], "tokens_per_second": 2},
         "qwen3_vl": {"hidden_size": 32, "intermediate_size": 72, "depth": 4, "out_hidden_size": 64,
                      "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]},
+        "qwen3_5": {"hidden_size": 32, "intermediate_size": 72, "depth": 3, "out_hidden_size": 64,
+                    "num_position_embeddings": 64},
     }[family] | {"num_heads": 2} | (vision or {})  # fmt: skip
     kind = getattr(transformers, _CLASSES[family])
     whole = kind.config_class(
@@ -131,6 +139,7 @@ def make_qwen(
     torch.manual_seed(seed)
     model = kind(whole).float().eval()
     randomise(model, seed, tied)
+    settle_delta(model)
     _scale_pictures(model)
     model.generation_config = transformers.GenerationConfig(eos_token_id=ids["<|im_end|>"], do_sample=False)
     total = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -189,7 +198,7 @@ def _save_preprocessor(family: str, out: Path, pixels: tuple[int, int]) -> None:
     """As the published repositories have it: pixel bounds by name, for Qwen3-VL as a size, and one more for videos."""
     least, most = pixels
     common = {"temporal_patch_size": 2, "merge_size": 2, "image_processor_type": "Qwen2VLImageProcessor"}
-    if family == "qwen3_vl":
+    if family in _THIRD:
         half = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
         size = {"shortest_edge": least, "longest_edge": most}
         given = {"size": size, "patch_size": 16, **common, **half}
@@ -213,7 +222,7 @@ def _rename(out: Path, family: str, published: bool) -> None:
         visual, rest = n.startswith("visual."), n.removeprefix("language_model.")
         if n.startswith("lm_head."):
             return n
-        if published and family != "qwen3_vl":
+        if published and family not in _THIRD:
             return n if visual else f"model.{rest}"
         return f"model.{n}" if visual else f"model.language_model.{rest}"
 

@@ -44,6 +44,23 @@ LFM2 = {  # as published: convolutions at both ends
     "block_multiple_of": 8,
     "intermediate_size": 240,
 }
+DELTA = {  # convolutions and states of odd sizes, half of each head turned
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    },
+}
 GPT_OSS = {  # windows by turns; a gate that is often clamped
     "num_hidden_layers": 3,
     "sliding_window": 19,
@@ -88,6 +105,8 @@ KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its conf
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "gemma3": ("Gemma3", GEMMA),
     "lfm2": ("Lfm2", LFM2),
+    "qwen3_next": ("Qwen3Next", DELTA | _QWEN_MOE | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]}),
+    "qwen3_5": ("Qwen3_5", DELTA),
     "gpt_oss": ("GptOss", GPT_OSS),
     "mimo": ("MiMoV2Flash", MIMO),
     "mixtral": ("Mixtral", {"num_local_experts": 8}),
@@ -97,6 +116,19 @@ KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its conf
     ),
     "qwen3_moe": ("Qwen3Moe", _QWEN_MOE | {"num_hidden_layers": 3, "mlp_only_layers": [1], "head_dim": 32}),
 }
+
+
+def settle_delta(model) -> None:
+    """Norms of Qwen3-Next multiply by one plus their weight, but for that of what the delta rule gives. Some heads
+    forget at once, others hardly."""
+    import torch
+
+    with torch.no_grad():
+        for module in model.modules():
+            if type(module).__name__ in ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm"):
+                module.weight.sub_(1.0)
+            if hasattr(module, "A_log"):
+                module.A_log.copy_(torch.linspace(-6.0, 1.5, module.A_log.numel()))
 
 
 def settle_gemma(model) -> None:
@@ -153,7 +185,7 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
     tokenizer = make_byte_level_tokenizer() if byte_level else make_tokenizer()
     ends = [tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>")] if byte_level else 2
     make, usual = KINDS[kind]
-    whole = getattr(transformers, f"{make}{'Text' * (kind == 'gemma3')}Config")(
+    whole = getattr(transformers, f"{make}{'Text' * (kind in ('gemma3', 'qwen3_5'))}Config")(
         **{
             "vocab_size": VOCAB,
             "hidden_size": 64,
@@ -175,6 +207,7 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
     torch.manual_seed(seed)
     model = getattr(transformers, f"{make}ForCausalLM")(whole).float().eval()
     randomise(model, seed)
+    settle_delta(model)
     if kind == "gemma3":
         settle_gemma(model)
     model.generation_config = transformers.GenerationConfig(

@@ -255,8 +255,8 @@ def specs_of(
 ) -> tuple[CacheSpec, ...]:
     """The caches of an instance of this role that some stage of it uses. `windows`: for each layer, how many tokens a
     token sees there, 0 for all; `local_kv_heads`: of the layers that do not see all. `embed_width`: None if the model
-    does not see. `longest_span`: tokens of the largest picture, if its tokens see each other. `state`: of the layers that
-    sum up their tokens, which have no window."""
+    does not see. `longest_span`: tokens of the largest picture, if its tokens see each other. `state`: of the layers
+    that sum up their tokens, which have no window."""
     specs: list[CacheSpec] = []
     if embed_width is not None:
         specs.append(EmbedSpec.of(width=embed_width, dtype=dtype, block_tokens=embed_block_tokens))

@@ -51,7 +51,8 @@ class TextConfig:
     those of values `value_dim`, which are multiplied by `value_scale`. Scores of attention are multiplied by
     `attention_scale`, embeddings of tokens by `embed_scale`. `sinks`: the layers whose heads have a sink.
     `centred_norms`: RMSNorm multiplies by one plus its weight; `sandwich`: what attention and MLP add is normalised,
-    too. `experts`: of the layers that have such instead of one MLP; `recurrence`: of those that have no attention."""
+    too. `experts`: of the layers that have such instead of one MLP; `recurrence`: of those that have no attention;
+    `gated`: what attention gives is multiplied with gates that come with the queries."""
 
     vocab: int
     hidden: int
@@ -81,6 +82,7 @@ class TextConfig:
     sinks: Sinks = "none"
     experts: Experts | None = None
     recurrence: Recurrence | None = None
+    gated: bool = False
 
     def kv_heads_of(self, window: int) -> int:
         """The KV heads of layers with this window."""
@@ -100,7 +102,8 @@ class Decoder(NamedTuple):
     their own; `partial`: the part of each head that `partial_rotary_factor` says. `gemma`: it scales, activates and
     normalises as Gemma 3 does. `mimo`: keys and values are as MiMo-V2-Flash's. `experts(hf, path)` checks and describes
     those; `quantized`: the methods by which published weights may be made smaller. `named(hf, path)`: its configuration
-    by the names of Llama's; `recurrence(hf, path)`: its layers without attention."""
+    by the names of Llama's; `recurrence(hf, path)`: its layers without attention. `gated`: it
+    gates attention and normalises as Qwen3-Next does."""
 
     model_type: str
     qkv_bias: bool | None = None
@@ -119,6 +122,7 @@ class Decoder(NamedTuple):
     quantized: tuple[str, ...] = ()
     named: Callable[[Any, Path], Any] | None = None
     recurrence: Callable[[Any, Path], Recurrence] | None = None
+    gated: bool = False
 
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -163,13 +167,14 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         windows=_windows(hf, kind, path),
         activation=supported,
         embed_scale=hf.hidden_size**0.5 if kind.gemma else 1.0,
-        centred_norms=kind.gemma,
+        centred_norms=kind.gemma or kind.gated,
         sandwich=kind.gemma,
         local_kv_heads=local_kv_heads,
         value_dim=hf.v_head_dim if kind.mimo else head_dim,
         value_scale=1.0 if not kind.mimo or hf.attention_value_scale is None else hf.attention_value_scale,
         sinks=kind.sinks,
         experts=kind.experts(hf, path) if kind.experts else None,
+        gated=kind.gated,
         recurrence=None if kind.recurrence is None else kind.recurrence(hf, path),
     )
 

@@ -16,7 +16,7 @@ from hydrainfer.checkpoint.files import read_json, require
 from hydrainfer.checkpoint.gemma import gemma3
 from hydrainfer.checkpoint.model import ModelConfig, VisionConfig
 from hydrainfer.checkpoint.qwen import qwen
-from hydrainfer.checkpoint.recurrence import lfm2_names, short_convolutions
+from hydrainfer.checkpoint.recurrence import gated_delta, lfm2_names, short_convolutions
 from hydrainfer.core import CheckpointError
 
 
@@ -64,6 +64,8 @@ _MIMO = Decoder(
     experts=experts.mimo,
 )
 _LFM2 = Decoder("lfm2", False, False, qk_norm=True, named=lfm2_names, recurrence=short_convolutions)
+_QWEN_NEXT = Decoder("qwen3_next", qk_norm=True, partial=True, gated=True, recurrence=gated_delta)
+_QWEN3_5 = _QWEN_NEXT._replace(model_type="qwen3_5_text", sections=(11, 11, 10), interleaved=True)
 _PICTURES = "hydrainfer.processor.pictures"
 _QWEN = Family(
     "",
@@ -102,6 +104,8 @@ FAMILIES = {
         Decoder("qwen2_moe", qkv_bias=True, out_bias=False, sliding="named", experts=experts.qwen2)
     ),
     "Qwen3MoeForCausalLM": _text_only(Decoder("qwen3_moe", qk_norm=True, sliding="all", experts=experts.qwen3)),
+    "Qwen3NextForCausalLM": _text_only(_QWEN_NEXT._replace(experts=experts.qwen2))._replace(dtype="bfloat16"),
+    "Qwen3_5ForCausalLM": _text_only(_QWEN3_5)._replace(dtype="bfloat16"),
     "GptOssForCausalLM": _text_only(_GPT_OSS)._replace(dtype="bfloat16"),
     "MiMoV2FlashForCausalLM": _text_only(_MIMO)._replace(dtype="bfloat16"),
     "Gemma3ForCausalLM": _text_only(_GEMMA)._replace(dtype="bfloat16"),
@@ -129,6 +133,11 @@ FAMILIES = {
     "Qwen3VLForConditionalGeneration": _QWEN._replace(
         model_type="qwen3_vl",
         decoder=Decoder("qwen3_vl_text", qk_norm=True, sliding="refused", sections=(24, 20, 20), interleaved=True),
+        n_template=12,
+    ),
+    "Qwen3_5ForConditionalGeneration": _QWEN._replace(
+        model_type="qwen3_5",
+        decoder=_QWEN3_5,
         n_template=12,
     ),
 }

@@ -1,4 +1,4 @@
-"""The eyes of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: towers for pictures and frames of any size."""
+"""The eyes of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: towers for pictures and frames of any size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydrainfer.checkpoint.pixels import QwenSettings, QwenVideoSettings, Times
 
 MAX_ASPECT = 200
 """Sides of a picture differ at most so many times."""
-_TIMES: dict[str, Times] = {"qwen2_vl": "counted", "qwen2_5_vl": "timed", "qwen3_vl": "told"}
+_TIMES: dict[str, Times] = {"qwen2_vl": "counted", "qwen2_5_vl": "timed", "qwen3_vl": "told", "qwen3_5": "told"}
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class QwenVisionConfig(VisionConfig):
 
 
 def qwen(hf: Any, path: Path) -> QwenVisionConfig:
-    """Check and describe the eyes of a configuration of one of the three. Raises `CheckpointError`."""
+    """Check and describe the eyes of a configuration of one of the four. Raises `CheckpointError`."""
     v, kind = hf.vision_config, hf.model_type
-    gated, qwen3 = kind == "qwen2_5_vl", kind == "qwen3_vl"
+    gated, qwen3 = kind == "qwen2_5_vl", kind in ("qwen3_vl", "qwen3_5")
     out = v.hidden_size if kind == "qwen2_vl" else v.out_hidden_size
     hidden = v.embed_dim if kind == "qwen2_vl" else v.hidden_size
-    levels = tuple(v.deepstack_visual_indexes) if qwen3 else ()
+    levels = tuple(v.deepstack_visual_indexes) if kind == "qwen3_vl" else ()
     full_layers = tuple(v.fullatt_block_indexes) if gated else ()
     _check(hf, hidden, out, {"fullatt_block_indexes": full_layers, "deepstack_visual_indexes": levels}, path)
     pixels, videos = _pixels(v, _TIMES[kind], path)

@@ -48,8 +48,8 @@ class DeepRows(NamedTuple):
 
 @dataclass(slots=True)
 class LlamaLayer:
-    """One block's weights; query-key-value and gate-up fused. A block with experts has no MLP. Where a `mixer` takes the
-    place of attention, `qkv` and `out` are the matrices around that."""
+    """One block's weights; query-key-value and gate-up fused. A block with experts has no MLP. Where a `mixer` takes
+    the place of attention, `qkv` and `out` are the matrices around that."""
 
     mixer: Mixer | None
     input_norm: Tensor
@@ -75,7 +75,7 @@ class LlamaLayer:
     def make(cls, c: TextConfig, i: int, ops: OpSet, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
         """Layer number `i`."""
         heads, kv_heads, h, m = c.heads, c.kv_heads_of(c.windows[i]), c.hidden, c.intermediate
-        q, k, v = widths = heads * c.head_dim, kv_heads * c.head_dim, kv_heads * c.value_dim
+        q, k, v = widths = heads * c.head_dim * (1 + c.gated), kv_heads * c.head_dim, kv_heads * c.value_dim
         into, out, into_bias, out_bias = q + k + v, heads * c.value_dim, c.qkv_bias, c.out_bias
         mixer = mixer_of(c, i, ops, dtype, device)
         if mixer is not None:
@@ -221,14 +221,14 @@ class Llama:
             return self._add(x, self._mix(layer, x, cache), layer.out, layer.out_bias, layer.out_norm)
         c, ops = self.config, self._ops
         normed = self._norm(x, layer.input_norm, c.norm_eps)
-        rows = ops.linear(normed, layer.qkv, layer.qkv_bias)
+        rows, gate = self._ungated(ops.linear(normed, layer.qkv, layer.qkv_bias))
         qk, values = self._heads(rows, layer)
         q, keys = qk[:, : c.heads], qk[:, c.heads :]
         self._norm_heads(q, layer.q_norm)
         self._norm_heads(keys, layer.k_norm)
         ops.rope_write_kv(qk, values, cos, sin, cache.kv, cache.batch)
         mixed = ops.attention(q, KV(keys, values), cache.kv, cache.batch, c.attention_scale, layer.sinks)
-        self._add(x, mixed.flatten(1), layer.out, layer.out_bias, layer.out_norm)
+        self._add(x, _gate(mixed, gate), layer.out, layer.out_bias, layer.out_norm)
 
     def _mix(self, layer: LlamaLayer, x: Tensor, cache: LayerCache) -> Tensor:
         """[rows, hidden] → [rows, the mixer's width], of a layer without attention."""
@@ -260,13 +260,23 @@ class Llama:
         x = x[last.rows]
         if not last.rows.shape[0]:
             return x
-        q = ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias).view(-1, c.heads, c.head_dim)
+        rows, gate = self._ungated(ops.linear(normed[last.rows], layer.qkv[:q_width], q_bias))
+        q = rows.unflatten(1, (c.heads, c.head_dim))
         self._norm_heads(q, layer.q_norm)
         ops.rope(q, cos[last.rows], sin[last.rows])
         fresh = KV(keys[last.rows], values[last.rows])
         mixed = ops.attention(q, fresh, cache.kv, last.batch, c.attention_scale, layer.sinks)
-        self._add(x, mixed.flatten(1), layer.out, layer.out_bias, layer.out_norm)
+        self._add(x, _gate(mixed, gate), layer.out, layer.out_bias, layer.out_norm)
         return x
+
+    def _ungated(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows that begin with queries, and the gates [rows, heads, head_dim] that stood behind each head of those."""
+        c = self.config
+        if not c.gated:
+            return rows, None
+        width = 2 * c.heads * c.head_dim
+        q, gate = rows[:, :width].unflatten(1, (c.heads, 2, c.head_dim)).unbind(2)
+        return torch.cat([q.flatten(1), rows[:, width:]], 1), gate
 
     def _heads(self, rows: Tensor, layer: LlamaLayer) -> tuple[Tensor, Tensor]:
         """(Queries and) keys, and values, of [rows, width]: two views [rows, heads, dim]."""
@@ -299,6 +309,11 @@ class Llama:
             self._ops.linear_add(x, rows, weight, bias)
         else:
             x.add_(self._norm(self._ops.linear(rows, weight, bias), norm, self.config.norm_eps))
+
+
+def _gate(mixed: Tensor, gate: Tensor | None) -> Tensor:
+    """[rows, heads, dim] → [rows, heads * dim], times what the gate lets through."""
+    return (mixed if gate is None else mixed * gate.sigmoid()).flatten(1)
 
 
 def norm_dtype(c: TextConfig, dtype: torch.dtype) -> torch.dtype:

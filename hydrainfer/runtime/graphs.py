@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from hydrainfer.checkpoint import TextConfig
-from hydrainfer.ops import AttentionBatch, OpSet, ScanBatch, packed_bytes, to_device, upload
+from hydrainfer.models import LayerCache
+from hydrainfer.ops import OpSet, packed_bytes, to_device, upload
 from hydrainfer.runtime.packing import PackedTokens, padded
 
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 
-Batches = Mapping[str, AttentionBatch | ScanBatch]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Runs a step once and captures it; returns what replays it, and the tensor that it writes."""
 
@@ -40,9 +40,9 @@ class Steps(Protocol):
 
     def arrays(self, p: PackedTokens) -> dict[str, np.ndarray]: ...
 
-    def batches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool) -> Batches: ...
+    def caches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool) -> list[LayerCache]: ...
 
-    def through(self, p: PackedTokens, on: Mapping[str, Tensor], batches: Batches) -> Tensor: ...
+    def through(self, p: PackedTokens, on: Mapping[str, Tensor], caches: list[LayerCache]) -> Tensor: ...
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class _Graph:
     need of that."""
 
     memory: Tensor
-    step: tuple[PackedTokens, dict[str, Tensor], Batches]
+    step: tuple[PackedTokens, dict[str, Tensor], list[LayerCache]]
     replay: Callable[[], None] | None = None
     hidden: Tensor | None = None
 
@@ -93,7 +93,7 @@ class DecodeGraphs:
         graph = self._graphs.get(rows)
         memory = graph.memory if graph else torch.empty(packed_bytes(read), dtype=torch.uint8, device=device)
         on = upload(read, device, memory) | upload(arrays, device)
-        step = p, on, self._steps.batches(p, on, captured=True)
+        step = p, on, self._steps.caches(p, on, captured=True)
         if graph is None:
             graph = self._graphs[rows] = _Graph(memory, step)
         graph.step = step

@@ -14,7 +14,7 @@ from hydrainfer.core import HydraError, Lane, Stage, StepBatch, StepResult
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
 from hydrainfer.ops import AttentionBatch, Captured, ScanBatch, upload
-from hydrainfer.runtime.graphs import Batches, Capture, DecodeGraphs
+from hydrainfer.runtime.graphs import Capture, DecodeGraphs
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
 from hydrainfer.runtime.packing import PackedTokens, one_token, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
@@ -117,21 +117,22 @@ class LanguageRunner:
         if self._graphs is not None and self._graphs.take(p):
             return self._graphs.forward(p)
         on = upload(self.arrays(p), self.device)
-        return self.through(p, on, self.batches(p, on))
+        return self.through(p, on, self.caches(p, on))
 
-    def batches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool = False) -> Batches:
-        """The batch as the layers of each cache see it, prepared. `captured`: a graph computes it."""
-        paged = {tables.spec.name: self._attention(p, on, tables.spec, captured) for tables in self._tables}
-        return paged | {spec.name: self._scan(p, on, spec) for spec in self._sums}
+    def caches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool = False) -> list[LayerCache]:
+        """The cache of each layer, with the batch as its layers see it, prepared. `captured`: a graph computes it."""
+        batches: dict[str, AttentionBatch | ScanBatch] = {}
+        batches |= {tables.spec.name: self._attention(p, on, tables.spec, captured) for tables in self._tables}
+        batches |= {spec.name: self._scan(p, on, spec) for spec in self._sums}
+        return [LayerCache(parts, batches[name]) for name, parts in self._layers]
 
-    def through(self, p: PackedTokens, on: Mapping[str, Tensor], batches: Batches) -> Tensor:
-        """Hidden states [sampling rows, hidden] of what `batches` and `on` describe."""
+    def through(self, p: PackedTokens, on: Mapping[str, Tensor], caches: list[LayerCache]) -> Tensor:
+        """Hidden states [sampling rows, hidden] of what `caches` and `on` describe."""
         x = self._model.embed(on["ids"])
         deep = self._place_embeddings(on, x)
-        caches = [LayerCache(parts, batches[name]) for name, parts in self._layers]
         every = len(p.sample_rows) == len(p.ids) and p.sample_rows == list(range(len(p.ids)))
         decodes_only = p.n_decodes == len(p.counts)
-        last = None if decodes_only else self._last_rows(p, on, batches[self._layers[-1][0]])
+        last = None if decodes_only else self._last_rows(p, on, caches[-1].batch)
         hidden = self._model.forward(x, on["positions"], caches, last, deep)
         return hidden[on["sample_rows"]] if decodes_only and not every else hidden
 

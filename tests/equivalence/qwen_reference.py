@@ -14,6 +14,8 @@ from PIL import Image
 
 from tests.checkpoints_qwen import TEMPLATE
 
+_THIRD = ("qwen3_vl", "qwen3_5")
+
 
 class Reference:
     """`greedy(messages)` → prompt ids, answer ids, and per answer id the distance of the two best logits."""
@@ -55,7 +57,7 @@ class Reference:
 
     def _shown(self, n: int, fps: float, grid: tuple[int, int, int]) -> str:
         each = "<video>" * (grid[1] * grid[2] // 4)
-        if self.family != "qwen3_vl":
+        if self.family not in _THIRD:
             return each * grid[0]
         at = [i / fps for i in [*range(n), n - 1]]
         times = [(at[2 * i] + at[2 * i + 1]) / 2 for i in range(grid[0])]
@@ -80,7 +82,7 @@ class Reference:
         size = self.video.get("size") or self.pictures.size
         least, most = size["shortest_edge"], size["longest_edge"]
         factor = 2 * self.pictures.patch_size
-        if self.family != "qwen3_vl":
+        if self.family not in _THIRD:
             return smart_resize(height, width, factor, least, most)
         h, w, t = round(height / factor) * factor, round(width / factor) * factor, round(n / 2) * 2
         if t * h * w > most:

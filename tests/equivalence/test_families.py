@@ -115,6 +115,8 @@ FAMILIES = {
     "qwen2, window": Family(
         partial(make_text, kind="qwen2", seed=7, sliding_window=13, **SLIDING), TextReference, TEXTS, SPEAKING
     ),
+    "qwen3-next": Family(partial(make_text, kind="qwen3_next", seed=16), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "qwen3.5, text": Family(partial(make_text, kind="qwen3_5", seed=17), TextReference, TEXTS, SPEAKING),
     "lfm2": Family(partial(make_text, kind="lfm2", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
     "gpt-oss": Family(partial(make_text, kind="gpt_oss", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
     "gpt-oss, another seed": Family(

@@ -1,4 +1,5 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL against transformers, end to end: photographs, videos and messages in, tokens out.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 against transformers, end to end: photographs, videos and messages
+in, tokens out.
 
 Under budgets that chunk prompts through pictures and batch pictures of different sizes, and in every layout.
 """

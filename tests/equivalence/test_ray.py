@@ -12,6 +12,7 @@ from hydrainfer import LLM
 from hydrainfer.cluster import RunFolder
 from hydrainfer.cluster.folder import PREFIX
 from hydrainfer.cluster.ray import RayLauncher
+from tests.checkpoints_qwen import make_qwen
 from tests.equivalence.mixed import CHUNKED, LAYOUTS, ask, check_moves, settled_stats
 from tests.parts import parts
 
@@ -67,4 +68,15 @@ def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport, ray_r
         f"{layout} {transport}: start {started_s:.1f} s, batch {asked_s:.1f} s, close {time.monotonic() - start:.1f} s"
     )
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not run_folders(ray_runtime)
+
+
+def test_states_move_with_the_keys_and_values(tmp_path, ray_runtime):
+    path = make_qwen("qwen3_5", tmp_path, 3)
+    with LLM(path, launcher="inproc", **CHUNKED) as llm:
+        wanted = ask(llm)
+    with LLM(path, layout="1E1P1D", launcher="ray", **CHUNKED) as llm:
+        assert ask(llm) == wanted
+        stats = wait_returned(llm)
+        assert 0 < stats.blocks_pulled["state"] <= 2 * stats.n_landed
     assert not run_folders(ray_runtime)

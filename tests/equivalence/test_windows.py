@@ -1,6 +1,8 @@
-"""Layers with windows in every layout: reuse, preemption, and as many blocks as the formula says."""
+"""Layers that keep little of a request, windows and states, in every layout: reuse, preemption, few blocks."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 
@@ -9,6 +11,7 @@ from hydrainfer.checkpoint import read_config
 from hydrainfer.core import Role
 from hydrainfer.models import cache_specs
 from tests.checkpoints_gemma import make_gemma
+from tests.checkpoints_qwen import make_qwen
 from tests.equivalence.mixed import CHUNKED, ask, settled_stats
 from tests.equivalence.test_layouts import check_whole
 from tests.equivalence.test_prefix import converse
@@ -18,15 +21,18 @@ pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 LAYOUTS = ["1EPD", "1EP1D", "1ED1P", "1E1P1D", "2E1P2D"]
 
 
-@pytest.fixture(scope="module")
-def gemma(tmp_path_factory):
-    return make_gemma(tmp_path_factory.mktemp("gemma"), 3)
+MAKE = {"gemma3": make_gemma, "qwen3.5": partial(make_qwen, "qwen3_5")}
+
+
+@pytest.fixture(scope="module", params=MAKE)
+def path(request, tmp_path_factory):
+    return MAKE[request.param](tmp_path_factory.mktemp("small"), seed=3)
 
 
 @pytest.fixture(scope="module")
-def wanted(gemma):
+def wanted(path):
     """Answers to the mixed batch, and to conversations, where nothing is chunked and nothing found again."""
-    with LLM(gemma, launcher="inproc", prefix_cache=False, **CHUNKED | {"token_budget": 2048}) as llm:
+    with LLM(path, launcher="inproc", prefix_cache=False, **CHUNKED | {"token_budget": 2048}) as llm:
         return ask(llm), converse(llm), write(llm)
 
 
@@ -45,8 +51,8 @@ def few(path, n_tokens=140):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_are_those_of_one_instance_without_reuse(gemma, wanted, layout):
-    with LLM(gemma, layout=layout, launcher="inproc", **CHUNKED) as llm:
+def test_tokens_are_those_of_one_instance_without_reuse(path, wanted, layout):
+    with LLM(path, layout=layout, launcher="inproc", **CHUNKED) as llm:
         assert ask(llm) == wanted[0]
         assert converse(llm) == wanted[1]
         check_whole(llm)
@@ -55,9 +61,9 @@ def test_tokens_are_those_of_one_instance_without_reuse(gemma, wanted, layout):
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
-def test_few_blocks(gemma, wanted, layout):
-    options = {"kv_cache_gib": few(gemma), "headroom_tokens": 0, "max_model_len": 140}
-    with LLM(gemma, layout=layout, launcher="inproc", **options, **CHUNKED) as llm:
+def test_few_blocks(path, wanted, layout):
+    options = {"kv_cache_gib": few(path), "headroom_tokens": 0, "max_model_len": 140}
+    with LLM(path, layout=layout, launcher="inproc", **options, **CHUNKED) as llm:
         assert ask(llm) == wanted[0]
         assert write(llm) == wanted[2]
         check_whole(llm)

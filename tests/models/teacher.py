@@ -60,6 +60,8 @@ def teacher_forced(model: Model, ids: list[int], pictures: list[Picture] = (), s
             x[at] = rows
         for spec in specs:
             batch = _attention(spec, n, spans) if spec.paged else _scan(n)
+            if spec.paged:
+                model.ops.prepare(batch)
             views = zip(spec.layers, BlockStore(spec, n_blocks).layers)
             caches |= {layer: LayerCache(parts, batch) for layer, parts in views}
         hidden = model.forward(x, torch.arange(n), [caches[i] for i in range(len(caches))])

@@ -28,6 +28,7 @@ LLAMA_3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
 GEMMA_LAYERS = ["sliding_attention", "full_attention"] * 2 + ["full_attention"]
+LAST_SUMS = {"layer_types": ["full_attention"] + ["linear_attention"] * 3, "tie_word_embeddings": True}
 LAST_ATTENDS = {"layer_types": ["conv"] * 4 + ["full_attention"], "conv_bias": True, "conv_L_cache": 4}
 LAST_ATTENDS |= {"tie_word_embeddings": True, "block_auto_adjust_ff_dim": False}
 SLIDING = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
@@ -46,6 +47,8 @@ TEXT = {
     "gemma3, tied": ("gemma3", {"tie_word_embeddings": True}),
     "mistral, window": ("mistral", {"sliding_window": 21}),
     "lfm2": ("lfm2", {}),
+    "qwen3 next": ("qwen3_next", {}),
+    "qwen3.5, last layer of states, tied": ("qwen3_5", LAST_SUMS),
     "lfm2, last layer attends, biases, tied": ("lfm2", LAST_ATTENDS),
     "qwen3, window": ("qwen3", SLIDING | {"sliding_window": 7}),
     "qwen2, yarn": ("qwen2", {"rope_parameters": YARN}),

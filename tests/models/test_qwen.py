@@ -1,4 +1,5 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL against transformers: embeddings, logits, positions; what a checkpoint may say."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 against transformers: embeddings, logits, positions; what a checkpoint
+may say."""
 
 from __future__ import annotations
 
@@ -21,13 +22,12 @@ from hydrainfer.core import (
     Sequence,
     TokenWork,
 )
-from hydrainfer.models import LayerCache, Picture, load_model, vision_fingerprint
+from hydrainfer.models import Picture, load_model, vision_fingerprint
 from hydrainfer.models import qwen_tower as towers
 from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
 from hydrainfer.processor.pictures import VideoShape
 from hydrainfer.runtime.packing import pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions, prompt_positions
-from hydrainfer.runtime.tables import BlockTables
 from tests.checkpoints_qwen import FAMILIES, make_qwen
 from tests.equivalence.criterion import LOGIT_TOLERANCE
 from tests.equivalence.qwen_reference import Reference
@@ -113,21 +113,20 @@ def test_what_is_no_picture(case):
 
 def logits(rig, request, store):
     """Of every position of the prompt, one forward."""
-    n, spec, kv = request.n_prompt, rig.embeds.spec, rig.kv.spec
+    n, language = request.n_prompt, rig.language
     seq = Sequence(request, (0.0, 0), 0.0)
-    need = {s.name: s.need(request, 0, n) for s in (spec, kv)}
-    lease = rig.caches.reserve(seq.id, need)
+    lease = rig.caches.reserve(seq.id, {name: s.need(request, 0, n) for name, s in rig.caches.specs.items()})
     seq.blocks = lease.blocks
     rig.pixels.update({m.pixels: store.get(m.pixels) for m in request.media})
     if request.media:
         assert rig.encode([seq]).error is None
-    p = pack_tokens([TokenWork(seq, 0, n, True)], [BlockTables(kv)], spec, RotaryPositions())
+    work = [TokenWork(seq, 0, n, True)]
+    p = pack_tokens(work, language._tables, rig.embeds.spec, RotaryPositions(), language._sums)
     with torch.inference_mode():
-        x = rig.model.embed(torch.from_numpy(p.ids))
-        deep = rig.language._place_embeddings(rig.language._put(p), x)
-        batch = rig.language._attention(p, rig.language._put(p), kv)
-        caches = [LayerCache(parts, batch) for parts in rig.kv.layers]
-        hidden = rig.model.forward(x, torch.from_numpy(p.positions), caches, deep=deep)
+        on = language._put(p)
+        x = rig.model.embed(on["ids"])
+        deep = language._place_embeddings(on, x)
+        hidden = rig.model.forward(x, on["positions"], language._caches(p, on), deep=deep)
         found = rig.model.logits(hidden)
     rig.caches.release(lease)
     return found

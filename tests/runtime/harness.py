@@ -46,15 +46,17 @@ class Rig:
     def __init__(self, path: Path, dtype: str = "float32", kv_blocks: int = 256, ops=None, capture=None) -> None:
         self.model = load_model(path, Role.parse("EPD"), "cpu", dtype, ops=ops)
         self.config = self.model.config
-        embed, kv = self.model.cache_specs(kv_block_tokens=4, embed_block_tokens=8)
-        self.caches = CacheSet({embed: 64, kv: kv_blocks})
+        embed, *kept = self.model.cache_specs(kv_block_tokens=4, embed_block_tokens=8)
+        self.caches = CacheSet({embed: 64, **dict.fromkeys(kept, kv_blocks)})
         self.leases = {}
-        self.embeds, self.kv = BlockStore(embed, 64), BlockStore(kv, kv_blocks)
+        self.embeds, self.kv, *more = [
+            BlockStore(spec, self.caches.pools[spec.name].n_blocks) for spec in (embed, *kept)
+        ]
         self.pixels: dict[str, np.ndarray] = {}
         self.wake = threading.Event()
         vision, language = (LaneThread(lane, self.model.device, self.wake.set) for lane in Lane)
         self.vision = VisionRunner(self.model, self.embeds, self.pixels.__getitem__, vision)
-        self.language = LanguageRunner(self.model, (self.kv, self.embeds), language, capture=capture)
+        self.language = LanguageRunner(self.model, (self.kv, *more, self.embeds), language, capture=capture)
         self.n_batches = 0
 
     def close(self) -> None:

@@ -1,0 +1,80 @@
+"""Convolutions and the delta rule: every variant leaves what the reference does, row by row, in any pieces."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from hydrainfer.ops import Piece, ScanBatch, reference, variants
+from hydrainfer.ops.select import Need
+
+pytestmark = pytest.mark.cpu
+
+HEADS, KEY_HEADS, KEY_DIM, DIM = 6, 2, 12, 20
+COUNTS = [1, 1, 1, 5, 64, 65, 150]  # three decodes, then chunks
+LEAST_DIFFERENCE = 2e-5
+
+
+def inputs(n, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    q, k = (torch.nn.functional.normalize(torch.randn(n, KEY_HEADS, KEY_DIM, generator=g), dim=-1) for _ in range(2))
+    v, beta = torch.randn(n, HEADS, DIM, generator=g), torch.rand(n, HEADS, generator=g)
+    decay = -torch.rand(n, HEADS, generator=g) * torch.logspace(-4, 1, HEADS)  # from hardly to at once
+    return q, k, v, decay, beta
+
+
+def batch_of(counts, fresh):
+    """Request i goes on from block i, or if `fresh` from nothing, and leaves its state in block i + 10; chunks of more
+    than 64 rows in two pieces."""
+    pieces, row = [], 0
+    n_decodes = counts.count(1)
+    for i, count in enumerate(counts):
+        if i >= n_decodes:
+            cut = count // 3 if count > 64 else 0
+            source = -1 if fresh else i
+            if cut:
+                pieces.append(Piece(slice(row, row + cut), source, i + 20))
+                source = i + 20
+            pieces.append(Piece(slice(row + cut, row + count), source, i + 10))
+        row += count
+    here = torch.arange(n_decodes)
+    return ScanBatch(n_decodes, here - 1 if fresh else here, here + 10, pieces)
+
+
+def known(op):
+    need = Need(torch.device("cpu"), torch.float32, 64, None)
+    return [v for v in variants(op) if v.supports(need)]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("variant", [v.name for v in known("delta_rule")][:-1])
+def test_delta_rule(variant, fresh):
+    made = next(v for v in variants("delta_rule") if v.name == variant)
+    run = made.make(Need(torch.device("cpu"), torch.float32, 64, None))
+    before = torch.randn(30, HEADS, KEY_DIM, DIM, generator=torch.Generator().manual_seed(1))
+    batch, rows = batch_of(COUNTS, fresh), inputs(sum(COUNTS))
+    states, wanted = before.clone(), before.clone()
+    got, want = run(*rows, states, batch), reference.delta_rule(*rows, wanted, batch)
+    assert (got - want).abs().max() < LEAST_DIFFERENCE and (states - wanted).abs().max() < LEAST_DIFFERENCE
+    untouched = [i for i in range(30) if i not in {p.target for p in batch.pieces} | set(batch.targets.tolist())]
+    assert torch.equal(states[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("width", [2, 4, 7])
+def test_a_convolution_in_pieces_is_that_of_the_whole(width):
+    g, n, columns = torch.Generator().manual_seed(2), 40, 5
+    x, weight, bias = (torch.randn(*shape, generator=g) for shape in ((n, columns), (columns, width), (columns,)))
+    padded = torch.cat([torch.zeros(width - 1, columns), x])
+    want = torch.stack([(padded[i : i + width] * weight.t()).sum(0) + bias for i in range(n)])
+    for cuts in ((0, n), (0, 1, 2, 3, n), (0, 7, 8, 30, n)):
+        tails, got, source = torch.full((3, width - 1, columns), torch.nan), [], -1
+        for i, (start, stop) in enumerate(pairwise(cuts)):
+            target, rows = i % 2, x[start:stop]
+            if stop - start == 1:
+                batch = ScanBatch(1, torch.tensor([source]), torch.tensor([target]), ())
+            else:
+                none = torch.empty(0, dtype=torch.int64)
+                batch = ScanBatch(0, none, none, [Piece(slice(0, stop - start), source, target)])
+            got.append(reference.short_conv(rows, weight, bias, tails, batch))
+            source = target
+        assert (torch.cat(got) - want).abs().max() < 1e-5
