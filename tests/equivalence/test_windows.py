@@ -38,12 +38,12 @@ def wanted(path):
 
 def write(llm):
     """Long answers side by side, to a prompt each."""
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     prompts = [{"prompt_token_ids": [1, 9 + i, 8, 7] * 4} for i in range(6)]
     return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
 
 
-def few(path, n_tokens=140):
+def few(path, n_tokens=100):
     """GiB of caches that hold one request of so many tokens while it decodes, and one while it is prefilled."""
     specs = cache_specs(read_config(path), Role.parse("PD"), "float32", CHUNKED["block_tokens"])
     kv = [s for s in specs if s.size_option == "kv_cache_gib"]

@@ -30,7 +30,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     too, unless these have a `value_dim`; the MLP is gated, `experts` are those that layers have instead of one.
     `context`: longest sequence. `deepstack`: levels of picture features beside the embedding. `windows`: for each
     layer, how many tokens a token sees there, 0 for all; () if no layer has a window. Those with one have
-    `local_kv_heads`, unless that is 0. `recurrence`: of the layers that have no attention."""
+    `local_kv_heads`, unless that is 0. `recurrence`: of the layers that have no attention; `gated`:
+    the others' queries come with gates."""
 
     name: str
     dtype: str
@@ -49,6 +50,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     local_kv_heads: int = 0
     experts: Experts | None = None
     recurrence: Recurrence | None = None
+    gated: bool = False
     vision: VisionShape | None = None
 
     @property
@@ -69,6 +71,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def layer_weights(self, layer: int, *, used: bool = False) -> int:
         """Weights of this layer; `used`: those that one token is multiplied with."""
         mixed = self.heads * (self.head_dim + (self.value_dim or self.head_dim)) * self.hidden  # queries, and back
+        mixed += self.gated * self.heads * self.head_dim * self.hidden
         if self.recurrence is not None and not self.attends(layer):
             mixed = self.recurrence.weights(self.hidden)
         e, width = self.experts, self.intermediate

@@ -57,6 +57,7 @@ def shape_of(name: str, dtype: str | None = None) -> ModelShape:
         tied=text.tied,
         windows=text.windows,
         recurrence=text.recurrence,
+        gated=text.gated,
         value_dim=text.value_dim,
         local_kv_heads=text.local_kv_heads,
         experts=text.experts,

@@ -97,6 +97,33 @@ def test_a_batch_reads_the_experts_that_it_chooses():
     assert 2 < eight / one < 6, "no dense model takes longer for eight than for one"
 
 
+@pytest.mark.parametrize(
+    ("name", "n_tokens", "fewer"),
+    [("qwen3.5-9b", 8192, 2.9), ("qwen3.5-9b", 32768, 3.65), ("qwen3.5-9b", 131072, 3.9)],
+)
+def test_a_request_with_states_takes_so_many_times_fewer_bytes(name, n_tokens, fewer):
+    """Than if all layers had attention and kept all: states take as much whatever the length."""
+    shape = shape_of(name)
+    sizes = blocks_of(shape, H800, Role.parse("D"))
+    held = sum(spec.block_bytes * spec.held_by(n_tokens) for spec in sizes)
+    attending = msgspec.structs.replace(shape, recurrence=None)
+    assert attending.kv_token_bytes * n_tokens / held == pytest.approx(fewer, rel=0.01)
+    (state,) = (spec for spec in sizes if not spec.paged)
+    assert state.block_bytes == shape.state_bytes == 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+
+
+def test_states_are_read_and_written_by_every_decode():
+    shape = shape_of("qwen3.5-9b")
+    assert shape.kv_token_bytes == 8 * 2 * 4 * 256 * 2 and shape.vision.picture_tokens == 16384
+    assert shape.step_weights + shape.head_weights + shape.vision.weights == pytest.approx(9.4e9, rel=0.02)
+    cost = cost_of(shape, H800)
+    assert cost.sequence_s == pytest.approx(2 * shape.state_bytes / H800.traffic_bytes_per_s)
+    assert cost.context_s == pytest.approx(shape.kv_token_bytes / H800.traffic_bytes_per_s)
+    sparse = shape_of("qwen3-next-80b-a3b")
+    assert sparse.step_weights + sparse.head_weights == pytest.approx(80e9, rel=0.02)
+    assert sum(sparse.layer_weights(i, used=True) for i in range(48)) == pytest.approx(3e9, rel=0.2)
+
+
 def test_windows_bound_what_a_long_context_costs():
     shape = shape_of("gemma-3-4b")
     without = msgspec.structs.replace(shape, windows=())
@@ -231,7 +258,13 @@ def test_pictures_become_as_many_tokens_as_the_models_say():
 
 @pytest.mark.parametrize(
     ("name", "needle"),
-    [("nothing", "one of gemma-3-4b, gpt-oss-20b, llava-1.5-7b, llava-next-7b, mimo-v2-flash, qwen2-vl-7b")],
+    [
+        (
+            "nothing",
+            "one of gemma-3-4b, gpt-oss-20b, llava-1.5-7b, llava-next-7b, mimo-v2-flash, qwen2-vl-7b, "
+            "qwen3-next-80b-a3b, qwen3.5-9b",
+        )
+    ],
 )
 def test_an_unknown_model_lists_the_known(name, needle):
     with pytest.raises(ConfigError, match=needle):
