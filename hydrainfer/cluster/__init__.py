@@ -8,9 +8,10 @@ from hydrainfer.cluster.folder import RunFolder
 from hydrainfer.cluster.front import Front
 from hydrainfer.cluster.hashing import HashRing
 from hydrainfer.cluster.hub import Hub
+from hydrainfer.cluster.instance import Pulse
 from hydrainfer.cluster.launch import InProcess, Launcher
 from hydrainfer.cluster.mesh import Keys, Mesh
-from hydrainfer.cluster.node import Node, NodePlan, Pulse, run_node
+from hydrainfer.cluster.node import Node, NodePlan, run_node
 from hydrainfer.cluster.pixels import PixelClient
 from hydrainfer.cluster.restarts import Restarts
 from hydrainfer.cluster.roster import Balancing, Roster

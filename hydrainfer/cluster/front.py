@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from hydrainfer.cluster.instance import Pulse
 from hydrainfer.cluster.messages import Beat, Cancel, Hello, Learned, Members, Moved, Order, Peer, Report, Submit
-from hydrainfer.cluster.node import Pulse
 from hydrainfer.cluster.restarts import Lost, Restarts
 from hydrainfer.cluster.rolling import Rolling
 from hydrainfer.cluster.roster import Roster

@@ -11,16 +11,13 @@ from typing import Protocol
 
 import msgspec
 
+from hydrainfer.cluster.instance import Instance, Pulse
 from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.messages import (
-    Beat,
-    Cancel,
     Close,
     Failed,
     Hello,
-    Learned,
     Members,
-    Moved,
     Order,
     Peer,
     Report,
@@ -37,7 +34,6 @@ from hydrainfer.core import (
     HydraError,
     InternalError,
     LifecycleEvent,
-    Output,
     Parcel,
     Role,
     Unavailable,
@@ -49,23 +45,6 @@ _log = logging.getLogger(__name__)
 HUB = "hub"
 _GOODBYE_S = 2.0  # for peers to say that they read our blocks no more
 _REPORTED_BY_OUTPUTS = (EventKind.TOKEN, EventKind.FINISHED)
-
-
-class Pulse(msgspec.Struct, frozen=True):
-    """The intervals and limits by which instances are judged alive. `beat_s`: the hub and every instance speak at least
-    this often. `suspect_s`, `dead_s`: after this silence an instance gets requests only if nobody else can, and is
-    killed. `gap_s`: how long an output that came before its turn waits for the missing one. `patience_s`: how long a
-    request waits for an instance of its stage. `grace_s`: an instance may be this late with a request's end after its
-    deadline."""
-
-    beat_s: float = 0.25
-    suspect_s: float = 5.0
-    dead_s: float = 20.0
-    gap_s: float = 1.0
-    patience_s: float = 20.0
-    grace_s: float = 5.0
-
-
 _PULSE = Pulse()
 
 
@@ -102,9 +81,8 @@ class Wire(Protocol):
     def wake(self) -> None: ...
 
 
-class Node:
-    """`ip`: at which peers reach this machine. Satisfies the engine's `PeerLink`; its `roster` is the engine's
-    `Placement`, its `sink`, `record` and `moved` are what the engine reports to. Everything but `wake` on one thread,
+class Node(Instance):
+    """An instance between its sockets. `ip`: at which peers reach this machine. Everything but `wake` on one thread,
     the one that calls `run`. `at_end`: called when the engine has been closed."""
 
     def __init__(
@@ -115,45 +93,27 @@ class Node:
         clock: Callable[[], float] = time.monotonic,
         ip: str = "127.0.0.1",
     ) -> None:
+        roster = Roster({n: Role.parse(r) for n, r in plan.roles.items()}, plan.balancing)
+        super().__init__(plan.name, incarnation, roster, plan.pulse.beat_s)
         self.plan = plan
-        self.name = plan.name
-        self.incarnation = incarnation
         self.ip = ip
-        self.roster = Roster({n: Role.parse(r) for n, r in plan.roles.items()}, plan.balancing)
-        self.engine: Engine | None = None
         self._pulse = plan.pulse
         self._mesh = mesh
         self._mesh.connect(HUB, plan.hub)
         self.wake = mesh.wake
-        self._outputs: list[Output] = []
         self._events: list[LifecycleEvent] = []
-        self._moved: list[Moved] = []
-        self._parcels: list[tuple[str, Parcel]] = []
         self._host = host_identity()
         self._local = clock
         self.clock = HubClock(clock, same=self._host == plan.hub_host)
         self._heard_s = clock()
-        self._report_at = 0.0
         self.closing = self._deserted = False
         self._n_reports = self._n_orders = 0
         self.at_end: list[Callable[[], None]] = []
 
-    # ---- what the engine calls
-
-    def send(self, peer: str, parcel: Parcel) -> None:
-        self._parcels.append((peer, parcel))
-
-    def sink(self, outputs: list[Output]) -> None:
-        self._outputs += outputs
-
     def record(self, event: LifecycleEvent) -> None:
+        """What the engine calls at every event."""
         if event.kind not in _REPORTED_BY_OUTPUTS:
             self._events.append(event)
-
-    def moved(self, request_id: str, owner: str, hops: int) -> None:
-        peer = self.roster.peers.get(owner)
-        incarnation = self.incarnation if owner == self.name else peer.incarnation if peer is not None else 0
-        self._moved.append(Moved(request_id, owner, incarnation, hops))
 
     # ---- the life of an instance
 
@@ -175,7 +135,7 @@ class Node:
             end_s = self._local() + _GOODBYE_S
             while self._closes(engine) and (not engine.still or (not engine.idle and self._local() < end_s)):
                 self._mesh.poll(min(self.turn(), _GOODBYE_S / 10))
-            self._report(engine, self.clock())
+            self.speak(self.clock())
         except Exception:
             _log.exception("instance %s stopped after an internal error", self.name)
             self.fail(InternalError(f"instance {self.name} stopped after an internal error; see its log"))
@@ -192,41 +152,31 @@ class Node:
 
     def turn(self) -> float:
         """Hear what has come, step, report. Returns how long nothing is to do, in seconds."""
-        engine = self.engine
-        assert engine is not None
         for data in self._mesh.receive():
-            self._hear(engine, data)
+            self._read(data)
         self._watch_hub()
         if not self.clock.known:
             return self._pulse.beat_s
-        now = self.clock()
-        wake_at = engine.step(now)
-        if self._outputs or self._moved or self._local() >= self._report_at:
-            self._report(engine, now)
-        for peer, parcel in self._parcels:  # after the report: what a peer goes on from has been told
-            self._mesh.send(peer, encode(parcel))
-        self._parcels.clear()
-        wait_s = self._report_at - self._local()
-        if wake_at is not None:
-            wait_s = min(wait_s, wake_at - self.clock())
-        return max(wait_s, 0.0)
+        wake_at = self.step(self.clock())
+        return max(min(wake_at, self.beat_at) - self.clock(), 0.0)
 
     def fail(self, error: HydraError) -> None:
         """Say why there will be no instance."""
         self._tell(Failed(self.name, self.incarnation, ErrorInfo.of(error)))
 
-    def _report(self, engine: Engine, now: float) -> None:
-        stats = None
-        if self._local() >= self._report_at:
-            stats = engine.stats(now)
-            self._report_at = self._local() + self._pulse.beat_s
-        lists = tuple(self._outputs), tuple(self._events), tuple(self._moved)
+    def report(self, now: float) -> None:
+        engine = self.engine
+        assert engine is not None
         if not self._deserted:
             self._n_reports += 1
+            lists = tuple(self.outputs), tuple(self._events), tuple(self.moves)
+            stats = engine.stats(now) if now >= self.beat_at else None
             said = now, *lists, engine.load(), stats, self._n_reports, engine.news()
             self._tell(Report(self.name, self.incarnation, *said))
-        for each in (self._outputs, self._events, self._moved):
-            each.clear()
+        self._events.clear()
+
+    def post(self, peer: str, parcel: Parcel) -> None:
+        self._mesh.send(peer, encode(parcel))
 
     def _tell(self, message: ToHub) -> None:
         self._mesh.send(HUB, encode(message))
@@ -239,16 +189,14 @@ class Node:
 
     # ---- what is heard
 
-    def _hear(self, engine: Engine, data: bytes) -> None:
+    def _read(self, data: bytes) -> None:
         try:
             message = decode_to_instance(data)
         except msgspec.DecodeError:
             _log.warning("instance %s got a message it cannot read", self.name)
             return
         if isinstance(message, Parcel):
-            if self.roster.knows(message.sender, message.incarnation):  # others are dead, or not yet announced
-                self.roster.loads[message.sender] = message.load
-                engine.deliver(message)
+            self.hear(message, self.clock())
         elif message.incarnation == self.incarnation:
             self._heard_s = self._local()
             self.clock.hear(message.hub_s)
@@ -256,30 +204,26 @@ class Node:
             if message.n and message.n != self._n_orders:
                 raise InternalError("orders of the hub were lost on their way")
             for order in message.orders:
-                self._obey(engine, order)
+                self._obey(order)
 
-    def _obey(self, engine: Engine, order: Order) -> None:
-        now = self.clock()
+    def _obey(self, order: Order) -> None:
         match order:
-            case Submit(request, produced) if not self.closing:
-                engine.submit(request, now, produced)
-            case Cancel(request_ids):
-                engine.cancel(request_ids, now)
-            case Beat(loads):
-                self.roster.loads.update({n: load for n, load in loads.items() if n != self.name})
-            case Learned(name, cached):
-                self.roster.learn(name, cached)
             case Members(peers):
-                self._meet(engine, peers)
+                self._meet(peers)
             case Close():
                 self.closing = True
+            case Submit() if self.closing:
+                pass
+            case _:
+                self.hear(order, self.clock())
 
-    def _meet(self, engine: Engine, peers: tuple[Peer, ...]) -> None:
+    def _meet(self, peers: tuple[Peer, ...]) -> None:
+        assert self.engine is not None
         before = {(p.name, p.incarnation) for p in self.roster.peers.values()}
         for gone in self.roster.update(peers):
             if gone.name != self.name:
                 self._mesh.forget(gone.name)
-                engine.peer_dead(gone.name, gone.incarnation, self.clock())
+                self.engine.peer_dead(gone.name, gone.incarnation, self.clock())
         for peer in peers:
             if peer.name != self.name and (peer.name, peer.incarnation) not in before:
                 self._mesh.connect(peer.name, peer.address)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
-from itertools import pairwise
 
 from hydrainfer.core import (
     DEVICE_LOST,
@@ -40,7 +38,7 @@ from hydrainfer.core import (
 from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.lanes import Lanes, Overlap
 from hydrainfer.engine.moves import Arrived, Left, Moves, Pulled, Stranded
-from hydrainfer.engine.ports import Runner, Ticket
+from hydrainfer.engine.ports import Runner
 from hydrainfer.scheduler import Outcome, Scheduler, backlog
 
 EventSink = Callable[[LifecycleEvent], None]
@@ -76,8 +74,7 @@ class Engine:
         self._open: set[str] = set()  # submitted, and their final output not made yet
         self._deadlines: list[tuple[float, str, bool]] = []  # the flag: only if it still waits, too late to start
         self._progress_s = 0.0
-        self._n_steps = 0
-        self._costs = Costs()
+        self.costs = Costs()
         self._give_up_after = give_up_after
         self._n_failed: dict[Lane, int] = {}
 
@@ -163,7 +160,7 @@ class Engine:
                     if cancelled:
                         self.cancel([seq.id], now)
                 case Pulled(n_tokens, seconds):
-                    self._costs.pulled(n_tokens, seconds)
+                    self.costs.pulled(n_tokens, seconds)
                 case Stranded(request_id, error):
                     if self._stop(request_id, now):
                         self._end(request_id, now, "error", error=error)
@@ -173,10 +170,9 @@ class Engine:
     def step(self, now: float) -> float | None:
         """One turn. Returns when it wants the next one even if nobody wakes it; None: only when woken."""
         for result, seconds in self._lanes.landed(now):
-            self._n_steps += 1
             self._progress_s = now
             if result.error is None:
-                self._measure(result.batch, seconds)
+                self.observe(result.batch, seconds)
             self._judge(result)
             self._commit(self.scheduler.apply(result, now), now)
         moves = self._moves
@@ -194,8 +190,9 @@ class Engine:
             self._progress_s = now  # so that it counts from when something comes
         return self._wake_at(now)
 
-    def _measure(self, batch: StepBatch, seconds: float) -> None:
-        self._costs.observe(batch, seconds)
+    def observe(self, batch: StepBatch, seconds: float) -> None:
+        """A batch took this long by itself."""
+        self.costs.observe(batch, seconds)
         if self.scheduler.observe(batch, seconds) and self._moves is not None:
             self._moves.reorder()
 
@@ -324,39 +321,6 @@ class Engine:
         if self._record is not None:
             self._record(LifecycleEvent(request_id, kind, at_s, stage, detail))
 
-    # ---- fast forward, of a simulator
-
-    def repeating(self) -> tuple[Ticket, float, float] | None:
-        """The one batch in flight, when it was launched, and when something else is due here next; if it holds all that
-        lives here, so that what follows it is like it. (Who arrives waits for a copy, which has its time, or for room,
-        of which decoding leaves ever less.)"""
-        s = self.scheduler
-        alone = self._lanes.alone()
-        if alone is None or s.encoding or s.prefilling or s.n_waiting:
-            return None
-        due_s = self._deadlines[0][0] if self._deadlines else _NEVER
-        if self._moves is not None:
-            due_s = min(due_s, self._moves.wake_at())
-        return *alone, due_s
-
-    def skip(self, ticket: Ticket, batch: StepBatch, times: list[float]) -> None:
-        """Account for the batch in flight and for others like it that were not turned one by one: launched and done at
-        `times`. `ticket` is in flight since the last of them. The scheduler's part is `scheduler.skip`."""
-        for began_s, ended_s in pairwise(times):
-            self._measure(batch, ended_s - began_s)
-        self._n_steps += len(times) - 1
-        self._progress_s = times[-1]
-        self._lanes.flies(batch.lane, ticket, times[-1])
-
-    def loads_after(self, batch: StepBatch, seconds: list[float]) -> list[Load]:
-        """The `load` after each of several batches like `batch`, which take `seconds`."""
-        costs, counts = copy(self._costs), backlog(self.scheduler)
-        found = []
-        for each_s in seconds:
-            costs.observe(batch, each_s)
-            found.append(costs.load(*counts))
-        return found
-
     # ---- facts
 
     @property
@@ -384,7 +348,7 @@ class Engine:
         return self.scheduler.room.caches.news()
 
     def load(self) -> Load:
-        return self._costs.load(*backlog(self.scheduler))
+        return self.costs.load(*backlog(self.scheduler))
 
     def stats(self, now: float) -> InstanceStats:
         s, caches = self.scheduler, self.scheduler.room.caches
@@ -402,7 +366,7 @@ class Engine:
             tokens_wanted=s.room.n_tokens_wanted,
             tokens_missed=s.room.n_tokens_missed,
             n_preemptions=s.n_preemptions,
-            n_steps=self._n_steps,
+            n_steps=s.n_batches - len(self._lanes.in_flight),
             stalled_s=self._stalled_s(now),
             hung_s=self._lanes.hung_s(now),
             n_migrating=len(s.migrating),

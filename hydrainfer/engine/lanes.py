@@ -74,17 +74,6 @@ class Lanes:
         """How long a lane has been at its batch."""
         return now - min((self._launched_s[lane] for lane in list(self.in_flight)), default=now)
 
-    def alone(self) -> tuple[Ticket, float] | None:
-        """The batch in flight and when it was launched; None unless it is one."""
-        if len(self.in_flight) != 1:
-            return None
-        (lane, ticket) = next(iter(self.in_flight.items()))
-        return ticket, self._launched_s[lane]
-
-    def flies(self, lane: Lane, ticket: Ticket, since_s: float) -> None:
-        """A simulator's: `ticket` is in flight since then."""
-        self._launched_s[lane], self.in_flight[lane] = since_s, ticket
-
     def close(self) -> None:
         for runner in self.runners.values():
             runner.close()

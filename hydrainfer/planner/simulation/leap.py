@@ -9,52 +9,54 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from copy import copy
+from itertools import pairwise
 
 from hydrainfer.core import DeviceTime, Lane, Load, Request, Sequence, Span, Stage, StepBatch, StepResult
 from hydrainfer.engine import Engine
-from hydrainfer.scheduler import skip
+from hydrainfer.scheduler import backlog, skip
 
 TOKEN = 7  # what every modelled device answers
 _FEWEST, _MOST = 2, 64  # steps that are worth a leap; more are computed in vain when a message comes
 
 
 class ModelledTicket:
-    """A batch that is done when `span` ends."""
+    """A batch that is done when `span` ends. The simulator knows when that is; the engine is not told."""
 
-    __slots__ = ("result", "span")
+    __slots__ = ("began_s", "result", "span")
 
-    def __init__(self, span: Span, result: StepResult) -> None:
+    def __init__(self, span: Span, result: StepResult, now: float) -> None:
         self.span, self.result = span, result
         result.own_s = span.own_s
+        self.began_s = now if span.own_s is None else span.end_s - span.own_s  # it may wait for a picture
 
     def poll(self, now: float) -> StepResult | None:
         return self.result if now >= self.span.end_s else None
 
     def ready_at(self) -> float | None:
-        return self.span.end_s
+        return None
 
 
 class Leap:
     """The batch in flight and those that repeat it. `ends`: when each is done, the last of which needs a turn."""
 
-    def __init__(self, engine: Engine, device: DeviceTime, batch: StepBatch, began_s: float, ends: list[float]) -> None:
-        self._engine, self._device, self._batch, self._began_s = engine, device, batch, began_s
+    def __init__(self, engine: Engine, device: DeviceTime, ticket: ModelledTicket, ends: list[float]) -> None:
+        self._engine, self._device, self._ticket = engine, device, ticket
+        self._batch, self._began_s = ticket.result.batch, ticket.began_s
         self.ends = ends
         self.ends_at = ends[-1]
         self._loads: list[Load] = []  # after each step that was asked for
         self._n_reported = 0
 
     @staticmethod
-    def begin(engine: Engine, device: DeviceTime) -> Leap | None:
-        """A leap over the steps that repeat the one in flight; None if they are too few."""
-        found = engine.repeating()
-        if found is None:
+    def begin(engine: Engine, device: DeviceTime, ticket: ModelledTicket, due_s: float) -> Leap | None:
+        """A leap over the steps that repeat the one in flight, which is the only one; None if they are too few.
+        `due_s`: when the engine has something else to do. (Who arrives waits for a copy, which has its time, or for
+        room, of which decoding leaves ever less.)"""
+        s, batch = engine.scheduler, ticket.result.batch
+        if batch.lane is not Lane.LANGUAGE or len(batch.work) != len(s.decoding):
             return None
-        ticket, launched_s, until_s = found
-        assert isinstance(ticket, ModelledTicket)
-        batch, span = ticket.result.batch, ticket.span
-        began_s = launched_s if span.own_s is None else span.end_s - span.own_s  # it may have waited for a picture
-        if batch.lane is not Lane.LANGUAGE or len(batch.work) != len(engine.scheduler.decoding):
+        if s.encoding or s.prefilling or s.n_waiting:
             return None
         n, seqs = _MOST, []
         for seq, *_ in batch.work:
@@ -67,10 +69,10 @@ class Leap:
         shares = bool(seqs[0].request.keys)
         if shares:  # nothing is published meanwhile, or evicted
             n = min(n, *(int(min(seq.due - seq.n_computed - 1, _MOST)) for seq in seqs))
-        if not engine.scheduler.room.can_grow(seqs, n, evicting=not shares):
+        if not s.room.can_grow(seqs, n, evicting=not shares):
             return None
-        ends = _ends(device, batch, span.end_s, n, until_s)
-        return Leap(engine, device, batch, began_s, ends) if len(ends) > _FEWEST else None
+        ends = _ends(device, batch, ticket.span.end_s, n, due_s)
+        return Leap(engine, device, ticket, ends) if len(ends) > _FEWEST else None
 
     def reported(self, until_s: float) -> Load | None:
         """The load after the last step done by `until_s`, if it was not reported yet."""
@@ -103,13 +105,14 @@ class Leap:
         n = self._n_before(now)
         if n == 0:
             return
-        done = self.ends[:n]
-        times = [self._began_s, *done]
-        engine = self._engine
+        done, engine, ticket = self.ends[:n], self._engine, self._ticket
+        for began_s, ended_s in pairwise((self._began_s, *done)):
+            engine.observe(self._batch, ended_s - began_s)
         batch = skip(engine.scheduler, self._batch, [decoded(work.seq, done) for work in self._batch.work])
-        result = StepResult(batch, tokens=[answer(work.seq.request, work.seq.n_computed + 1) for work in batch.work])
-        span = self._device.latest[Lane.LANGUAGE] = Span(self.ends[n])
-        engine.skip(ModelledTicket(span, result), self._batch, times)
+        tokens = [answer(work.seq.request, work.seq.n_computed + 1) for work in batch.work]
+        ticket.span = self._device.latest[Lane.LANGUAGE] = Span(self.ends[n])
+        ticket.began_s = self.ends[n - 1]
+        ticket.result = StepResult(batch, tokens, own_s=self.ends[n] - ticket.began_s)
 
     def _n_before(self, now: float) -> int:
         return bisect_left(self.ends, now, hi=len(self.ends) - 1)
@@ -118,8 +121,10 @@ class Leap:
         if n == 0:
             return self._engine.load()
         if not self._loads:
-            starts = [self._began_s, *self.ends]
-            self._loads = self._engine.loads_after(self._batch, [b - a for a, b in zip(starts, self.ends)])
+            costs, counts = copy(self._engine.costs), backlog(self._engine.scheduler)
+            for began_s, ended_s in pairwise((self._began_s, *self.ends)):
+                costs.observe(self._batch, ended_s - began_s)
+                self._loads.append(costs.load(*counts))
         return self._loads[n - 1]
 
 

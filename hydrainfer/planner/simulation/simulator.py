@@ -19,8 +19,8 @@ import msgspec
 
 from hydrainfer import core
 from hydrainfer.cache import CacheSet, CacheSpec
-from hydrainfer.cluster.messages import Peer
-from hydrainfer.cluster.node import Pulse
+from hydrainfer.cluster.instance import Instance, Pulse
+from hydrainfer.cluster.messages import Beat, Learned, Peer, Submit
 from hydrainfer.cluster.roster import Balancing, Roster
 from hydrainfer.core import (
     Cached,
@@ -162,7 +162,8 @@ class Simulator:
         self._said[name].append((at_s + self.link.message_s, load, cached))
         for other in self.nodes if cached is not None else ():
             if cached is not None and self._roster.hands_to(other, name):
-                self.at(at_s + 2 * self.link.message_s, partial(self.nodes[other].roster.learn, name, cached))
+                learned, at = Learned(name, cached), at_s + 2 * self.link.message_s
+                self.at(at, partial(self.nodes[other].hear, learned, at))
 
     def post(self, peer: str, parcel: Parcel) -> None:
         self.at(self.now + self.link.message_s, partial(self._deliver, self.nodes[peer], parcel))
@@ -200,85 +201,72 @@ class Simulator:
         name = self._roster.choose(request, request.plan()[0], ())
         assert name is not None, "the layout lacks a stage"
         node = self.nodes[name]
-        self.at(self.now + self.link.message_s, partial(self._deliver, node, request))
+        self.at(self.now + self.link.message_s, partial(self._deliver, node, Submit(request)))
 
-    def _deliver(self, node: ModelledNode, what: Parcel | Request) -> None:
-        node.inbox.append(what)
+    def _deliver(self, node: ModelledNode, message: Parcel | Submit) -> None:
+        node.inbox.append(message)
         if node.wake_at > self.now:
             self._wake(node, self.now)
 
     def _beat(self, now: float) -> None:
         self._beat_at = now + _BEAT_S
         self._hear_reports()
-        loads = dict(self._roster.loads)
+        beat = Beat(dict(self._roster.loads))
 
-        def deliver() -> None:
+        def deliver() -> None:  # it wakes nobody: a load is asked for when a request is placed
             for node in self.nodes.values():
-                node.roster.loads.update({n: load for n, load in loads.items() if n != node.name})
+                node.hear(beat, self.now)
 
         self.at(now + self.link.message_s, deliver)
 
 
-class ModelledNode:
-    """One instance: the turns of `cluster.Node` without its sockets. Satisfies the engine's `PeerLink` and `Puller`."""
+class ModelledNode(Instance):
+    """One instance of a deployment. Satisfies the engine's `Puller`, too."""
 
-    def __init__(
-        self,
-        sim: Simulator,
-        number: int,
-        i: InstanceModel,
-        roster: Roster,
-        record: EventSink | None,
-    ) -> None:
-        self._record = record
-        self.name, self.number, self.roster, self._sim = i.name, number, roster, sim
+    engine: Engine
+
+    def __init__(self, sim: Simulator, number: int, i: InstanceModel, roster: Roster, record: EventSink | None) -> None:
+        super().__init__(i.name, _INCARNATION, roster, _BEAT_S)
+        self.number, self._sim, self._record = number, sim, record
         self.caches = CacheSet(dict(i.blocks))
         self.exports = {spec.name: ExportHandle(owner_of(i.name, _INCARNATION)) for spec in i.blocks}
         self._block_bytes = {spec.name: spec.block_bytes for spec in i.blocks}
-        self._spoke = False
-        self._parcels: list[tuple[str, Parcel]] = []
-        self.inbox: list[Parcel | Request] = []
+        self.inbox: list[Parcel | Submit] = []
         self.leap: Leap | None = None
-        self.wake_at = self._report_at = 0.0
+        self.wake_at = 0.0
         scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy)
         self.device = SlicedTime(i.cost) if i.overlap == "slice" else DeviceTime(i.cost)
-        runners = {lane: _Runner(self.device, sim) for lane in i.role.lanes}
+        self._runners = {lane: _Runner(self.device, sim) for lane in i.role.lanes}
         moves = Moves(i.name, _INCARNATION, scheduler, roster, self, self)
-        self.engine = Engine(scheduler, runners, self._sink, record, i.overlap, moves, self._moved)
+        self.engine = Engine(scheduler, self._runners, self.sink, record, i.overlap, moves, self.moved)
 
     def turn(self, now: float) -> float:
-        """Hear, step, report, post, in the order of `cluster.Node.turn`. Returns when the next turn is due."""
-        sim, engine = self._sim, self.engine
+        """Hear, step, report, post. Returns when the next turn is due."""
         if self.leap is not None:
             if not self.inbox and now < self.leap.ends_at:  # only a beat
-                self._report_at = now + _BEAT_S
-                sim.report(self.name, self.leap.load_at(now), now)
-                return min(self.leap.ends_at, self._report_at)
+                self.beat_at = now + _BEAT_S
+                self._sim.report(self.name, self.leap.load_at(now), now)
+                return min(self.leap.ends_at, self.beat_at)
             self._land(self.leap, now)
             self.leap = None
-        sim.n_turns += 1
+        self._sim.n_turns += 1
         inbox, self.inbox = self.inbox, []
-        for what in inbox:
-            if isinstance(what, Parcel):
-                self.roster.loads[what.sender] = what.load
-                engine.deliver(what)
-            else:
-                engine.submit(what, now)
-        wake_at = engine.step(now)
-        if self._spoke or now >= self._report_at:
-            sim.report(self.name, engine.load(), now, engine.news() if sim.shares else None)
-            self._spoke = False
-            if now >= self._report_at:
-                self._report_at = now + _BEAT_S
-        if self._parcels:
-            for peer, parcel in self._parcels:
-                sim.post(peer, parcel)
-            self._parcels.clear()
-        if wake_at is None:
-            return self._report_at
-        if sim.leaps and (leap := Leap.begin(engine, self.device)) is not None:
-            self.leap, wake_at = leap, leap.ends_at
-        return min(wake_at, self._report_at)
+        for message in inbox:
+            self.hear(message, now)
+        wake_at = self.step(now)
+        flying = [runner.ticket for lane, runner in self._runners.items() if self.engine.in_flight(lane)]
+        if len(flying) == 1 and self._sim.leaps:
+            self.leap = Leap.begin(self.engine, self.device, flying[0], wake_at)
+        if self.leap is not None:
+            return min(self.leap.ends_at, self.beat_at)
+        return min(wake_at, self.beat_at, *(ticket.span.end_s for ticket in flying))
+
+    def report(self, now: float) -> None:
+        self._sim.hear(self.outputs)
+        self._sim.report(self.name, self.engine.load(), now, self.engine.news() if self._sim.shares else None)
+
+    def post(self, peer: str, parcel: Parcel) -> None:
+        self._sim.post(peer, parcel)
 
     def _land(self, leap: Leap, now: float) -> None:
         for load, at_s in leap.unreported(now, self._sim.link.message_s):
@@ -296,16 +284,6 @@ class ModelledNode:
                 self._record(LifecycleEvent(seq.id, EventKind.TOKEN, t))
         return tokens
 
-    def _sink(self, outputs: list[Output]) -> None:
-        self._spoke = True
-        self._sim.hear(outputs)
-
-    def _moved(self, *_: object) -> None:
-        self._spoke = True
-
-    def send(self, peer: str, parcel: Parcel) -> None:
-        self._parcels.append((peer, parcel))
-
     def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> ModelledCopy:
         n_bytes = sum(len(ids) * self._block_bytes[spec] for spec, (_, ids) in pulls.items())
         source = next(iter(sources.values())).owner.partition(":")[0]
@@ -319,7 +297,9 @@ class ModelledNode:
 
 
 class _Runner:
-    """One lane of a modelled device."""
+    """One lane of a modelled device. `ticket`: of its latest batch."""
+
+    ticket: ModelledTicket
 
     def __init__(self, device: DeviceTime, sim: Simulator) -> None:
         self._device, self._sim = device, sim
@@ -329,7 +309,9 @@ class _Runner:
         if batch.lane is Lane.LANGUAGE:
             answer = self._sim.answer
             result.tokens = [answer(seq.request, start + n) for seq, start, n, sample in batch.work if sample]
-        return ModelledTicket(self._device.occupy(batch, self._sim.now), result)
+        now = self._sim.now
+        self.ticket = ModelledTicket(self._device.occupy(batch, now), result, now)
+        return self.ticket
 
     def close(self) -> None:
         """Nothing to do: nothing runs outside the virtual clock."""

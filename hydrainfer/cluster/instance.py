@@ -1,0 +1,106 @@
+"""One instance without sockets: the turns that `Node` takes in production and the planner takes on a virtual clock.
+
+hear ─> step: the engine's step ─> report to the hub, if there is news or a beat is due ─> parcels to peers
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import msgspec
+
+from hydrainfer.cluster.messages import Beat, Cancel, Learned, Moved, Order, Submit
+from hydrainfer.cluster.roster import Roster
+from hydrainfer.core import Output, Parcel
+from hydrainfer.engine import Engine
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """The intervals and limits by which instances are judged alive. `beat_s`: the hub and every instance speak at least
+    this often. `suspect_s`, `dead_s`: after this silence an instance gets requests only if nobody else can, and is
+    killed. `gap_s`: how long an output that came before its turn waits for the missing one. `patience_s`: how long a
+    request waits for an instance of its stage. `grace_s`: an instance may be this late with a request's end after its
+    deadline."""
+
+    beat_s: float = 0.25
+    suspect_s: float = 5.0
+    dead_s: float = 20.0
+    gap_s: float = 1.0
+    patience_s: float = 20.0
+    grace_s: float = 5.0
+
+
+class Instance(ABC):
+    """`engine` is set by whoever builds it, to which this is the `PeerLink`, `roster` the `Placement`, `sink` and
+    `moved` what it reports to. It reports at least every `beat_s`."""
+
+    def __init__(self, name: str, incarnation: int, roster: Roster, beat_s: float) -> None:
+        self.name, self.incarnation, self.roster = name, incarnation, roster
+        self.engine: Engine | None = None
+        self.outputs: list[Output] = []  # these two: what the next report says
+        self.moves: list[Moved] = []
+        self.beat_at = 0.0
+        self._beat_s = beat_s
+        self._parcels: list[tuple[str, Parcel]] = []
+
+    @abstractmethod
+    def report(self, now: float) -> None:
+        """Tell the hub `outputs`, `moves` and the load."""
+
+    @abstractmethod
+    def post(self, peer: str, parcel: Parcel) -> None:
+        """Send it, or lose it."""
+
+    # ---- what the engine calls
+
+    def send(self, peer: str, parcel: Parcel) -> None:
+        self._parcels.append((peer, parcel))
+
+    def sink(self, outputs: list[Output]) -> None:
+        self.outputs += outputs
+
+    def moved(self, request_id: str, owner: str, hops: int) -> None:
+        peer = self.roster.peers.get(owner)
+        incarnation = self.incarnation if owner == self.name else peer.incarnation if peer is not None else 0
+        self.moves.append(Moved(request_id, owner, incarnation, hops))
+
+    # ---- turns
+
+    def hear(self, message: Parcel | Order, now: float) -> None:
+        """Take in what a peer or the hub has said; who is there and when to close is not heard here."""
+        engine = self.engine
+        assert engine is not None
+        match message:
+            case Parcel(sender, incarnation):
+                if self.roster.knows(sender, incarnation):  # others are dead, or not yet announced
+                    self.roster.loads[sender] = message.load
+                    engine.deliver(message)
+            case Submit(request, produced):
+                engine.submit(request, now, produced)
+            case Cancel(request_ids):
+                engine.cancel(request_ids, now)
+            case Beat(loads):
+                self.roster.loads.update({n: load for n, load in loads.items() if n != self.name})
+            case Learned(name, cached):
+                self.roster.learn(name, cached)
+
+    def step(self, now: float) -> float:
+        """Step the engine and say what came of it. Returns when the engine wants the next one; infinity: when woken."""
+        engine = self.engine
+        assert engine is not None
+        wake_at = engine.step(now)
+        if self.outputs or self.moves or now >= self.beat_at:
+            self.speak(now)
+        if self._parcels:  # after the report: what a peer goes on from has been told
+            for peer, parcel in self._parcels:
+                self.post(peer, parcel)
+            self._parcels.clear()
+        return float("inf") if wake_at is None else wake_at
+
+    def speak(self, now: float) -> None:
+        """Report all that has not been told."""
+        self.report(now)
+        self.outputs.clear()
+        self.moves.clear()
+        if now >= self.beat_at:
+            self.beat_at = now + self._beat_s
