@@ -53,12 +53,12 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
             return self._encode_s(batch)
         work, n_decodes = batch.work, batch.n_decodes
         n_contexts = n_prefilled = n_pairs = n_read = 0
-        for _, start, *_ in work[:n_decodes]:
-            n_contexts += start
-        for _, start, count, _ in work[n_decodes:]:
-            n_prefilled += count
-            n_pairs += count * (start + count)
-            n_read += start
+        for item in work[:n_decodes]:
+            n_contexts += item.start
+        for item in work[n_decodes:]:
+            n_prefilled += item.count
+            n_pairs += item.count * (item.start + item.count)
+            n_read += item.start
         return self.language_s(n_prefilled, n_pairs, n_decodes, n_contexts + n_decodes, n_read)
 
     def language_s(self, n_prefilled: int, n_pairs: int, n_decodes: int, n_contexts: int, n_read: int = 0) -> float:
@@ -89,7 +89,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     def _encode_s(self, batch: StepBatch) -> float:
         if not (self.encode_token_s or self.encode_attention_s):
             return self.encode_s([0] * len(batch.work))
-        return self.encode_s([seq.request.media[i].n_tokens for seq, i in batch.work])
+        return self.encode_s([item.seq.request.media[item.index].n_tokens for item in batch.work])
 
 
 class Span:

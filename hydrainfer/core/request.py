@@ -152,6 +152,13 @@ class Share(NamedTuple):
 ANYBODY = Share()
 
 
+_PLANS = {
+    (pictured, decodes): (*(Stage.ENCODE,) * pictured, Stage.PREFILL, *(Stage.DECODE,) * decodes)
+    for pictured in (False, True)
+    for decodes in (False, True)
+}
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of one API request, ready to run on any instance.
 
@@ -182,6 +189,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     def plan(self) -> tuple[Stage, ...]:
         """The steps this request visits, in order; decode is one repeating step."""
-        encode = (Stage.ENCODE,) if self.media else ()
-        decode = (Stage.DECODE,) if self.max_tokens > 1 else ()
-        return (*encode, Stage.PREFILL, *decode)
+        return _PLANS[bool(self.media), self.max_tokens > 1]

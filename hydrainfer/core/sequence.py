@@ -17,6 +17,8 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from hydrainfer.core.errors import HydraError
 from hydrainfer.core.request import Request
 from hydrainfer.core.stage import Lane, Stage
@@ -35,7 +37,8 @@ class Sequence:
     still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present stage has been
     part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which the scheduler
     says who goes first (smaller), as `order` says who is older. `token_s`: seconds per token of the latest batch that
-    had a chunk of it, 0 before.
+    had a chunk of it, 0 before. `n_most`, `ends`: how many tokens it may have, and which end it once it has
+    `min_tokens`.
     """
 
     __slots__ = (
@@ -45,11 +48,13 @@ class Sequence:
         "capacity",
         "cursor",
         "due",
+        "ends",
         "first_block",
         "hops",
         "in_flight",
         "n_cached",
         "n_computed",
+        "n_most",
         "n_prompt",
         "n_settled",
         "order",
@@ -70,6 +75,9 @@ class Sequence:
         """`produced`: tokens it already has, of a life that was lost; only its KV has to be computed again."""
         self.request = request
         self.n_prompt = len(request.prompt_ids)
+        self.n_most = self.n_prompt + request.max_tokens
+        sampling = request.sampling
+        self.ends = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids + request.eos_ids
         self.plan = request.plan()
         self.cursor = 0
         self.order = order
@@ -120,38 +128,38 @@ class Sequence:
     def finish_reason(self, token: int) -> str | None:
         """Whether the just appended `token` ends the choice: "stop", "length" or None. (Stop strings are found where
         text is made.)"""
-        request, sampling = self.request, self.request.sampling
-        n = len(self.tokens) - self.n_prompt
-        is_stop = token in sampling.stop_token_ids or (not sampling.ignore_eos and token in request.eos_ids)
-        if is_stop and n > sampling.min_tokens:  # as vLLM: min_tokens, then possibly an end
-            return "stop"
-        return "length" if n >= request.max_tokens else None
+        if token in self.ends and self.n_produced > self.request.sampling.min_tokens:
+            return "stop"  # as vLLM: min_tokens, then possibly an end
+        return "length" if len(self.tokens) >= self.n_most else None
 
     def __repr__(self) -> str:
         return f"Sequence({self.id}, {self.stage.value}, {self.n_computed}/{len(self.tokens)})"
 
 
-class TokenWork(NamedTuple):
-    """Compute `count` tokens of `seq` from position `start`; sample a token after the last one if `sample`."""
+class TokenWork(msgspec.Struct, frozen=True):
+    """Compute `count` tokens of `seq` from position `start`; sample a token after the last one if `sample`. The last of
+    them are `drafts`, which may follow its tokens: a token is sampled before each of them, too."""
 
     seq: Sequence
     start: int
-    count: int  # type: ignore[assignment]
+    count: int
     sample: bool
+    drafts: tuple[int, ...] = ()
 
 
-class EncodeWork(NamedTuple):
+class EncodeWork(msgspec.Struct, frozen=True):
     """Compute the embeddings of picture `index` of `seq`."""
 
     seq: Sequence
-    index: int  # type: ignore[assignment]
+    index: int
 
 
 @dataclass(slots=True)
 class StepBatch:
     """The work that one lane executes next. `work` holds `EncodeWork` on the vision lane, `TokenWork` on the language
     lane. `n_items` is images or tokens. The first `n_decodes` items of a language batch decode, the others prefill.
-    `after_s`: a vision batch that this one interrupts goes on so long first (`--overlap slice`)."""
+    `after_s`: a vision batch that this one interrupts goes on so long first (`--overlap slice`). `n_drafts`: tokens
+    that are only verified."""
 
     id: int
     lane: Lane
@@ -159,11 +167,12 @@ class StepBatch:
     n_items: int
     n_decodes: int = 0
     after_s: float = 0.0
+    n_drafts: int = 0
 
     @property
     def chunked(self) -> bool:
         """Whether it prefills more than a token of some sequence: what a chunk of one costs is what a decode costs."""
-        return self.n_items > len(self.work)
+        return self.n_items - self.n_drafts > len(self.work)
 
 
 class TokenLogprobs(NamedTuple):
@@ -176,9 +185,10 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """The result of a batch. `tokens[i]` belongs to the i-th work item with `sample`. `logprobs`: by the same i, only
-    where asked for. `failed`: by request id. `error`: the whole batch failed and nothing in it may be used. `own_s`:
-    how long it was executed by itself; None: from launch to result."""
+    """The result of a batch. `tokens[i]` belongs to the i-th row that is sampled: one of each work item with `sample`,
+    after one for each of its drafts. `logprobs`: by the same i, only where asked for. `failed`: by request id. `error`:
+    the whole batch failed and nothing in it may be used. `own_s`: how long it was executed by itself; None: from launch
+    to result."""
 
     batch: StepBatch
     tokens: list[int] = field(default_factory=list)
@@ -186,3 +196,7 @@ class StepResult:
     failed: dict[str, HydraError] = field(default_factory=dict)
     error: HydraError | None = None
     own_s: float | None = None
+
+    def error_of(self, seq: Sequence) -> HydraError | None:
+        """Why nothing of it may be used for this request, if so."""
+        return self.error or self.failed.get(seq.id)

@@ -220,17 +220,18 @@ class Engine:
 
     def _commit(self, outcomes: list[Outcome], now: float) -> None:
         heard, outputs = self._record is not None, self._outputs
-        for seq, token, logprobs, ended, finish, error in outcomes:
-            if token is not None and heard:
+        for o in outcomes:
+            seq, tokens = o.seq, o.tokens
+            for _ in tokens if heard else ():
                 self._event(seq.request.id, EventKind.TOKEN, now)
-            if ended is not None:
-                self._event(seq.id, EventKind.ENDED, now, ended)
-            if finish is not None:
-                self._end(seq.id, now, finish, token, logprobs, error, seq.n_produced - 1, max(seq.n_cached, 0))
-            elif token is not None:
-                said, start = (logprobs,) if logprobs else (), len(seq.tokens) - seq.n_prompt - 1
-                outputs.append(Output(seq.request.id, (token,), said, start=start, n_cached=max(seq.n_cached, 0)))
-            if ended is not None and finish is None:
+            start, n_cached = len(seq.tokens) - seq.n_prompt - len(tokens), max(seq.n_cached, 0)
+            if o.ended is not None:
+                self._event(seq.id, EventKind.ENDED, now, o.ended)
+            if o.finish is not None:
+                self._end(seq.id, now, o.finish, tokens, o.logprobs, o.error, start, n_cached)
+            elif tokens:
+                outputs.append(Output(seq.request.id, tokens, o.logprobs, start=start, n_cached=n_cached))
+            if o.ended is not None and o.finish is None:
                 self._queued(seq, now)
 
     def _queued(self, seq: Sequence, now: float) -> None:
@@ -248,21 +249,21 @@ class Engine:
         request_id: str,
         now: float,
         finish: str,
-        token: int | None = None,
-        logprobs: TokenLogprobs | None = None,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
         error: HydraError | None = None,
         start: int = 0,
         n_cached: int = 0,
     ) -> None:
-        self._finish(request_id, finish, token, logprobs, error, start, n_cached)
+        self._finish(request_id, finish, tokens, logprobs, error, start, n_cached)
         self._event(request_id, EventKind.FINISHED, now, detail=finish)
 
     def _finish(
         self,
         request_id: str,
         finish: str,
-        token: int | None = None,
-        logprobs: TokenLogprobs | None = None,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
         error: HydraError | None = None,
         start: int = 0,
         n_cached: int = 0,
@@ -272,10 +273,10 @@ class Engine:
         self._outputs.append(
             Output(
                 request_id,
-                token_ids=() if token is None else (token,),
-                logprobs=(logprobs,) if logprobs else (),
+                token_ids=tokens,
+                logprobs=logprobs,
                 finish_reason=finish,
-                stop_token=token if finish == "stop" else None,
+                stop_token=tokens[-1] if finish == "stop" else None,
                 error=ErrorInfo.of(error) if error else None,
                 start=start,
                 n_cached=n_cached,

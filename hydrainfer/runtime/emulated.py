@@ -204,7 +204,7 @@ class _Language:
         self._n_steps += 1
         turn = self._n_steps % len(batch.work)
         for i, item in enumerate(batch.work):
-            seq, start, count, sample = item
+            seq, start, count = item.seq, item.start, item.count
             request, held = seq.request, seq.blocks[self._kv_name]
             life = lives.get(request.id)
             if life is None or life.request is not request or life.attempt != seq.attempt:
@@ -228,7 +228,7 @@ class _Language:
                 self._chunk(item, life.tags, self._kv, kv, blocks, tags)
             if start < life.n_pictured:
                 self._look(item, embeds)
-            if sample:
+            if item.sample:
                 token = first + ((life.odd * (start + count) & 0x7FFFFFFF) * n_spoken >> 31)
                 if token in life.never:
                     token = self._another(token, life.never)
@@ -254,7 +254,7 @@ class _Language:
         self, work: TokenWork, of: KVTags, store: TagStore, reads: Reads, blocks: list[int], tags: list[int]
     ) -> None:
         """Note the blocks of a cache that a chunk reads, all that is held of its context, and those that it fills."""
-        seq, start, count, _ = work
+        seq, start, count = work.seq, work.start, work.count
         held, size, end = seq.blocks[store.spec.name], self._block_tokens, start + count
         if not store.spec.paged:
             source, written = store.spec.scan(held, start, count)
@@ -280,7 +280,7 @@ class _Language:
     def _look(self, work: TokenWork, reads: Reads) -> None:
         """Note the embedding blocks that this chunk reads."""
         assert self._embeds is not None, "this role has no embedding cache"
-        seq, start, count, _ = work
+        seq, start, count = work.seq, work.start, work.count
         size, end = self._embeds.spec.block_tokens, start + count
         for span, held in zip(seq.request.media, self._embeds.spec.pictures(seq.request)):
             lo, hi = max(start, span.start) - span.start, min(end, span.start + span.n_tokens) - span.start

@@ -177,13 +177,14 @@ class LanguageRunner:
         n, rows, requests = len(p.sample_rows), on["sample_rows"], on["sample_requests"]
         if isinstance(full, ScanBatch):
             return LastRows(rows, None)
+        behind = (on["starts"][requests + 1] - 1 - rows).int()  # rows of drafts that follow
         batch = AttentionBatch(
             counts=[1] * n,
-            contexts=[full.contexts[r] + p.counts[r] - 1 for r in p.sample_requests],
+            contexts=[full.contexts[r] + row - int(p.starts[r]) for r, row in zip(p.sample_requests, p.sample_rows)],
             n_decodes=n,
             block_tokens=full.block_tokens,
             tables=full.tables[requests],
-            lengths=full.lengths[requests],
+            lengths=full.lengths[requests] - behind,
             slots=full.slots[rows],
             starts=torch.arange(n + 1, dtype=torch.int32, device=rows.device),
             window=full.window,

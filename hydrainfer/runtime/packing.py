@@ -41,9 +41,9 @@ class PackedTokens:
 
     `ids` [rows] int64. `positions` [rows] int64, or [3, rows] of (time, row, column). `starts` [requests + 1] int32.
     `counts` per request. `paged`, `scanned`: by the name of the cache.
-    `sample_rows`: for each sampling work item, in the batch's order, the row whose logits it needs; `sample_requests`:
-    its place among the packed requests. `embed_at`, `embed_rows` int64: rows of the batch that take these rows of the
-    embedding store instead of the table's.
+    `sample_rows`: for each token that is sampled, in the batch's order, the row whose logits it needs;
+    `sample_requests`: its place among the packed requests. `embed_at`, `embed_rows` int64: rows of the batch that take
+    these rows of the embedding store instead of the table's.
     """
 
     ids: np.ndarray
@@ -85,11 +85,12 @@ def pack_tokens(
     else:
         for w in items[n_decodes:]:
             ids += w.seq.tokens[w.start : w.start + w.count]
+            ids += w.drafts
         request = np.repeat(np.arange(len(items)), counts)
         positions = np.arange(len(ids)) - starts[request] + first[request]
     sequences, spans = [w.seq for w in items], _spans(items[n_decodes:], n_decodes)
     place = order if n_decodes == len(items) else np.argsort(order).tolist()
-    sampled = [place[i] for i, w in enumerate(work) if w.sample]
+    sampled = [(place[i], n) for i, w in enumerate(work) if w.sample for n in range(len(w.drafts), -1, -1)]
     packed = PackedTokens(
         ids=np.array(ids, dtype=np.int64),
         positions=positions if rotary is None else rotary.of(items, positions, starts),
@@ -98,8 +99,8 @@ def pack_tokens(
         n_decodes=n_decodes,
         paged={t.spec.name: _page(t, sequences, first, counts, request, positions, spans) for t in tables},
         scanned={spec.name: _scan(spec, items, n_decodes, starts) for spec in sums},
-        sample_rows=[int(starts[r + 1]) - 1 for r in sampled],
-        sample_requests=sampled,
+        sample_rows=[int(starts[r + 1]) - 1 - n for r, n in sampled],
+        sample_requests=[r for r, _ in sampled],
         embed_at=None,
         embed_rows=None,
     )

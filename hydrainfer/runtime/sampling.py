@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from hydrainfer.core import SamplingParams, TokenWork
+from hydrainfer.core import SamplingParams, Sequence, TokenWork
 from hydrainfer.core.random import uniform
 from hydrainfer.grammar import Guided
 
@@ -58,15 +59,14 @@ class SamplingPlan:
 
 
 def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
-    """The plan for the sampling items of `work`, rows numbered in their order."""
-    chosen = [w for w in work if w.sample]
+    """The plan for the sampled rows of `work`, numbered in the order of `StepResult.tokens`."""
     plan = SamplingPlan()
-    for row, (seq, start, count, _) in enumerate(chosen):
+    for row, (seq, position, drafts) in enumerate(row for w in work if w.sample for row in _rows(w)):
         request = seq.request
         s = request.sampling
         if s.penalised:
-            plan.penalties.append(_penalty(row, seq.tokens, request.n_prompt, s))
-        if s.min_tokens and seq.n_produced < s.min_tokens:
+            plan.penalties.append(_penalty(row, [*seq.tokens, *drafts], request.n_prompt, s))
+        if s.min_tokens and seq.n_produced + len(drafts) < s.min_tokens:
             ends = s.stop_token_ids if s.ignore_eos else s.stop_token_ids + request.eos_ids
             if ends:
                 plan.banned.append((row, ends))
@@ -74,13 +74,20 @@ def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
             ids, values = zip(*s.logit_bias)
             plan.biases.append((row, ids, values))
         if not s.greedy:
-            u = uniform(request.seed, request.choice, start + count)
+            u = uniform(request.seed, request.choice, position)
             plan.draws.append(Draw(row, s.temperature, max(s.top_k, 0), s.top_p, s.min_p, u))
         if s.grammar is not None:
             plan.guided.append(Guided(row, seq.id, s.grammar, seq.tokens[request.n_prompt :]))
         if s.logprobs is not None:
             plan.logprobs.append((row, s.logprobs))
     return plan
+
+
+def _rows(work: TokenWork) -> Iterator[tuple[Sequence, int, tuple[int, ...]]]:
+    """For each token that is sampled: its sequence, its position there, and the drafts before it."""
+    n = len(work.drafts)
+    for i in range(n + 1):
+        yield work.seq, work.start + work.count - n + i, work.drafts[:i]
 
 
 def _penalty(row: int, tokens: list[int], n_prompt: int, s: SamplingParams) -> Penalty:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, takewhile
 
-from hydrainfer.core import Handoff, Role, Sequence, Stage
+from hydrainfer.core import Handoff, InvalidRequest, Role, Sequence, Stage
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import Rank
 from hydrainfer.scheduler.policy import Budgets, Policy
@@ -41,13 +41,43 @@ class Admission:
         self.arriving: dict[str, Sequence] = {}
         self._blocked: dict[str, Sequence] = {}  # by id, those that found no room
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
+        self._visits: dict[tuple[tuple[Stage, ...], int], Visit] = {}  # by plan and cursor
+        self._unencoded: dict[str, Sequence] = {}  # wait for prefill though no encoder has seen them
         self._lent: dict[str, Rank] = {}  # by id of those whose work is waited for, the best rank of who waits
 
     def visit(self, seq: Sequence, cursor: int | None = None) -> Visit:
         """The steps that it can run here, one after the other, from the present one or from `cursor` on."""
-        return tuple(takewhile(self._role.runs, seq.plan[seq.cursor if cursor is None else cursor :]))
+        key = seq.plan, seq.cursor if cursor is None else cursor
+        if (visit := self._visits.get(key)) is None:
+            visit = self._visits[key] = tuple(takewhile(self._role.runs, seq.plan[key[1] :]))
+        return visit
 
     # ---- requests that wait here
+
+    def skips_encoder(self, seq: Sequence) -> bool:
+        """Whether it can go on here though pictures are encoded elsewhere: what it would want of them is here."""
+        if self._role.runs(Stage.ENCODE) or not self._role.runs(Stage.PREFILL):
+            return False
+        visit = self.visit(seq, seq.cursor + 1)
+        try:
+            self._room.check_fits_empty(seq.request, visit)
+        except InvalidRequest:
+            return False
+        if not (needed := self._room.needs_encode(seq, visit)):
+            self._unencoded[seq.id] = seq
+        return not needed
+
+    def need_encoders(self) -> list[Sequence]:
+        """Those that skipped the encoder and need one after all, for blocks that they found were evicted. They wait
+        here no more."""
+        found = []
+        for seq in list(self._unencoded.values()) if self._unencoded else ():
+            if seq.blocks or seq.stage is not Stage.PREFILL:
+                del self._unencoded[seq.id]
+            elif self._room.needs_encode(seq, self.visit(seq)):
+                self.forget(seq)
+                found.append(seq)
+        return found
 
     def to_prefill(self) -> Iterator[Sequence]:
         """Waiting requests that need no encoding (text, or pictures all in the cache), best first. Each is to be
@@ -181,6 +211,7 @@ class Admission:
     def forget(self, seq: Sequence) -> None:
         """It asks for room no more."""
         self._blocked.pop(seq.id, None)
+        self._unencoded.pop(seq.id, None)
         self.waiting.remove(seq)
 
     def encoded(self, seq: Sequence, index: int) -> None:
@@ -191,6 +222,7 @@ class Admission:
         """Give its room back; others may encode its pictures."""
         self._room.release(seq)
         self._lent.pop(seq.id, None)
+        self._unencoded.pop(seq.id, None)
         for span in seq.request.media:
             if self._being_encoded.get(span.key) == seq.id:
                 del self._being_encoded[span.key]

@@ -57,7 +57,7 @@ class Fair:
         """A batch took this long: each of its tokens as much of it as any other."""
         if len(self.counters) > 1 and batch.n_decodes:
             for item in batch.work[: batch.n_decodes]:
-                self._charge(item.seq, seconds / batch.n_items)
+                self._charge(item.seq, seconds * item.count / batch.n_items)
 
     def turn_of(self, seq: Sequence) -> Turn:
         """By this the first ones of all tenants, and the requests of one, are told apart."""

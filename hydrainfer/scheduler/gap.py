@@ -55,11 +55,12 @@ class Gap:
             else:
                 step.seconds += (_UP if seconds > step.seconds else _DOWN) * (seconds - step.seconds)
                 step.age = 0
-        elif (step := self._steps.get(batch.n_decodes.bit_length())) is not None:
+        elif (step := self._steps.get((batch.n_decodes + batch.n_drafts).bit_length())) is not None:
             step.age += 1
             before_s, before_n = self._chunks
             more_s = max(seconds - step.seconds, 0.0)
-            self._chunks = _KEEP * before_s + more_s, _KEEP * before_n + batch.n_items - batch.n_decodes
+            n_chunked = batch.n_items - batch.n_decodes - batch.n_drafts
+            self._chunks = _KEEP * before_s + more_s, _KEEP * before_n + n_chunked
 
     def other_s(self, n_decodes: int, now: float) -> float:
         """How long other work may take beside a step of so many sequences. 0: nothing, for the step is to be measured

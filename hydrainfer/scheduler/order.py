@@ -60,7 +60,9 @@ class Order:
         new, turn_of = None, self.fair.turn_of
         if self.ranked:
             new = next(waiting, None)
-            running = sorted(running, key=turn_of)
+            running = list(running)
+            if len(running) > 1:
+                running.sort(key=turn_of)
         for seq in running:
             while new is not None and turn_of(new) < turn_of(seq):
                 if not admit(new):

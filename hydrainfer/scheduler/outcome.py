@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from hydrainfer.core import HydraError, Sequence, Stage, StepBatch, TokenLogprobs
 
 
@@ -19,12 +21,13 @@ class Turn(NamedTuple):
     departed: Iterable[Sequence] = ()
 
 
-class Outcome(NamedTuple):
-    """The effect of a step on one sequence: a new token, the end of a stage, or its end (`finish` or `error`)."""
+class Outcome(msgspec.Struct, frozen=True):
+    """The effect of a step on one sequence: new tokens, several if drafts were right, the end of a stage, or its end
+    (`finish` or `error`)."""
 
     seq: Sequence
-    token: int | None = None
-    logprobs: TokenLogprobs | None = None
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     ended: Stage | None = None
     finish: str | None = None
     error: HydraError | None = None

@@ -18,8 +18,6 @@ from hydrainfer.cache import CacheSet
 from hydrainfer.core import (
     EncodeWork,
     Handoff,
-    HydraError,
-    InvalidRequest,
     Lane,
     Request,
     Role,
@@ -31,6 +29,7 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.scheduler.admission import Admission
+from hydrainfer.scheduler.drafts import Drafter, drafted, verified
 from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes, rest_of, waiting_since
 from hydrainfer.scheduler.gap import Gap
 from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight
@@ -43,12 +42,21 @@ _IDLE = Turn()
 
 
 class Scheduler:
-    """Owns every live `Sequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop."""
+    """Owns every live `Sequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop.
+    `draft`: what guesses tokens to be verified beside decodes, if anything does."""
 
-    def __init__(self, role: Role, caches: CacheSet, budgets: Budgets, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        role: Role,
+        caches: CacheSet,
+        budgets: Budgets,
+        policy: Policy | None = None,
+        draft: Drafter | None = None,
+    ) -> None:
         self.role = role
         self.budgets = budgets
         self.policy = policy or Policy()
+        self._draft = draft
         self.room = SequenceRoom(caches, self.policy.headroom_tokens)
         self.encoding: dict[str, Sequence] = {}
         self.prefilling: dict[str, Sequence] = {}
@@ -56,7 +64,6 @@ class Scheduler:
         self._running = {Stage.ENCODE: self.encoding, Stage.PREFILL: self.prefilling, Stage.DECODE: self.decoding}
         self.migrating: dict[str, Sequence] = {}  # live, hold their blocks, wait for an instance of their next stage
         self._live: dict[str, Sequence] = {}
-        self._unencoded: dict[str, Sequence] = {}  # wait for prefill though no encoder has seen them
         self._order = Order(role, self.policy)
         self.fair, running = self._order.fair, (lambda: self.n_running, self.prefilling, self._live)
         self._admission = Admission(role, self.room, budgets, self.policy, *running, self.fair)
@@ -92,40 +99,13 @@ class Scheduler:
 
     def _wait(self, seq: Sequence) -> None:
         """Into the queue of its stage, by rank; or out of here, if another instance runs that stage."""
-        if seq.stage is Stage.ENCODE and self._needs_no_encoder(seq):
+        if seq.stage is Stage.ENCODE and self._admission.skips_encoder(seq):
             seq.cursor += 1
-            self._unencoded[seq.id] = seq
         if self.role.runs(seq.stage):
             self._order.place(seq, *self.room.uncached(seq, self._admission.visit(seq)))
             self.waiting.add(seq)
         else:
             self.migrating[seq.id] = seq
-
-    def _needs_no_encoder(self, seq: Sequence) -> bool:
-        """Whether it can go on here though pictures are encoded elsewhere: what it would want of them is here."""
-        if self.role.runs(Stage.ENCODE) or not self.role.runs(Stage.PREFILL):
-            return False
-        visit = self._admission.visit(seq, seq.cursor + 1)
-        try:
-            self.room.check_fits_empty(seq.request, visit)
-        except InvalidRequest:
-            return False
-        return not self.room.needs_encode(seq, visit)
-
-    def _find_encoders(self) -> list[Sequence]:
-        """Let go who waits for prefill and needs an encoder after all, for blocks that it found were evicted. Returns
-        those."""
-        departed = []
-        for seq in list(self._unencoded.values()):
-            waits = seq.stage is Stage.PREFILL and not seq.blocks
-            if not waits or self.room.needs_encode(seq, self._admission.visit(seq)):
-                del self._unencoded[seq.id]
-                if waits:
-                    self._admission.forget(seq)
-                    seq.cursor -= 1
-                    self.migrating[seq.id] = seq
-                    departed.append(seq)
-        return departed
 
     def cancel(self, request_id: str) -> bool:
         """Forget it and free its blocks, at once or, if a lane is executing it, when that batch is applied. False if it
@@ -134,7 +114,6 @@ class Scheduler:
         if seq is None:
             return False
         seq.cancelled = True
-        self._unencoded.pop(request_id, None)
         if self._running[seq.stage].pop(seq.id, None) is None and self.migrating.pop(seq.id, None) is None:
             self._admission.forget(seq)
         if not seq.in_flight:
@@ -216,20 +195,25 @@ class Scheduler:
             work: list = self._fill_vision(now, departed)
             n, n_decodes, after_s = len(work), 0, 0.0
         else:
-            departed = self._find_encoders() if self._unencoded else []
+            departed = self._admission.need_encoders()
+            for seq in departed:
+                seq.cursor -= 1
+                self.migrating[seq.id] = seq
             work, n, n_decodes = self._fill_language(now, preempted, interrupts)
-            after_s = self._gap.other_s(n, now) if interrupts and n == n_decodes else 0.0
+            after_s = self._gap.other_s(n, now) if interrupts and len(work) == n_decodes else 0.0
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         started: list[Sequence] = []
         for item in work:
-            seq = item[0]
+            seq = item.seq
             seq.in_flight += 1
             if not seq.started:
                 seq.started = True
                 started.append(seq)
         self.n_batches += 1
-        return Turn(StepBatch(self.n_batches, lane, work, n, n_decodes, after_s), started, preempted, departed)
+        n_drafts = 0 if self._draft is None else sum(len(item.drafts) for item in work[:n_decodes])
+        batch = StepBatch(self.n_batches, lane, work, n, n_decodes, after_s, n_drafts)
+        return Turn(batch, started, preempted, departed)
 
     def _fill_language(
         self, now: float, preempted: list[Sequence], interrupts: bool
@@ -238,32 +222,34 @@ class Scheduler:
         budget = self.budgets.tokens
         if full := [s for s in self.decoding.values() if len(s.tokens) > s.capacity]:
             preempted += self._make_room(full, now)
-        ready = decodes(self.decoding.values())
-        work = ready[:] if self.policy.batching == "stage-level" else []
-        n = n_decodes = len(work)
+        draft, decoding = self._draft, self.decoding.values()
+        ready = decodes(decoding) if draft is None else drafted(decoding, budget, draft)
+        n_ready = len(ready) if draft is None else sum(item.count for item in ready)
+        work, n = (ready[:], n_ready) if self.policy.batching == "stage-level" else ([], 0)
+        n_decodes = len(work)
         if n < budget and self.role.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
             n = self._fill_prefill(now, work, n, best_in_flight(self.encoding.values()) if interrupts else LAST)
-        return (work, n, n_decodes) if work else (ready, len(ready), len(ready))
+        return (work, n, n_decodes) if work else (ready, n_ready, len(ready))
 
     def _fill_prefill(self, now: float, work: list[TokenWork], n: int, before: Rank) -> int:
         """Add chunks of who goes before `before` to the `n` tokens of `work`; returns how many it has then."""
-        budget, n_decodes, other_s = self.budgets.tokens, n, self._gap.other_s(n, now)
+        budget, n_before, other_s = self.budgets.tokens, n, self._gap.other_s(n, now)
         if not other_s:
             return n
         pace: Pace | Gap = self._gap if n and self._gap.bounded else self._order.pace
         left_s = min(self.budgets.step_s - n * self._order.pace.token_s(), other_s)
-        n_begun = sum(s.started for s in self.prefilling.values()) if self._order.ranked else 0
 
         def admit(new: Sequence) -> bool:
             """Nobody begins beside the most that may be half way, but who is done in this batch."""
-            in_time = 0 if new.rank > before else pace.chunk_in(left_s, new, first=n == n_decodes)
+            in_time = 0 if new.rank > before else pace.chunk_in(left_s, new, first=n == n_before)
+            n_begun = sum(s.started for s in self.prefilling.values()) if self._order.ranked else 0
             if not in_time or (n_begun >= self.policy.half_way and new.rest[0] > min(budget - n, in_time)):
                 return False
             return self._admission.admit(new) and self._enter(new)
 
         for seq in self._order.turns(self.prefilling.values(), self._admission.to_prefill(), admit):
-            in_time = 0 if seq.rank > before else pace.chunk_in(left_s, seq, first=n == n_decodes)
-            count = add_chunk(work, seq, min(budget - n, in_time), first=n == n_decodes)
+            in_time = 0 if seq.rank > before else pace.chunk_in(left_s, seq, first=n == n_before)
+            count = add_chunk(work, seq, min(budget - n, in_time), first=n == n_before)
             n += count
             left_s -= count * pace.token_s(seq)
             if n >= budget or not in_time:
@@ -366,44 +352,51 @@ class Scheduler:
     def apply(self, result: StepResult, now: float) -> list[Outcome]:
         """Commit what a batch did. Sequences cancelled meanwhile are freed here and yield no outcome; those whose next
         stage runs elsewhere migrate from now on."""
+        if result.batch.lane is Lane.VISION:
+            return [outcome for item in result.batch.work for outcome in self._encoded(item, result, now)]
         outcomes: list[Outcome] = []
-        sampled = 0
-        encoded, logprobs = result.batch.lane is Lane.VISION, result.logprobs
+        row, failed, logprobs = 0, result.error is not None or bool(result.failed), result.logprobs
         for item in result.batch.work:
-            seq = item.seq
+            seq, drafts, first = item.seq, item.drafts, row
             seq.in_flight -= 1
-            index = sampled
-            if not encoded and item.sample:
-                sampled += 1
-            error = result.error or (result.failed.get(seq.id) if result.failed else None)
-            if seq.cancelled:
-                if encoded and error is None:
-                    self.room.encoded(seq, item.index)  # the work is done: let others find it
-                if not seq.in_flight:
-                    self._admission.free(seq)
+            row += item.sample + len(drafts)
+            if seq.cancelled or (failed and result.error_of(seq) is not None):
+                outcomes += self._lost(seq, result)
                 continue
-            if error is not None:
-                outcomes.append(self._fail(seq, error))
-            elif encoded:
-                outcomes += self._encoded(item, now)
+            tokens = verified(seq, drafts, result.tokens[first:row]) if drafts else ()
+            n_computed = seq.n_computed = len(seq.tokens) if item.sample else seq.n_computed + item.count
+            if n_computed >= seq.due:
+                self.room.settle(seq)
+            if not item.sample:
+                self._order.place(seq, len(seq.tokens) - n_computed, 0)
+                continue
+            token = tokens[-1] if drafts else result.tokens[first]
+            tokens = tokens or (token,)
+            said = tuple(logprobs[first + i] for i in range(len(tokens))) if first in logprobs else ()
+            seq.tokens.append(token)
+            if n_computed + 1 < seq.n_most and token not in seq.ends and seq.plan[seq.cursor] is Stage.DECODE:
+                outcomes.append(Outcome(seq, tokens, said))  # nearly always
             else:
-                n_computed = seq.n_computed = seq.n_computed + item.count
-                if n_computed >= seq.due:
-                    self.room.settle(seq)
-                if item.sample:
-                    said = logprobs.get(index) if logprobs else None
-                    outcomes.append(self._sampled(seq, result.tokens[index], said, now))
-                else:
-                    self._order.place(seq, len(seq.tokens) - seq.n_computed, 0)
+                outcomes.append(self._sampled(seq, tokens, said, now))
         return outcomes
 
-    def _fail(self, seq: Sequence, error: HydraError) -> Outcome:
-        self.cancel(seq.id)
-        return Outcome(seq, finish="error", error=error)
+    def _lost(self, seq: Sequence, result: StepResult) -> list[Outcome]:
+        """What was done for it is of no use: it was cancelled meanwhile, or fails."""
+        if not seq.cancelled:
+            self.cancel(seq.id)
+            return [Outcome(seq, finish="error", error=result.error_of(seq))]
+        if not seq.in_flight:
+            self._admission.free(seq)
+        return []
 
-    def _encoded(self, item: EncodeWork, now: float) -> list[Outcome]:
-        seq, index = item
-        self.room.encoded(seq, index)
+    def _encoded(self, item: EncodeWork, result: StepResult, now: float) -> list[Outcome]:
+        seq, index = item.seq, item.index
+        seq.in_flight -= 1
+        ok = result.error_of(seq) is None
+        if ok:
+            self.room.encoded(seq, index)  # also if it was cancelled: the work is done, let others find it
+        if seq.cancelled or not ok:
+            return self._lost(seq, result)
         seq.pending_media.remove(index)
         self._admission.encoded(seq, index)
         if seq.pending_media:
@@ -412,17 +405,17 @@ class Scheduler:
         self._advance(seq, now)
         return [Outcome(seq, ended=Stage.ENCODE)]
 
-    def _sampled(self, seq: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> Outcome:
-        seq.tokens.append(token)
-        stage, finish = seq.plan[seq.cursor], seq.finish_reason(token)
-        if finish is None and stage is Stage.DECODE:
-            return Outcome(seq, token, logprobs)
+    def _sampled(
+        self, seq: Sequence, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], now: float
+    ) -> Outcome:
+        """The new `tokens` of a sequence may end its stage, or it."""
+        stage, finish = seq.plan[seq.cursor], seq.finish_reason(tokens[-1])
         if finish is not None:
             self.cancel(seq.id)
         elif stage is Stage.PREFILL:
             self._advance(seq, now)
         ended = stage if finish is not None or stage is Stage.PREFILL else None
-        return Outcome(seq, token, logprobs, ended, finish)
+        return Outcome(seq, tokens, logprobs, ended, finish)
 
     def observe(self, batch: StepBatch, seconds: float) -> bool:
         """A batch took this long by itself. Returns whether ranks have changed, those of offers (`rank_of`), too."""
@@ -441,7 +434,6 @@ class Scheduler:
         queued, running = [*self.waiting.pictured, *self.waiting.ready], self._running.values()
         places = [*queued, *(s for group in running for s in group.values()), *self.migrating.values()]
         assert not self.arriving.keys() & self._live.keys(), "seen before it landed"
-        assert self._unencoded.keys() <= self._live.keys(), "a sequence that has gone is remembered"
         assert not any(self.role.runs(s.stage) for s in self.migrating.values()), "migrates though it could stay"
         assert len(places) == len({s.id for s in places}) == len(self._live), "a sequence is lost or doubled"
         for stage, group in self._running.items():

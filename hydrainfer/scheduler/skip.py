@@ -10,7 +10,8 @@ def skip(s: Scheduler, batch: StepBatch, tokens: list[list[int]]) -> StepBatch:
     """Apply `batch`, which holds only decodes, and all but the last of the batches like it that follow. `tokens`: what
     each sequence produced in them. Returns the last one, in flight. None of them may end a sequence or want more room
     than there is."""
-    for (seq, *_), made in zip(batch.work, tokens):
+    for item, made in zip(batch.work, tokens):
+        seq = item.seq
         seq.tokens += made
         seq.n_computed += len(made)
         if seq.n_computed >= seq.due:
@@ -19,5 +20,5 @@ def skip(s: Scheduler, batch: StepBatch, tokens: list[list[int]]) -> StepBatch:
             grown = s.room.grow(seq)
             assert grown, "a skip that wanted more room than there is"
     s.n_batches += len(tokens[0])
-    work = [TokenWork(seq, seq.n_computed, 1, True) for seq, *_ in batch.work]
+    work = [TokenWork(item.seq, item.seq.n_computed, 1, True) for item in batch.work]
     return StepBatch(s.n_batches, batch.lane, work, len(work), len(work))

@@ -95,6 +95,27 @@ def test_a_preempted_request_continues_with_the_same_tokens(rig):
     assert seq.tokens[seq.request.n_prompt :] == want
 
 
+SEEDED = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.2, min_tokens=3, logprobs=1)
+
+
+@pytest.mark.parametrize("sampling", [None, SEEDED], ids=["greedy", "seeded"])
+def test_each_row_of_a_verified_item_samples_what_a_step_of_its_own_does(rig, sampling):
+    """Beside a chunk and a decode; the draft that is wrong changes nothing before it."""
+    prompts = [Prompt([1, IMAGE, 300, 301], [1]), Prompt([1, 500, 501], []), Prompt([1, 600], [])]
+    want = [rig.run([rig.sequence(p, 6, sampling, seed=5)])[0] for p in prompts]
+    seqs = [rig.sequence(p, 6, sampling, seed=5) for p in prompts]
+    rig.encode(seqs[:1])
+    rig.step([TokenWork(s, 0, len(s.tokens), True) for s in seqs[:2]])
+    drafts = (*want[0][1:4], want[0][4] + 1)
+    items = [TokenWork(seqs[2], 0, 2, True), TokenWork(seqs[0], seqs[0].n_computed, 5, True, drafts)]
+    items.append(TokenWork(seqs[1], seqs[1].n_computed, 1, True))
+    result = rig.wait(rig.language.launch(StepBatch(99, Lane.LANGUAGE, items, 8, n_drafts=4)))
+    assert result.tokens == [want[2][0], *want[0][1:5], result.tokens[5], want[1][1]]
+    assert sorted(result.logprobs) == (list(range(7)) if sampling else [])
+    for seq in seqs:
+        rig.release(seq)
+
+
 def test_recycled_request_ids_and_many_requests(rig):
     """Block-table rows are reclaimed and never mixed up."""
     want = [rig.run([rig.sequence(Prompt([1, 300 + i % 7, 301], []), 3)])[0] for i in range(7)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -76,7 +77,7 @@ def test_frequencies_follow_the_filtered_distribution(params):
     items = [work(produced=[9] * i, **params) for i in range(64)]
     counts = np.zeros(VOCAB)
     for first in range(0, n, 64):
-        batch = [w._replace(start=w.start + 64 * first) for w in items]
+        batch = [msgspec.structs.replace(w, start=w.start + 64 * first) for w in items]
         for token in sample(logits[:64].clone(), plan_sampling(batch))[0]:
             counts[token] += 1
     full = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **params}

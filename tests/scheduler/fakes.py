@@ -68,6 +68,19 @@ def _contents(request, tokens):
     return made
 
 
+class Guess:
+    """Drafts of up to five tokens, each of which is right with a probability."""
+
+    def __init__(self, right, rng):
+        self.right, self.rng = right, rng
+
+    def __call__(self, seq, most):
+        tokens = list(seq.tokens)
+        for _ in range(self.rng.randint(0, min(most, 5))):
+            tokens.append(_next_token(tokens) if self.rng.random() < self.right else 3)
+        return tuple(tokens[len(seq.tokens) :])
+
+
 class FakeDevice:
     """Executes batches at once. `kv[(block, offset)] = (position, all up to there)`, `embed[block] = (key, part)`;
     where there are such caches, `window` is as `kv`, and `state[block] = (tokens, all of them)`."""
@@ -130,7 +143,8 @@ class FakeDevice:
             if max(item.start, span.start) < min(end, span.start + span.n_tokens):
                 held = [self.embed[block] for block in EMBED.held(seq, picture)]
                 assert held == [(span.key, part) for part in range(len(picture))], "prefill read a foreign embedding"
-        held = _contents(seq.request, seq.tokens[:end])
+        tokens = [*seq.tokens, *item.drafts][:end]
+        held = _contents(seq.request, tokens)
         for p in range(item.start, end):
             self.kv[(blocks[p // 4], p % 4)] = (p, held[p])
         read = [self.kv[(blocks[p // 4], p % 4)] for p in range(end)]
@@ -140,5 +154,5 @@ class FakeDevice:
         if STATE.name in seq.blocks:
             self._state(item, held)
         if item.sample:
-            assert end == len(seq.tokens)
-            result.tokens.append(_next_token(seq.tokens))
+            assert end == len(seq.tokens) + len(item.drafts)
+            result.tokens += [_next_token(tokens[:n]) for n in range(len(seq.tokens), end + 1)]

@@ -43,7 +43,7 @@ def test_counters_of_those_who_wait_are_near_each_other(trace, tokens, order, cr
         nonlocal now
         now += 0.01
         for outcome in (turn(s, device, Lane.LANGUAGE, now) or (None, ()))[1]:
-            got[outcome.seq.id] = outcome.token
+            got[outcome.seq.id] = outcome.tokens
         s.check()
         waiting = {q.request.share for q in s.waiting.ready}
         for one, other in combinations(waiting, 2):
@@ -58,7 +58,7 @@ def test_counters_of_those_who_wait_are_near_each_other(trace, tokens, order, cr
     while s.waiting or s.n_running:
         step()
         assert now < 100.0, "somebody waits for ever"
-    assert got == {r.id: expected_tokens(r)[0] for r in requests}
+    assert got == {r.id: tuple(expected_tokens(r)) for r in requests}
 
 
 def test_an_instance_is_divided_by_weight_and_a_late_tenant_goes_first_but_saves_nothing_up():

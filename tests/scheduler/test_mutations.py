@@ -26,10 +26,10 @@ def publish_at_launch(patch):
 
     def mutated(self, now, lane):
         turn = real(self, now, lane)
-        for seq, _, count, _ in turn.batch.work if turn.batch and lane is Lane.LANGUAGE else ():
-            seq.n_computed += count
-            self.room.settle(seq)
-            seq.n_computed -= count
+        for item in turn.batch.work if turn.batch and lane is Lane.LANGUAGE else ():
+            item.seq.n_computed += item.count
+            self.room.settle(item.seq)
+            item.seq.n_computed -= item.count
         return turn
 
     patch.setattr(Scheduler, "next", mutated)

@@ -126,8 +126,7 @@ def run(s, device, requests):
                 continue
             for outcome in s.apply(device.run(batch), 0.0):
                 found[outcome.seq.id] = outcome.seq.n_cached
-                if outcome.token is not None:
-                    got.setdefault(outcome.seq.id, []).append(outcome.token)
+                got.setdefault(outcome.seq.id, []).extend(outcome.tokens)
             s.check()
         if not s.n_running and not s.n_waiting:
             break

@@ -10,7 +10,7 @@ from hydrainfer.cache import CacheSet
 from hydrainfer.core import Lane, Role, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
-from tests.scheduler.fakes import EMBED, KV, FakeDevice, expected_tokens, make_request
+from tests.scheduler.fakes import EMBED, KV, FakeDevice, Guess, expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
 
@@ -42,6 +42,7 @@ requests = st.lists(
     window=st.sampled_from([0, 5, 9]),
     states=st.sampled_from([0, 3, 9]),
     gap_s=st.sampled_from([None, 0.0, 0.003]),
+    drafts=st.sampled_from([None, 0.0, 0.5, 0.9]),
     seed=st.integers(0, 2**16),
 )
 def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_whole(
@@ -58,18 +59,19 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     window,
     states,
     gap_s,
+    drafts,
     seed,
 ):
-    """Also with kinds that keep little of a request: a sliding window, a state."""
+    """Also with kinds that keep little of a request: a sliding window, a state, which cannot take back what was drafted."""
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s)
     shared = rng.choice([1, 8, 64])
     policy = Policy(
         encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching, shared_tokens=shared
     )
-    sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, STATE: states}
+    sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, STATE: states if drafts is None else 0}
     caches = CacheSet({spec: n for spec, n in sizes.items() if n})
-    s = Scheduler(Role.parse("EPD"), caches, budgets, policy)
+    s = Scheduler(Role.parse("EPD"), caches, budgets, policy, None if drafts is None else Guess(drafts, rng))
     device, flying, got, ended, cancelled = FakeDevice(), {}, {}, set(), set()
     todo = []
     for i, (n_text, pictures, max_tokens, arrives, cancel_at) in enumerate(specs):
@@ -80,8 +82,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
         s.observe(batch, 1e-3 * (batch.n_items if lane is Lane.LANGUAGE else 8 * batch.n_items))
         for outcome in s.apply(device.run(batch), float(step)):
             assert outcome.seq.id not in ended | cancelled, "an ended request produced something"
-            if outcome.token is not None:
-                got.setdefault(outcome.seq.id, []).append(outcome.token)
+            got.setdefault(outcome.seq.id, []).extend(outcome.tokens)
             if outcome.finish:
                 ended.add(outcome.seq.id)
 

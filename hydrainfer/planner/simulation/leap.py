@@ -59,7 +59,8 @@ class Leap:
         if s.encoding or s.prefilling or s.n_waiting:
             return None
         n, seqs = _MOST, []
-        for seq, *_ in batch.work:
+        for item in batch.work:
+            seq = item.seq
             left = seq.request.max_tokens - seq.n_produced - 1  # that do not end it
             if left < _FEWEST or seq.plan[seq.cursor] is not Stage.DECODE:
                 return None

@@ -257,9 +257,11 @@ class ModelledNode(Instance):
         flying = [runner.ticket for lane, runner in self._runners.items() if self.engine.in_flight(lane)]
         if len(flying) == 1 and self._sim.leaps:
             self.leap = Leap.begin(self.engine, self.device, flying[0], wake_at)
-        if self.leap is not None:
-            return min(self.leap.ends_at, self.beat_at)
-        return min(wake_at, self.beat_at, *(ticket.span.end_s for ticket in flying))
+            if self.leap is not None:
+                return min(self.leap.ends_at, self.beat_at)
+        for ticket in flying:
+            wake_at = min(wake_at, ticket.span.end_s)
+        return min(wake_at, self.beat_at)
 
     def report(self, now: float) -> None:
         self._sim.hear(self.outputs)
@@ -308,7 +310,7 @@ class _Runner:
         result = StepResult(batch)
         if batch.lane is Lane.LANGUAGE:
             answer = self._sim.answer
-            result.tokens = [answer(seq.request, start + n) for seq, start, n, sample in batch.work if sample]
+            result.tokens = [answer(w.seq.request, w.start + w.count) for w in batch.work if w.sample]
         now = self._sim.now
         self.ticket = ModelledTicket(self._device.occupy(batch, now), result, now)
         return self.ticket

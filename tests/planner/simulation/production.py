@@ -6,6 +6,8 @@ from __future__ import annotations
 import heapq
 import time
 
+import msgspec
+
 from hydrainfer.cache import CacheSet
 from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster
 from hydrainfer.cluster.messages import Hello, Orders, decode_to_hub, encode
@@ -156,7 +158,7 @@ class Production:
 
 
 def described(batch):
-    return batch.lane, [(w.seq.id, *w[1:]) for w in batch.work]
+    return batch.lane, [(w.seq.id, *msgspec.structs.astuple(w)[1:]) for w in batch.work]
 
 
 __all__ = ["Production", "Pulse", "described"]
