@@ -62,7 +62,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     drafts,
     seed,
 ):
-    """Also with kinds that keep little of a request: a sliding window, a state, which cannot take back what was drafted."""
+    """Also with kinds that keep little of a request: a window, and a state, which cannot take back what was drafted."""
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s)
     shared = rng.choice([1, 8, 64])
