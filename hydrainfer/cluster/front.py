@@ -40,6 +40,7 @@ from hydrainfer.core import (
 
 _log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
+_UNHEARD = 0.125  # what a death counts of an instance that had said nothing of the request: it was likely dead before
 _CLEARED = 16  # tokens after which a request is not suspected of having killed the last instance
 _Instance = tuple[str, int]  # name and incarnation
 
@@ -47,16 +48,17 @@ _Instance = tuple[str, int]  # name and incarnation
 @dataclass(slots=True)
 class _Live:
     """`name`: of its present life. `owner`: the instance that answers for it; None while no instance can take it.
-    `giver`: who handed it to `owner`, until `owner` has said that it is there."""
+    `giver`: who handed it to `owner`, until `owner` has said that it is there. `heard`: `owner` has spoken of it."""
 
     request: Request
     name: str
     n_lives: int = 1
-    n_deaths: int = 0  # of instances in a row, without `_CLEARED` tokens between
+    n_deaths: float = 0.0  # of instances in a row, without `_CLEARED` tokens between
     n_before: int = 0  # tokens when its present life began
     produced: list[int] = field(default_factory=list)
     owner: _Instance | None = None
     giver: _Instance | None = None
+    heard: bool = False
     hops: int = 0
     early: list[Output] = field(default_factory=list)  # came before an earlier one
     since: float = 0.0  # when it lost its owner, or when the first `early` came
@@ -189,6 +191,8 @@ class Front:
             self._follow((report.name, report.incarnation), moved, now)
         for event in report.events:
             live = self._lives.get(event.request_id)
+            if live is not None:
+                live.heard |= live.owner == (report.name, report.incarnation)
             if live is not None and event.kind is not EventKind.ARRIVED:  # that was noted when it was submitted
                 self._note(event._replace(request_id=live.request.id))
         for output in report.outputs:
@@ -238,7 +242,7 @@ class Front:
         if name is None:
             live.owner, live.since = None, now
             return False
-        live.owner = (name, self.roster.peers[name].incarnation)
+        live.owner, live.heard = (name, self.roster.peers[name].incarnation), False
         request = msgspec.structs.replace(live.request, id=live.name)
         self._orders.setdefault(name, []).append(Submit(request, tuple(live.produced)))
         return True
@@ -249,9 +253,12 @@ class Front:
         if live.cancelled:
             self._end(live, now, "abort")
             return
-        live.n_deaths += by_death
+        if by_death:
+            live.n_deaths += 1.0 if live.heard else _UNHEARD
         if live.n_deaths >= _MAX_DEATHS:
-            error = InternalError(f"{live.n_deaths} instances in a row died while they ran this request", code="lost")
+            error = InternalError(
+                f"{live.n_deaths:.0f} instances in a row died while they ran this request", code="lost"
+            )
             self._end(live, now, "error", error)
             return
         del self._lives[live.name]
@@ -271,9 +278,9 @@ class Front:
             return
         owner = (moved.owner, moved.incarnation)
         if owner == reporter:
-            live.owner, live.giver, live.hops = owner, None, moved.hops
+            live.owner, live.giver, live.hops, live.heard = owner, None, moved.hops, True
         elif moved.hops > live.hops:
-            live.owner, live.giver, live.hops = owner, reporter, moved.hops
+            live.owner, live.giver, live.hops, live.heard = owner, reporter, moved.hops, False
             if not self.roster.knows(*owner):
                 self._lose(live, now)
 
@@ -298,7 +305,7 @@ class Front:
         tokens = output.token_ids[known:]
         live.produced += tokens
         if len(live.produced) - live.n_before >= _CLEARED:
-            live.n_deaths = 0
+            live.n_deaths = 0.0
         for _ in tokens:
             self._note(LifecycleEvent(live.request.id, EventKind.TOKEN, at_s))
         fresh = msgspec.structs.replace(output, token_ids=tokens, logprobs=output.logprobs[known:])

@@ -61,29 +61,42 @@ PICTURES = itertools.count()
 CASES = [pytest.param(row, f, id=f"{row}-{f.who}-{f.at.replace(' ', '-')}") for row, fs in ROWS.items() for f in fs]
 
 
+class Fleets:
+    """Lends one fleet after the other, each as long as it is whole and its layout is asked for."""
+
+    def __init__(self, folder):
+        self._folder, self._fleet, self._layout = folder, None, ""
+
+    def lend(self, layout):
+        if self._layout != layout:
+            self.close()
+            self._fleet, self._layout = Fleet(layout, self._folder("faults")), layout
+        return self._fleet
+
+    def close(self):
+        fleet, self._fleet, self._layout = self._fleet, None, ""
+        if fleet is not None:
+            fleet.close()
+
+
 @pytest.fixture(scope="module")
 def fleets(tmp_path_factory):
-    """Lends one fleet as long as it is whole."""
-    kept = []
-
-    def lend():
-        if not kept:
-            kept.append(Fleet("1E1P2D", tmp_path_factory.mktemp("faults")))
-        return kept[0]
-
-    yield lend, kept
-    for fleet in kept:
-        fleet.close()
+    fleets = Fleets(tmp_path_factory.mktemp)
+    yield fleets
+    fleets.close()
 
 
 @pytest.fixture
-def fleet(fleets):
-    lend, kept = fleets
-    fleet = lend()
+def layout():
+    return "1E1P2D"
+
+
+@pytest.fixture
+def fleet(fleets, layout):
+    fleet = fleets.lend(layout)
     yield fleet
     if fleet.front.n_live or any(i.state != "alive" for i in fleet.infos().values()):
-        kept.remove(fleet)
-        fleet.close()
+        fleets.close()
 
 
 def ask_some(fleet, name, n=6):
@@ -128,16 +141,26 @@ def test_a_death_after_the_clients_have_gone(fleet):
     fleet.wait_whole()
 
 
-@pytest.mark.parametrize("stage", Stage)
-def test_when_all_of_a_stage_die_who_comes_while_they_are_away_waits_too(stage, fleet):
+# Layouts with what they run; where stages die together, once.
+DARK = [
+    *[("1E1P2D", stage) for stage in Stage],
+    *[(layout, stage) for layout in ("1EP1D", "1ED1P") for stage in (Stage.PREFILL, Stage.DECODE)],
+    *[("1E1PD", stage) for stage in (Stage.ENCODE, Stage.PREFILL)],
+    ("2EPD", Stage.PREFILL),
+]
+
+
+@pytest.mark.parametrize(("layout", "stage"), DARK)
+def test_when_all_of_a_stage_die_who_comes_while_they_are_away_waits_too(layout, stage, fleet):
     fleet.wait_whole()
-    dying = [info for name, info in fleet.infos().items() if name[0] == stage.name[0]]
-    requests = ask_some(fleet, f"dark {stage}")
+    roles = fleet.front.roster.roles
+    dying = [info for name, info in fleet.infos().items() if roles[name].runs(stage)]
+    requests = ask_some(fleet, f"dark {layout} {stage}")
     for info in dying:
         kill(info)
-    fleet.wait(lambda: fleet.front.roster.dark() == [stage])
-    while fleet.front.roster.dark() == [stage] and len(requests) < 40:
-        requests += ask_some(fleet, f"newcomers {stage}/{len(requests)}", n=2)
+    fleet.wait(lambda: stage in fleet.front.roster.dark())
+    while stage in fleet.front.roster.dark() and len(requests) < 40:
+        requests += ask_some(fleet, f"newcomers {layout} {stage}/{len(requests)}", n=2)
         time.sleep(0.01)
     for r in requests:
         assert fleet.answer(r) == ("length", undisturbed(r), None)

@@ -6,7 +6,16 @@ import pytest
 
 from hydrainfer.cluster import Front, Pulse, Roster
 from hydrainfer.cluster.messages import Cancel, Hello, Members, Moved, Peer, Report, Submit
-from hydrainfer.core import ErrorInfo, EventKind, InstanceStats, InternalError, Output, Role, Unavailable
+from hydrainfer.core import (
+    ErrorInfo,
+    EventKind,
+    InstanceStats,
+    InternalError,
+    LifecycleEvent,
+    Output,
+    Role,
+    Unavailable,
+)
 from tests.scheduler.fakes import make_request
 
 pytestmark = pytest.mark.unit
@@ -241,16 +250,21 @@ def test_a_cancel_names_the_life():
     assert rig.end().finish_reason == "abort"
 
 
-def test_what_kills_four_instances_in_a_row_is_a_500():
+@pytest.mark.parametrize("heard", [True, False])
+def test_what_kills_four_instances_in_a_row_is_a_500(heard):
+    """Of an instance that has said nothing of a request it is unlikely that it died of it."""
     rig = Rig("EPD0", "EPD1")
     rig.submit()
     lives = []
     while rig.end() is None:
         ((name, life, _),) = rig.submitted()
         lives.append(life)
+        if heard:
+            queued = LifecycleEvent(life, EventKind.QUEUED, rig.now, "prefill")
+            rig.front.report(Report(*rig.who(name), rig.now, events=(queued,)), rig.now)
         rig.die(name)
         rig.hello(name)
-    assert lives == ["r", "r~1", "r~2", "r~3"]
+    assert lives == ["r", *(f"r~{i}" for i in range(1, 4 if heard else 32))]
     assert (rig.end().error.status, rig.end().error.code) == (500, "lost")
 
 

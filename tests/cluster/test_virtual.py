@@ -161,6 +161,34 @@ def test_a_stage_that_comes_back_in_time_serves_who_waited(who):
     cluster.check_whole()
 
 
+DEATHS = [(layout, stage) for layout in LAYOUTS if layout != "1EPD" for stage in Stage]
+
+
+@pytest.mark.parametrize(("layout", "stage"), [("1EPD", Stage.PREFILL), *DEATHS])
+def test_every_instance_of_a_stage_may_die_under_load(layout, stage):
+    """All at once, twice, and all are back within ten seconds: nobody is refused, nothing is lost."""
+    cluster = Cluster(layout, kv_blocks=64, embed_blocks=32, chaos=True)
+    requests = [
+        make_request(f"r{i}", n_text=3 + i % 9, pictures=[i % 7] * (i % 3), max_tokens=6 + i % 5, arrival_s=0.5 * i)
+        for i in range(80)
+    ]
+    for r in requests:
+        cluster.at(r.arrival_s, lambda r=r: cluster.submit(r), awaited=True)
+    dying = [name for name, role in cluster.roles.items() if role.runs(stage)]
+
+    def kill():
+        for i, name in enumerate(dying):
+            cluster.crash(name, notice_s=0.2 * i, restart_s=5.0 + 4.0 * (i + 1) / len(dying))
+
+    for at_s in (7.0, 30.0):
+        cluster.at(at_s, kill, awaited=True)
+    cluster.run()
+    for r in requests:
+        assert cluster.tokens(r.id) == expected_tokens(r) and cluster.end(r.id).finish_reason == "length"
+    assert all(cluster.incarnations[name] == 3 for name in dying) and cluster.front.n_recovered > 0
+    cluster.check_whole()
+
+
 def test_a_stage_that_comes_back_at_the_third_attempt_serves_who_waited():
     cluster = Cluster("1E1P1D", 64, 32)
     requests = [make_request(f"r{i}", pictures=[i] * (i % 2), max_tokens=6, arrival_s=2.0 * i) for i in range(12)]
