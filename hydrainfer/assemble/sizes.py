@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, size_caches, too_small
-from hydrainfer.checkpoint import ModelConfig, read_config
+from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
 from hydrainfer.config import ServeConfig, is_slo_part, parse_slo
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, Role
@@ -84,7 +84,7 @@ def quantization_of(config: ServeConfig, device: torch.device) -> Quantization:
 
 def with_dtype(config: ServeConfig) -> ServeConfig:
     """`config` with the type that it computes in on this machine. Raises `CheckpointError`."""
-    dtype = dtype_of(config, torch_device(config), read_config(Path(config.model).expanduser()).dtype)
+    dtype = dtype_of(config, torch_device(config), read_config(model_folder(config)).dtype)
     return msgspec.structs.replace(config, dtype=dtype)
 
 

@@ -1,6 +1,6 @@
-"""What a checkpoint directory says, read and checked once: configuration, preprocessing, and the table of families.
+"""Where a checkpoint is and what it says, read and checked once: configuration, preprocessing, the table of families.
 
-Called by models, processor, planner and assemble. Never imports torch, never reads weights or a tokenizer.
+Called by models, processor, planner and assemble. Never imports torch, never reads weights or a tokenizer's texts.
 """
 
 from hydrainfer.checkpoint.clip import AnyresConfig, ClipConfig
@@ -9,6 +9,7 @@ from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.families import FAMILIES, Family, ParsedConfig, family_of, parse_config, read_config
 from hydrainfer.checkpoint.files import find_json, preprocessing, read_json, require
 from hydrainfer.checkpoint.gemma import SiglipConfig
+from hydrainfer.checkpoint.located import has_weights, is_hub_name, locate, model_folder, name_of
 from hydrainfer.checkpoint.model import Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings
 from hydrainfer.checkpoint.qwen import MAX_ASPECT, QwenVisionConfig
@@ -38,6 +39,11 @@ __all__ = [
     "VisionShape",
     "family_of",
     "find_json",
+    "has_weights",
+    "is_hub_name",
+    "locate",
+    "model_folder",
+    "name_of",
     "parse_config",
     "preprocessing",
     "read_config",

@@ -162,8 +162,9 @@ def read_config(path: str | Path) -> ModelConfig:
 def parse_config(path: str | Path) -> ParsedConfig:
     """Read the configurations of a checkpoint directory. Raises `CheckpointError` in one line."""
     path = Path(path).expanduser()
-    require(path.exists(), path, "no such directory; pass a Hugging Face checkpoint directory")
-    require(path.is_dir(), path, "is not a directory; pass a Hugging Face checkpoint directory")
+    what = "pass a Hugging Face checkpoint directory, a GGUF file, or a name on the hub such as owner/name"
+    require(path.exists(), path, f"no such directory; {what}")
+    require(path.is_dir(), path, f"is not a directory; {what}")
     raw = read_json(path / "config.json")
     kind = raw.get("model_type")
     name = str((raw.get("architectures") or [f"model_type {kind!r}"])[0])
@@ -171,8 +172,23 @@ def parse_config(path: str | Path) -> ParsedConfig:
     family = FAMILIES[name]
     fits = kind == family.model_type
     require(fits, path, f"{name} with model_type {kind!r} is not supported; use {family.model_type}")
+    _check_wide(raw, path)
     hf = _hf_config(path)
     return ParsedConfig(_describe(name, family, hf, path), hf)
+
+
+def _check_wide(raw: dict[str, Any], path: Path) -> None:
+    """Refuse weights that somebody has quantised: AWQ, GPTQ, compressed-tensors, FP8 and others all say so here."""
+    text = raw.get("text_config") or {}
+    found = raw.get("quantization_config") or raw.get("compression_config") or text.get("quantization_config")
+    if found is None:
+        return
+    method = found.get("quant_method", "an unknown method") if isinstance(found, dict) else "an unknown method"
+    bits = f" in {found['bits']} bits" if isinstance(found, dict) and isinstance(found.get("bits"), int) else ""
+    raise CheckpointError(
+        f"{path}: its weights are quantised by {method}{bits}, which is not supported; serve the checkpoint that they "
+        "were made from, with --quantization int8 for 8 bits, or a GGUF file of it"
+    )
 
 
 def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:

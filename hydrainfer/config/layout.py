@@ -39,7 +39,7 @@ class InstanceSpec(NamedTuple):
     name: str
     role: Role
     share: Share
-    own: Mapping[str, float]
+    own: Mapping[str, Any]
 
 
 class _Group(Share, frozen=True, kw_only=True):
@@ -52,9 +52,10 @@ class _Group(Share, frozen=True, kw_only=True):
     token_budget: _Count | None = None
     image_budget: _Count | None = None
     max_running: _Count | None = None
+    overlap: Literal["free", "step", "off", "slice"] | None = None
 
 
-_OWN = ("kv_cache_gib", "image_cache_gib", "token_budget", "image_budget", "max_running")
+_OWN = ("kv_cache_gib", "image_cache_gib", "token_budget", "image_budget", "max_running", "overlap")
 _GROUP_KEYS = [f.name for f in msgspec.structs.fields(_Group)]
 
 

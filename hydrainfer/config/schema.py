@@ -26,9 +26,19 @@ def _help(group: str, text: str, **bounds: Any) -> Meta:
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`None` means `auto`: resolved once, into a new object, when the model and the device are known."""
 
-    model: Annotated[str, _help("Model", "Checkpoint directory (Hugging Face format); default: the built-in one.")]
+    model: Annotated[
+        str,
+        _help("Model", "Checkpoint directory, GGUF file, or name on the Hugging Face hub; default: the built-in one."),
+    ]
+    revision: Annotated[
+        NotEmpty | None, _help("Model", "Branch, tag or commit of a model on the hub; default: its main branch.")
+    ] = None
+    mmproj: Annotated[
+        NotEmpty | None, _help("Model", "GGUF file of the vision tower and projector beside a model that is one.")
+    ] = None
     served_model_name: Annotated[
-        NotEmpty | None, _help("Model", "Names clients use, e.g. mine,gpt-4o; default: the directory's name.")
+        NotEmpty | None,
+        _help("Model", "Names clients use, e.g. mine,gpt-4o; default: the directory's, file's or hub's name."),
     ] = None
     device: Annotated[
         Device,

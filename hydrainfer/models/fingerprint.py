@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydrainfer.checkpoint import ModelConfig, read_config, require
 from hydrainfer.models.layers import layers_of
-from hydrainfer.models.safetensors_file import read_header, weight_files
+from hydrainfer.models.stored import weight_headers
 
 _SAMPLE_BYTES = 64
 _SAMPLES = 8
@@ -23,9 +23,9 @@ def vision_fingerprint(path: str | Path, config: ModelConfig | None = None) -> b
         return b""
     canonical = layers_of(config).canonical
     parts: dict[str, bytes] = {}
-    for file in weight_files(path):
+    for file, tensors in weight_headers(path).items():
         with file.open("rb") as f:
-            for t in read_header(file):
+            for t in tensors:
                 name = canonical(t.name)
                 if not name.startswith(("vision.", "projector.")):
                     continue

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from hydrainfer.checkpoint import ModelConfig, read_config, require
+from hydrainfer.checkpoint.gguf import VISION_FILE, WEIGHT_FILE
 from hydrainfer.core import CheckpointError, Role
 from hydrainfer.models.layers import layers_of
 from hydrainfer.models.model import Model
-from hydrainfer.models.safetensors_file import StoredTensor, read_header, read_into, weight_files
+from hydrainfer.models.safetensors_file import StoredTensor, read_into
 from hydrainfer.models.slots import Slot
+from hydrainfer.models.stored import PLAIN, pieces, weight_headers
 from hydrainfer.ops import Int8Weight, OpSet, select_ops
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-_PIECE_BYTES = 16 << 20
 _E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 _MXFP4_BIAS = 127
 
@@ -45,8 +45,7 @@ def load_model(
     config = config or read_config(path)
     dtype = config.dtype if dtype == "auto" else dtype
     require(dtype in DTYPES, path, f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
-    files = weight_files(path)
-    headers = {file: read_header(file) for file in files}
+    headers = weight_headers(path)
     device = torch.device(device)
     ops = ops or select_ops(device, DTYPES[dtype], config.text.head_dim)
     experts = config.text.experts
@@ -73,8 +72,9 @@ def _wanted(
             slot = waiting.pop(name, None)
             if slot is None:
                 continue
-            kinds = ("U8",) if slot.how.startswith("mxfp4") else tuple(_STORED)
-            require(t.dtype in kinds, path, f"tensor {t.name} has dtype {t.dtype}; supported: {', '.join(kinds)}")
+            kinds = ("U8",) if slot.how.startswith("mxfp4") else tuple(PLAIN)
+            known = t.dtype in kinds or file.name in (WEIGHT_FILE, VISION_FILE)  # of GGUF, `pieces` knows
+            require(known, path, f"tensor {t.name} has dtype {t.dtype}; supported: {', '.join(kinds)}")
             require(
                 t.shape == slot.expected,
                 path,
@@ -100,47 +100,33 @@ def _fill(
                 if (slot.how == "mxfp4 scales") is not scales:
                     continue
                 _copy(f, t, slot)
-                if slot.plus:
-                    assert not isinstance(slot.into, Int8Weight), "only norms are shifted"
-                    slot.into.add_(slot.plus)
                 done += t.n_bytes
                 on_progress(done, total)
 
 
 def _copy(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
-    """One tensor from file to slot: directly where the bytes are alike, else through a small buffer."""
+    """One tensor from file to slot: directly where the bytes are alike, else some rows at a time."""
     if slot.how:
         return _copy_matrices(file, stored, slot)
-    if isinstance(slot.into, Int8Weight):
-        return _copy_int8(file, stored, slot.into)
-    flat = slot.into.view(-1)  # slots are whole rows of a fused weight, so contiguous
-    kind = _STORED[stored.dtype]
-    if flat.device.type == "cpu" and flat.dtype == kind:
-        read_into(file, stored.offset, flat.view(torch.uint8).numpy().data)
+    into = slot.into
+    if isinstance(into, Int8Weight):
+        for first, rows in pieces(file, stored):
+            into[first : first + len(rows)].take(rows)
         return
-    piece = _PIECE_BYTES // kind.itemsize
-    buffer = torch.empty(min(piece, flat.numel()), dtype=kind)
-    for first in range(0, flat.numel(), piece):
-        part = buffer[: min(piece, flat.numel() - first)]
-        read_into(file, stored.offset + first * kind.itemsize, part.view(torch.uint8).numpy().data)
-        flat[first : first + part.numel()].copy_(part)
-
-
-def _copy_int8(file: FileIO, stored: StoredTensor, into: Int8Weight) -> None:
-    """One matrix from file to 8 bits, some rows at a time."""
-    kind, (outer, inner) = _STORED[stored.dtype], into.shape
-    step = max(1, _PIECE_BYTES // (kind.itemsize * inner))
-    buffer = torch.empty((min(step, outer), inner), dtype=kind)
-    for first in range(0, outer, step):
-        rows = buffer[: min(step, outer - first)]
-        read_into(file, stored.offset + first * inner * kind.itemsize, rows.view(-1).view(torch.uint8).numpy().data)
-        into[first : first + len(rows)].take(rows)
+    flat = into.view(-1)  # slots are whole rows of a fused weight, so contiguous
+    if flat.device.type == "cpu" and flat.dtype == PLAIN.get(stored.dtype) and not stored.heads:
+        read_into(file, stored.offset, flat.view(torch.uint8).numpy().data)
+    else:
+        for first, rows in pieces(file, stored):
+            flat[first * rows.shape[1] :][: rows.numel()].copy_(rows.view(-1))
+    if slot.plus + stored.plus:
+        flat.add_(slot.plus + stored.plus)
 
 
 def _copy_matrices(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
     """The matrices of a tensor [matrices, ...], one at a time, each brought to [out, in]."""
     n, *shape = stored.shape
-    kind, outer = _STORED.get(stored.dtype, torch.uint8), slot.into.shape[0] // n
+    kind, outer = PLAIN.get(stored.dtype, torch.uint8), slot.into.shape[0] // n
     buffer = torch.empty(shape, dtype=kind)
     for i in range(n):
         read_into(file, stored.offset + i * buffer.nbytes, buffer.view(-1).view(torch.uint8).numpy().data)

@@ -22,13 +22,16 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16"
 
 
 class StoredTensor(NamedTuple):
-    """One tensor of a file: `offset` is in bytes from the file's start."""
+    """One tensor of a file: `offset` is in bytes from the file's start; `heads` and `plus` are those of
+    `checkpoint.gguf.HeldTensor`."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
     n_bytes: int
+    heads: int = 0
+    plus: float = 0.0
 
 
 def read_header(path: Path) -> list[StoredTensor]:

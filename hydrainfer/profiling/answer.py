@@ -14,6 +14,7 @@ from hydrainfer.machine import n_cores
 from hydrainfer.planner.costs import CostFile
 from hydrainfer.planner.inputs import summary
 from hydrainfer.planner.search import (
+    PLANNED,
     Cell,
     Finding,
     LayoutPlan,
@@ -162,8 +163,8 @@ def _fitting(asked: Prepared, study: Study, n_devices: int) -> Sequence[Layout]:
         return ()
 
 
-def winners_file(plan: LayoutPlan, study: Study, asked: Prepared) -> str | None:
-    """The layout file of what to start; None if nothing meets the SLO."""
+def winners_file(plan: LayoutPlan, study: Study, asked: Prepared, only: Sequence[str] = PLANNED) -> str | None:
+    """The layout file of what to start, with `only` these options; None if nothing meets the SLO."""
     best = plan.choice
     if best is None:
         return None
@@ -171,7 +172,7 @@ def winners_file(plan: LayoutPlan, study: Study, asked: Prepared) -> str | None:
         f"{best.layout}: {best.goodput:.3g} requests/s of {plan.workload['dataset']} within {plan.slo},\n"
         f"by simulation on {plan.devices} x {plan.device}, for {plan.model}. Made by `{plan.command}`."
     )
-    return layout_file(Layout.parse(best.layout), study, comment, asked.threads)
+    return layout_file(Layout.parse(best.layout), study, comment, asked.threads, only)
 
 
 def _crowded(asked: Prepared, n_devices: int) -> str:

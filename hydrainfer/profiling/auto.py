@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
-from hydrainfer.checkpoint import read_config
+from hydrainfer.checkpoint import model_folder, name_of, read_config
 from hydrainfer.config import Loaded, ServeConfig, cache_folder, is_slo_part
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.inputs import locate_model
-from hydrainfer.planner.search import layout_file
+from hydrainfer.planner.search import PLANNED, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.commands import shown
 from hydrainfer.profiling.measuring import measurer
@@ -43,32 +44,31 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
         raise ConfigError("--devices is for --layout auto; this layout says how many there are", param="devices")
     else:
         n_devices = len(Layout.parse(config.layout).instances)
+    named = () if config.overlap == "auto" else ("overlap",)  # what the file leaves to the flag
     asked = prepare(_question(config, n_devices), measurer(config, None, console))
     if config.layout == "auto":
-        text = _best(asked, console)
+        text = _best(asked, console, [name for name in PLANNED if name not in named])
     else:
-        text = layout_file(Layout.parse(config.layout), asked.study(), threads=asked.threads, only=autos)
-    path = cache_folder() / "layouts" / f"{Path(config.model).name}-{n_devices}.yaml"
+        only = [name for name in (*autos, "overlap") if name not in named]
+        text = layout_file(Layout.parse(config.layout), asked.study(), threads=asked.threads, only=only)
+    path = cache_folder() / "layouts" / f"{name_of(Path(asked.question.model))}-{n_devices}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")
-    sliced = asked.kind == "cpu" and config.overlap == "auto"  # as it was simulated
     settled = msgspec.structs.replace(
         config,
         layout=str(path),
-        overlap="slice" if sliced else config.overlap,
         cost_model=config.cost_model if config.device == "emulated" else None,
         **{f.name: f.default for f in msgspec.structs.fields(ServeConfig) if f.name in autos},  # the file's go before
     )
-    planned = dict.fromkeys(("layout", "overlap") if sliced else ("layout",), "planned")
-    sources = planned | dict.fromkeys((*autos, "cost_model"), "default")
+    sources = {"layout": "planned"} | dict.fromkeys((*autos, "cost_model"), "default")
     return Loaded(settled, loaded.provenance | sources)
 
 
-def _best(asked: Prepared, console: Console) -> str:
-    """The layout file of the winner."""
+def _best(asked: Prepared, console: Console, only: Sequence[str]) -> str:
+    """The layout file of the winner, with `only` these options."""
     with shown(console) as on_progress:
         plan, study = answer(asked, on_progress=on_progress, command="hydrainfer serve --layout auto")
-    text = winners_file(plan, study, asked)
+    text = winners_file(plan, study, asked, only)
     best = plan.choice
     if text is None or best is None:
         raise ConfigError(f"no layout carries anything of {plan.workload['dataset']} within {plan.slo}", param="slo")
@@ -94,9 +94,10 @@ def _flag(name: str) -> str:
 
 
 def _question(config: ServeConfig, n_devices: int) -> Question:
-    sees = read_config(locate_model(config.model)).vision is not None
+    folder = model_folder(config) if config.revision or config.mmproj else locate_model(config.model)
+    sees = read_config(folder).vision is not None
     return Question(
-        model=config.model,
+        model=str(folder) if config.revision or config.mmproj else config.model,
         devices=n_devices,
         cost_model=Path(config.cost_model) if config.cost_model else None,
         dtype=None if config.dtype == "auto" else config.dtype,

@@ -84,15 +84,15 @@ def profile(**flags: Any) -> None:
 
 def _serving(asked: Prepared, layout: Path) -> tuple[list[str], str]:
     """The command that serves what was planned, and what has to be put in: a configuration alone cannot be served."""
+    from hydrainfer.checkpoint import has_weights
     from hydrainfer.planner.inputs import locate_model
 
     q, path, emulated = asked.question, locate_model(asked.question.model), asked.kind == "emulated"
     model, note, needed = q.model, "", "tokenizer" if emulated else "weights"
-    if not any(path.glob("tokenizer.json" if emulated else "*.safetensors")):
+    if not ((path / "tokenizer.json").is_file() if emulated else has_weights(path)):
         model, note = "CHECKPOINT", f"CHECKPOINT: the directory with {path.name}'s {needed}"
     words = ["hydrainfer", "serve", model, "--layout", str(layout)]
     words += ["--device", "emulated", "--cost-model", str(q.cost_model)] if emulated else []
-    words += ["--overlap", "slice"] if asked.kind == "cpu" else []  # as it was simulated
     return words + (["--dtype", q.dtype] if q.dtype else []), note
 
 

@@ -44,8 +44,7 @@ def validate(asked: Prepared, study: Study, rows: Sequence[Row], console: Consol
     """Runs each at 80 % of its goodput for at least 20 s; those that did not start are left out, with a word on the
     console."""
     q, found = asked.question, []
-    emulated = f"--device emulated --cost-model {q.cost_model}"
-    flags = {"emulated": emulated, "cpu": "--overlap slice", "gpu": ""}[asked.kind]  # as it was simulated
+    flags = f"--device emulated --cost-model {q.cost_model}" if asked.kind == "emulated" else ""
     for row in rows:
         assert row.goodput is not None
         layout, rate = Layout.parse(row.layout), row.goodput * _SHARE

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig, cache_folder
 from hydrainfer.planner.costs import CostFile, write_cost_file
 from hydrainfer.profiling.question import Measure
@@ -23,8 +24,9 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
         from hydrainfer.assemble.measure import measure_model
         from hydrainfer.assemble.sizes import with_dtype
 
-        name = Path(model).expanduser().resolve().name
-        measured = with_dtype(msgspec.structs.replace(config, model=model, threads=n_threads))
+        here = config if model == config.model else msgspec.structs.replace(config, revision=None, mmproj=None)
+        measured = with_dtype(msgspec.structs.replace(here, model=model, threads=n_threads))
+        name = name_of(model_folder(measured))
         journal = cache_folder() / "measured" / f"{name}-{_key(measured)}.jsonl"
         journal.parent.mkdir(parents=True, exist_ok=True)
         console.print(f"measuring {name} on this machine for about {minutes:g} minutes", markup=False)
@@ -48,7 +50,7 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
 
 def _key(config: ServeConfig) -> str:
     """A hash of all that a measurement depends on: models of one name in two folders are kept apart."""
-    where = str(Path(config.model).expanduser().resolve())
+    where = str(model_folder(config).resolve())
     numbers = (config.dtype, config.quantization)
     what = (where, config.device, *numbers, config.native_kernels, config.block_tokens, config.threads)
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]

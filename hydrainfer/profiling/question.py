@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hydrainfer.checkpoint import has_weights, name_of
 from hydrainfer.config import Slo, is_slo_part, locate, parse_slo, read_cost_model, read_slo, read_yaml
 from hydrainfer.core import ConfigError, CostModel, Layout
 from hydrainfer.machine import n_cores
@@ -72,7 +73,7 @@ def prepare(q: Question, measure: Measure) -> Prepared:
         raise ConfigError("give --hardware or a measured --cost-model, not both", param="hardware")
     model = locate_model(q.model)
     workload = read_workload(q.workload, data=q.data, pictures=q.pictures)
-    slo = slo_of(q.slo, model.name, workload.dataset)
+    slo = slo_of(q.slo, name_of(model), workload.dataset)
     trace = tuple(trace_of(workload, prompts_of(q.model), q.requests, q.seed))
     cost, device, kind, threads = _times(q, model, measure)
     shape = shape_of(q.model, q.dtype or (cost.dtype if isinstance(cost, CostFile) else None))
@@ -112,15 +113,17 @@ def _times(
     if q.cost_model is not None:
         file = read_cost_file(q.cost_model.expanduser())
     else:
-        if not any(model.glob("*.safetensors")):
+        if not has_weights(model):
             raise ConfigError(
                 f"{q.model} is a configuration without weights, which cannot be measured here: describe the device, "
                 "for example --hardware h800",
                 param="hardware",
             )
         file = measure(q.model, max(1, n_cores() // q.devices))
-    if file.model != model.resolve().name:
-        raise ConfigError(f"{q.cost_model} was measured with {file.model}, not with {model.name}", param="cost_model")
+    if file.model != name_of(model):
+        raise ConfigError(
+            f"{q.cost_model} was measured with {file.model}, not with {name_of(model)}", param="cost_model"
+        )
     on_gpu = file.device.startswith("cuda")
     return file, measured_device(file), "gpu" if on_gpu else "cpu", None if on_gpu else file.threads
 

@@ -32,10 +32,10 @@ def test_every_example_can_be_read(path):
 
 
 def test_a_file_says_all_that_an_instance_gets(tmp_path):
-    one = "{role: EPD, cpus: 2, gpus: 0.5, threads: 3, cores: [0, 1], resources: {vision: 1}, image_cache_gib: 0.25}"
-    (spec,) = read_layout(write(tmp_path, f"instances: [{one}]"))
+    one = "role: EPD, cpus: 2, gpus: 0.5, threads: 3, cores: [0, 1], resources: {vision: 1}, image_cache_gib: 0.25"
+    (spec,) = read_layout(write(tmp_path, f"instances: [{{{one}, overlap: slice}}]"))
     assert spec.share == Share(cpus=2, gpus=0.5, threads=3, cores=(0, 1), resources={"vision": 1})
-    assert spec.own["image_cache_gib"] == 0.25
+    assert spec.own == {"image_cache_gib": 0.25, "overlap": "slice"}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def test_a_file_says_all_that_an_instance_gets(tmp_path):
         ("instance: [{role: EPD}]", r"unknown option 'instance' .*did you mean instances"),
         ("instances: [{role: EPD, count: 0}]", r"instance 1: expected `int` >= 1 - at `\$.count`"),
         ("instances: [{role: X}]", r"instance 1: unknown role 'X'"),
+        ("instances: [{role: EPD, overlap: auto}]", r"instance 1: invalid enum value 'auto' - at `\$.overlap`"),
         ("instances: [{count: 1}]", r"instance 1: object missing required field `role`"),
         (
             "instances: [{role: EPD, gpus: 1.5}]",

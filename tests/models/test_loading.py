@@ -229,7 +229,7 @@ def test_an_index_names_files_of_its_directory_only(sharded, tmp_path, name, mon
     tensor = next(iter(content["weight_map"]))
     content["weight_map"][tensor] = name
     index.write_text(json.dumps(content))
-    monkeypatch.setattr("hydrainfer.models.load.read_header", lambda file: pytest.fail(f"{file} was opened"))
+    monkeypatch.setattr("hydrainfer.models.stored.read_header", lambda file: pytest.fail(f"{file} was opened"))
     message = complaint(path)
     assert index.name in message and f"weight_map.{tensor} is" in message
 

@@ -8,8 +8,8 @@ import pytest
 
 from hydrainfer.builtin import MODEL
 from hydrainfer.config import read_layout
-from hydrainfer.core import ConfigError
-from hydrainfer.planner.search import LayoutPlan
+from hydrainfer.core import ConfigError, Layout
+from hydrainfer.planner.search import LayoutPlan, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.options import Question
 from hydrainfer.profiling.question import prepare
@@ -185,6 +185,7 @@ def test_without_a_description_this_machine_is_measured(monkeypatch):
     question = prepare(msgspec.structs.replace(ASKED, model=str(MODEL), hardware=None), measure)
     assert wanted == [(str(MODEL), 2)]
     assert question.kind == "cpu" and question.study().overlap == "slice"
+    assert "overlap: slice" in layout_file(Layout.parse("1EPD"), question.study())
 
 
 def test_instances_that_share_cores_are_noted(monkeypatch):

@@ -1,7 +1,8 @@
 """Models as numbers for the planner, from their configuration alone: no weights, no tokenizer needed, no device.
 
-A model is a checkpoint directory or the name of one of configs/models, which hold the published config.json and
-preprocessor_config.json of the models that the paper measures (LLaVA-NeXT-7B is the one on Vicuna).
+A model is a checkpoint (a directory, a GGUF file, a name on the hub) or the name of one of configs/models, which hold
+the published config.json and preprocessor_config.json of the models that the paper measures (LLaVA-NeXT-7B is the one
+on Vicuna).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hydrainfer.checkpoint import Fit, ModelConfig, family_of, parse_config, read_config
+from hydrainfer.checkpoint import Fit, ModelConfig, family_of, is_hub_name, locate, name_of, parse_config, read_config
 from hydrainfer.config.shipped import here_or_shipped, shipped
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.costs import ModelShape
@@ -26,15 +27,18 @@ from hydrainfer.processor import (
 
 
 def locate_model(name: str) -> Path:
-    """A checkpoint directory, or that of a shipped configuration. Raises `ConfigError` that names those there are."""
+    """The directory of a checkpoint, or of a shipped configuration. Raises `ConfigError` that names those there are, or
+    `CheckpointError`."""
     path = here_or_shipped(Path(name))
     if path.is_dir():
         return path
     found = {p.parent.name: p.parent for p in sorted(shipped("configs").glob("models/*/config.json"))}
     if name in found:
         return found[name]
+    if path.is_file() or is_hub_name(name):
+        return locate(name)
     known = ", ".join(found) or "none"
-    raise ConfigError(f"no model {name!r}: give a checkpoint directory, or one of {known}", param="model")
+    raise ConfigError(f"no model {name!r}: give a checkpoint, or one of {known}", param="model")
 
 
 def shape_of(name: str, dtype: str | None = None) -> ModelShape:
@@ -43,7 +47,7 @@ def shape_of(name: str, dtype: str | None = None) -> ModelShape:
     model = read_config(path)
     text, fit = model.text, _fit(model)
     return ModelShape(
-        name=path.name,
+        name=name_of(path),
         dtype=dtype or model.dtype,
         layers=text.layers,
         hidden=text.hidden,
@@ -77,7 +81,7 @@ def prompts_of(name: str) -> Prompts:
 
     written = (path / "tokenizer.json").is_file()
     return Prompts(
-        name=path.name,
+        name=name_of(path),
         picture=_fit(parsed.model),
         text=_exactly(load_description(path, parsed=parsed)) if written else roughly,
         n_context=parsed.model.text.context,

@@ -4,7 +4,7 @@ Called by `profiling` and the benchmarks. Never reads a checkpoint, and never me
 """
 
 from hydrainfer.planner.search.bound import Bounds
-from hydrainfer.planner.search.deployment import DeviceKind, candidates_of, layout_file, study_of
+from hydrainfer.planner.search.deployment import PLANNED, DeviceKind, candidates_of, layout_file, study_of
 from hydrainfer.planner.search.goodput import (
     COARSE,
     EXACT,
@@ -27,6 +27,7 @@ from hydrainfer.planner.search.study import Attempt, Study, attempt, mean_interv
 __all__ = [
     "COARSE",
     "EXACT",
+    "PLANNED",
     "TOLERANCE",
     "Attempt",
     "Bounds",

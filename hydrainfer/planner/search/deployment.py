@@ -113,23 +113,29 @@ def _on_cpu(blocks: Mapping[CacheSpec, int], budgets: Budgets) -> dict[CacheSpec
     return {spec: size(spec, n) for spec, n in blocks.items()}
 
 
+PLANNED = ("token_budget", "image_budget", "max_running", "overlap")
+"""What a plan says of an instance, as options."""
+
+
 def layout_file(
     layout: Layout,
     study: Study,
     comment: str = "",
     threads: int | None = None,
-    only: Sequence[str] = ("token_budget", "image_budget", "max_running"),
+    only: Sequence[str] = PLANNED,
 ) -> str:
-    """YAML for `hydrainfer serve --layout`: the instances, with the budgets that the study gave them (`only` these) and
-    `threads`."""
+    """YAML for `hydrainfer serve --layout`: the instances, with the budgets and the overlap of the study (`only`
+    these) and `threads`."""
     groups = []
     for name, n in Counter(map(str, layout.instances)).items():
         role, budgets = Role.parse(name), study.stations[name].budgets
-        own = {"max_running": budgets.running}
+        own: dict[str, str | int] = {"max_running": budgets.running}
         if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
             own["token_budget"] = budgets.tokens
         if role.runs(Stage.ENCODE):
             own["image_budget"] = budgets.images
+        if study.overlap == "slice":  # any other is what a server takes by itself
+            own["overlap"] = study.overlap
         group: dict[str, str | int] = {"role": name, "count": n, **{k: v for k, v in own.items() if k in only}}
         groups.append(group | ({} if threads is None else {"threads": threads}))
     head = "".join(f"# {line}\n" for line in comment.splitlines())

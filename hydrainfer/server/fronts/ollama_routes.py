@@ -25,7 +25,8 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
     model = answers.intake.processor.model
     family: str = (find_json(model.path / "config.json") or {}).get("model_type", "unknown")
     unknown = {"parent_model": "", "parameter_size": "", "quantization_level": ""}
-    details = {**unknown, "format": "safetensors", "family": family, "families": [family]}
+    kind = "safetensors" if any(model.path.glob("*.safetensors")) else "gguf"
+    details = {**unknown, "format": kind, "family": family, "families": [family]}
 
     async def body_of(request: Request) -> Mapping[str, Any]:
         return mapping(await read_json(request, max_body_bytes), "the body")
@@ -51,7 +52,7 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
     @router.get("/api/tags")
     async def tags() -> Response:
         stat = model.path.stat()
-        size = sum(file.stat().st_size for file in model.path.glob("*.safetensors"))
+        size = sum(file.stat().st_size for file in model.path.glob(f"*.{kind}"))
         about = {"modified_at": head("", int(stat.st_mtime))["created_at"], "size": size, "digest": ""}
         return _json({"models": [{"name": n, "model": n, **about, "details": details} for n in answers.names]})
 

@@ -1,0 +1,102 @@
+"""Where a model is that somebody has named: a directory, a GGUF file, or a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import suppress
+from pathlib import Path
+
+from hydrainfer.checkpoint.files import require
+from hydrainfer.checkpoint.gguf import WEIGHT_FILE, unpack
+from hydrainfer.config import ServeConfig
+from hydrainfer.core import CheckpointError
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_WANTED = ["*.json", "*.safetensors", "*.jinja"]
+_NOT_WANTED = ["consolidated*", "*/*"]  # the same weights again, as some authors' own programs read them
+
+
+def is_hub_name(model: str) -> bool:
+    """`owner/name`, and nothing of that name is here."""
+    return _HUB_NAME.fullmatch(model) is not None and not Path(model).exists() and not model.endswith(".gguf")
+
+
+def locate(model: str, *, revision: str | None = None, mmproj: str | None = None) -> Path:
+    """The checkpoint directory of `model`: the one it names; one made of a GGUF file, with its vision weights in the
+    file `mmproj`; or the snapshot of a model on the hub, `revision` of it, from the Hugging Face cache or, where that
+    lacks it and there is a network, from the hub. Raises `CheckpointError` in one line."""
+    path = Path(model).expanduser()
+    is_file = path.suffix == ".gguf" or path.is_file()
+    require(mmproj is None or is_file, path, "takes no --mmproj, which is for GGUF files")
+    by_name = is_hub_name(model)
+    require(revision is None or by_name, path, "takes no --revision, which is for names on the Hugging Face hub")
+    if is_file:
+        return unpack(path, None if mmproj is None else Path(mmproj).expanduser())
+    return _snapshot(model, revision) if by_name else path
+
+
+def name_of(path: Path) -> str:
+    """The name of the model in a checkpoint directory, which in the Hugging Face cache is not the directory's."""
+    path = path.expanduser().resolve()
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.name
+
+
+def _snapshot(model: str, revision: str | None) -> Path:
+    """Raises `CheckpointError` that says how to fetch it."""
+    from huggingface_hub import constants, snapshot_download
+
+    def find(*, local: bool) -> Path | None:
+        found = snapshot_download(
+            model,
+            revision=revision,
+            allow_patterns=_WANTED,
+            ignore_patterns=_NOT_WANTED,
+            local_files_only=local,
+        )
+        whole = (Path(found) / "config.json").exists() and any(Path(found).glob("*.safetensors"))
+        return Path(found) if whole else None
+
+    with suppress(Exception):  # it is not there, or damaged, which the hub may mend
+        if (found := find(local=True)) is not None:
+            return found
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
+    try:
+        if not why and (found := find(local=False)) is not None:
+            return found
+        why = why or "it has no config.json with safetensors"
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as e:  # of the hub's and of three libraries beneath it
+        why = _reason(e)
+    at = f" --revision {shlex.quote(revision)}" if revision else ""
+    raise CheckpointError(
+        f"{model} is no directory, and not in the Hugging Face cache ({constants.HF_HUB_CACHE}); it was not fetched: "
+        f"{why}. Where there is a network: hf download {model}{at}"
+    )
+
+
+def _reason(e: Exception) -> str:
+    kinds = [kind.__name__ for kind in type(e).__mro__]
+    if "GatedRepoError" in kinds:
+        return "its owner wants you to ask for it on the hub first, and then `hf auth login`"
+    if "RevisionNotFoundError" in kinds:
+        return "the hub has no such revision of it"
+    if "RepositoryNotFoundError" in kinds:
+        return "the hub has no model of that name, or not for you (`hf auth login`)"
+    if any(kind in kinds for kind in ("LocalEntryNotFoundError", "ConnectError", "ConnectionError", "TransportError")):
+        return "the hub cannot be reached"
+    return " ".join(str(e).split())[:160] or type(e).__name__
+
+
+def has_weights(path: Path) -> bool:
+    """Whether a checkpoint directory holds more than a configuration."""
+    return any(path.glob("*.safetensors")) or (path / WEIGHT_FILE).exists()
+
+
+def model_folder(config: ServeConfig) -> Path:
+    """The checkpoint directory of a configuration, found in the same way in every process that has it. Raises
+    `CheckpointError`."""
+    return locate(config.model, revision=config.revision, mmproj=config.mmproj)
