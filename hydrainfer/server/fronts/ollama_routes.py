@@ -25,7 +25,7 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
     model = answers.intake.processor.model
     family: str = (find_json(model.path / "config.json") or {}).get("model_type", "unknown")
     unknown = {"parent_model": "", "parameter_size": "", "quantization_level": ""}
-    kind = "safetensors" if any(model.path.glob("*.safetensors")) else "gguf"
+    kind = "gguf" if (model.path / "model.gguf").exists() else "safetensors"
     details = {**unknown, "format": kind, "family": family, "families": [family]}
 
     async def body_of(request: Request) -> Mapping[str, Any]:
