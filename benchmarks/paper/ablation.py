@@ -69,9 +69,7 @@ def simulate(lab: Lab, quick: bool) -> dict[str, Any]:
 
 
 def _budgets(case: Case, layout: str) -> dict[str, Any]:
-    stations = study_for(case).stations
-    roles = dict.fromkeys(map(str, Layout.parse(layout).instances))
-    return {role: msgspec.to_builtins(stations[role].budgets) for role in roles}
+    return {role: msgspec.to_builtins(b) for role, b in study_for(case).budgets(Layout.parse(layout)).items()}
 
 
 def draw(found: dict[str, Any], path: Path) -> None:

@@ -146,7 +146,9 @@ def study_for(case: Case) -> Study:
     system = SYSTEMS[case.system]
     stations = study.stations
     if system.budgets is not None:
-        stations = {role: msgspec.structs.replace(s, budgets=system.budgets) for role, s in stations.items()}
+        stations = {
+            role: msgspec.structs.replace(s, budgets=system.budgets, choices=()) for role, s in stations.items()
+        }
     return msgspec.structs.replace(study, stations=stations, overlap=system.overlap, policy=system.policy)
 
 
@@ -240,7 +242,8 @@ class Lab:
 def _key(case: Case, study: Study, layout: str, rate: float, n: int) -> str:
     """Budgets of roles that the layout has not make no difference."""
     roles = sorted({str(role) for role in Layout.parse(layout).instances})
-    stations = [(role, study.stations[role].cost, study.stations[role].budgets) for role in roles]
+    budgets = study.budgets(Layout.parse(layout))
+    stations = [(role, study.stations[role].cost, budgets[role]) for role in roles]
     blocks = [sorted((spec.name, n) for spec, n in study.stations[role].blocks.items()) for role in roles]
     what: list[Any] = [
         case.model,

@@ -41,7 +41,7 @@ def locate(kind: str, name: str | Path) -> Path:
     """The file of that path, or the shipped `configs/KIND/NAME.yaml`. Raises `ConfigError` that names those there
     are."""
     path = Path(name).expanduser()
-    if path.suffix in (".yaml", ".yml", ".jsonl") or path.exists():
+    if path.suffix in (".yaml", ".yml", ".jsonl") or path.is_file():
         return path
     folder = shipped("configs") / kind
     if (folder / f"{name}.yaml").is_file():

@@ -19,6 +19,7 @@ from hydrainfer.planner.search import (
     Finding,
     LayoutPlan,
     OnProgress,
+    Row,
     Study,
     check_possible,
     grid_of,
@@ -77,11 +78,15 @@ def answer(
             rate=q.rate,
             requests=len(asked.trace),
             seed=q.seed,
-            budgets={name: _given(s.budgets) for name, s in study.stations.items()},
+            budgets={name: _given(b) for name, b in study.budgets(Layout.parse(rows[0].layout)).items()}
+            if rows
+            else {},
             layouts=tuple(rows),
             ratios=ratios_of(study, n_devices, rate, n_processes=n_processes) if ratios and rate else (),
             grid=cells,
-            notes=(*searched.notes, *_cautions(asked, n_devices)),
+            notes=(*searched.notes, *_two_tpots(rows, asked), *_cautions(asked, study, n_devices)),
+            engine=asked.engine.name,
+            model_error=asked.model_error,
             took_s=time.perf_counter() - begin_s,
             command=command,
             version=__version__,
@@ -140,14 +145,27 @@ def _undecided(best: Finding | None) -> list[str]:
     ]
 
 
-def _cautions(asked: Prepared, n_devices: int) -> Iterator[str]:
+def _two_tpots(rows: Sequence[Row], asked: Prepared) -> Iterator[str]:
+    """A warning where the SLO is met interval by interval, but not by a request's mean."""
+    best, limit_s = rows[0] if rows else None, asked.slo.tpot_s
+    if best is None or not best.goodput or best.tpot_p90 is None or limit_s is None or best.tpot_p90 <= limit_s:
+        return
+    yield (
+        f"TPOT is met by {asked.slo.token_share:.0%} of the intervals of a request, but not by their mean: "
+        f"{best.layout} has a p90 of {best.tpot_p90 * 1e3:.3g} ms by the mean, where the limit is "
+        f"{limit_s * 1e3:.3g} ms. Some intervals are very long."
+    )
+
+
+def _cautions(asked: Prepared, study: Study, n_devices: int) -> Iterator[str]:
     """What the figures do not hold."""
     if isinstance(asked.cost, CostFile) and asked.cost.note:
         yield asked.cost.note
     if asked.kind == "cpu":
+        server_ms = study.server.work_s(study.trace) * 1e3
         yield (
-            "HTTP, pictures and messages take the time of the same cores, and are not in these numbers: where a "
-            "request takes the model only milliseconds, a server carries less. --validate shows how much."
+            f"The server takes {server_ms:.3g} ms of the same cores for each request, which is in these numbers; a "
+            "client on this machine is not."
         )
     if crowded := _crowded(asked, n_devices):
         yield crowded

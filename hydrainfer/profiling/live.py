@@ -67,6 +67,7 @@ def validate(asked: Prepared, study: Study, rows: Sequence[Row], console: Consol
             effort = Effort(requests=_REQUESTS, min_s=_LEAST_S)
             with Shown(console, asked.slo) as watch:
                 compare = Comparison(plan, asked.workload, asked.slo, effort, watch, lambda line: console.print(line))
+                compare.prepare()
                 with asyncio.Runner() as runner:
                     result = runner.run(compare.run())
         if not result.runs or result.runs[0].report.ttft_s is None:

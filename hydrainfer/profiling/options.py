@@ -25,6 +25,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     workload: Annotated[str, flag(_WHAT, "A name or file of configs/workloads, or a recording.")] = "textcaps"
     data: Annotated[str | None, flag(_WHAT, "A local copy of the dataset.")] = None
     pictures: Annotated[str | None, flag(_WHAT, "The folder of its pictures.")] = None
+    engine: Annotated[str, flag(_WHAT, "hydrainfer, vllm or sglang, or a file like configs/engines.")] = "hydrainfer"
+    calibrate: Annotated[Path | None, flag(_WHAT, "Measurements, .yaml, that the engine is fitted to.")] = None
     slo: Annotated[
         str, flag(_WHAT, "ttft=8,tpot=0.08 (s), or a preset of configs/slo; default: that of the model.")
     ] = ""

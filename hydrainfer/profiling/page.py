@@ -141,7 +141,9 @@ def _layouts(plan: LayoutPlan) -> str:
     rows = []
     for row in plan.layouts:
         carried = said(row.goodput) if row.goodput else f"&lt; {said(row.goodput_high or row.bound)}"
-        latencies = (row.ttft_p90, row.tpot_p90) if row.goodput else (None, None)  # else of some rate on a short trace
+        latencies = (
+            (row.ttft_p90, row.tpot_p90, row.interval_p90) if row.goodput else (None,) * 3
+        )  # else of some rate on a short trace
         rows.append(
             [
                 escape(row.layout),
@@ -161,6 +163,7 @@ def _layouts(plan: LayoutPlan) -> str:
         "95 %",
         "TTFT p90, ms",
         "TPOT p90, ms",
+        "interval, ms",
         "bound, /s",
         "simulated",
         "why no more",
@@ -173,7 +176,7 @@ def _given(plan: LayoutPlan) -> Iterator[str]:
     yield "<h2>What was planned for</h2><div class=two><div><h3>Workload</h3>"
     pairs = [[escape(name), escape(value)] for name, value in workload_lines(plan.workload)]
     yield f"<div class=plain>{table(['', ''], pairs)}</div>"
-    yield "</div><div><h3>Budgets of each role</h3>" + _budgets(plan) + "</div></div>"
+    yield "</div><div><h3>Budgets of the best layout</h3>" + _budgets(plan) + "</div></div>"
     known = "measured" if plan.measured else "described by its published numbers, not measured"
     facts = {
         "model": plan.model,

@@ -12,16 +12,18 @@ from hydrainfer.checkpoint import has_weights, name_of
 from hydrainfer.config import Slo, is_slo_part, locate, parse_slo, read_cost_model, read_slo, read_yaml
 from hydrainfer.core import ConfigError, CostModel, Layout
 from hydrainfer.machine import n_cores
-from hydrainfer.planner.costs import CostFile, Hardware, ModelShape, read_cost_file, read_hardware
+from hydrainfer.planner.costs import CostFile, Engine, Hardware, ModelShape, read_cost_file, read_engine, read_hardware
 from hydrainfer.planner.inputs import locate_model, prompts_of, shape_of, trace_of
 from hydrainfer.planner.search import DeviceKind, Study, candidates_of, study_of
-from hydrainfer.planner.simulation import TraceRequest
+from hydrainfer.planner.simulation import Server, TraceRequest
+from hydrainfer.profiling.calibrating import calibrated, read_measured
 from hydrainfer.profiling.options import Question
 from hydrainfer.workload.sources import Workload, read_workload
 
 Measure = Callable[[str, int], CostFile]
 """Measures a model with so many CPU threads."""
 _LONGER = 6  # times the first run: two more, each twice as long as the one before
+_MEASURED_ERROR, _EMULATED_ERROR = 0.25, 0.1  # benchmarks/b15_simulator_truth.py
 _MEMORY_SHARE = 0.5  # of a CPU's: the rest of the machine lives there, too
 
 
@@ -38,6 +40,7 @@ class Prepared(NamedTuple):
     more: tuple[TraceRequest, ...]
     slo: Slo
     threads: int | None
+    engine: Engine
 
     def study(self, slo: Slo | None = None, n_devices: int | None = None) -> Study:
         """The study with another SLO, or for devices that share this machine's memory with `n_devices`. Raises
@@ -53,8 +56,27 @@ class Prepared(NamedTuple):
             slo or self.slo,
             cost=self.cost,
             kind=self.kind,
+            engine=self.engine,
+            server=self._server(n_devices or self.question.devices),
             target=self.question.target,
             more=self.more,
+        )
+
+    @property
+    def model_error(self) -> float | None:
+        """See `LayoutPlan`."""
+        if self.cost is None:
+            return self.engine.error
+        return _EMULATED_ERROR if self.kind == "emulated" else _MEASURED_ERROR
+
+    def _server(self, n_devices: int) -> Server:
+        """The engine's; where instances compute on a CPU, on the same cores as they."""
+        server = self.engine.server
+        if self.kind == "gpu":
+            return server
+        threads = self.threads or max(1, n_cores() // n_devices)
+        return msgspec.structs.replace(
+            server, cores=float(n_cores()), each=False, threads=threads * (self.kind == "cpu")
         )
 
     def candidates(self, study: Study, n_devices: int | None = None) -> Sequence[Layout]:
@@ -77,7 +99,12 @@ def prepare(q: Question, measure: Measure) -> Prepared:
     trace = tuple(trace_of(workload, prompts_of(q.model), q.requests, q.seed))
     cost, device, kind, threads = _times(q, model, measure)
     shape = shape_of(q.model, q.dtype or (cost.dtype if isinstance(cost, CostFile) else None))
-    return Prepared(q, shape, device, cost, kind, workload, trace, _more(q, workload), slo, threads)
+    engine = read_engine(q.engine)
+    if cost is not None and engine.scheduling != "stage-level":
+        raise ConfigError("measured and emulated times are HydraInfer's: leave --engine out", param="engine")
+    if q.calibrate is not None:
+        engine = calibrated(engine, read_measured(q.calibrate))
+    return Prepared(q, shape, device, cost, kind, workload, trace, _more(q, workload), slo, threads, engine)
 
 
 def _more(q: Question, workload: Workload) -> tuple[TraceRequest, ...]:

@@ -21,13 +21,21 @@ def ranked(plan: LayoutPlan, n: int) -> Table:
     table.add_column("layout", no_wrap=True)
     table.add_column("method")
     carried = ["goodput, /s", "95 %"] if plan.objective == _SEARCHED else ["met"]
-    for name in (*carried, "TTFT p90, ms", "TPOT p90, ms"):
+    for name in (*carried, "TTFT p90, ms", "TPOT p90, ms", "interval"):
         table.add_column(name, justify="right")
     table.add_column("why it carries no more")
     for row in _measured(plan)[:n]:
         met = percent(row.attainment) if row.attainment is not None else "–"
         carries = [said(row.goodput), interval(row)] if plan.objective == _SEARCHED else [met]
-        cells = [row.layout, row.method, *carries, ms(row.ttft_p90), ms(row.tpot_p90), row.limited_by]
+        cells = [
+            row.layout,
+            row.method,
+            *carries,
+            ms(row.ttft_p90),
+            ms(row.tpot_p90),
+            ms(row.interval_p90),
+            row.limited_by,
+        ]
         table.add_row(*map(escape, cells))
     return table
 
@@ -48,7 +56,22 @@ def conclusions(plan: LayoutPlan, n: int | None = None) -> list[str]:
     """The answer first, then what limits it, what is known of layouts beyond the `n` of `ranked` (None: beyond those
     measured to the end), and notes."""
     rest = others(plan, n)
-    return [*answer(plan), *([rest] if rest else []), *map(_live, plan.live), *plan.notes]
+    return [*answer(plan), *_model_error(plan), *([rest] if rest else []), *map(_live, plan.live), *plan.notes]
+
+
+def _model_error(plan: LayoutPlan) -> Iterator[str]:
+    """How far the simulation itself may be off, which intervals do not say."""
+    best, error = plan.choice, plan.model_error
+    if best is None or not best.goodput or plan.objective != _SEARCHED:
+        return
+    if error is None:
+        yield f"How far plans of {plan.engine} on a described device are off is not known: calibrate it (--calibrate)."
+        return
+    low, high = best.goodput / (1 + error), best.goodput * (1 + error)
+    yield (
+        f"Model error: real deployments were within a factor of {1 + error:.3g} of such plans, which is {said(low)} to "
+        f"{said(high)} requests/s here (docs/planning.md)."
+    )
 
 
 def answer(plan: LayoutPlan) -> list[str]:

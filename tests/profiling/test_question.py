@@ -71,8 +71,9 @@ def test_the_winner_s_file_is_a_layout(plan, tmp_path):
     path.write_text(winners_file(plan, study, question))
     specs = read_layout(str(path))
     assert len(specs) == 2
+    of_layout = study.budgets(Layout(tuple(spec.role for spec in specs)))
     for spec in specs:
-        budgets = study.stations[str(spec.role)].budgets
+        budgets = of_layout[str(spec.role)]
         assert spec.own["max_running"] == budgets.running
         assert spec.own.get("token_budget", budgets.tokens) == budgets.tokens
 

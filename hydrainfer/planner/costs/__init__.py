@@ -3,7 +3,7 @@
 Called by `search` and `inputs`, and by `assemble`, which measures. Never runs a batch, simulated or real.
 """
 
-from hydrainfer.planner.costs.budgets import SEQUENCES, Mix, budgets_for, mix_of
+from hydrainfer.planner.costs.budgets import Choice, Mix, Share, best_of, budgets_for, choices_for, mix_of
 from hydrainfer.planner.costs.costfile import (
     BatchTime,
     Copies,
@@ -13,26 +13,33 @@ from hydrainfer.planner.costs.costfile import (
     read_cost_file,
     write_cost_file,
 )
+from hydrainfer.planner.costs.engine import Engine, read_engine, slowed
 from hydrainfer.planner.costs.fitting import fit_cost
 from hydrainfer.planner.costs.hardware import Hardware, read_hardware
 from hydrainfer.planner.costs.shape import ModelShape, blocks_of, cost_of
 
 __all__ = [
-    "SEQUENCES",
     "BatchTime",
+    "Choice",
     "Copies",
     "CostFile",
+    "Engine",
     "Hardware",
     "Mix",
     "ModelShape",
+    "Share",
     "Work",
+    "best_of",
     "blocks_of",
     "budgets_for",
+    "choices_for",
     "cost_of",
     "fit_cost",
     "link_of",
     "mix_of",
     "read_cost_file",
+    "read_engine",
     "read_hardware",
+    "slowed",
     "write_cost_file",
 ]

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -148,13 +148,11 @@ def budgets_for(
     where the SLOs say nothing (`running`, and those of a lane that the role lacks). Where even the smallest batch takes
     too long, it is returned, since no budget helps then."""
     base = base or Budgets()
-    times: Times
-    if isinstance(cost, CostFile):
-        times = MeasuredTimes(cost.points, mix, role.runs(Stage.DECODE))
-    else:
-        times = ModelTimes(cost, mix)
+    times = _times(cost, role, mix)
     if role.runs(Stage.DECODE) and overlap != "slice":
-        return _decoding(times, role, slo, mix, overlap, base)
+        bound = msgspec.structs.replace(base, running=_running(times, slo, base))
+        choices = list(_beside(times, role, slo, mix, overlap, bound, mix.decodes, 1.0))
+        return min(choices, key=lambda c: c.encode_s + c.chunks * c.chunk_s).budgets
     budgets = _not_decoding(times, role, slo, mix, base)
     if overlap != "slice":
         return budgets
@@ -162,34 +160,102 @@ def budgets_for(
     return msgspec.structs.replace(budgets, running=running, gap_s=slo.tpot_s or 0.0)
 
 
-def _decoding(times: Times, role: Role, slo: Slo, mix: Mix, overlap: str, base: Budgets) -> Budgets:
+class Choice(NamedTuple):
+    """Budgets that keep every step within the TPOT SLO while `decodes` sequences decode, and what requests then take.
+    `encode_s`: seconds of a request's pictures; `chunks`: steps that its prompt needs, of `chunk_s` each; `step_s`: a
+    step that only decodes."""
+
+    decodes: int
+    budgets: Budgets
+    encode_s: float
+    chunks: int
+    chunk_s: float
+    step_s: float
+
+    def request_s(self, share: Share, n_output: float) -> float:
+        """Seconds that the instance takes for each request of the deployment. Every step is one token for all that
+        decode; some of the steps hold a chunk, too."""
+        n_chunks = share.prefill * self.chunks
+        n_steps = max(0.0, share.decode * n_output / self.decodes - n_chunks)
+        return share.encode * self.encode_s + n_chunks * self.chunk_s + n_steps * self.step_s
+
+    def interval_s(self, share: Share, n_output: float) -> float:
+        """Mean seconds between two tokens of a sequence while the instance is never idle."""
+        return self.decodes * self.request_s(share, n_output) / (share.decode * n_output)
+
+
+class Share(NamedTuple):
+    """The part of all requests whose pictures, prompts and answers an instance computes."""
+
+    encode: float
+    prefill: float
+    decode: float
+
+
+def choices_for(
+    cost: CostModel | CostFile,
+    role: Role,
+    slo: Slo,
+    mix: Mix,
+    *,
+    pictures: float = 1.0,
+    overlap: str = "free",
+    base: Budgets | None = None,
+    most: int = SEQUENCES[-1],
+) -> tuple[Choice, ...]:
+    """The budgets that suit a role that decodes, for every number of decodes up to `most` and of pictures in a batch.
+    `pictures`: of a request, as a mean."""
+    base, found = base or Budgets(), list[Choice]()
+    times, most = _times(cost, role, mix), min(most, base.running)
+    running = _running(times, slo, base)
+    for n in [n for n in times.sequences if n <= most] or times.sequences[:1]:
+        own = _times(cost, role, msgspec.structs.replace(mix, decodes=n))
+        found += _beside(own, role, slo, mix, overlap, msgspec.structs.replace(base, running=running), n, pictures)
+    return tuple(found)
+
+
+def best_of(choices: Sequence[Choice], share: Share, slo: Slo, n_output: float) -> Choice:
+    """The choice with which the instance carries most, of those with which its sequences go on fast enough even if it
+    is never idle; if none does, the one with which they go on fastest."""
+    limit_s = math.inf if slo.tpot_s is None else MARGIN * slo.tpot_s
+    enough = [c for c in choices if c.interval_s(share, n_output) <= limit_s]
+    if not enough:
+        return min(choices, key=lambda c: c.interval_s(share, n_output))
+    return min(enough, key=lambda c: c.request_s(share, n_output))
+
+
+def _times(cost: CostModel | CostFile, role: Role, mix: Mix) -> Times:
+    if isinstance(cost, CostFile):
+        return MeasuredTimes(cost.points, mix, role.runs(Stage.DECODE))
+    return ModelTimes(cost, mix)
+
+
+def _beside(
+    times: Times, role: Role, slo: Slo, mix: Mix, overlap: str, base: Budgets, decodes: int, n_pictures: float
+) -> Iterator[Choice]:
+    """For each number of pictures that leaves time for the decodes, the largest chunk that does beside them."""
     limit_s = math.inf if slo.tpot_s is None else MARGIN * slo.tpot_s
 
-    def step_s(chunk: int, decodes: int, pictures: int) -> float:
+    def step_s(chunk: int, pictures: int) -> float:
         if overlap == "free" or not pictures:
             return times.language_s(chunk, decodes, pictures)
         return times.language_s(chunk, decodes, 0) + times.encode_s(pictures)
 
-    def chunk_beside(n_pictures: int) -> int:
-        return largest(times.chunks, lambda n: step_s(n, mix.decodes, n_pictures) <= limit_s)
-
-    def request_s(n_pictures: int) -> float:
-        """Seconds per request, encoded in batches of so many and prefilled in the chunks that these leave room for."""
-        chunk = chunk_beside(n_pictures)
-        n_chunks = math.ceil(mix.prompt / chunk)
-        return times.encode_s(n_pictures) / n_pictures + n_chunks * times.language_s(chunk, mix.decodes, 0)
-
-    tokens, images = base.tokens, base.images
     encodes = role.runs(Stage.ENCODE) and bool(mix.picture and times.pictures)
     prefills = role.runs(Stage.PREFILL) and bool(times.chunks)
-    if encodes:
-        most = largest(times.pictures, lambda n: step_s(0, mix.decodes, n) <= limit_s)
-        images = min(most, _saturating(times.pictures, times.encode_s))
-        if prefills:
-            images = min((n for n in times.pictures if n <= images), key=request_s)
-    if prefills:
-        tokens = chunk_beside(images if encodes else 0) + mix.decodes
-    return msgspec.structs.replace(base, tokens=tokens, images=images, running=_running(times, slo, base))
+    most = _saturating(times.pictures, times.encode_s) if encodes else 0
+    sizes = [n for n in times.pictures if n == times.pictures[0] or (n <= most and step_s(0, n) <= limit_s)]
+    for images in sizes if encodes else [0]:
+        chunk = largest(times.chunks, lambda n, k=images: step_s(n, k) <= limit_s) if prefills else 0  # type: ignore[misc]
+        tokens, n_chunks = (chunk + decodes, math.ceil(mix.prompt / chunk)) if prefills else (base.tokens, 0)
+        yield Choice(
+            decodes=decodes,
+            budgets=msgspec.structs.replace(base, tokens=tokens, images=images or base.images),
+            encode_s=n_pictures * times.encode_s(images) / images if images else 0.0,
+            chunks=n_chunks,
+            chunk_s=times.language_s(chunk, decodes, 0) if prefills else 0.0,
+            step_s=times.language_s(0, decodes, 0),
+        )
 
 
 def _running(times: Times, slo: Slo, base: Budgets) -> int:

@@ -146,7 +146,13 @@ def _request(i: int, chat: ChatRequest, at_s: float, prompts: Prompts) -> TraceR
         )
     content = ";".join(p.content for p in pictures) if any(p.content for p in pictures) else ""
     return TraceRequest(
-        arrival_s=at_s, n_text=n_text, pictures=tokens, n_output=chat.max_tokens, content=content, parts=parts
+        arrival_s=at_s,
+        n_text=n_text,
+        pictures=tokens,
+        n_output=chat.max_tokens,
+        content=content,
+        parts=parts,
+        megapixels=sum(p.width * p.height for p in pictures) / 1e6,
     )
 
 

@@ -22,7 +22,7 @@ from hydrainfer.planner.search.layouts import layouts, method_of
 from hydrainfer.planner.search.objectives import Objective, check_possible, least_devices, ranked_at
 from hydrainfer.planner.search.plan import Cell, LayoutPlan, Live, Ratio, Row, rows_of
 from hydrainfer.planner.search.ratios import rate_for_ratios, ratios_of
-from hydrainfer.planner.search.study import Attempt, Study, attempt, mean_interval_s, observe
+from hydrainfer.planner.search.study import Attempt, Study, attempt, mean_interval_s, observe, served_at
 
 __all__ = [
     "COARSE",
@@ -60,5 +60,6 @@ __all__ = [
     "ratios_of",
     "rows_of",
     "search",
+    "served_at",
     "study_of",
 ]

@@ -30,7 +30,7 @@ class StageWork(NamedTuple):
 
 class Bound(NamedTuple):
     """`rate`: requests per second that no schedule can exceed for long, with every stage spread evenly over all
-    instances that run it; `stages`: whose work does not allow for more."""
+    instances that run it; `stages`: whose work does not allow for more, none if it is the server's."""
 
     rate: float
     stages: tuple[Stage, ...]
@@ -40,6 +40,7 @@ class Bounds:
     """The bounds of the layouts of one study."""
 
     def __init__(self, study: Study) -> None:
+        self._study = study
         self._cost = next(iter(study.stations.values())).cost
         n_batch = _largest_batch(study)
         each = [work_of(t, self._cost, n_batch, n) for t, n in _without_repeats(study.trace)]
@@ -64,7 +65,8 @@ class Bounds:
             n_devices = sum(any(role.runs(s) for s in stages) for role in layout.instances)
             if seconds > 0.0 and n_devices / seconds < found.rate:
                 found = Bound(n_devices / seconds, stages)
-        return found
+        served = self._study.front(layout).most(self._study.trace, len(layout.instances), found.rate)
+        return Bound(served, ()) if served < found.rate else found
 
 
 def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) -> StageWork:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import yaml
 
-from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes
+from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, tokens_in
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError, CostModel, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
 from hydrainfer.engine import Overlap
-from hydrainfer.planner.costs import SEQUENCES, CostFile, Hardware, ModelShape, blocks_of, budgets_for, cost_of, mix_of
-from hydrainfer.planner.search.bound import work_of
+from hydrainfer.planner.costs import (
+    Choice,
+    CostFile,
+    Engine,
+    Hardware,
+    ModelShape,
+    blocks_of,
+    budgets_for,
+    choices_for,
+    cost_of,
+    mix_of,
+)
 from hydrainfer.planner.search.layouts import layouts
 from hydrainfer.planner.search.study import Station, Study
-from hydrainfer.planner.simulation import TraceRequest
+from hydrainfer.planner.simulation import Server, TraceRequest
 from hydrainfer.scheduler import STEP_S, Budgets
 
 DeviceKind = Literal["gpu", "cpu", "emulated"]
@@ -32,19 +41,25 @@ def study_of(
     *,
     cost: CostModel | CostFile | None = None,
     kind: DeviceKind = "gpu",
+    engine: Engine | None = None,
+    server: Server | None = None,
     target: float = 0.9,
     more: Sequence[TraceRequest] = (),
 ) -> Study:
     """A study in which every instance has a `device`. Batch times follow from its peaks or, if given, from `cost`.
-    Budgets are those of the paper's section 4.2, for as many decodes as requests within the SLO bring about. Roles that
-    do not fit the device are left out. `more`: requests of the same workload, for longer runs. Raises `ConfigError` if
+    Budgets are those of the paper's section 4.2, chosen for each layout. Roles that
+    do not fit the device are left out. `engine`: HydraInfer, if None, without what its host takes besides. `server`:
+    instead of the engine's. `more`: requests of the same workload, for longer runs. Raises `ConfigError` if
     none that prefills or none that decodes fits, and for an empty trace."""
     if not trace:
         raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
-    cost = cost or cost_of(shape, device)
+    engine = engine or Engine(name="hydrainfer")
+    cost = cost or engine.cost(cost_of(shape, engine.on(device)))
     model = cost.cost if isinstance(cost, CostFile) else cost
-    overlap: Overlap = "slice" if kind == "cpu" else "free"
+    overlap: Overlap = "slice" if kind == "cpu" else engine.overlap
     base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=64, step_s=STEP_S)
+    mix, n = mix_of(trace), len(trace)
+    usual, pictures = sum(t.n_prompt + t.n_output for t in trace) / n, sum(len(t.pictures) for t in trace) / n
     stations, too_large = {}, {}
     for name in ROLE_NAMES:
         role = Role.parse(name)
@@ -54,15 +69,27 @@ def study_of(
         except ConfigError as e:
             too_large[name] = e
             continue
-        mix = mix_of(trace, _decodes_at_once(role, trace, slo, model, base.running))
+        blocks = blocks if kind == "gpu" else _on_cpu(blocks, base)
+        fixed, choices = engine.budgets(base), tuple[Choice, ...]()
         budgets = budgets_for(cost, role, slo, mix, overlap=overlap, base=base)
-        stations[name] = Station(cost=model, blocks=blocks if kind == "gpu" else _on_cpu(blocks, base), budgets=budgets)
+        if fixed is None and role.runs(Stage.DECODE) and overlap != "slice":
+            most = max(1, int(min(base.running, tokens_in(blocks) / usual)))
+            choices = choices_for(cost, role, slo, mix, pictures=pictures, overlap=overlap, base=base, most=most)
+        stations[name] = Station(cost=model, blocks=blocks, budgets=fixed or budgets, choices=choices)
     for stage in (Stage.PREFILL, Stage.DECODE):
         if not any(Role.parse(name).runs(stage) for name in stations):
             raise min(too_large.items(), key=lambda item: len(item[0]) + (not Role.parse(item[0]).runs(stage)))[1]
     link = cost.link() if isinstance(cost, CostFile) and cost.copies else device.link
     return Study(
-        stations=stations, trace=tuple(trace), more=tuple(more), slo=slo, target=target, link=link, overlap=overlap
+        stations=stations,
+        trace=tuple(trace),
+        more=tuple(more),
+        slo=slo,
+        target=target,
+        link=link,
+        overlap=overlap,
+        policy=engine.policy,
+        server=server or engine.server,
     )
 
 
@@ -89,20 +116,6 @@ def candidates_of(study: Study, n_devices: int) -> list[Layout]:
     return found
 
 
-def _decodes_at_once(role: Role, trace: Sequence[TraceRequest], slo: Slo, cost: CostModel, most: int) -> int:
-    """Little's law: requests that this role's own work lets through per second, times how long they may decode."""
-    if not role.runs(Stage.DECODE) or slo.tpot_s is None:
-        return 16 if role.runs(Stage.DECODE) else 1
-    works = [work_of(t, cost, most) for t in trace]
-    shared = role.runs(Stage.PREFILL)
-    seconds = sum(
-        (w.encode_s if role.runs(Stage.ENCODE) else 0.0) + (w.language_s if shared else w.decode_s) for w in works
-    )
-    outputs = sum(t.n_output for t in trace)
-    decodes = math.ceil(outputs * slo.tpot_s / seconds) if seconds > 0.0 else most
-    return max(1, min(decodes, most, SEQUENCES[-1]))
-
-
 def _on_cpu(blocks: Mapping[CacheSpec, int], budgets: Budgets) -> dict[CacheSpec, int]:
     wishes = Wishes(n_tokens=budgets.running * TOKENS_PER_RUNNING)
 
@@ -124,11 +137,11 @@ def layout_file(
     threads: int | None = None,
     only: Sequence[str] = PLANNED,
 ) -> str:
-    """YAML for `hydrainfer serve --layout`: the instances, with the budgets and the overlap of the study (`only`
-    these) and `threads`."""
-    groups = []
+    """YAML for `hydrainfer serve --layout`: the instances, with the budgets that the study gave them and its overlap
+    (`only` these) and `threads`."""
+    groups, of_layout = [], study.budgets(layout)
     for name, n in Counter(map(str, layout.instances)).items():
-        role, budgets = Role.parse(name), study.stations[name].budgets
+        role, budgets = Role.parse(name), of_layout[name]
         own: dict[str, str | int] = {"max_running": budgets.running}
         if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
             own["token_budget"] = budgets.tokens

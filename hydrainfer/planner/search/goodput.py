@@ -30,22 +30,22 @@ from hydrainfer.planner.search.study import Attempt, Study, attempt, observe
 _WAVE = 4
 _SCREEN = 300  # requests
 TOLERANCE = 0.03
-"""How exact a search for goodput on one trace is."""
+"""A smaller difference between two layouts is none."""
 _NEAR = 0.95  # of the best: worth a closer look
-_FINALS = 8
 _AT_ONCE = 2  # finals after a wave
-_BEST = 2  # of the finals: measured again, with more runs
 
 
 class Effort(NamedTuple):
-    """The effort of a final: see `metrics.Search`. `steady` False: a bisection on the trace alone, which flatters."""
+    """The effort of a final: see `metrics.Search`. `finals`: layouts that get one, `best`: of them a second, exact
+    one."""
 
     max_runs: int = 2
     tolerance: float = 0.1
-    steady: bool = True
+    finals: int = 8
+    best: int = 2
 
 
-COARSE, EXACT, QUICK = Effort(), Effort(3, 0.05), Effort(1, TOLERANCE, False)
+COARSE, EXACT, QUICK = Effort(), Effort(3, 0.05), Effort(1, 0.15, 2, 0)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +86,7 @@ def search(
     effort: Effort = COARSE,
     on_progress: OnProgress = lambda *_: None,
 ) -> list[Finding]:
-    """The findings of all candidates, best first. `exhaustive`: nothing is pruned or screened. `effort`: of finals; the
-    best few are measured again exactly, if it is steady."""
+    """The findings of all candidates, best first. `exhaustive`: nothing is pruned or screened. `effort`: of finals."""
     of_study = Bounds(study)
     bounds = {layout: of_study.of(layout).rate for layout in candidates}
     order = sorted(candidates, key=lambda layout: -bounds[layout])
@@ -138,17 +137,16 @@ class _Waves:
                     self._screened[layout] = Finding(layout=str(layout), stage="pruned", bound=high, goodput_high=high)
             jobs = [(self._short, layout, self._bounds[layout], best * _NEAR) for layout in open_]
             self._screened |= dict(zip(open_, self._run(_rough, jobs)))
-            if len(self._finals) < _FINALS:
+            if len(self._finals) < self._effort.finals:
                 self._measure(self._promising()[:_AT_ONCE])
             self._on_progress("screen", min(begin + _WAVE, n), n)
-        while len(self._finals) < _FINALS and (promising := self._promising()):
+        while len(self._finals) < self._effort.finals and (promising := self._promising()):
             self._measure(promising[:_AT_ONCE])
             self._on_progress("measure", len(self._finals), len(self._finals) + len(promising))
         whole = [k for k in self._order if k not in self._finals and method_of(k) == "EPD"]
         self._measure(whole)  # what all others are compared with
-        if self._effort.steady:
-            first = sorted(self._finals, key=lambda k: -(self._finals[k].goodput or 0.0))[:_BEST]
-            self._measure(first, EXACT)
+        first = sorted(self._finals, key=lambda k: -(self._finals[k].goodput or 0.0))[: self._effort.best]
+        self._measure(first, EXACT)
         return [*(self._screened | self._finals).values()]
 
     @property
@@ -169,11 +167,6 @@ class _Waves:
             known = self._finals.get(k, self._screened[k]).goodput
             jobs.append((self._study, k, self._bounds[k], known or self._bounds[k] / 2, effort or self._effort))
         self._finals |= dict(zip(layouts, self._run(measured, jobs)))
-
-
-def measured(study: Study, layout: Layout, bound: float, near: float, effort: Effort = COARSE) -> Finding:
-    """The goodput of one layout; the search begins near `near`."""
-    return (_final if effort.steady else _quick)(study, layout, bound, near, effort)
 
 
 def _rough(study: Study, layout: Layout, bound: float, at_least: float) -> Finding:
@@ -201,8 +194,8 @@ def _rough(study: Study, layout: Layout, bound: float, at_least: float) -> Findi
     )
 
 
-def _final(study: Study, layout: Layout, bound: float, near: float, effort: Effort) -> Finding:
-    """The layout's goodput in the steady state, with its confidence interval."""
+def measured(study: Study, layout: Layout, bound: float, near: float, effort: Effort = COARSE) -> Finding:
+    """The layout's goodput in the steady state, with its confidence interval; the search begins near `near`."""
     tried: list[Attempt] = []
     near = min(near, 0.95 * bound)
     steady = Search(
@@ -223,20 +216,6 @@ def _final(study: Study, layout: Layout, bound: float, near: float, effort: Effo
         goodput_high=found.high or bound,
         attempts=tuple(sorted(tried, key=lambda a: a.rate)),
     )
-
-
-def _quick(study: Study, layout: Layout, bound: float, near: float, effort: Effort) -> Finding:
-    """The layout's goodput on this trace alone within 3 %, which flatters; no interval."""
-    tried: list[Attempt] = []
-
-    def carries(rate: float) -> bool:
-        tried.append(attempt(study, layout, rate))
-        return tried[-1].carried(study.target)
-
-    low, high = narrow(carries, *bracket(carries, 0.0, near, bound, 1.15), effort.tolerance)
-    attempts = tuple(sorted(tried, key=lambda a: a.rate))
-    finding = Finding(layout=str(layout), stage="final", bound=bound, goodput=low, goodput_low=0.0, goodput_high=high)
-    return msgspec.structs.replace(finding, attempts=attempts)
 
 
 def bracket(

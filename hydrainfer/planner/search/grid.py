@@ -15,7 +15,7 @@ from hydrainfer.planner.search.objectives import is_possible
 from hydrainfer.planner.search.plan import Cell
 from hydrainfer.planner.search.study import Study
 
-_REQUESTS = 200
+_REQUESTS = 600
 _PER_METHOD = 3
 
 
@@ -32,8 +32,9 @@ def grid_of(
     """One cell per pair of limits in seconds, TTFT by TTFT; the rest of `slo` stays. `study_for` makes the study of an
     SLO, as budgets depend on it; its errors are passed on.
 
-    Approximate: the trace ends after 200 requests, so queues have little time to grow; of each method, only the three
-    layouts of highest bound are tried. Cells tell methods apart; for a layout to deploy, ask for its SLO alone.
+    Approximate: each rate gets one run of 600 requests, and where that is too short to tell, the rate counts as not
+    carried, so that goodput is rather too low than too high; of each method, only the three layouts of highest bound
+    are tried. Cells tell methods apart; for a layout to deploy, ask for its SLO alone.
     """
     pairs = [(ttft_s, tpot_s) for ttft_s in ttfts for tpot_s in tpots]
     jobs = []

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Literal
 
-from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.metrics import INTERVALS
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.goodput import Finding, OnProgress, workers
 from hydrainfer.planner.search.layouts import method_of
 from hydrainfer.planner.search.reason import slow_rate, timelines_at
-from hydrainfer.planner.search.study import Attempt, Study, attempt
+from hydrainfer.planner.search.study import Attempt, Study, attempt, slowest_interval_s
 
 Objective = Literal["goodput", "devices", "ttft", "tpot"]
 _ALONE = 60  # requests, one after another
@@ -114,7 +112,7 @@ def _why_not(study: Study, candidates: Sequence[Layout]) -> str:
     for layout in _one_each(candidates):
         timelines = timelines_at(study, layout, slow_rate(study))
         ttft = _share([t.ttft_s for t in timelines if t.ttft_s is not None], study.target)
-        tpot = _share([_slowest(t.token_s, slo) for t in timelines], study.target)
+        tpot = _share([slowest_interval_s(t.token_s, slo) for t in timelines], study.target)
         e2e = _share([t.e2e_s for t in timelines if t.e2e_s is not None], study.target)
         mean_s = {name: sum(t.intervals_s.get(name, 0.0) for t in timelines) / len(timelines) for name in INTERVALS}
         for name, seconds in (("TTFT", ttft), ("TPOT", tpot), ("E2E", e2e)):
@@ -133,12 +131,6 @@ def _why_not(study: Study, candidates: Sequence[Layout]) -> str:
             )
     together = f"no layout meets {slo} for {study.target:.0%} of the requests even without load: each limit can be met"
     return "; ".join(said) or f"{together}, but not all of them by the same layout"
-
-
-def _slowest(token_s: Sequence[float], slo: Slo) -> float:
-    """The smallest TPOT limit that `slo.token_share` of a request's token intervals meet."""
-    steps = [b - a for a, b in pairwise(token_s)]
-    return _share(steps, slo.token_share) if steps else 0.0
 
 
 def _share(numbers: Sequence[float], share: float) -> float:

@@ -18,8 +18,9 @@ from hydrainfer.planner.search.study import Attempt, Study
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One layout. `goodput`: requests per second within the SLO, between `goodput_low` and `goodput_high` (95 %); None
     where the search stopped when it was sure that the layout is not the best: then it is below `goodput_high`. Seconds:
-    `ttft_p90`, `tpot_p90` at the goodput. `limited_by`: why it carries no more, in words; `stage`: where. `search`: the
-    stage of the search that it reached ("pruned", "screened", "final")."""
+    `ttft_p90`, `tpot_p90` (of a request's mean interval) and `interval_p90` (of the one that the SLO's share of its
+    intervals does not exceed) at the goodput. `limited_by`: why it carries no more, in words; `stage`: where. `search`:
+    the stage of the search that it reached ("pruned", "screened", "final")."""
 
     layout: str
     method: str
@@ -28,6 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     goodput_high: float | None = None
     ttft_p90: float | None = None
     tpot_p90: float | None = None
+    interval_p90: float | None = None
     attainment: float | None = None
     stage: str = ""
     limited_by: str = ""
@@ -74,8 +76,10 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The ranking of all layouts and the question behind it. `objective`: "goodput", "devices" (`devices` are then the
     least that carry `rate`), "ttft" or "tpot" (least p90 at `rate`). `layouts`: best first. `device`: its name, and
-    whether it was `measured` or described. `workload`: what the trace holds, as means. `budgets`: of each role. `grid`,
-    `live`: if asked for. `notes`: caveats. `ratios`: of the methods with two roles, all at one rate."""
+    whether it was `measured` or described. `workload`: what the trace holds, as means. `budgets`: of each role of the
+    first layout. `grid`, `live`: if asked for. `model_error`: what deployments were measured to carry lies within a
+    factor of 1 + this of what plans said, nine times in ten; None: nobody knows. `notes`: caveats. `ratios`: of the
+    methods with two roles, all at one rate."""
 
     model: str
     devices: int
@@ -94,6 +98,8 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     grid: tuple[Cell, ...] = ()
     live: tuple[Live, ...] = ()
     notes: tuple[str, ...] = ()
+    engine: str = "hydrainfer"
+    model_error: float | None = None
     took_s: float = 0.0
     command: str = ""
     version: str = ""
@@ -139,7 +145,8 @@ def rows_of(study: Study, found: Sequence[Finding], n_explained: int = 8) -> lis
         if not words:
             stages = bounds.of(layout).stages
             stage = stages[0].value if stages else ""
-            words = f"{' and '.join(s.value for s in stages)}: no more than {f.bound:.3g} requests/s can last"
+            names = " and ".join(s.value for s in stages) or "the server"
+            words = f"{names}: no more than {f.bound:.3g} requests/s can last"
         rows.append(
             Row(
                 layout=f.layout,
@@ -149,6 +156,7 @@ def rows_of(study: Study, found: Sequence[Finding], n_explained: int = 8) -> lis
                 goodput_high=f.goodput_high,
                 ttft_p90=best.ttft_p90 if best is not None else None,
                 tpot_p90=best.tpot_p90 if best is not None else None,
+                interval_p90=best.interval_p90 if best is not None else None,
                 attainment=best.n_met / best.n if best is not None else None,
                 stage=stage,
                 limited_by=words,

@@ -12,13 +12,15 @@ import msgspec
 from hydrainfer.cache import CacheSpec
 from hydrainfer.cluster.roster import Balancing
 from hydrainfer.config import Slo
-from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request
+from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request, Stage
 from hydrainfer.engine import EventSink, Overlap
 from hydrainfer.metrics import FAILED, Series, Timelines, Verdict, judge
+from hydrainfer.planner.costs import Choice, Share, best_of, slowed
 from hydrainfer.planner.simulation import (
     InstanceModel,
     Link,
     ServedRequest,
+    Server,
     Simulator,
     TraceRequest,
     as_requests,
@@ -30,11 +32,13 @@ _OVERRUN = 4.0  # standard deviations of what a queue at the edge of its capacit
 
 
 class Station(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of every instance of one role: `blocks` per cache, as many as its memory holds."""
+    """The description of every instance of one role: `blocks` per cache, as many as its memory holds. `choices`: what
+    budgets are chosen from for each layout; () where `budgets` suit all."""
 
     cost: CostModel
     blocks: Mapping[CacheSpec, int]
     budgets: Budgets = Budgets()
+    choices: tuple[Choice, ...] = ()
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,18 +55,41 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = Policy()
     overlap: Overlap = "free"
     balancing: Balancing = "least_load"
+    server: Server = Server()
 
-    def instances(self, layout: Layout) -> list[InstanceModel]:
-        found = []
+    def budgets(self, layout: Layout) -> dict[str, Budgets]:
+        """The budgets of each role of the layout, which depend on how much of the work an instance has there."""
+        n_output = sum(t.n_output - 1 for t in self.trace) / len(self.trace)
+        n = [
+            sum(role.runs(stage) for role in layout.instances) for stage in (Stage.ENCODE, Stage.PREFILL, Stage.DECODE)
+        ]
+        found = {}
+        for role in layout.instances:
+            name, s = str(role), self.stations[str(role)]
+            runs = (role.runs(Stage.ENCODE), role.runs(Stage.PREFILL), role.runs(Stage.DECODE))
+            share = Share(*(int(mine) / max(1, of) for mine, of in zip(runs, n)))
+            found[name] = best_of(s.choices, share, self.slo, max(1.0, n_output)).budgets if s.choices else s.budgets
+        return found
+
+    def front(self, layout: Layout) -> Server:
+        """The server before the layout, with all its cores."""
+        first = Stage.ENCODE if any(t.pictures for t in self.trace) else Stage.PREFILL
+        n = sum(role.runs(first) for role in layout.instances) if self.server.each else 1
+        return msgspec.structs.replace(self.server, cores=self.server.cores * n)
+
+    def instances(self, layout: Layout, rate: float = 0.0) -> list[InstanceModel]:
+        """`rate`: of requests, of which a server on the same cores has work, too."""
+        found, budgets = [], self.budgets(layout)
+        slowdown = self.server.slowdown(self.trace, len(layout.instances), rate)
         for n, role in enumerate(layout.instances):
             s = self.stations[str(role)]
             found.append(
                 InstanceModel(
                     name=f"{role}{n}",
                     role=role,
-                    cost=s.cost,
+                    cost=slowed(s.cost, slowdown) if slowdown > 1.0 else s.cost,
                     blocks=s.blocks,
-                    budgets=s.budgets,
+                    budgets=budgets[str(role)],
                     policy=self.policy,
                     overlap=self.overlap,
                 )
@@ -101,7 +128,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One rate tried. `n_met` of `n` requests met the SLO; `stopped`: given up when it was clear that too few would:
-    only those that were judged by then are counted, and there are no percentiles, which are in seconds."""
+    only those that were judged by then are counted, and there are no percentiles, which are in seconds. `tpot`: by the
+    mean interval of each request; `interval`: by the one that `slo.token_share` of its intervals do not exceed."""
 
     rate: float
     n: int
@@ -111,6 +139,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p90: float | None = None
     tpot_p50: float | None = None
     tpot_p90: float | None = None
+    interval_p90: float | None = None
 
     def carried(self, target: float) -> bool:
         return not self.stopped and self.n_met >= target * self.n - 1e-9
@@ -120,7 +149,7 @@ def attempt(
     study: Study, layout: Layout, rate: float, *, hurry: bool = True, timelines: Timelines | None = None
 ) -> Attempt:
     """One rate, simulated. `hurry`: stop when more have missed than may. `timelines` hear of every event."""
-    judges = _Judges(study, study.requests(rate))
+    judges = _Judges(study, rate)
 
     def record(event: LifecycleEvent) -> None:
         assert timelines is not None
@@ -132,7 +161,7 @@ def attempt(
 
 def observe(study: Study, layout: Layout, rate: float) -> tuple[Attempt, Series]:
     """One rate, simulated to the end, or until it is clear that a queue grows: what came of it, request by request."""
-    judges = _Judges(study, study.requests(rate))
+    judges = _Judges(study, rate)
     simulator = judges.served_by(layout, judges.overrun)
     served = [s for s in simulator.served.values() if s.arrival_s <= simulator.now]
     while served and not served[-1].token_s and not served[-1].finish:  # these may not have had their turn
@@ -141,6 +170,11 @@ def observe(study: Study, layout: Layout, rate: float) -> tuple[Attempt, Series]
     delays = [s.token_s[0] - s.arrival_s if s.token_s else math.inf for s in served]
     met = [bool(s.finish) and verdict_of(s, study.slo).met for s in served]
     return _attempt(rate, judges, simulator), Series([s.arrival_s for s in served], delays, met, limit)
+
+
+def served_at(study: Study, layout: Layout, rate: float) -> list[ServedRequest]:
+    """What came of every request at `rate`."""
+    return list(_Judges(study, rate).served_by(layout, None).served.values())
 
 
 def _attempt(rate: float, judges: _Judges, simulator: Simulator) -> Attempt:
@@ -159,6 +193,7 @@ def _attempt(rate: float, judges: _Judges, simulator: Simulator) -> Attempt:
         ttft_p90=_quantile(ttft, 0.9),
         tpot_p50=_quantile(tpot, 0.5),
         tpot_p90=_quantile(tpot, 0.9),
+        interval_p90=_quantile(sorted(slowest_interval_s(s.token_s, slo) for s in served), 0.9),
     )
 
 
@@ -175,6 +210,12 @@ def mean_interval_s(s: ServedRequest) -> float | None:
     return (s.token_s[-1] - s.token_s[0]) / n if n > 0 else None
 
 
+def slowest_interval_s(token_s: Sequence[float], slo: Slo) -> float:
+    """The smallest TPOT limit that `slo.token_share` of a request's token intervals meet."""
+    steps = sorted(b - a for a, b in pairwise(token_s))
+    return steps[max(1, math.ceil(slo.token_share * len(steps) - 1e-9)) - 1] if steps else 0.0
+
+
 def _quantile(ordered: Sequence[float], q: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else None
 
@@ -182,10 +223,11 @@ def _quantile(ordered: Sequence[float], q: float) -> float | None:
 class _Judges:
     """Counts requests that have missed for certain, while the simulation runs."""
 
-    def __init__(self, study: Study, requests: Sequence[Request]) -> None:
+    def __init__(self, study: Study, rate: float) -> None:
+        requests = study.requests(rate)
         self._served: dict[str, ServedRequest] = {}
         self.n_missed = self.n_met = 0
-        self.slo, self._study, self._requests = study.slo, study, requests
+        self.slo, self._study, self._requests, self._rate = study.slo, study, requests, rate
         self._most = (1.0 - study.target) * len(requests) + 1e-9
         self._coming = [(r.arrival_s or 0.0, r.id) for r in reversed(requests)]
         self._open: list[ServedRequest] = []
@@ -194,10 +236,11 @@ class _Judges:
         self, layout: Layout, watch: Callable[[float], bool] | None, record: EventSink | None = None
     ) -> Simulator:
         study = self._study
-        instances = study.instances(layout)
+        instances = study.instances(layout, self._rate)
         simulator = Simulator(instances, study.link, balancing=study.balancing, record=record, watch=watch)
         self._served = simulator.served
-        simulator.run(self._requests)
+        ready_s = study.front(layout).ready_s(at_rate(study.trace, self._rate), len(instances))
+        simulator.run(self._requests, {r.id: s for r, s in zip(self._requests, ready_s)})
         return simulator
 
     def overrun(self, now: float) -> bool:

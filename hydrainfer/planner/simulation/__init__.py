@@ -4,6 +4,7 @@ Called by `search` and the benchmarks. Never loads a model, and never knows wher
 """
 
 from hydrainfer.planner.simulation.links import Link
+from hydrainfer.planner.simulation.server import Server
 from hydrainfer.planner.simulation.simulator import InstanceModel, ServedRequest, Simulator
 from hydrainfer.planner.simulation.trace import ANSWER, Part, TraceRequest, as_requests, at_rate
 
@@ -13,6 +14,7 @@ __all__ = [
     "Link",
     "Part",
     "ServedRequest",
+    "Server",
     "Simulator",
     "TraceRequest",
     "as_requests",

@@ -117,13 +117,15 @@ class Simulator:
         self._beat_at = 0.0
         self.shares = False
 
-    def run(self, requests: Iterable[Request]) -> list[ServedRequest]:
-        """Serve all requests in order of arrival, or until `watch` says to stop; returns the unfinished ones, too."""
+    def run(self, requests: Iterable[Request], ready_s: Mapping[str, float] | None = None) -> list[ServedRequest]:
+        """Serve all requests in order of arrival, or until `watch` says to stop; returns the unfinished ones, too.
+        `ready_s`: when the server has prepared each, by its id; None: at once."""
         arrivals = sorted(requests, key=lambda r: r.arrival_s or 0.0)
         self.served.update((r.id, ServedRequest(r)) for r in arrivals)
         self.shares = any(r.keys for r in arrivals)
         for request in arrivals:
-            self.at(request.arrival_s or 0.0, partial(self._arrive, request))
+            at_s = request.arrival_s or 0.0
+            self.at(at_s if ready_s is None else ready_s[request.id], partial(self._arrive, request))
         for node in self.nodes.values():
             self._wake(node, 0.0)
         events, due = self._events, self._due

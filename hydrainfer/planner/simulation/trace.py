@@ -28,7 +28,8 @@ class Part(msgspec.Struct, frozen=True):
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a trace: `n_text` prompt tokens that are no placeholders; `pictures`: embedding tokens of each;
     `n_output` tokens are produced. `content` names the pictures: equal names are the same pictures, "" are new ones.
-    `parts`: the same prompt in order, if it has something in common with another's; else () will do."""
+    `parts`: the same prompt in order, if it has something in common with another's; else () will do. `megapixels`: of
+    all its pictures, as they are sent."""
 
     arrival_s: float
     n_text: int
@@ -36,6 +37,7 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     n_output: int
     content: str = ""
     parts: tuple[Part, ...] = ()
+    megapixels: float = 0.0
 
     @property
     def n_prompt(self) -> int:

@@ -100,6 +100,13 @@ class Comparison:
         self._too_much: dict[str, float] = {}
         self._notes: list[str] = []
 
+    def prepare(self) -> None:
+        """Draw the pictures of all rates now, before there is an event loop or a server that would wait for them."""
+        self._traffic.of(self._effort.unloaded + self._effort.warmup, self._plan.seed << 20)
+        for round_ in range(self._plan.rounds):
+            for rank, rate in enumerate(self._load.rates):
+                self._traffic.of(self._effort.n_at(rate), seed_of(self._plan.seed, round_, rank))
+
     async def run(self) -> BenchResult:
         """The result, also of a comparison that was interrupted. A deployment that fails is left out from then on."""
         stop = Stop()

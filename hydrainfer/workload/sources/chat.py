@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, Picture
+from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, Picture, data_urls
 
 QUESTIONS = (
     "What is shown in this picture?",
@@ -94,10 +94,11 @@ def _content(said: ChatRequest | Said) -> list[dict[str, Any]]:
 def encoded(chats: Iterable[ChatRequest]) -> list[ChatRequest]:
     """The same requests with their pictures drawn or read, once: to send them again costs nothing more. Raises
     `ConfigError`."""
-    known: dict[Picture, EncodedPicture] = {}
+    chats = list(chats)
+    shown: list[Picture] = list(dict.fromkeys(p for chat in chats for p in chat.shown))
+    known = dict(zip(shown, map(EncodedPicture, data_urls(shown))))
 
     def of(pictures: Sequence[Picture]) -> tuple[Picture, ...]:
-        known.update((p, EncodedPicture(p.data_url())) for p in pictures if p not in known)
         return tuple(known[p] for p in pictures)
 
     def before(chat: ChatRequest) -> tuple[Said, ...]:

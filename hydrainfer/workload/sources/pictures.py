@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +17,7 @@ from PIL import Image
 
 from hydrainfer.core import ConfigError
 
+_MANY = 64  # pictures that are worth processes of their own
 _MEDIA_TYPES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -66,6 +71,19 @@ class EncodedPicture(msgspec.Struct, frozen=True, tag="encoded"):
 
 
 Picture = DrawnPicture | FilePicture | EncodedPicture
+
+
+def data_urls(pictures: Sequence[Picture]) -> list[str]:
+    """The pictures as `data:` URLs. Many are drawn by as many processes as there are cores. Raises `ConfigError`."""
+    if sum(isinstance(p, DrawnPicture) for p in pictures) < _MANY:
+        return [p.data_url() for p in pictures]
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
+        return list(pool.map(_data_url_of, pictures, chunksize=8))
+
+
+def _data_url_of(picture: Picture) -> str:
+    return picture.data_url()
 
 
 def draw_picture(seed: int, width: int, height: int) -> np.ndarray:

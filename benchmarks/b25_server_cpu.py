@@ -1,0 +1,92 @@
+"""How much of a core does the server take for a request, for its pictures and for each token of its answer?
+
+    python -m benchmarks.b25_server_cpu [--requests 300]
+
+`hydrainfer serve` with an emulated device, so that nothing is computed but what serving takes: processor time of all
+its processes over loads that differ in one thing. What comes out is `request_s`, `megapixel_s` and `token_s` of
+configs/engines/hydrainfer.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from benchmarks.record import ROOT, write_result
+from benchmarks.servers import Server, free_port
+from hydrainfer.builtin import MODEL
+from hydrainfer.workload.client import Target, run_load
+from hydrainfer.workload.sources import Closed, distinct_chats, encoded
+
+QUESTION = (__doc__ or "").partition("\n")[0]
+_CLIENTS, _WARM = 4, 20
+
+
+class Load(NamedTuple):
+    """`side`: of one picture, in pixels; 0 without."""
+
+    tokens: int
+    side: int
+
+
+SHORT, LONG, SMALL, LARGE = Load(2, 0), Load(66, 0), Load(2, 448), Load(2, 1344)
+
+
+async def measure(n: int) -> dict[str, float]:
+    """Seconds of a core per request, of each load."""
+    port, found = free_port(), {}
+    flags = ["--device", "emulated", "--cost-model", str(ROOT / "configs" / "costs" / "fast.yaml"), "--port", str(port)]
+    command = [sys.executable, "-m", "hydrainfer", "serve", str(MODEL), *flags, "--max-queue-s", "600"]
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        Server("ours", command, port, Path(logs) / "log", dict(os.environ)) as it,
+    ):
+        await it.wait_healthy(120)
+        target = Target(base_url=it.url, model=await it.model())
+        for k, load in enumerate((SHORT, LONG, SMALL, LARGE)):
+            drawn = distinct_chats(
+                n + _WARM,
+                seed=k,
+                max_tokens=load.tokens,
+                n_pictures=int(load.side > 0),
+                width=max(load.side, 1),
+                height=max(load.side, 1),
+            )
+            chats = encoded(drawn)
+            await run_load(target, chats[:_WARM], Closed(_CLIENTS))
+            before_s = it.cpu_s()
+            result = await run_load(target, chats[_WARM:], Closed(_CLIENTS))
+            assert all(r.failure is None for r in result.records), result.records[0]
+            found[f"{load.tokens} tokens, {load.side} px"] = (it.cpu_s() - before_s) / n
+    return found
+
+
+def solved(seconds: dict[str, float]) -> dict[str, float]:
+    short, long, small, large = seconds.values()
+    token_s = (long - short) / (LONG.tokens - SHORT.tokens)
+    megapixel_s = (large - small) / ((LARGE.side**2 - SMALL.side**2) / 1e6)
+    return {"request_s": short - SHORT.tokens * token_s, "token_s": token_s, "megapixel_s": megapixel_s}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--out", type=Path)
+    args, console = parser.parse_args(), Console(soft_wrap=True, highlight=False)
+    seconds = asyncio.run(measure(args.requests))
+    results: dict[str, Any] = {"seconds_per_request": seconds, **solved(seconds)}
+    console.print(results)
+    console.print(
+        f"wrote {write_result('b25_server_cpu', QUESTION, {'requests': args.requests}, results, args.out).name}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Engines as numbers: how each schedules, what its host does for a step and a picture, and how far plans of it are off.
+
+A device is what its datasheet says; how much of it comes through, and in which order work is done, is the engine's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from hydrainfer.config import check_known, locate, read_yaml
+from hydrainfer.core import ConfigError, CostModel
+from hydrainfer.engine import Overlap
+from hydrainfer.planner.costs.hardware import Hardware
+from hydrainfer.planner.simulation import Server
+from hydrainfer.scheduler import Budgets, Policy
+
+Scheduling = Literal["stage-level", "decode-first", "prefill-first"]
+_OVERLAP: dict[Scheduling, Overlap] = {"stage-level": "free", "decode-first": "off", "prefill-first": "off"}
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine, as files of configs/engines describe it.
+
+    `scheduling`: "stage-level" (HydraInfer), "decode-first" (decodes of all, then chunks within the budget; pictures
+    between steps) or "prefill-first" (whole prompts, then decodes). `tokens`, `images`, `running`: its budgets,
+    whatever the SLO; None: by the SLO. `step_base_s`, `encode_base_s`: host time per step and per vision batch that no
+    device hides, None: the device's; `encode_image_s`: likewise for each picture. `slower`: times longer than described
+    that all batches take. `request_s`, `megapixel_s`, `token_s`: see `Server`, which has `server_cores` (None:
+    enough), or one with as many before each instance (`server_each`). `error`: what was measured lies within a factor
+    of 1 + `error` of what was predicted, nine times in ten (docs/planning.md); None: not known. `sources`: of the
+    numbers. Raises `ConfigError`.
+    """
+
+    name: str
+    scheduling: Scheduling = "stage-level"
+    tokens: int | None = None
+    images: int | None = None
+    running: int | None = None
+    step_base_s: float | None = None
+    encode_base_s: float | None = None
+    encode_image_s: float = 0.0
+    slower: float = 1.0
+    request_s: float = 0.0
+    megapixel_s: float = 0.0
+    token_s: float = 0.0
+    server_cores: float | None = None
+    server_each: bool = False
+    error: float | None = None
+    sources: str = ""
+
+    def __post_init__(self) -> None:
+        for field in msgspec.structs.fields(Engine):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not 0.0 <= value < math.inf:
+                raise ConfigError(f"engine {self.name}: {field.name} must not be negative", param=field.name)
+        if not self.slower:
+            raise ConfigError(f"engine {self.name}: slower must be positive", param="slower")
+
+    @property
+    def overlap(self) -> Overlap:
+        return _OVERLAP[self.scheduling]
+
+    @property
+    def policy(self) -> Policy:
+        if self.scheduling == "stage-level":
+            return Policy()
+        batching: Literal["stage-level", "prefill-first"] = "stage-level"
+        if self.scheduling == "prefill-first":
+            batching = "prefill-first"
+        return Policy(order="fcfs", encode_wait_s=0.0, batching=batching)
+
+    def budgets(self, base: Budgets) -> Budgets | None:
+        """None: by the SLO."""
+        if self.tokens is None:
+            return None
+        images, running = self.images or base.images, self.running or base.running
+        return Budgets(tokens=self.tokens, images=images, image_tokens=self.tokens, running=running, step_s=base.step_s)
+
+    def on(self, device: Hardware) -> Hardware:
+        """The device as this engine drives it."""
+        own = {"step_base_s": self.step_base_s, "encode_base_s": self.encode_base_s}
+        return msgspec.structs.replace(device, **{name: s for name, s in own.items() if s is not None})
+
+    def cost(self, cost: CostModel) -> CostModel:
+        """The cost of a described device with what the engine adds."""
+        own = slowed(cost, self.slower)
+        return msgspec.structs.replace(own, encode_image_s=own.encode_image_s + self.encode_image_s)
+
+    @property
+    def server(self) -> Server:
+        return Server(
+            request_s=self.request_s,
+            megapixel_s=self.megapixel_s,
+            token_s=self.token_s,
+            cores=math.inf if self.server_cores is None else self.server_cores,
+            each=self.server_each,
+        )
+
+
+def slowed(cost: CostModel, by: float) -> CostModel:
+    """The same model with all times `by` times as long."""
+    ratios = ("overlap_slowdown", "prefill_overlap_slowdown")
+    times = {k: v * by for k, v in msgspec.structs.asdict(cost).items() if k not in ratios}
+    return msgspec.structs.replace(cost, **times)
+
+
+def read_engine(name: str) -> Engine:
+    """The engine that a file, or the one of this name in configs/engines, describes. Raises `ConfigError`."""
+    path = locate("engines", name)
+    content: dict[str, Any] = read_yaml(path)
+    for key in content:
+        check_known(key, [f.name for f in msgspec.structs.fields(Engine)], str(path))
+    try:
+        return msgspec.convert({"name": path.stem, **content}, Engine)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{path}: {str(e)[0].lower()}{str(e)[1:]}", param="engine") from None

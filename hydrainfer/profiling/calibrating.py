@@ -1,0 +1,144 @@
+"""Measurements of others beside what the planner says of the same deployments, and engines fitted to them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from hydrainfer.config import Slo, check_known, read_yaml
+from hydrainfer.core import ConfigError, Layout
+from hydrainfer.planner.costs import Engine, read_hardware
+from hydrainfer.planner.inputs import prompts_of, shape_of
+from hydrainfer.planner.search import Bounds, Study, bracket, mean_interval_s, narrow, served_at, study_of
+from hydrainfer.planner.simulation import ServedRequest, TraceRequest
+from hydrainfer.workload.sources import Poisson, due_times_s
+
+_EXACT = 0.04  # of a goodput
+_ROUNDS = 3
+_ENCODE_BASES = (1.0, 4.0, 16.0)  # times what is described
+_Z90 = 1.645
+
+Quantity = Literal["goodput", "throughput", "ttft", "tpot", "e2e"]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measurement of a deployment. `text`, `pictures` (sides in pixels) and `output` of every request, of which
+    there were `requests`. `quantity`: "goodput" is the highest rate at which a share `target` of the requests have
+    their first token within `ttft_s` and a mean time per token of `tpot_s`; "throughput": requests per second at
+    `rate`; "ttft", "tpot", "e2e": mean seconds there. `rate` None: all at once. `tokens`: the engine's budget, if
+    another than usual; `running`: likewise. `fit`: engines may be fitted to it; else it only tells how far off they
+    are."""
+
+    name: str
+    source: str
+    model: str
+    hardware: str
+    layout: str
+    quantity: Quantity
+    value: float
+    text: int
+    output: int
+    pictures: tuple[tuple[int, int], ...] = ()
+    requests: int = 400
+    rate: float | None = None
+    target: float = 0.99
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    tokens: int | None = None
+    running: int | None = None
+    fit: bool = True
+
+
+def read_measured(path: Path) -> tuple[Measured, ...]:
+    """`points:` of a file. Raises `ConfigError`."""
+    content: dict[str, Any] = read_yaml(path)
+    check_known(next(iter(content), "points"), ("points",), str(path))
+    try:
+        found = msgspec.convert(content.get("points", []), tuple[Measured, ...])
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{path}: {str(e)[0].lower()}{str(e)[1:]}", param="calibrate") from None
+    if not found:
+        raise ConfigError(f"{path} has no points", param="calibrate")
+    return found
+
+
+def predicted(m: Measured, engine: Engine) -> float:
+    """The same quantity, simulated. Raises `ConfigError`."""
+    own = {k: v for k, v in (("tokens", m.tokens), ("running", m.running)) if v is not None}
+    study, layout = _study(m, msgspec.structs.replace(engine, **own)), Layout.parse(m.layout)
+    if m.quantity == "goodput":
+        most = Bounds(study).of(layout).rate  # a run that ends could pass it, a deployment cannot
+        low, high = bracket(lambda rate: _met(m, study, layout, rate), 0.0, min(m.value, 0.95 * most), most, 1.3)
+        low, high = narrow(lambda rate: _met(m, study, layout, rate), low, high, _EXACT)
+        return math.sqrt(low * high)
+    served = served_at(study, layout, m.rate or 1e6)
+    begin_s, end_s = served[0].arrival_s, max(s.token_s[-1] for s in served)
+    if m.quantity == "throughput":
+        return len(served) / (end_s - begin_s)
+    if m.quantity == "ttft":
+        return statistics.fmean(s.token_s[0] - s.arrival_s for s in served)
+    if m.quantity == "e2e":
+        return statistics.fmean(s.token_s[-1] - s.arrival_s for s in served)
+    return statistics.fmean(mean_interval_s(s) or 0.0 for s in served)
+
+
+def off_by(m: Measured, value: float) -> float:
+    """The factor by which the prediction is too good: of rates, predicted by measured; of times, the other way."""
+    ratio = value / m.value
+    return ratio if m.quantity in ("goodput", "throughput") else 1.0 / ratio
+
+
+def calibrated(engine: Engine, points: Sequence[Measured]) -> Engine:
+    """The engine with `slower` and `encode_base_s` fitted to the points that may be, and the `error` that the others
+    then show (if there are none: the same ones). Raises `ConfigError`."""
+    mine = [m for m in points if m.fit] or list(points)
+    base_s = engine.encode_base_s or 5e-3
+    tried = [_fitted(msgspec.structs.replace(engine, encode_base_s=base_s * by), mine) for by in _ENCODE_BASES]
+    best = min(tried, key=lambda pair: pair[1])[0]
+    return msgspec.structs.replace(best, error=error_of(best, [m for m in points if not m.fit] or mine))
+
+
+def error_of(engine: Engine, points: Sequence[Measured]) -> float:
+    """The factor, less 1, within which a measurement lies of its prediction nine times in ten (errors taken as
+    log-normal)."""
+    logs = [math.log(off_by(m, predicted(m, engine))) for m in points]
+    return math.exp(_Z90 * math.sqrt(statistics.fmean(x * x for x in logs))) - 1.0
+
+
+def _fitted(engine: Engine, points: Sequence[Measured]) -> tuple[Engine, float]:
+    """The engine as much slower as the points' median says, and the squared error that is left."""
+    logs: list[float] = []
+    for n in range(_ROUNDS):
+        logs = [math.log(off_by(m, predicted(m, engine))) for m in points]
+        if n < _ROUNDS - 1:
+            engine = msgspec.structs.replace(engine, slower=engine.slower * math.exp(statistics.fmean(logs)))
+    return engine, statistics.fmean(x * x for x in logs)
+
+
+def _study(m: Measured, engine: Engine) -> Study:
+    picture = prompts_of(m.model).picture
+    if m.pictures and picture is None:
+        raise ConfigError(f"{m.name} has pictures, but {m.model} cannot see", param="model")
+    tokens = tuple(picture(*side) for side in m.pictures) if picture is not None else ()
+    at_s = due_times_s(Poisson(1.0), m.requests, 0)
+    pixels = sum(width * height for width, height in m.pictures) / 1e6
+    plain = TraceRequest(arrival_s=0.0, n_text=m.text, pictures=tokens, n_output=m.output, megapixels=pixels)
+    trace = [msgspec.structs.replace(plain, arrival_s=s) for s in at_s]
+    slo = Slo(ttft_s=m.ttft_s or 1e3, tpot_s=m.tpot_s or 1e3)
+    return study_of(shape_of(m.model), read_hardware(m.hardware), trace, slo, engine=engine, target=m.target)
+
+
+def _met(m: Measured, study: Study, layout: Layout, rate: float) -> bool:
+    served = served_at(study, layout, rate)
+    return sum(_kept(s, m) for s in served) >= m.target * len(served)
+
+
+def _kept(s: ServedRequest, m: Measured) -> bool:
+    return s.token_s[0] - s.arrival_s <= (m.ttft_s or math.inf) and (mean_interval_s(s) or 0.0) <= (
+        m.tpot_s or math.inf
+    )

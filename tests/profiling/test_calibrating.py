@@ -1,0 +1,42 @@
+"""Engines fitted to what was measured of them."""
+
+import msgspec
+import pytest
+
+from hydrainfer.core import ConfigError
+from hydrainfer.planner.costs import read_engine
+from hydrainfer.profiling.calibrating import Measured, calibrated, off_by, predicted, read_measured
+
+pytestmark = pytest.mark.unit
+POINT = Measured(
+    name="x", source="a test", model="llava-1.5-7b", hardware="a100", layout="1EPD", quantity="tpot", value=1.0,
+    text=50, pictures=((300, 300),), output=20, requests=12, rate=2.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("quantity", ["throughput", "ttft", "tpot", "e2e"])
+def test_an_engine_that_is_slower_is_found_out(quantity):
+    plain = msgspec.structs.replace(read_engine("vllm"), slower=1.0)
+    slow = msgspec.structs.replace(plain, slower=2.5)
+    points = []
+    for n_text, fit in ((50, True), (400, True), (200, False)):
+        m = msgspec.structs.replace(POINT, quantity=quantity, text=n_text, fit=fit, rate=None)
+        points.append(msgspec.structs.replace(m, value=predicted(m, slow)))
+    assert all(off_by(m, predicted(m, plain)) > 1.1 for m in points)
+    found = calibrated(plain, points)
+    assert 0.0 <= found.error < 0.35 and found.slower > 1.3
+
+
+def test_goodput_is_where_the_target_is_just_met():
+    m = msgspec.structs.replace(POINT, quantity="goodput", value=5.0, ttft_s=1.0, tpot_s=0.05, requests=40)
+    engine = read_engine("vllm")
+    rate = predicted(m, engine)
+    assert rate > 0.0 and predicted(msgspec.structs.replace(m, ttft_s=4.0, tpot_s=0.2), engine) >= rate * 0.96
+
+
+def test_files(tmp_path):
+    path = tmp_path / "points.yaml"
+    for text, needle in (("points: []", "no points"), ("point: []", "points"), ("points: [{name: 1}]", "name")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=needle):
+            read_measured(path)
