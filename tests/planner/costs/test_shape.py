@@ -260,8 +260,6 @@ NEEDLE = "one of gemma-3-4b, gpt-oss-20b, llama-3.1-8b, llava-1.5-7b"
 
 
 @pytest.mark.parametrize(("name", "needle"), [("nothing", NEEDLE)])
-    ("name", "needle"), [("nothing", "one of gemma-3-4b, gpt-oss-20b, llama-3.1-8b, llava-1.5-7b")]
-)
 def test_an_unknown_model_lists_the_known(name, needle):
     with pytest.raises(ConfigError, match=needle):
         shape_of(name)
