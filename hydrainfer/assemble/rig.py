@@ -42,8 +42,8 @@ _TEXT = 300  # any ordinary token id
 
 class Rig:
     """`sizes`: pictures in pixels, `n_pictures` of each; `n_sequences` of at most `n_context` tokens hold KV of their
-    own, of all tokens in each cache, also where a window would leave some out. Batches leave everything as it was, so
-    that they can be repeated. Raises `ConfigError` or `CheckpointError`."""
+    own, of all tokens in each cache, also where a window would leave some out. Batches leave everything as it was, but
+    for states, and can be repeated. Raises `ConfigError` or `CheckpointError`."""
 
     def __init__(
         self, config: ServeConfig, sizes: list[tuple[int, int]], n_pictures: int, n_sequences: int, n_context: int
@@ -65,8 +65,9 @@ class Rig:
         self._woken = threading.Event()
         self._busy = {Lane.VISION: False, Lane.LANGUAGE: False}
         wake = self._woken.set
-        n_blocks = -(-self.n_context // config.block_tokens)
-        stores = [_filled(spec, n_sequences * n_blocks, device) for spec in self.kv]
+        paged = range(-(-self.n_context // config.block_tokens))
+        n_blocks = {spec.name: len(paged if spec.paged else spec.span(0, self.n_context)) for spec in self.kv}
+        stores = [_filled(spec, n_sequences * n_blocks[spec.name], device) for spec in self.kv]
         self._pixels: dict[str, Pixels] = {}
         self._pictures: dict[int, list[Sequence]] = {}  # by embedding tokens
         if self.embed is not None:
@@ -83,7 +84,7 @@ class Rig:
         prompt = tuple(min(_TEXT, vocab // 2) + i % min(100, vocab // 4) for i in range(self.n_context))
         self._texts = [_sequence(f"t{i}", prompt) for i in range(n_sequences)]
         for i, seq in enumerate(self._texts):
-            seq.blocks = {spec.name: list(range(i * n_blocks, (i + 1) * n_blocks)) for spec in self.kv}
+            seq.blocks = {name: list(range(i * n, (i + 1) * n)) for name, n in n_blocks.items()}
 
     @property
     def picture_tokens(self) -> list[int]:

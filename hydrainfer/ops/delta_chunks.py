@@ -8,6 +8,7 @@ al., "Gated Delta Networks" (2024), section 3.3.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -18,19 +19,25 @@ from hydrainfer.ops import reference
 from hydrainfer.ops.scan import ScanBatch
 
 _CHUNK = 64
-_LEAST = 4  # rows: fewer go one after the other
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, batch: ScanBatch
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    batch: ScanBatch,
+    singles: Callable[..., Tensor] = reference.delta_rule,
 ) -> Tensor:
-    """As `reference.delta_rule`."""
-    if all(rows.stop - rows.start < _LEAST for rows, _, _ in batch.pieces):
-        return reference.delta_rule(q, k, v, decay, beta, states, batch)
-    out, n = torch.empty_like(v), batch.n_decodes
+    """As `reference.delta_rule`. `singles` takes the requests of one row."""
+    if not batch.pieces:
+        return singles(q, k, v, decay, beta, states, batch)
+    out, n = torch.empty(v.shape, device=v.device), batch.n_decodes
     if n:
         decodes = replace(batch, pieces=())
-        out[:n] = reference.delta_rule(q[:n], k[:n], v[:n], decay[:n], beta[:n], states, decodes)
+        out[:n] = singles(q[:n], k[:n], v[:n], decay[:n], beta[:n], states, decodes)
     for rows, source, target in batch.pieces:
         state = states[source] if source >= 0 else torch.zeros_like(states[target])
         out[rows], states[target] = _in_chunks(q[rows], k[rows], v[rows], decay[rows], beta[rows], state)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hydrainfer.ops import reference, torch_variants
+from hydrainfer.ops import delta_chunks, reference, torch_variants
 from hydrainfer.ops.batch import KV, AttentionBatch, Segments
+from hydrainfer.ops.scan import ScanBatch
 
 if TYPE_CHECKING:
     from hydrainfer.ops.int8 import Int8Weight
@@ -33,6 +34,7 @@ class Kernels:
         self._rms_norm = module.rms_norm
         self._silu_and_mul = module.silu_and_mul
         self._quick_gelu = module.quick_gelu
+        self._delta_steps = module.delta_steps
         self._no_bias = {dtype: torch.empty(0, dtype=dtype) for dtype in _DTYPES}
         self._no_ends = torch.empty(0, dtype=torch.int32)
 
@@ -120,6 +122,20 @@ class Kernels:
         self._attention(
             q, *cache, batch.tables, batch.lengths, batch.starts, ends, sinks, batch.n_decodes, batch.window, out, scale
         )
+        return out
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, batch: ScanBatch
+    ) -> Tensor:
+        """Single rows read and write their state once; chunks are left to the matrix form."""
+        return delta_chunks.delta_rule(q, k, v, decay, beta, states, batch, self._delta_rows)
+
+    def _delta_rows(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, batch: ScanBatch
+    ) -> Tensor:
+        out = torch.empty_like(v)
+        rows = (x.contiguous() for x in (q, k, v, decay, beta))
+        self._delta_steps(*rows, states, batch.sources, batch.targets, out)
         return out
 
     def attention_segments(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:

@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "scan.h"
 #include "simd.h"
 
 using tvm::ffi::TensorView;
@@ -291,6 +292,29 @@ void quick_gelu(TensorView x) {
   });
 }
 
+// One row each of several requests, all contiguous float32: q, k [rows, key_heads, keys]; v, out [rows, heads, dim];
+// decay, beta [rows, heads]. states [blocks, heads, keys, dim], whose blocks may lie apart; sources, targets int64.
+void delta_steps(
+    TensorView q, TensorView k, TensorView v, TensorView decay, TensorView beta, TensorView states, TensorView sources,
+    TensorView targets, TensorView out) {
+  const int64_t rows = v.size(0), heads = v.size(1), dim = v.size(2), key_heads = k.size(1), keys = k.size(2);
+  const int64_t *source = data<int64_t>(sources), *target = data<int64_t>(targets);
+#pragma omp parallel if (rows * heads * keys * dim > 32768)
+  {
+    std::vector<float> work(2 * dim);
+#pragma omp for
+    for (int64_t i = 0; i < rows * heads; ++i) {
+      const int64_t row = i / heads, head = i % heads, key = row * key_heads + head / (heads / key_heads);
+      float* all = data<float>(states) + head * keys * dim;
+      const float* from = source[row] < 0 ? nullptr : all + source[row] * states.stride(0);
+      delta_step(
+          from, all + target[row] * states.stride(0), data<float>(q) + key * keys, data<float>(k) + key * keys,
+          data<float>(v) + i * dim, std::exp(data<float>(decay)[i]), data<float>(beta)[i], keys, dim, work.data(),
+          work.data() + dim, data<float>(out) + i * dim);
+    }
+  }
+}
+
 }  // namespace hydra
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, hydra::linear);
@@ -303,3 +327,4 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(rope, hydra::rope);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm, hydra::rms_norm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, hydra::silu_and_mul);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(quick_gelu, hydra::quick_gelu);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(delta_steps, hydra::delta_steps);

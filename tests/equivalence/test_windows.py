@@ -43,9 +43,11 @@ def write(llm):
     return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
 
 
-def few(path, n_tokens=100):
-    """GiB of caches that hold one request of so many tokens while it decodes, and one while it is prefilled."""
-    specs = cache_specs(read_config(path), Role.parse("PD"), "float32", CHUNKED["block_tokens"])
+def few(path):
+    """GiB of caches that hold one request while it decodes, and one while it is prefilled."""
+    config = read_config(path)
+    n_tokens = 140 if config.text.recurrence is None else 100  # few states let few begin: these few must want more
+    specs = cache_specs(config, Role.parse("PD"), "float32", CHUNKED["block_tokens"])
     kv = [s for s in specs if s.size_option == "kv_cache_gib"]
     return sum(s.block_bytes * (s.held_by(n_tokens) + len(s.span(0, n_tokens))) for s in kv) / 2**30
 

@@ -26,7 +26,7 @@ from hydrainfer.engine import Engine, EngineThread
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner, spoken_ids
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport
-from tests.cache.other_kinds import WINDOW
+from tests.cache.other_kinds import STATE, WINDOW
 from tests.scheduler.fakes import make_request
 
 pytestmark = pytest.mark.cpu
@@ -248,7 +248,7 @@ def moved(source, target, request_id, spoil=None):
     return target.run()
 
 
-@pytest.mark.parametrize("more", [{}, {WINDOW: 8}], ids=["", "window"])
+@pytest.mark.parametrize("more", [{}, {WINDOW: 8}, {STATE: 8}], ids=["", "window", "state"])
 def test_tokens_are_the_same_wherever_it_goes(more):
     request = make_request("r", n_text=9, pictures=[1, 2], max_tokens=12)
     first, second, third = Rig("E").run(request), Rig("P", more=more), Rig("D", more=more)
