@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo serve test test-full test-real check format setup bench-peers gpu-check clean
+.PHONY: demo serve test test-full test-real test-clients check format setup bench-peers gpu-check clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,10 @@ $(REAL)/.installed: Makefile $(STAMP)
 
 test-real: $(REAL)/.installed
 	PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m real -rs tests/real $(ARGS)
+
+# Clients that people use, each in an environment of its own.
+test-clients: $(STAMP)
+	$(BIN)/python -m tests.clients $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from hydrainfer.assemble import Instance, start_instance
 from hydrainfer.config import load
 from hydrainfer.core import InvalidRequest, SamplingParams, TokenLogprobs
-from hydrainfer.processor import ChatMessage, PythonPrompt, parse_messages, parse_prompts
+from hydrainfer.processor import ChatMessage, PythonPrompt, parse_messages, parse_prompts, parse_tools
 from hydrainfer.server import TokenStream
 
 _NO_LIMIT = 1 << 30
@@ -39,9 +39,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The answer to one prompt or chat. `prompt_token_ids` has the picture placeholders expanded."""
+    """The answer to one prompt or chat. `prompt`: the text that was given, else what the ids spell, with one
+    placeholder for each picture. `prompt_token_ids` has the placeholders expanded."""
 
     request_id: str
+    prompt: str
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
 
@@ -72,21 +74,27 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one chat or several, in order. Pictures are `image_url` parts (data:, and what `media_hosts` and
         `media_roots` let through) or `{"type": "image", "image": path | bytes | PIL.Image}`; videos, for models
         that take them, `video_url` parts or `{"type": "video", "video": path | bytes | frames, "fps": of frames}`.
-        `mm_processor_kwargs`: how they are prepared, for all chats. Raises the first request's `HydraError`."""
+        For all chats alike: `mm_processor_kwargs`, how these are prepared; `tools`, which the template shows to the
+        model, whose calls are then text; `chat_template_kwargs`, variables of the template. Raises the first request's
+        `HydraError`."""
         if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
             raise InvalidRequest("messages must be a list of messages or of chats, and not empty", param="messages")
         chats: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
-        parsed = [parse_messages(chat, local=True) for chat in chats]
+        parsed, shown = [parse_messages(chat, local=True) for chat in chats], parse_tools(tools)
         intake = self._instance.intake
 
         def job(chat: Sequence[ChatMessage]) -> Job:
-            return lambda sampling: intake.chat(chat, sampling, options=mm_processor_kwargs)
+            return lambda sampling: intake.chat(
+                chat, sampling, options=mm_processor_kwargs, tools=shown, own=chat_template_kwargs
+            )
 
-        return self._run([job(chat) for chat in parsed], sampling_params, use_tqdm)
+        return self._run([job(chat) for chat in parsed], [None] * len(parsed), sampling_params, use_tqdm)
 
     def generate(
         self,
@@ -106,11 +114,21 @@ class LLM:
             of, options = (one.message,), one.options
             return lambda sampling: intake.chat(of, sampling, options=options, prompt=one.prompt)
 
-        return self._run([job(one) for one in parse_prompts(prompts)], sampling_params, use_tqdm)
+        parsed = parse_prompts(prompts)
+        texts = [one.prompt if isinstance(one.prompt, str) else None for one in parsed]
+        return self._run([job(one) for one in parsed], texts, sampling_params, use_tqdm)
+
+    def _text_of(self, ids: Sequence[int]) -> str:
+        """The text of a prompt, with one placeholder for each run of them."""
+        model = self._instance.intake.processor.model
+        media = model.images.token_ids if model.images is not None else ()
+        kept = [i for i, before in zip(ids, (-1, *ids)) if i != before or i not in media]
+        return self._instance.intake.processor.decode(kept)
 
     def _run(
         self,
         jobs: Sequence[Job],
+        texts: Sequence[str | None],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -125,13 +143,13 @@ class LLM:
                 param="sampling_params",
             )
         with self._turn, tqdm(total=len(jobs), desc="requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            return _run_to_end(self._gather(zip(jobs, params), bar))
+            return _run_to_end(self._gather(zip(jobs, params, texts), bar))
 
-    async def _gather(self, work: Iterable[tuple[Job, SamplingParams]], bar: tqdm) -> list[RequestOutput]:
+    async def _gather(self, work: Iterable[tuple[Job, SamplingParams, str | None]], bar: tqdm) -> list[RequestOutput]:
         # pictures are decoded no further ahead than the engine can use them
         ahead = asyncio.Semaphore(2 * self._instance.config.max_running)
 
-        async def one(job: Job, sampling: SamplingParams) -> RequestOutput:
+        async def one(job: Job, sampling: SamplingParams, text: str | None) -> RequestOutput:
             async with ahead:
                 stream = await job(sampling)
                 choices = await stream.result()
@@ -140,7 +158,8 @@ class LLM:
                 CompletionOutput(i, c.text, tuple(c.token_ids), tuple(c.logprobs), c.finish_reason, c.stop_reason)
                 for i, c in enumerate(choices)
             )
-            return RequestOutput(stream.prepared.id, stream.prepared.prompts[0], outputs)
+            ids = stream.prepared.prompts[0]
+            return RequestOutput(stream.prepared.id, self._text_of(ids) if text is None else text, ids, outputs)
 
         tasks = [asyncio.ensure_future(one(*item)) for item in work]
         try:

@@ -86,6 +86,27 @@ def test_one_llm_in_several_threads_in_a_running_loop_and_closed(checkpoint):
         llm.generate("hi", SHORT, use_tqdm=False)
 
 
+def test_outputs_say_what_was_asked_and_chats_take_what_templates_do(checkpoint, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{{ mood | default('plain') }} {{ tools | length if tools else 0 }}:"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if tools %}{{ tools[0].function.name }}{% endif %}"
+    )
+    tool = {"type": "function", "function": {"name": "zqprobe", "parameters": {"type": "object", "properties": {}}}}
+    picture = {"type": "image", "image": "datasets/samples/shapes.png"}
+    chat = [{"role": "user", "content": [picture, {"type": "text", "text": "hi"}]}]
+    with LLM(str(checkpoint), chat_template=str(template)) as llm:
+        first, second = llm.generate(["one two", [5, 6, 7]], SHORT, use_tqdm=False)
+        assert first.prompt == "one two" and second.prompt and second.prompt_token_ids == (5, 6, 7)
+        (seen,) = llm.chat(chat, SHORT, use_tqdm=False, chat_template_kwargs={"mood": "merry"})
+        assert seen.prompt == "merry 0:<image>\nhi" and len(seen.prompt_token_ids) > 16
+        (shown,) = llm.chat(chat, SHORT, use_tqdm=False, tools=[tool])
+        assert shown.prompt == "plain 1:<image>\nhizqprobe"
+        with pytest.raises(InvalidRequest):
+            llm.chat(chat, SHORT, use_tqdm=False, tools=[{"type": "function"}])
+
+
 def test_what_is_no_prompt_and_no_chat_is_refused_before_any_is_answered(checkpoint):
     message, picture = {"role": "user", "content": "hi"}, {"multi_modal_data": {"image": b"no picture"}}
     with LLM(str(checkpoint)) as llm:
