@@ -45,6 +45,9 @@ _FLUSH_S = 4
 _LOOK_S = 0.05
 _SWITCH_S = 0.0005
 """How long a thread that computes may keep the interpreter from one that answers: a tenth of Python's own."""
+_COLLECT = (5000, 10, 10)
+"""Thresholds of the garbage collector. By Python's own (700) a crowd of requests is looked through every few seconds,
+for a tenth of a second and more."""
 _log = logging.getLogger(__name__)
 
 
@@ -229,6 +232,7 @@ def _load(loaded: Loaded, console: Console) -> Instance:
 def _settle(loaded: Loaded, console: Console, instance: Instance) -> None:
     gc.collect()
     gc.freeze()  # what was loaded lives for ever: keep it out of every later collection
+    gc.set_threshold(*_COLLECT)
     sys.setswitchinterval(_SWITCH_S)
     console.print(config_table(loaded, instance.facts))
 
@@ -283,6 +287,7 @@ def _server(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nobody here asks for a client's address
         **_tls(config),
     )
     return _Server(http, instance, on_ready, lambda line: console.print(line, highlight=False))

@@ -41,6 +41,7 @@ from hydrainfer.grammar import Grammars, load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import vision_fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
+from hydrainfer.scheduler import Policy
 from hydrainfer.server import Admission, Intake, Sessions
 from hydrainfer.storage import check_transport
 
@@ -101,7 +102,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     dtype = dtype_of(config, device, model.dtype)
     config = msgspec.structs.replace(config, dtype=dtype)  # chosen once: every instance has the same
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
-    admission = _admission(config, model)
+    admission = _admission(config, model, specs)
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, admission)
     names = _names(config)
     emulated = cost_model_of(config) is not None
@@ -131,13 +132,15 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     return Instance(config, names, intake, sessions, engine, recorder, facts, pools)
 
 
-def _admission(config: ServeConfig, model: ModelConfig) -> Admission:
+def _admission(config: ServeConfig, model: ModelConfig, specs: Sequence[InstanceSpec]) -> Admission:
     ttft_s = parse_slo([config.slo]).ttft_s if config.slo and is_slo_part(config.slo.split(",")[0]) else None
     return Admission(
         time.monotonic,
         longest_s=config.max_queue_s or min(ttft_s or _QUEUE_S, config.request_timeout_s),
         max_requests=config.max_waiting,
         pictures=model.vision is not None,
+        policy=Policy(order=config.order),
+        n_instances=sum(s.role.runs(Stage.ENCODE) or s.role.runs(Stage.PREFILL) for s in specs),
     )
 
 

@@ -57,10 +57,12 @@ _OF_INSTANCES = {
 
 
 class Waiting(NamedTuple):
-    """What the server's admission says: seconds of work by kind, and requests refused so far by reason."""
+    """What the server's admission says: seconds of work by kind, requests refused so far by reason, and requests that
+    wait to be prepared by kind."""
 
-    queue_s: Mapping[str, float]
-    refused: Mapping[str, int]
+    queue_s: Mapping[str, float] = {}
+    refused: Mapping[str, int] = {}
+    unprepared: Mapping[str, int] = {}
 
 
 class Ended(NamedTuple):
@@ -85,7 +87,7 @@ class PrometheusRecorder:
         self,
         model: str,
         instances: Callable[[], list[InstanceInfo]],
-        waiting: Callable[[], Waiting] = lambda: Waiting({}, {}),
+        waiting: Callable[[], Waiting] = Waiting,
         prefix_cache: bool = True,
     ) -> None:
         self._registry = CollectorRegistry()
@@ -210,11 +212,15 @@ class _WaitingCollector(Collector):
         queue_s = GaugeMetricFamily(PREFIX + "admission_queue_seconds", doc, labels=["model_name", "kind"])
         doc = "Requests refused with 429 by admission, by what had no room."
         refused = CounterMetricFamily(PREFIX + "requests_refused", doc, labels=["model_name", "reason"])
+        doc = "Requests that wait to be prepared; no instance has them yet."
+        unprepared = GaugeMetricFamily(PREFIX + "num_requests_unprepared", doc, labels=["model_name", "kind"])
+        for kind, n in waiting.unprepared.items():
+            unprepared.add_metric([self._model, kind], n)
         for kind, seconds in waiting.queue_s.items():
             queue_s.add_metric([self._model, kind], seconds)
         for reason, n in waiting.refused.items():
             refused.add_metric([self._model, reason], n)
-        yield from (queue_s, refused)
+        yield from (queue_s, refused, unprepared)
 
 
 class _InstancesCollector(Collector):

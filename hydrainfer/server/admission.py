@@ -1,9 +1,10 @@
 """Who is let in: bounds on the seconds of work that wait, and on how many requests there are.
 
 A request holds a `Place` from its headers to its last token. What it will cost is guessed from the headers, known
-better when its body has been read, and exactly when it has been prepared; it waits in one queue or two:
+better when its body has been read, and exactly when it has been prepared; it waits in one queue or two, and in line
+to be prepared:
 
-    headers ── enter ──> place ── claim(work) ── prepared(work) ── begun, per choice ── leave
+    headers ── enter ──> place ── claim(work) ── line_up ── prepared(work) ── begun, per choice ── leave
                  │ 429             │ 429
 """
 
@@ -18,7 +19,10 @@ from hydrainfer.core import DeadlineExceeded, InvalidRequest, Overloaded, Share,
 from hydrainfer.core.request import ANYBODY, MAX_CHOICES, MAX_PRIORITY
 from hydrainfer.metrics import Waiting
 from hydrainfer.processor import ChatMessage, Prepared, TextPart
+from hydrainfer.scheduler import Policy
+from hydrainfer.server.line import Line, Turn
 from hydrainfer.server.queues import Queue
+from hydrainfer.server.returns import Mark, Returns
 
 TEXT, PICTURES, DECODING = "text", "pictures", "decoding"
 """Kinds of waiting work: prompt tokens without pictures and with, until their first token; bytes of pictures and
@@ -30,6 +34,8 @@ _REQUEST_TOKENS = 64.0  # what a request costs beside its tokens: a step has its
 _PICTURE_TOKENS = 576.0  # until it is known
 _PICTURE_BYTES = 65536.0  # what a picture costs beside its bytes, or if they are still to be fetched
 _BYTES_PER_TOKEN = 4.0
+_LEAST_AHEAD = {TEXT: 32, PICTURES: 16}
+"""So many are prepared ahead per instance, however slow: a few batches of the language lane, of the vision lane."""
 
 
 class Work(NamedTuple):
@@ -93,8 +99,9 @@ def _not(value: float) -> str:
 class Admission:
     """The queues and the places. Everything on one thread, in constant time.
 
-    `clock`: in seconds. `longest_s`: of waiting work, per kind. `max_requests` bounds the choices being prepared,
-    queued and run, whatever their work: their memory. `pictures`: whether the model takes any."""
+    `clock`: in seconds. `longest_s`: of waiting work, per kind. `max_requests` bounds the choices that wait, are
+    prepared, queued and run, whatever their work: their memory. `pictures`: whether the model takes any. `policy`: by
+    which the instances order them; they are prepared in that order. `n_instances`: those that encode or prefill."""
 
     def __init__(
         self,
@@ -103,6 +110,8 @@ class Admission:
         longest_s: float = 10.0,
         max_requests: int = 4096,
         pictures: bool = True,
+        policy: Policy | None = None,
+        n_instances: int = 1,
     ) -> None:
         self.clock = clock
         self.max_requests = max_requests
@@ -110,7 +119,11 @@ class Admission:
         self.refused: Counter[str] = Counter()  # by kind of work, "requests" or "deadline"
         self.closed = False  # to those who have no place
         self._pictures = pictures
+        self._returns = Returns()
         self.queues = {kind: Queue(longest_s) for kind in (TEXT, PICTURES, DECODING)}
+        self.lines = {
+            kind: Line(self.queues[kind], n * n_instances, policy or Policy()) for kind, n in _LEAST_AHEAD.items()
+        }
         self._mean_units = _REQUEST_TOKENS
 
     def check_entry(
@@ -121,14 +134,32 @@ class Admission:
         `DeadlineExceeded` if what waits takes longer than it may, or `Unavailable` while shutting down."""
         self._check(1)
         now = self.clock()
-        favoured = returning or urgency.priority > 0
-        text_only = not self._pictures or (n_bytes is not None and n_bytes < _SMALL_BODY)
+        favoured, text_only = returning or urgency.priority > 0, self._is_text(n_bytes)
         checked = self.queues[TEXT].has_room(now, urgency.share, favoured=favoured)
         if text_only:
             self._check_deadline(TEXT, urgency, now)
         if not checked and (text_only or not self.queues[PICTURES].has_room(now, urgency.share, favoured=favoured)):
             raise self._refusal(TEXT, now)
         return checked
+
+    def has_only_reserve(self, n_bytes: int | None, urgency: Urgency) -> bool:
+        """Whether there is room for such a request only if it returns, and it can be one that does."""
+        if not self._returns.n or urgency.priority > 0:
+            return False
+        now, kinds = self.clock(), (TEXT,) if self._is_text(n_bytes) else (TEXT, PICTURES)
+        return not any(self.queues[k].has_room(now, urgency.share, favoured=False) for k in kinds) and any(
+            self.queues[k].has_room(now, urgency.share, favoured=True) for k in kinds
+        )
+
+    def expect(self, mark: Mark, retry_after_s: float | None) -> None:
+        """A request was refused. Who comes back when it was told to finds a part of the queue kept free."""
+        if retry_after_s is not None:
+            now = self.clock()
+            self._returns.expect(mark, now + retry_after_s, now)
+
+    def comes(self, mark: Mark) -> bool:
+        """Whether this request has been told to come now."""
+        return self._returns.comes(mark, self.clock())
 
     def enter(self, n_bytes: int | None = None, *, returning: bool = False, urgency: Urgency = _NOT_URGENT) -> Place:
         """A place for a request of which only the headers are known. As `check_entry`."""
@@ -142,12 +173,16 @@ class Admission:
         """A place for what is now known of a request: `place`, if it has one. Raises as `check_entry`; then `place`
         is as it was. Whoever claims it gives it back."""
         self._check(work.n, entered=place is not None)
-        returning, checked = (place.returning, place.checked) if place is not None else (False, False)
+        checked = place is not None and place.checked
+        returning = place is not None and (place.returning or (place.mark is not None and self.comes(place.mark)))
         favoured, now = returning or urgency.priority > 0, self.clock()
         for kind in (TEXT,) if work.kind == TEXT else (DECODING, PICTURES):
             self._check_deadline(kind, urgency, now)
             if not (checked and kind == TEXT) and not self.queues[kind].has_room(now, urgency.share, favoured=favoured):
-                raise self._refusal(kind, now)
+                error = self._refusal(kind, now)
+                if place is not None and place.mark is not None:
+                    self.expect(place.mark, error.retry_after_s)
+                raise error
         place = place or Place(self, returning, urgency)
         place.hold(work.n)
         place.wait(work.kind, work.units, work.n)
@@ -170,7 +205,7 @@ class Admission:
 
     def waiting(self) -> Waiting:
         """For the metrics."""
-        return Waiting(self.seconds(), self.refused)
+        return Waiting(self.seconds(), self.refused, {kind: line.n_waiting for kind, line in self.lines.items()})
 
     def check(self, idle: bool = False) -> None:
         """With `idle`, nobody has a place. Raises `AssertionError`."""
@@ -178,6 +213,12 @@ class Admission:
         assert self.n_live >= 0 and min(waiting.values()) >= 0, "a place was given back twice"
         assert not (idle and self.n_live), f"{self.n_live} places not given back"
         assert not (idle and any(waiting.values())), f"waiting: {waiting}"
+        for line in self.lines.values():
+            line.check(idle)
+
+    def _is_text(self, n_bytes: int | None) -> bool:
+        """Whether a request of such a body has no picture, unless by its URL."""
+        return not self._pictures or (n_bytes is not None and n_bytes < _SMALL_BODY)
 
     def _check(self, n: int, *, entered: bool = False) -> None:
         """Whether there may be `n` more."""
@@ -214,12 +255,14 @@ class Place:
     def __init__(self, admission: Admission, returning: bool, urgency: Urgency = _NOT_URGENT) -> None:
         self.returning, self.urgency = returning, urgency
         self.checked = self.claimed = False
+        self.mark: Mark | None = None
         self.on_tokens: Callable[[int], None] = lambda _: None  # told of those that it takes, once they are known
         self.on_leave: Callable[[], None] = lambda: None
         self.n = 0
         self._admission = admission
         self._kind, self._units, self._n_waiting = TEXT, 0.0, 0
         self._n_bytes = 0.0
+        self._turn: Turn | None = None
 
     def hold(self, n: int) -> None:
         """It is claimed, for so many choices."""
@@ -247,22 +290,32 @@ class Place:
         self._n_bytes = n_bytes
         self._admission.queues[DECODING].enter(n_bytes, self._admission.clock(), self.urgency.share)
 
+    def line_up(self, priority: int, go: Callable[[], None]) -> None:
+        """Wait to be prepared: `go` is called when it is to be, perhaps at once. For a place that has been claimed."""
+        line, units = self._admission.lines[self._kind], self._units * self._n_waiting
+        self._turn = line.join(self.urgency.share, self._admission.clock(), units, priority, go)
+
     def prepared(self, work: Work) -> None:
         """The pictures are decoded, and the work is known exactly."""
         self._stop_decoding(done=True)
         self._queue.correct((work.units - self._units) * self._n_waiting, self.urgency.share)
         self._units = work.units
+        if self._turn is not None:
+            self._turn.units = work.units * self._n_waiting
 
     def begun(self) -> None:
         """One more choice has its first token."""
         if self._n_waiting:
             self._n_waiting -= 1
             self._queue.leave(self._units, self._admission.clock(), self.urgency.share, done=True)
+            if not self._n_waiting:
+                self._leave_line()
 
     def leave(self) -> None:
         """Give it back; safe to repeat."""
         self._stop_decoding(done=False)
         self.stop_waiting()
+        self._leave_line()
         self._admission.n_live -= self.n
         self.n = 0
         on_leave, self.on_leave = self.on_leave, lambda: None
@@ -271,6 +324,11 @@ class Place:
     @property
     def _queue(self) -> Queue:
         return self._admission.queues[self._kind]
+
+    def _leave_line(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._admission.lines[self._kind].leave(turn)
 
     def _stop_decoding(self, *, done: bool) -> None:
         if self._n_bytes:

@@ -11,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hydrainfer.core import HydraError
+from hydrainfer.core import HydraError, Overloaded
 from hydrainfer.server.admission import Admission, Place, Urgency
 from hydrainfer.server.errors import JSON, error_body, error_headers
 from hydrainfer.server.paths import route_path
+from hydrainfer.server.returns import Mark
 from hydrainfer.server.tenants import Tenant, Tenants
 
 WORK = frozenset(
@@ -36,15 +37,22 @@ class Door:
     def __init__(self, admission: Admission, tenants: Tenants) -> None:
         self.admission, self.tenants = admission, tenants
 
-    def check(self, headers: Headers) -> None:
-        """Raises `HydraError` if a request of these headers may not come in now."""
+    def check(self, headers: Headers, mark: Mark, *, whole: bool) -> bool:
+        """Whether a request may come in now; False: if it returns, which its mark will tell once it is `whole`. Raises
+        `HydraError` if it may not."""
         _, n_bytes, returning, urgency = self._read(headers)
+        returning = returning or (whole and self.admission.comes(mark))
+        if not whole and not returning and self.admission.has_only_reserve(n_bytes, urgency):
+            return False
         self.admission.check_entry(n_bytes, returning=returning, urgency=urgency)
+        return True
 
-    def enter(self, headers: Headers) -> tuple[Place, Tenant]:
+    def enter(self, headers: Headers, mark: Mark | None = None) -> tuple[Place, Tenant]:
         """A place for a request, which gives it back. Raises as `check`."""
         tenant, n_bytes, returning, urgency = self._read(headers)
+        returning = returning or (mark is not None and mark.returns)
         place = self.admission.enter(n_bytes, returning=returning, urgency=urgency)
+        place.mark = mark
         self.tenants.begin(tenant)
         place.on_tokens, place.on_leave = partial(self.tenants.charge, tenant), partial(self.tenants.end, tenant)
         return place, tenant
@@ -94,13 +102,17 @@ class Gate:
         if scope["type"] != "http" or (path := route_path(scope)) not in WORK or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
+        state = scope.setdefault("state", {})
+        mark: Mark | None = state.get("mark")
         try:
-            place, tenant = self._door.enter(scope["headers"])
+            place, tenant = self._door.enter(scope["headers"], mark)
         except HydraError as e:
+            if mark is not None and isinstance(e, Overloaded):
+                self._door.admission.expect(mark, e.retry_after_s)
             response = Response(error_body(e, path), e.status, self._door.headers_of(e), JSON)
             await response(scope, receive, send)
             return
-        scope.setdefault("state", {}).update(place=place, tenant=tenant)
+        state.update(place=place, tenant=tenant)
         try:
             async with self._turns:
                 pass

@@ -1,4 +1,5 @@
-"""The way in: a place, what URLs name, preparation in a thread, the engine; used by the HTTP routes and offline."""
+"""The way in: a place, a turn, what URLs name, preparation in a thread, the engine; used by the HTTP routes and
+offline."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
@@ -20,7 +22,8 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 class Intake:
     """Owns the preparation threads; texts and pictures have threads of their own, so that no text waits for pictures to
-    be decoded. Whatever fails or is cancelled on the way, no place and no picture stays behind."""
+    be decoded. What no instance can use soon waits before it is fetched and prepared. Whatever fails or is cancelled on
+    the way, no place and no picture stays behind."""
 
     def __init__(
         self,
@@ -142,8 +145,9 @@ class Intake:
         future: Future[Prepared] | None = None
         try:
             media = self.processor.check_pictures(messages)
-            left_s = timing.deadline_s - self.sessions.clock()
-            async with asyncio.timeout(left_s), self._fetcher.fetched(messages) as fetched:
+            async with asyncio.timeout(timing.deadline_s - self.sessions.clock()), AsyncExitStack() as stack:
+                await self._turn(place, timing.priority)
+                fetched = await stack.enter_async_context(self._fetcher.fetched(messages))
                 future = self._submit(lambda: prepare(fetched), media=media)
                 prepared = await asyncio.wrap_future(future)
         except BaseException as e:
@@ -156,6 +160,18 @@ class Intake:
         place.prepared(Work.of_prepared(prepared))
         place.on_tokens(prepared.n_prompt_tokens * prepared.sampling.n)
         return self.sessions.start(prepared, place)
+
+    @staticmethod
+    async def _turn(place: Place, priority: int) -> None:
+        """Returns when it is to be prepared."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def go() -> None:
+            if not turn.done():
+                turn.set_result(None)
+
+        place.line_up(priority, go)
+        await turn
 
     def _submit(self, work: Callable[[], T], *, media: bool = False) -> Future[T]:
         try:

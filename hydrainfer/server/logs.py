@@ -95,7 +95,8 @@ class StatsLine:
         """None if there was nothing to do, neither now nor since the last line."""
         prompt, answer = (new - old for new, old in zip(self._recorder.n_tokens, self._tokens))
         self._tokens = self._recorder.n_tokens
-        refused = sum(self._waiting().refused.values())
+        admission = self._waiting()
+        refused, n_unprepared = sum(admission.refused.values()), sum(admission.unprepared.values())
         new_refused, self._refused = refused - self._refused, refused
         ended = self._recorder.ended_after(self._number)
         if ended:
@@ -108,7 +109,7 @@ class StatsLine:
             return None
         kv_total, kv_leased, _ = stats.cache_blocks.get("kv", (0, 0, 0))
         words = [
-            f"{stats.n_running} running, {stats.n_waiting} waiting",
+            f"{stats.n_running} running, {stats.n_waiting + n_unprepared} waiting",
             f"{prompt / passed_s:.0f} prompt and {answer / passed_s:.0f} answer tokens/s",
             f"{len(ended)} ended{_medians([e.ttft_s for e in ended], [e.tpot_s for e in ended])}",
             *([f"KV {100 * kv_leased / kv_total:.0f} %"] if kv_total else []),

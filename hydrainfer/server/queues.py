@@ -72,8 +72,12 @@ class Queue:
         """The time until what waits now has its first token; 0 while nothing is known."""
         self._pass(now)
         if self._done:
-            return self.units * self._crowded_s / self._done
+            return self.units * self.pace()
         return self._crowded_s if self.n_waiting >= _CROWD else 0.0
+
+    def pace(self) -> float:
+        """The measured seconds per unit; 0 while nothing is known."""
+        return self._crowded_s / self._done if self._done else 0.0
 
     def has_room(self, now: float, share: Share = ANYBODY, *, favoured: bool) -> bool:
         """Whether one more may enter. While turns are promised, a part of the queue is for those who return, and for

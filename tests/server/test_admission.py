@@ -1,6 +1,7 @@
 """Admission on a virtual clock: what is bounded, what is promised, what is given back."""
 
 import heapq
+import math
 import random
 import socket
 import threading
@@ -17,6 +18,7 @@ from hydrainfer.processor import parse_messages
 from hydrainfer.server import Admission, Tenants
 from hydrainfer.server.admission import DECODING, PICTURES, TEXT, Work
 from hydrainfer.server.queues import LATEST_TURN_S, Queue
+from hydrainfer.server.returns import Mark, Returns
 from tests.server.conftest import image_part, wait_until
 
 SMALL = Work(TEXT, 100.0)
@@ -114,7 +116,8 @@ def test_turns_come_one_after_the_other_and_are_void_when_the_queue_has_eased():
 
 
 class Flood:
-    """A server of `rate` requests per second behind an `Admission`, and clients of whom the refused come back once."""
+    """A server of `rate` requests per second behind an `Admission`, and clients of whom the refused come back once.
+    `known`: by what a returning one is: "said", its "body", or nothing."""
 
     def __init__(self, rate, factor, flood_s, *, known, come_back=True, seed=1):
         self.clock = Clock()
@@ -125,8 +128,13 @@ class Flood:
         self.events, self.n = [], 0
         due_s = self.start_s
         while due_s < self.start_s + flood_s:
-            self.at(due_s, self.arrive, False)
+            self.at(due_s, self.arrive, self.n, False)
             due_s += self.rng.expovariate(rate * factor)
+
+    def mark(self, who):
+        mark = Mark(b"/v1/chat/completions", [])
+        mark.add(b"body %d" % who)
+        return mark
 
     def at(self, when_s, what, *args):
         self.n += 1
@@ -138,17 +146,19 @@ class Flood:
             what(*args)
         self.admission.check(idle=True)
 
-    def arrive(self, returning):
-        now = self.clock.now
+    def arrive(self, who, returning):
+        now, mark = self.clock.now, self.mark(who)
+        known = (returning and self.known == "said") or (self.known == "body" and self.admission.comes(mark))
         try:
-            place = self.admission.enter(300, returning=returning and self.known)
+            place = self.admission.enter(300, returning=known)
             place = self.admission.claim(place, SMALL)
         except Overloaded as e:
             assert e.retry_after_s is not None
+            self.admission.expect(mark, e.retry_after_s)
             if returning:
                 self.back.append((now, False))
             elif self.come_back:
-                self.at(now + max(1, round(e.retry_after_s + 0.5)), self.arrive, True)
+                self.at(now + max(1, math.ceil(e.retry_after_s)), self.arrive, who, True)
             return
         if returning:
             self.back.append((now, True))
@@ -162,7 +172,7 @@ class Flood:
         place.leave()
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", ["said", "body", ""])
 def test_at_ten_times_the_capacity_all_of_it_is_used_and_those_who_obey_are_served(known):
     flood = Flood(100.0, 10.0, 15.0, known=known)
     flood.run()
@@ -171,11 +181,34 @@ def test_at_ten_times_the_capacity_all_of_it_is_used_and_those_who_obey_are_serv
     assert sorted(flood.waits)[int(0.99 * len(flood.waits))] <= 4.0 * 1.4, "the queue was longer than it may"
     early = [ok for s, ok in flood.back if s - flood.start_s <= 15.0]
     assert sum(ok for _, ok in flood.back) >= 0.8 * len(flood.back)
-    assert not known or sum(early) >= 0.8 * len(early), "who says that he returns is served even in the flood"
+    assert not known or sum(early) >= 0.8 * len(early), "who is known to return is served even in the flood"
+
+
+def test_each_turn_is_known_once_by_the_same_request():
+    returns = Returns()
+
+    def mark(body=b"{}", path=b"/v1/completions", key=b"Bearer a"):
+        mark = Mark(path, [(b"host", b"x"), (b"authorization", key)])
+        for at in range(0, len(body), 7):  # in whatever pieces it comes
+            mark.add(body[at : at + 7])
+        return mark
+
+    for turn_s in (10.0, 10.5):
+        returns.expect(mark(), turn_s, 0.0)
+    assert not returns.comes(mark(), 9.0), "too early"
+    assert not any(returns.comes(m, 10.2) for m in (mark(b"[]"), mark(path=b"/v1"), mark(key=b"Bearer b")))
+    assert [returns.comes(mark(), 11.0) for _ in range(3)] == [True, True, False] and not returns.n
+    large = [mark(b"x" * 200_000 + end) for end in (b"a", b"b")]
+    assert large[0].done and large[0].value == large[1].value, "only the beginning counts"
+    for i in range(100_000):  # nobody comes
+        returns.expect(mark(b"%d" % i), 100.0 + i, 0.01 * i)
+    assert returns.n == 1 << 15
+    returns.expect(mark(b"late"), 300_100.0, 300_000.0)
+    assert returns.n == 1 and returns.comes(mark(b"late"), 300_101.0) and not returns.n
 
 
 def test_who_stays_away_is_not_waited_for():
-    flood = Flood(50.0, 4.0, 5.0, known=True, come_back=False)
+    flood = Flood(50.0, 4.0, 5.0, known="said", come_back=False)
     flood.run()
     now = flood.clock.now
     assert flood.admission.queues[TEXT].has_room(now, favoured=False)

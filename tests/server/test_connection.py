@@ -49,6 +49,63 @@ def test_a_refused_connection_goes_on_and_its_body_is_skipped(full):
     raw.close()
 
 
+class Reserved:
+    """Room for those alone who were told to come now."""
+
+    def __init__(self, monkeypatch, server):
+        self.queue, self.promised_s = server.sessions.admission.queues["text"], 1000.0
+        monkeypatch.setattr(self.queue, "has_room", lambda now, share, *, favoured: favoured)
+        monkeypatch.setattr(self.queue, "promise", lambda now: self.promised_s)
+
+
+@pytest.mark.parametrize("pieces", [1, 2], ids=["at-once", "body-later"])
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_who_comes_back_when_told_is_known_by_its_body(start, monkeypatch, size, pieces):
+    server = start()
+    reserved = Reserved(monkeypatch, server)
+
+    def ask(raw, text):
+        body = b'{"messages": [{"role": "user", "content": "%s"}], "max_tokens": 1}' % text
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += b"content-length: %d\r\n\r\n" % len(body)
+        for piece in [head + body] if pieces == 1 else [head, body]:
+            raw.sock.sendall(piece)
+        answer = http.client.HTTPResponse(raw.sock, method="POST")
+        answer.begin()
+        answer.read()
+        return answer.status
+
+    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    raw.connect()
+    texts = [b"a " * (size // 2), b"b " * (size // 2)]
+    assert [ask(raw, text) for text in texts] == [429, 429]
+    assert ask(raw, texts[0]) == 429, "its turn has not come"
+    reserved.promised_s = 0.0
+    assert ask(raw, texts[1]) == 429
+    assert ask(raw, texts[1]) == (200 if size == 10 else 400), "a text too long, for the model, but let in"
+    assert ask(raw, texts[1]) == 429, "once"
+    raw.close()
+    server.check_idle()
+
+
+def test_who_is_held_for_a_body_that_does_not_come_is_answered(start, monkeypatch):
+    server = start()
+    reserved = Reserved(monkeypatch, server)
+    assert server.chat().status_code == 429
+    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    raw.connect()
+    reserved.promised_s = 0.0
+    raw.sock.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"
+    )
+    assert raw.sock.recv(65536).startswith(b"HTTP/1.1 429 ")
+    raw.sock.sendall(b'"a": "b"')
+    raw.request("GET", "/version")
+    assert raw.getresponse().status == 200
+    raw.close()
+    server.check_idle()
+
+
 def test_a_draining_server_refuses_and_closes(full):
     full.sessions.drain()
     raw = http.client.HTTPConnection(full.url.removeprefix("http://"), timeout=20)
