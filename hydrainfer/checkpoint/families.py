@@ -168,7 +168,7 @@ def parse_config(path: str | Path) -> ParsedConfig:
     raw = read_json(path / "config.json")
     kind = raw.get("model_type")
     name = str((raw.get("architectures") or [f"model_type {kind!r}"])[0])
-    require(name in FAMILIES, path, f"architecture {name} is not supported; supported: {', '.join(FAMILIES)}")
+    require(name in FAMILIES, path, f"architecture {name} is not supported; supported: {_supported()}")
     family = FAMILIES[name]
     fits = kind == family.model_type
     require(fits, path, f"{name} with model_type {kind!r} is not supported; use {family.model_type}")
@@ -189,6 +189,15 @@ def _check_wide(raw: dict[str, Any], path: Path) -> None:
         f"{path}: its weights are quantised by {method}{bits}, which is not supported; serve the checkpoint that they "
         "were made from, with --quantization int8 for 8 bits, or a GGUF file of it"
     )
+
+
+def _supported() -> str:
+    """The known architectures, those of one ending together."""
+    by_ending: dict[str, list[str]] = {}
+    for name in FAMILIES:
+        stem, _, ending = name.partition("For")
+        by_ending.setdefault(ending, []).append(stem)
+    return ", ".join(f"{'|'.join(stems)} + For{ending}" for ending, stems in by_ending.items())
 
 
 def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
