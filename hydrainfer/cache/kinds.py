@@ -118,16 +118,18 @@ class WindowSpec(FullSpec, frozen=True):
     def safe(self, found: Found, n_most: int) -> int | None:
         """The furthest block's end before which the blocks of a whole window are."""
         stop = min(len(found), n_most // self.block_tokens)
+        first = self.stale(stop * self.block_tokens)
         for i in range(stop - 1, -1, -1):
-            if i < self.stale(stop * self.block_tokens):
+            if i < first:
                 break
             if found[i] is None:
                 stop = i
+                first = self.stale(stop * self.block_tokens)
         return stop * self.block_tokens
 
     def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
-        stop = n_tokens // self.block_tokens
-        return [b if self.stale(n_tokens) <= i < stop else None for i, b in enumerate(found)]
+        first, stop = self.stale(n_tokens), min(len(found), n_tokens // self.block_tokens)
+        return [*[None] * min(first, stop), *found[first:stop], *[None] * (len(found) - stop)]
 
     def written(
         self, request: Request, n_before: int, n_computed: int, leaves: bool = False, stops: Sequence[int] = ()

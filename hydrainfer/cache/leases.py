@@ -51,7 +51,7 @@ class CacheSet:
         pool = self.pools[spec]
         if self.specs[spec].chained:
             keys = keys[: bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in pool)]
-        return [pool.lookup(key) for key in keys]
+        return pool.lookup_all(keys)
 
     def reserve(self, owner: str, need: Mapping[str, range], hit: Hit = NO_HIT) -> Lease | None:
         """The blocks with the numbers `need[spec]` of every spec, or None and nothing changed. Blocks found by `hit`

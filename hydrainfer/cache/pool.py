@@ -63,6 +63,9 @@ class BlockPool:
     def lookup(self, key: bytes) -> int | None:
         return self._index.get(key)
 
+    def lookup_all(self, keys: Iterable[bytes]) -> list[int | None]:
+        return list(map(self._index.get, keys))
+
     def __contains__(self, key: bytes) -> bool:
         return key in self._index
 

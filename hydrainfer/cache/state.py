@@ -103,8 +103,11 @@ class StateSpec(CacheSpec, frozen=True):
         return next((i for i in range(last, 0, -1) if found[i] is not None), 0) * self.block_tokens
 
     def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
+        kept: list[int | None] = [None] * len(found)
         boundary = self.stale(n_tokens)
-        return [b if i == boundary else None for i, b in enumerate(found)]
+        if boundary < len(found):
+            kept[boundary] = found[boundary]
+        return kept
 
     def stops(self, request: Request) -> list[int]:
         """The boundary before the end of the last picture; and that before the last token, which is always computed,
