@@ -43,7 +43,8 @@ _IDLE = Turn()
 
 class Scheduler:
     """Owns every live `Sequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop.
-    `draft`: what guesses tokens to be verified beside decodes, if anything does."""
+    `draft`: what guesses tokens to be verified beside decodes, if anything does; not asked where a cache sums up
+    tokens, for a sum that has taken in a wrong one does not go back."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Scheduler:
         self.role = role
         self.budgets = budgets
         self.policy = policy or Policy()
-        self._draft = draft
+        self._draft = draft if all(spec.paged for spec in caches.specs.values()) else None
         self.room = SequenceRoom(caches, self.policy.headroom_tokens)
         self.encoding: dict[str, Sequence] = {}
         self.prefilling: dict[str, Sequence] = {}

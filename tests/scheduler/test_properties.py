@@ -69,7 +69,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     policy = Policy(
         encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching, shared_tokens=shared
     )
-    sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, STATE: states if drafts is None else 0}
+    sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, STATE: states}
     caches = CacheSet({spec: n for spec, n in sizes.items() if n})
     s = Scheduler(Role.parse("EPD"), caches, budgets, policy, None if drafts is None else Guess(drafts, rng))
     device, flying, got, ended, cancelled = FakeDevice(), {}, {}, set(), set()
