@@ -40,12 +40,14 @@ class CompletionOutput:
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     """The answer to one prompt or chat. `prompt`: the text that was given, else what the ids spell, with one
-    placeholder for each picture. `prompt_token_ids` has the placeholders expanded."""
+    placeholder for each picture. `prompt_token_ids` has the placeholders expanded; `prompt_logprobs` one entry for each
+    of them, None for the first, if they were asked for, else it is empty."""
 
     request_id: str
     prompt: str
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 class LLM:
@@ -158,8 +160,9 @@ class LLM:
                 CompletionOutput(i, c.text, tuple(c.token_ids), tuple(c.logprobs), c.finish_reason, c.stop_reason)
                 for i, c in enumerate(choices)
             )
-            ids = stream.prepared.prompts[0]
-            return RequestOutput(stream.prepared.id, self._text_of(ids) if text is None else text, ids, outputs)
+            ids, asked = stream.prepared.prompts[0], stream.prepared.sampling.prompt_logprobs is not None
+            likely = (None, *stream.prompt_logprobs[0]) if asked else ()
+            return RequestOutput(stream.prepared.id, self._text_of(ids) if text is None else text, ids, outputs, likely)
 
         tasks = [asyncio.ensure_future(one(*item)) for item in work]
         try:

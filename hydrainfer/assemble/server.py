@@ -94,6 +94,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
         max_context=config.max_model_len,
         chat_template=_chat_template(config),
         tool_calls=config.tool_call_parser,
+        reasoning=config.reasoning_parser,
         parsed=parsed,
     )
     device = torch_device(config)

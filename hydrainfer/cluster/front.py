@@ -308,7 +308,10 @@ class Front:
             live.n_deaths = 0.0
         for _ in tokens:
             self._note(LifecycleEvent(live.request.id, EventKind.TOKEN, at_s))
-        fresh = msgspec.structs.replace(output, token_ids=tokens, logprobs=output.logprobs[known:])
+        prompt = () if known else output.prompt_logprobs  # they come with the first token
+        fresh = msgspec.structs.replace(
+            output, token_ids=tokens, logprobs=output.logprobs[known:], prompt_logprobs=prompt
+        )
         if output.finish_reason is not None:
             self._end(live, at_s, output.finish_reason, output=fresh)
         elif tokens:

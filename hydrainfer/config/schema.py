@@ -128,11 +128,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = "text"
     stats_s: Annotated[float, _help("Server", "While there is load, a line about it so often; 0: never.", ge=0)] = 10.0
     tool_call_parser: Annotated[
-        Literal["auto", "hermes", "llama3_json", "mistral"],
-        _help(
-            "Server",
-            "How the model writes tool calls: hermes (Qwen), llama3_json, mistral; auto: as its template says.",
-        ),
+        Literal["auto", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "mistral_args", "functiongemma"],
+        _help("Server", "How the model writes tool calls (docs/api.md); auto: as its template says."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "think", "mistral", "kimi"],
+        _help("Server", "How the model marks what it thinks: think is <think>; auto: as its template says."),
     ] = "auto"
     chat_template: Annotated[
         NotEmpty | None, _help("Server", "File of a Jinja chat template; default: the checkpoint's.")

@@ -48,7 +48,16 @@ from hydrainfer.core.handoff import (
     Withdraw,
     owner_of,
 )
-from hydrainfer.core.request import MAX_LOGPROBS, Grammar, MediaSpan, PixelSource, Request, SamplingParams, Share
+from hydrainfer.core.request import (
+    MAX_LOGPROBS,
+    Grammar,
+    MediaSpan,
+    PixelSource,
+    Reasoning,
+    Request,
+    SamplingParams,
+    Share,
+)
 from hydrainfer.core.seldom import SeldomLog
 from hydrainfer.core.sequence import EncodeWork, Sequence, StepBatch, StepResult, TokenLogprobs, TokenWork
 from hydrainfer.core.stage import LANE_OF, Lane, Layout, Role, Stage
@@ -92,6 +101,7 @@ __all__ = [
     "Overloaded",
     "Parcel",
     "PixelSource",
+    "Reasoning",
     "Reject",
     "Release",
     "Renew",

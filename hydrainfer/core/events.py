@@ -37,11 +37,13 @@ class Output(msgspec.Struct, frozen=True):
     """New tokens of one request, or its end. Exactly one output per request has a `finish_reason`
     ("stop", "length", "abort" or "error"), and it is the last. `start`: how many tokens it had before these; outputs of
     several instances may overtake each other on their way. `n_cached`: prompt tokens that were not computed for it, 0
-    from an instance that did not prefill it."""
+    from an instance that did not prefill it. `prompt_logprobs`: with the first token, if they were
+    asked for; of the prompt's tokens from the second on."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str | None = None
     stop_token: int | None = None
     error: ErrorInfo | None = None

@@ -34,12 +34,23 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _check(n <= MAX_GRAMMAR_CHARS, "grammar", f"takes at most {MAX_GRAMMAR_CHARS} characters", n)
 
 
+class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the answer that a grammar holds begins: behind token `closes`, if the prompt has `begun` a reasoning or the
+    answer begins with token `opens`."""
+
+    opens: int
+    closes: int
+    begun: bool = False
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen and when a choice ends. Field names and defaults are vLLM's, but for `grammar`.
+    """How tokens are chosen and when a choice ends. Field names and defaults are vLLM's, but for `grammar`
+    and its `reasoning`, which the processor knows.
 
     `max_tokens=None` means: up to the context length. `seed=None` is replaced by a random seed when the request is
     made, so that a recomputed request draws the same numbers. `logprobs=k` asks for the chosen token's log-probability
-    and the k most likely ones. Raises `InvalidRequest` naming the field.
+    and the k most likely ones, `prompt_logprobs=k` for those of the prompt's tokens: then all of it is computed, found
+    or not. Raises `InvalidRequest` naming the field.
     """
 
     n: int = 1
@@ -55,12 +66,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
+    reasoning: Reasoning | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):  # as in OpenAI's API, one string is a list of one
@@ -87,12 +100,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check(
             0.0 < self.repetition_penalty <= 10.0, "repetition_penalty", "must be in (0, 10]", self.repetition_penalty
         )
-        _check(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            "logprobs",
-            f"must be between 0 and {MAX_LOGPROBS}",
-            self.logprobs,
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            k = getattr(self, name)
+            _check(k is None or 0 <= k <= MAX_LOGPROBS, name, f"must be between 0 and {MAX_LOGPROBS}", k)
         _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "must fit in 64 bits", self.seed)
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"takes at most {MAX_STOP_STRINGS} strings", len(self.stop))
         _check(all(self.stop), "stop", "must not hold an empty string", list(self.stop))

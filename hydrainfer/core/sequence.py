@@ -38,7 +38,8 @@ class Sequence:
     part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which the scheduler
     says who goes first (smaller), as `order` says who is older. `token_s`: seconds per token of the latest batch that
     had a chunk of it, 0 before. `n_most`, `ends`: how many tokens it may have, and which end it once it has
-    `min_tokens`.
+    `min_tokens`. `prompt_logprobs`: of the prompt's tokens from the second on, as far as computed and asked for, until
+    they are handed out with the first token.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class Sequence:
         "order",
         "pending_media",
         "plan",
+        "prompt_logprobs",
         "queued_s",
         "rank",
         "remapped",
@@ -94,6 +96,7 @@ class Sequence:
         self.due = math.inf
         self.stops: tuple[int, ...] = ()
         self.remapped = 0
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.pending_media: list[int] = list(range(len(request.media)))
         self.blocks: dict[str, list[int]] = {}
         self.first_block: dict[str, int] = {}
@@ -124,6 +127,12 @@ class Sequence:
         self.blocks = {}
         self.started = False
         self.token_s = 0.0
+        self.prompt_logprobs = []
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """What has been found of the prompt's log-probabilities, once."""
+        found, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        return found
 
     def finish_reason(self, token: int) -> str | None:
         """Whether the just appended `token` ends the choice: "stop", "length" or None. (Stop strings are found where
@@ -145,6 +154,14 @@ class TokenWork(msgspec.Struct, frozen=True):
     count: int
     sample: bool
     drafts: tuple[int, ...] = ()
+
+    @property
+    def asked(self) -> range:
+        """Positions of the prompt's tokens whose log-probabilities were asked for and follow from this work."""
+        seq = self.seq
+        if seq.request.sampling.prompt_logprobs is None or len(seq.tokens) > seq.n_prompt:
+            return range(0)  # who has a first token has been told
+        return range(self.start + 1, min(self.start + self.count + 1, seq.n_prompt))
 
 
 class EncodeWork(msgspec.Struct, frozen=True):
@@ -186,13 +203,14 @@ class TokenLogprobs(NamedTuple):
 @dataclass(slots=True)
 class StepResult:
     """The result of a batch. `tokens[i]` belongs to the i-th row that is sampled: one of each work item with `sample`,
-    after one for each of its drafts. `logprobs`: by the same i, only where asked for. `failed`: by request id. `error`:
-    the whole batch failed and nothing in it may be used. `own_s`: how long it was executed by itself; None: from launch
-    to result."""
+    after one for each of its drafts. `logprobs`: by the same i, only where asked for; `prompt_logprobs`: by the work
+    item's place, what it `asked`. `failed`: by request id. `error`: the whole batch failed and nothing in it may be
+    used. `own_s`: how long it was executed by itself; None: from launch to result."""
 
     batch: StepBatch
     tokens: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     failed: dict[str, HydraError] = field(default_factory=dict)
     error: HydraError | None = None
     own_s: float | None = None

@@ -227,10 +227,11 @@ class Engine:
             start, n_cached = len(seq.tokens) - seq.n_prompt - len(tokens), max(seq.n_cached, 0)
             if o.ended is not None:
                 self._event(seq.id, EventKind.ENDED, now, o.ended)
+            prompt = seq.take_prompt_logprobs() if seq.prompt_logprobs else ()
             if o.finish is not None:
-                self._end(seq.id, now, o.finish, tokens, o.logprobs, o.error, start, n_cached)
+                self._end(seq.id, now, o.finish, tokens, o.logprobs, o.error, start, n_cached, prompt)
             elif tokens:
-                outputs.append(Output(seq.request.id, tokens, o.logprobs, start=start, n_cached=n_cached))
+                outputs.append(Output(seq.request.id, tokens, o.logprobs, prompt, start=start, n_cached=n_cached))
             if o.ended is not None and o.finish is None:
                 self._queued(seq, now)
 
@@ -254,8 +255,9 @@ class Engine:
         error: HydraError | None = None,
         start: int = 0,
         n_cached: int = 0,
+        prompt: tuple[TokenLogprobs, ...] = (),
     ) -> None:
-        self._finish(request_id, finish, tokens, logprobs, error, start, n_cached)
+        self._finish(request_id, finish, tokens, logprobs, error, start, n_cached, prompt)
         self._event(request_id, EventKind.FINISHED, now, detail=finish)
 
     def _finish(
@@ -267,14 +269,16 @@ class Engine:
         error: HydraError | None = None,
         start: int = 0,
         n_cached: int = 0,
+        prompt: tuple[TokenLogprobs, ...] = (),
     ) -> None:
-        """The one place where a request's final output is made."""
+        """The one place where a request's final output is made. `prompt`: the log-probabilities of its prompt."""
         self._open.discard(request_id)
         self._outputs.append(
             Output(
                 request_id,
                 token_ids=tokens,
                 logprobs=logprobs,
+                prompt_logprobs=prompt,
                 finish_reason=finish,
                 stop_token=tokens[-1] if finish == "stop" else None,
                 error=ErrorInfo.of(error) if error else None,

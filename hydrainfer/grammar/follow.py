@@ -11,19 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hydrainfer.core import Grammar, HydraError, InternalError, InvalidRequest
+from hydrainfer.core import Grammar, HydraError, InternalError, InvalidRequest, Reasoning
 from hydrainfer.grammar.compile import Grammars
 
 _KEPT = 256
 
 
 class Guided(NamedTuple):
-    """One row of logits whose token must follow `grammar`, after `produced`. `id`: of the request."""
+    """One row of logits whose token must follow `grammar`, after `produced` and what in it is `reasoning`. `id`: of the
+    request."""
 
     row: int
     id: str
     grammar: Grammar
     produced: Sequence[int]
+    reasoning: Reasoning | None = None
 
 
 class _Place:
@@ -49,11 +51,18 @@ class Follower:
         allowed = np.zeros((len(rows), n_bytes), dtype=np.uint8)
         failed: dict[str, HydraError] = {}
         for i, guided in enumerate(rows):
+            begin = _answer_begins(guided)
+            if begin is None:
+                allowed[i] = self._thinking(n_bytes)
+                continue
             try:
-                bits = self._advance(guided).matcher.compute_bitmask()[:n_bytes]
+                bits = self._advance(guided, begin).matcher.compute_bitmask()[:n_bytes]
                 allowed[i, : len(bits)] = np.frombuffer(bits, dtype=np.uint8)
                 if not bits.strip(b"\0"):
                     raise _too_complex(self._places.pop(guided.id).matcher.get_error())
+                if guided.reasoning is not None and not guided.produced:
+                    opens = guided.reasoning.opens
+                    allowed[i, opens >> 3] |= 1 << (opens & 7)
             except HydraError as e:
                 failed[guided.id] = e
                 allowed[i] = 0xFF
@@ -61,18 +70,35 @@ class Follower:
             del self._places[next(iter(self._places))]
         return np.unpackbits(~allowed, axis=1, bitorder="little", count=n_columns).view(bool), failed
 
-    def _advance(self, guided: Guided) -> _Place:
-        """The request's place after all that it has produced. Raises `HydraError`."""
+    def _thinking(self, n_bytes: int) -> np.ndarray:
+        """What may come within a reasoning: anything but the answer's end."""
+        bits = np.full(n_bytes, 0xFF, dtype=np.uint8)
+        for token in self._grammars.eos_ids:
+            if token >> 3 < n_bytes:
+                bits[token >> 3] &= 0xFF ^ (1 << (token & 7))
+        return bits
+
+    def _advance(self, guided: Guided, begin: int) -> _Place:
+        """The request's place after all that it has produced from `begin` on. Raises `HydraError`."""
         place = self._places.pop(guided.id, None)
-        if place is None or place.n_read > len(guided.produced):
+        n_answer = len(guided.produced) - begin
+        if place is None or place.n_read > n_answer:
             place = _Place(self._grammars.compiled(guided.grammar).deep_copy())
-        for token in guided.produced[place.n_read :]:
+        for token in guided.produced[begin + place.n_read :]:
             ended = token in self._grammars.eos_ids  # `ignore_eos`: it stays at its end
             if not ended and not place.matcher.consume_token(token):
                 raise _too_complex(place.matcher.get_error())
-        place.n_read = len(guided.produced)
+        place.n_read = n_answer
         self._places[guided.id] = place
         return place
+
+
+def _answer_begins(guided: Guided) -> int | None:
+    """How many of the produced tokens are reasoning; None within one."""
+    reasoning, produced = guided.reasoning, guided.produced
+    if reasoning is None or not (reasoning.begun or (produced and produced[0] == reasoning.opens)):
+        return 0
+    return produced.index(reasoning.closes) + 1 if reasoning.closes in produced else None
 
 
 def _too_complex(why: str) -> HydraError:

@@ -8,13 +8,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrainfer.core import Grammar, InvalidRequest, MediaSpan, Request, SamplingParams, Share, chain_of, chain_root
+import msgspec
+
+from hydrainfer.core import (
+    Grammar,
+    InvalidRequest,
+    MediaSpan,
+    Reasoning,
+    Request,
+    SamplingParams,
+    Share,
+    chain_of,
+    chain_root,
+)
 from hydrainfer.core.request import ANYBODY, MAX_CHOICES
 from hydrainfer.grammar import Grammars
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, Tools, VideoPart, VideoReading, is_id
 from hydrainfer.processor.pictures import MediaLimits, PixelStore
 from hydrainfer.processor.text import (
     ModelDescription,
+    Thinking,
     check_ids,
     check_length,
     check_text,
@@ -39,12 +52,14 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """One API request ready to run: `requests[p * n + c]` is choice c of prompt p. It holds one share of every picture
-    in `pixels`; its owner must give them back exactly once. `continues`: the text goes on after the prompt."""
+    in `pixels`; its owner must give them back exactly once. `continues`: the text goes on after the prompt. `thinking`:
+    how an answer may reason first, None if it does not."""
 
     id: str
     requests: tuple[Request, ...]
     pixels: tuple[str, ...] = ()
     continues: bool = False
+    thinking: Thinking | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -110,8 +125,12 @@ class Processor:
         self.check_grammar(sampling.grammar)
         parts = [part for m in messages for part in m.media]
         if prompt is None:
-            ids, adapters = self._read_chat(messages, options, tools, own)
+            text, adapters = self._read_chat(messages, options, tools, own)
+            ids = encode(text, self.model)
+            thinking = self._thinking(text)
+            sampling = self._beside(thinking, sampling)
         else:
+            thinking = None
             self.check_pictures(messages)
             ids, adapters = self._read_prompt(prompt), self._adapters(options)
             parts = in_order(ids, parts, adapters.token_id, self.model)
@@ -126,7 +145,7 @@ class Processor:
                 for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
             )
             param, continues = ("messages", False) if prompt is None else ("prompt", True)
-            return self._finish(id, [expanded.ids], sampling, timing, param, salt, media, refs, continues)
+            return self._finish(id, [expanded.ids], sampling, timing, param, salt, media, refs, continues, thinking)
         except BaseException:
             for ref in refs:
                 self.pixels.release(ref)
@@ -170,7 +189,8 @@ class Processor:
         own: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
-        ids, adapters = self._read_chat(messages, options, tools, own)
+        text, adapters = self._read_chat(messages, options, tools, own)
+        ids = encode(text, self.model)
         parts = [part for m in messages for part in m.media]
         items = self.media.items(parts, adapters)
         return list(expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
@@ -238,8 +258,8 @@ class Processor:
         options: Mapping[str, Any] | None,
         tools: Tools | None = None,
         own: Mapping[str, Any] | None = None,
-    ) -> tuple[list[int], Adapters]:
-        """The parts of a chat that need no decoded picture: the ids with one placeholder per picture or video, and the
+    ) -> tuple[str, Adapters]:
+        """The parts of a chat that need no decoded picture: the text with one placeholder per picture or video, and the
         adapters that prepare these."""
         model = self.model
         if model.template is None:
@@ -255,6 +275,8 @@ class Processor:
             if isinstance(part, TextPart):
                 check_text(part.text, model, f"messages.{i}.content")
         for m in messages:
+            if m.reasoning is not None:
+                check_text(m.reasoning, model, "messages")
             for call in m.calls:
                 check_text(json.dumps(call.arguments, ensure_ascii=False), model, "messages")
         if tools is not None:
@@ -263,7 +285,30 @@ class Processor:
             check_text(json.dumps(own, ensure_ascii=False), model, "chat_template_kwargs")
         text = model.template.render(messages, tools, own)
         check_length(text, model, "messages")
-        return encode(text, model), adapters
+        return text, adapters
+
+    def _thinking(self, prompt: str) -> Thinking | None:
+        """How the answer to this prompt may reason."""
+        template = self.model.template
+        return Thinking.after(prompt, template.reasoning) if template is not None and template.reasoning else None
+
+    def _beside(self, thinking: Thinking | None, sampling: SamplingParams) -> SamplingParams:
+        """The sampling of an answer that may reason first: the marks must be seen, and a grammar holds what follows.
+        Raises `InvalidRequest` if that cannot be told from the tokens."""
+        if thinking is None:
+            return sampling
+        ids = [self.model.tokenizer.token_to_id(mark) for mark in (thinking.how.opening, thinking.how.closing)]
+        if not self.model.vocabulary.special_ids.isdisjoint(ids):
+            sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+        if sampling.grammar is None or (None in ids and not thinking.begun):
+            return sampling  # a grammar that begins at once leaves no room to reason
+        if None in ids:
+            raise InvalidRequest(
+                "this model reasons before it answers, and its tokenizer has no token that ends that; an answer has a "
+                "form where chat_template_kwargs turn the reasoning off",
+                param="response_format",
+            )
+        return msgspec.structs.replace(sampling, reasoning=Reasoning(ids[0], ids[1], thinking.begun))
 
     def _read_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """The ids of a prompt, placeholders among them. Raises `InvalidRequest`."""
@@ -284,6 +329,7 @@ class Processor:
         media: tuple[MediaSpan, ...] = (),
         pixels: tuple[str, ...] = (),
         continues: bool = False,
+        thinking: Thinking | None = None,
     ) -> Prepared:
         n_vocabulary = self.model.vocabulary.n_tokens
         ids = [*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)]
@@ -293,7 +339,8 @@ class Processor:
             )
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         timing = timing or Timing()
-        chains = [self._chain(token_ids, media, salt) for token_ids in token_lists]
+        shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # what is found has no log-probabilities
+        chains = [self._chain(token_ids, media, salt) if shares else b"" for token_ids in token_lists]
         requests = [
             Request(
                 id=f"{id}-{p * sampling.n + choice}",
@@ -313,12 +360,10 @@ class Processor:
             for p, token_ids in enumerate(token_lists)
             for choice in range(sampling.n)
         ]
-        return Prepared(id, tuple(requests), pixels, continues)
+        return Prepared(id, tuple(requests), pixels, continues, thinking)
 
     def _chain(self, ids: tuple[int, ...], media: tuple[MediaSpan, ...], salt: str) -> bytes:
-        """The keys under which a prompt's KV is found again; none if it shares none."""
-        if not self._block_tokens:
-            return b""
+        """The keys under which a prompt's KV is found again."""
         root = chain_root(*self._keyed_by, salt.encode("utf-8", "surrogatepass"))
         return chain_of(root, ids, self._block_tokens, media)
 

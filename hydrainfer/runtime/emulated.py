@@ -228,6 +228,9 @@ class _Language:
                 self._chunk(item, life.tags, self._kv, kv, blocks, tags)
             if start < life.n_pictured:
                 self._look(item, embeds)
+            if start < seq.n_prompt and (asked := item.asked):
+                n_top = request.sampling.prompt_logprobs or 0
+                result.prompt_logprobs[i] = [self._logprobs(seq.tokens[at], n_top) for at in asked]
             if item.sample:
                 token = first + ((life.odd * (start + count) & 0x7FFFFFFF) * n_spoken >> 31)
                 if token in life.never:

@@ -10,20 +10,22 @@ import torch
 from torch import Tensor
 
 from hydrainfer.cache import CacheSpec, for_stage
-from hydrainfer.core import HydraError, Lane, Stage, StepBatch, StepResult
+from hydrainfer.core import HydraError, Lane, Stage, StepBatch, StepResult, TokenLogprobs
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
-from hydrainfer.ops import AttentionBatch, Captured, ScanBatch, upload
+from hydrainfer.ops import AttentionBatch, Captured, ScanBatch, to_device, upload
 from hydrainfer.runtime.graphs import Capture, DecodeGraphs
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
-from hydrainfer.runtime.packing import PackedTokens, one_token, pack_tokens
+from hydrainfer.runtime.packing import Asked, PackedTokens, one_token, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
-from hydrainfer.runtime.sampler import sample
+from hydrainfer.runtime.sampler import logprobs_of, sample
 from hydrainfer.runtime.sampling import SamplingPlan, plan_sampling
 from hydrainfer.runtime.tables import BlockTables
 from hydrainfer.storage import BlockStore
 
 _POLL_S = 0.005
+_ASKED_ROWS = 64
+"""Rows of the prompt whose logits are there at a time: each takes 600 KB where the vocabulary has 150,000 tokens."""
 
 
 class LanguageRunner:
@@ -97,12 +99,27 @@ class LanguageRunner:
     def _execute(self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan) -> StepResult:
         with torch.inference_mode():
             hidden = self._forward(packed)
+            asked: dict[int, list[TokenLogprobs]] = {}
+            if packed.asked:
+                asked = {one.item: self._likelihoods(hidden, one) for one in packed.asked}
+                hidden = hidden[to_device(np.array(packed.sample_rows, dtype=np.int64), hidden.device)]
             if not packed.sample_rows:
-                return StepResult(batch)
+                return StepResult(batch, prompt_logprobs=asked)
             logits = self._model.logits(hidden)
             failed = self._guide(plan, logits.shape[1])  # a GPU computes meanwhile
             tokens, logprobs = sample(logits, plan)
-        return StepResult(batch, tokens=tokens, logprobs=logprobs, failed=failed)
+        return StepResult(batch, tokens=tokens, logprobs=logprobs, prompt_logprobs=asked, failed=failed)
+
+    def _likelihoods(self, hidden: Tensor, asked: Asked) -> list[TokenLogprobs]:
+        """The log-probabilities of a chunk's next tokens. `hidden`: of every row."""
+        found: list[TokenLogprobs] = []
+        for low in range(0, len(asked.ids), _ASKED_ROWS):
+            ids = asked.ids[low : low + _ASKED_ROWS]
+            first = asked.first + low
+            logits = self._model.logits(hidden[first : first + len(ids)])
+            on = to_device(np.array(ids, dtype=np.int64), logits.device)
+            found += logprobs_of(logits, on, [asked.n_top] * len(ids))
+        return found
 
     def _guide(self, plan: SamplingPlan, n_columns: int) -> dict[str, HydraError]:
         """Find what the grammars forbid; returns by request id why one cannot go on."""
@@ -113,8 +130,8 @@ class LanguageRunner:
         return failed
 
     def _forward(self, p: PackedTokens) -> Tensor:
-        """Hidden states [sampling rows, hidden], in the order of `plan`."""
-        if self._graphs is not None and self._graphs.take(p):
+        """Hidden states [sampling rows, hidden], in the order of `plan`; of all rows if a prompt is `asked` about."""
+        if self._graphs is not None and not p.asked and self._graphs.take(p):
             return self._graphs.forward(p)
         on = upload(self.arrays(p), self.device)
         return self.through(p, on, self.caches(p, on))
@@ -127,14 +144,15 @@ class LanguageRunner:
         return [LayerCache(parts, batches[name]) for name, parts in self._layers]
 
     def through(self, p: PackedTokens, on: Mapping[str, Tensor], caches: list[LayerCache]) -> Tensor:
-        """Hidden states [sampling rows, hidden] of what `caches` and `on` describe."""
+        """Hidden states, as `_forward` returns them, of what `caches` and `on` describe."""
         x = self._model.embed(on["ids"])
         deep = self._place_embeddings(on, x)
         every = len(p.sample_rows) == len(p.ids) and p.sample_rows == list(range(len(p.ids)))
         decodes_only = p.n_decodes == len(p.counts)
-        last = None if decodes_only else self._last_rows(p, on, caches[-1].batch)
+        whole = decodes_only or bool(p.asked)
+        last = None if whole else self._last_rows(p, on, caches[-1].batch)
         hidden = self._model.forward(x, on["positions"], caches, last, deep)
-        return hidden[on["sample_rows"]] if decodes_only and not every else hidden
+        return hidden[on["sample_rows"]] if decodes_only and not every and not p.asked else hidden
 
     def _place_embeddings(self, on: Mapping[str, Tensor], x: Tensor) -> DeepRows | None:
         """Put the embeddings into their rows of `x`; further levels, if the model has them, are for its layers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,16 @@ class Scanned(NamedTuple):
     pieces: list[Piece]
 
 
+class Asked(NamedTuple):
+    """Work item number `item`, whose rows of the batch, from `first` on, say how likely these `ids` of the prompt were;
+    `n_top` of the likeliest are told with each."""
+
+    item: int
+    first: int
+    ids: list[int]
+    n_top: int
+
+
 @dataclass(slots=True)
 class PackedTokens:
     """A flattened batch, requests with one token first (see `ops.AttentionBatch`).
@@ -43,7 +53,7 @@ class PackedTokens:
     `counts` per request. `paged`, `scanned`: by the name of the cache.
     `sample_rows`: for each token that is sampled, in the batch's order, the row whose logits it needs;
     `sample_requests`: its place among the packed requests. `embed_at`, `embed_rows` int64: rows of the batch that take
-    these rows of the embedding store instead of the table's.
+    these rows of the embedding store instead of the table's. `asked`: where the prompt's log-probabilities come from.
     """
 
     ids: np.ndarray
@@ -57,6 +67,7 @@ class PackedTokens:
     sample_requests: list[int]
     embed_at: np.ndarray | None
     embed_rows: np.ndarray | None
+    asked: list[Asked] = field(default_factory=list)
 
 
 def pack_tokens(
@@ -103,6 +114,7 @@ def pack_tokens(
         sample_requests=[r for r, _ in sampled],
         embed_at=None,
         embed_rows=None,
+        asked=[_asked(i, w, int(starts[place[i]])) for i, w in enumerate(work) if w.start < w.seq.n_prompt and w.asked],
     )
     if embed is not None:
         _place_embeddings(packed, items, embed)
@@ -130,6 +142,11 @@ def padded(p: PackedTokens, n: int) -> PackedTokens:
     }
     every, starts = list(range(n)), np.arange(n + 1, dtype=np.int32)
     return PackedTokens(p.ids[rows], p.positions[..., rows], starts, [1] * n, n, paged, {}, every, every, None, None)
+
+
+def _asked(item: int, work: TokenWork, first: int) -> Asked:
+    positions, n_top = work.asked, work.seq.request.sampling.prompt_logprobs
+    return Asked(item, first, work.seq.tokens[positions.start : positions.stop], n_top or 0)
 
 
 def _page(

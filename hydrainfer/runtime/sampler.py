@@ -193,13 +193,22 @@ def _nucleus(probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
 def _logprobs(raw: Tensor, wanted: list[tuple[int, int]], chosen: Tensor) -> dict[int, TokenLogprobs]:
     """Log-probabilities, by row, of the distribution before penalties, bias and temperature."""
     rows = to_device(np.array([row for row, _ in wanted], dtype=np.int64), raw.device)
-    table = torch.log_softmax(raw[rows], dim=-1)  # [wanted, vocab]
-    own = table.gather(1, chosen[rows][:, None])
+    told = logprobs_of(raw[rows], chosen[rows], [k for _, k in wanted])
+    return {row: one for (row, _), one in zip(wanted, told)}
+
+
+def logprobs_of(logits: Tensor, ids: Tensor, n_top: list[int]) -> list[TokenLogprobs]:
+    """float32 logits [rows, vocab] and int64 ids [rows] → how likely each row's id was, with so many of the likeliest.
+    An id beyond the columns (a picture's placeholder may be one) has no probability."""
+    n_rows, n_columns = logits.shape
+    table = torch.log_softmax(logits, dim=-1)
+    own = table.gather(1, ids.clamp(max=n_columns - 1)[:, None])
+    own = own.masked_fill((ids >= n_columns)[:, None], float("-inf"))
     ranks = (table > own).sum(-1).add_(1).tolist()
-    most = max(k for _, k in wanted)
+    most = max(n_top)
     top = table.topk(most, dim=-1) if most else None
-    values, ids = (top.values.tolist(), top.indices.tolist()) if top else ([[]] * len(wanted), [[]] * len(wanted))
-    return {
-        row: TokenLogprobs(p, rank, tuple(zip(i[:k], v[:k])))
-        for (row, k), p, rank, i, v in zip(wanted, own[:, 0].tolist(), ranks, ids, values)
-    }
+    values, others = (top.values.tolist(), top.indices.tolist()) if top else ([[]] * n_rows, [[]] * n_rows)
+    return [
+        TokenLogprobs(p, rank, tuple(zip(i[:k], v[:k])))
+        for k, p, rank, i, v in zip(n_top, own[:, 0].tolist(), ranks, others, values)
+    ]

@@ -77,7 +77,8 @@ def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
             u = uniform(request.seed, request.choice, position)
             plan.draws.append(Draw(row, s.temperature, max(s.top_k, 0), s.top_p, s.min_p, u))
         if s.grammar is not None:
-            plan.guided.append(Guided(row, seq.id, s.grammar, seq.tokens[request.n_prompt :]))
+            produced = seq.tokens[request.n_prompt :]
+            plan.guided.append(Guided(row, seq.id, s.grammar, produced, s.reasoning))
         if s.logprobs is not None:
             plan.logprobs.append((row, s.logprobs))
     return plan

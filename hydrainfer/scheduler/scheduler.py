@@ -357,7 +357,7 @@ class Scheduler:
             return [outcome for item in result.batch.work for outcome in self._encoded(item, result, now)]
         outcomes: list[Outcome] = []
         row, failed, logprobs = 0, result.error is not None or bool(result.failed), result.logprobs
-        for item in result.batch.work:
+        for place, item in enumerate(result.batch.work):
             seq, drafts, first = item.seq, item.drafts, row
             seq.in_flight -= 1
             row += item.sample + len(drafts)
@@ -368,6 +368,8 @@ class Scheduler:
             n_computed = seq.n_computed = len(seq.tokens) if item.sample else seq.n_computed + item.count
             if n_computed >= seq.due:
                 self.room.settle(seq)
+            if result.prompt_logprobs:
+                seq.prompt_logprobs += result.prompt_logprobs.get(place, ())
             if not item.sample:
                 self._order.place(seq, len(seq.tokens) - n_computed, 0)
                 continue

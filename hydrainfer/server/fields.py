@@ -22,7 +22,7 @@ _REFUSED: Mapping[str, str] = {
     "documents": "documents are not supported by this server; put them into a message",
     "mm_processor_kwargs": "mm_processor_kwargs is for /v1/chat/completions: a text completion has no pictures",
     "continue_final_message": "continue_final_message is not supported by this server",
-    "echo": "echo is not supported by this server; only false is accepted",
+    "echo": "echo is for /v1/completions; ask a chat for prompt_logprobs",
     "suffix": "suffix is not supported by this server; leave it out",
     "prompt_embeds": "prompt_embeds is not supported by this server; send prompt",
     "use_beam_search": "beam search is not supported by this server",
@@ -92,6 +92,7 @@ class CommonFields(BaseModel):
     _copied: ClassVar[tuple[str, ...]] = (
         "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "include_stop_str_in_output",
         "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens",
+        "prompt_logprobs",
     )  # fmt: skip
 
     def check_supported(self) -> None:
@@ -102,7 +103,9 @@ class CommonFields(BaseModel):
         refused = {
             "best_of": (self.best_of or 1) > (self.n or 1) and "best_of is not supported by this server; use n",
             "modalities": (self.modalities or ["text"]) != ["text"] and "only the modality text is supported",
-            "prompt_logprobs": self.prompt_logprobs is not None and "prompt_logprobs is not supported by this server",
+            "prompt_logprobs": self.prompt_logprobs is not None
+            and self.stream
+            and "prompt_logprobs is only allowed when stream is false; /v1/completions streams them with echo",
             "length_penalty": self.length_penalty not in (None, 1.0) and "beam search is not supported by this server",
             "stream_options": self.stream_options is not None
             and not self.stream
@@ -146,6 +149,7 @@ class ChatFields(CommonFields):
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
     add_generation_prompt: bool | None = None
+    include_reasoning: bool | None = None
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
         """Raises `InvalidRequest` naming the field."""
@@ -169,6 +173,7 @@ class CompletionFields(CommonFields):
     """`/v1/completions`. `prompt` is checked by `Processor.complete`."""
 
     prompt: Any
+    echo: bool | None = None
     logprobs: Whole | None = None
     add_special_tokens: bool | None = None
 
@@ -176,8 +181,15 @@ class CompletionFields(CommonFields):
         """Raises `InvalidRequest` naming the field."""
         fields = self.sampling_fields(defaults)
         if self.max_tokens is not None:
-            fields["max_tokens"] = self.max_tokens
+            fields["max_tokens"] = self.max_tokens + self.only_echo  # a token of which nothing is told
+        if self.echo and self.logprobs is not None:
+            fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
         return SamplingParams(**fields, logprobs=self.logprobs)
+
+    @property
+    def only_echo(self) -> bool:
+        """Whether the answer is the prompt and nothing else."""
+        return bool(self.echo) and self.max_tokens == 0
 
 
 class TokenizeFields(BaseModel):

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two formats of OpenAI's API."""
+"""Log-probabilities in the two formats of OpenAI's API, and a prompt's in vLLM's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydrainfer.core import TokenLogprobs
-from hydrainfer.processor import Vocabulary
+from hydrainfer.processor import Detokenizer, Vocabulary
 
 
 def chat_logprobs(vocabulary: Vocabulary, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -27,29 +27,68 @@ def chat_logprobs(vocabulary: Vocabulary, ids: Sequence[int], logprobs: Sequence
     }
 
 
+class TextOffsets:
+    """Where each token of one choice begins in its text. Tokens that share a character begin where it does."""
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special: bool, continues: bool) -> None:
+        """As `Detokenizer`."""
+        self._text = Detokenizer(vocabulary, skip_special=skip_special, continues=continues)
+        self._byte_level, self._byte_ids = vocabulary.byte_level, vocabulary.byte_ids
+        self._at = 0
+
+    def push(self, ids: Sequence[int]) -> list[int]:
+        """The offsets of the next tokens, in characters."""
+        offsets = []
+        for i in ids:
+            if not self._byte_level and i not in self._byte_ids:
+                self._at += len(self._text.flush())  # bytes that stood before it
+            offsets.append(self._at)
+            self._at += len(self._text.push((i,)))
+        return offsets
+
+
 def completion_logprobs(
-    vocabulary: Vocabulary, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offset: int, n_top: int
+    vocabulary: Vocabulary,
+    ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    offsets: list[int],
+    n_top: int,
 ) -> dict[str, Any]:
-    """The older format of parallel lists. `offset`: characters of the choice's text before these tokens. The chosen
-    token is always among `top_logprobs`."""
-    tokens = [vocabulary.token_text(i) for i in ids]
-    offsets: list[int] = []
-    for text in tokens:
-        offsets.append(offset)
-        offset += len(text)
-    tops = []
-    for token, lp in zip(ids, logprobs, strict=True):
-        top: dict[str, float] = {}
-        for i, value in lp.top:
-            top.setdefault(vocabulary.token_text(i), _finite(value))
-        top.setdefault(vocabulary.token_text(token), _finite(lp.logprob))
-        tops.append(top)
+    """The older format of parallel lists. `logprobs`: None for a prompt's first token. The token itself is always among
+    its `top_logprobs`."""
     return {
-        "tokens": tokens,
-        "token_logprobs": [_finite(lp.logprob) for lp in logprobs],
-        "top_logprobs": tops if n_top else None,
+        "tokens": [vocabulary.token_text(i) for i in ids],
+        "token_logprobs": [None if lp is None else _finite(lp.logprob) for lp in logprobs],
+        "top_logprobs": [_tops(vocabulary, i, lp, n_top) for i, lp in zip(ids, logprobs, strict=True)]
+        if n_top
+        else None,
         "text_offset": offsets,
     }
+
+
+def _tops(vocabulary: Vocabulary, token: int, lp: TokenLogprobs | None, n_top: int) -> dict[str, float] | None:
+    if lp is None:
+        return None
+    top: dict[str, float] = {}
+    for i, value in (*lp.top[:n_top], (token, lp.logprob)):
+        top.setdefault(vocabulary.token_text(i), _finite(value))
+    return top
+
+
+def prompt_logprobs(
+    vocabulary: Vocabulary, ids: Sequence[int], logprobs: Sequence[TokenLogprobs], n_top: int
+) -> list[dict[str, Any] | None]:
+    """vLLM's: per token of the prompt the likeliest and the token itself, by id; None for the first, which follows from
+    nothing. `logprobs`: from the second on."""
+
+    def entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": vocabulary.token_text(token)}
+
+    told: list[dict[str, Any] | None] = [None]
+    for token, lp in zip(ids[1:], logprobs, strict=True):
+        others = {str(i): entry(i, value, rank) for rank, (i, value) in enumerate(lp.top[:n_top], 1) if i != token}
+        told.append({str(token): entry(token, lp.logprob, lp.rank), **others})
+    return told
 
 
 def _finite(logprob: float) -> float:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from hydrainfer.core import HydraError
+from hydrainfer.core import HydraError, TokenLogprobs
 from hydrainfer.metrics import Timeline
-from hydrainfer.processor import Vocabulary
-from hydrainfer.server.fields import CommonFields
-from hydrainfer.server.logprobs import chat_logprobs, completion_logprobs
+from hydrainfer.processor import CallDelta, Detokenizer, ReasoningStream, Vocabulary
+from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
+from hydrainfer.server.logprobs import TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
 from hydrainfer.server.sse import DONE, error_event, event
 from hydrainfer.server.stream import Completion, Delta, TokenStream
 from hydrainfer.server.timings import breakdown
+
+
+class Said(NamedTuple):
+    """A piece of a chat's answer: what the model thinks, what it says, what it calls."""
+
+    reasoning: str
+    content: str
+    calls: Sequence[CallDelta] = ()
 
 
 class Reply(ABC):
@@ -25,7 +33,7 @@ class Reply(ABC):
 
     def __init__(self, stream: TokenStream, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
         self.prepared = prepared = stream.prepared
-        self._n_cached = stream.n_cached
+        self._n_cached, self._prompt_logprobs = stream.n_cached, stream.prompt_logprobs
         self.model, self.created, self.vocabulary = model, created, words
         self.timings = bool(fields.timings)
         self.include_usage = fields.include_usage
@@ -67,11 +75,12 @@ class Choices(Reply):
         super().__init__(stream, fields, model, created, words)
         self.return_ids = bool(fields.return_token_ids)
         self.continuous_usage = fields.continuous_usage
+        self._n_prompt_top = fields.prompt_logprobs
         self._head = {"id": self.prepared.id, "object": self.kind, "created": created, "model": model}
 
     @abstractmethod
-    def chunk(self, delta: Delta) -> dict[str, Any]:
-        """One entry of `choices` in a chunk."""
+    def chunk(self, delta: Delta) -> dict[str, Any] | None:
+        """One entry of `choices` in a chunk, None if it says nothing."""
 
     @abstractmethod
     def choice(self, index: int, done: Completion) -> dict[str, Any]:
@@ -79,9 +88,12 @@ class Choices(Reply):
 
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
         """A chunk per delta that says something."""
-        sent = [d for d in deltas if d.text or d.finish_reason or self.return_ids or self.n_logprobs is not None]
         usage = self._usage(n_tokens) if self.continuous_usage else None
-        return b"".join(self._event([self.chunk(d)], usage) for d in sent)
+        return b"".join(self._event([chunk], usage) for d in deltas if (chunk := self.chunk(d)) is not None)
+
+    def _tells(self, delta: Delta) -> bool:
+        """Whether there is something to tell beside text."""
+        return delta.finish_reason is not None or self.return_ids or self.n_logprobs is not None
 
     def closing(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
         """The usage chunk, if it was asked for, and the last word."""
@@ -99,6 +111,14 @@ class Choices(Reply):
 
     def _body_extras(self) -> dict[str, Any]:
         return {}
+
+    def _likely_prompt(self, index: int) -> dict[str, Any]:
+        """`prompt_logprobs` of a choice's prompt, if they were asked for."""
+        if self._n_prompt_top is None:
+            return {}
+        ids = self.prepared.requests[index].prompt_ids
+        found = prompt_logprobs(self.vocabulary, ids, self._prompt_logprobs[index], self._n_prompt_top)
+        return {"prompt_logprobs": found}
 
     def _event(self, choices: list[dict[str, Any]], usage: Mapping[str, Any] | None, **extra: Any) -> bytes:
         body = {**self._head, "choices": choices, **extra}
@@ -125,6 +145,12 @@ class ChatReply(Choices):
 
     kind = "chat.completion"
 
+    def __init__(self, stream: TokenStream, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
+        super().__init__(stream, fields, model, created, words)
+        thinking = self.prepared.thinking
+        self._thoughts = [ReasoningStream(thinking) for _ in self.prepared.requests] if thinking else None
+        self._shows_reasoning = not (isinstance(fields, ChatFields) and fields.include_reasoning is False)
+
     def opening(self) -> bytes:
         """The role, once per choice, and with the first the prompt's ids."""
         self._head["object"] = "chat.completion.chunk"
@@ -136,12 +162,15 @@ class ChatReply(Choices):
             events.append(self._event([{**choice, "finish_reason": None}], usage, **extra))
         return b"".join(events)
 
-    def chunk(self, delta: Delta) -> dict[str, Any]:
+    def chunk(self, delta: Delta) -> dict[str, Any] | None:
+        said = self._read(delta.choice, delta.text, last=delta.finish_reason is not None)
+        if not (any(said) or self._tells(delta)):
+            return None
         choice: dict[str, Any] = {
             "index": delta.choice,
-            "delta": {"content": delta.text} if delta.text or not delta.finish_reason else {},
+            "delta": self._delta(said, last=delta.finish_reason is not None),
             "logprobs": self._logprobs(delta),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": self._finish(delta.choice, delta.finish_reason),
         }
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
@@ -150,19 +179,38 @@ class ChatReply(Choices):
         return choice
 
     def choice(self, index: int, done: Completion) -> dict[str, Any]:
+        said = self._read(index, done.text, last=True)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": done.text, "refusal": None},
+            "message": {"role": "assistant", "refusal": None, **self._message(said)},
             "logprobs": self._logprobs(done),
-            "finish_reason": done.finish_reason,
+            "finish_reason": self._finish(index, done.finish_reason),
             "stop_reason": done.stop_reason,
         }
         if self.return_ids:
             choice["token_ids"] = done.token_ids
         return choice
 
+    def _read(self, index: int, text: str, *, last: bool) -> Said:
+        """What a piece of a choice's text says; `last`: it has no more."""
+        if self._thoughts is None:
+            return Said("", text)
+        thought = self._thoughts[index].push(text, last=last)
+        return Said(thought.reasoning if self._shows_reasoning else "", thought.content)
+
+    def _delta(self, said: Said, *, last: bool) -> dict[str, Any]:
+        content = {"content": said.content} if said.content or not (said.reasoning or last) else {}
+        return _reasoned(said) | content
+
+    def _message(self, said: Said) -> dict[str, Any]:
+        return {"content": (said.content or None) if said.reasoning else said.content, **_reasoned(said)}
+
+    def _finish(self, index: int, reason: str | None) -> str | None:  # noqa: ARG002
+        return reason
+
     def _body_extras(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self.prepared.prompts[0]} if self.return_ids else {}
+        ids = {"prompt_token_ids": self.prepared.prompts[0]} if self.return_ids else {}
+        return {**ids, **self._likely_prompt(0)}
 
     def _logprobs(self, part: Delta | Completion) -> dict[str, Any] | None:
         if self.n_logprobs is None:
@@ -170,40 +218,63 @@ class ChatReply(Choices):
         return chat_logprobs(self.vocabulary, part.token_ids, part.logprobs)
 
 
+def _reasoned(said: Said) -> dict[str, str]:
+    """The reasoning in both spellings that clients know."""
+    return {"reasoning_content": said.reasoning, "reasoning": said.reasoning} if said.reasoning else {}
+
+
 class CompletionReply(Choices):
-    """`text_completion`, the same object whole and in chunks."""
+    """`text_completion`, the same object whole and in chunks. With `echo` each choice's text begins with its prompt, as
+    the ids spell it."""
 
     kind = "text_completion"
 
     def __init__(self, stream: TokenStream, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
         super().__init__(stream, fields, model, created, words)
         n_choices = len(self.prepared.requests)
-        self._offsets = [0] * n_choices
+        echo = isinstance(fields, CompletionFields) and bool(fields.echo)
+        self._only_echo = isinstance(fields, CompletionFields) and fields.only_echo
+        self._to_echo = set(range(n_choices)) if echo else set()
         self._with_prompt = set(range(n_choices)) if self.return_ids else set()
+        self._skip_special = self.prepared.sampling.skip_special_tokens
+        self._offsets = [
+            TextOffsets(words, skip_special=self._skip_special, continues=not echo) for _ in range(n_choices)
+        ]
 
-    def chunk(self, delta: Delta) -> dict[str, Any]:
-        return self._choice(delta.choice, delta)
+    def chunk(self, delta: Delta) -> dict[str, Any] | None:
+        return self._choice(delta.choice, delta) if delta.text or self._tells(delta) else None
 
     def choice(self, index: int, done: Completion) -> dict[str, Any]:
-        return self._choice(index, done)
+        return {**self._choice(index, done), **self._likely_prompt(index)}
+
+    def _counts(self, n_tokens: Sequence[int]) -> tuple[int, int, int]:
+        return super()._counts([] if self._only_echo else n_tokens)
 
     def _choice(self, index: int, part: Delta | Completion) -> dict[str, Any]:
+        text, ids, likely = ("", [], []) if self._only_echo else (part.text, part.token_ids, part.logprobs)
         choice: dict[str, Any] = {
             "index": index,
-            "text": part.text,
+            "text": text,
             "logprobs": None,
-            "finish_reason": part.finish_reason,
-            "stop_reason": part.stop_reason,
+            "finish_reason": "length" if self._only_echo else part.finish_reason,
+            "stop_reason": None if self._only_echo else part.stop_reason,
         }
-        if self.n_logprobs is not None:
-            logprobs = completion_logprobs(
-                self.vocabulary, part.token_ids, part.logprobs, self._offsets[index], self.n_logprobs
-            )
-            self._offsets[index] += sum(map(len, logprobs["tokens"]))
-            choice["logprobs"] = logprobs
         if self.return_ids:
-            choice["token_ids"] = part.token_ids
+            choice["token_ids"] = ids
             if index in self._with_prompt:
                 self._with_prompt.discard(index)
                 choice["prompt_token_ids"] = self.prepared.requests[index].prompt_ids
+        told: Sequence[TokenLogprobs | None] = likely
+        if index in self._to_echo:
+            self._to_echo.discard(index)
+            prompt = self.prepared.requests[index].prompt_ids
+            ids, told = [*prompt, *ids], [None, *self._prompt_logprobs[index], *likely]
+            choice["text"] = self._spelt(prompt) + text
+        if self.n_logprobs is not None:
+            offsets = self._offsets[index].push(ids)
+            choice["logprobs"] = completion_logprobs(self.vocabulary, ids, told, offsets, self.n_logprobs)
         return choice
+
+    def _spelt(self, ids: Sequence[int]) -> str:
+        words = Detokenizer(self.vocabulary, skip_special=self._skip_special)
+        return words.push(ids) + words.flush()

@@ -39,6 +39,7 @@ class TokenStream:
     """Async iterator over lists of `Delta`, at most one per choice and list, until every choice is over.
 
     `n_tokens`, `n_cached`: tokens of each choice so far, and those of its prompt that were not computed for it.
+    `prompt_logprobs`: of each choice's prompt, from its second token on, complete with the first delta of the choice.
     Raises the request's `HydraError` instead, and then ends the other choices. `close` when the consumer goes away; it
     is safe to repeat and to call after the end. What waits here is bounded by max_tokens.
     """
@@ -48,6 +49,7 @@ class TokenStream:
         self.prepared = prepared
         self.n_tokens = [0] * len(prepared.requests)
         self.n_cached = [0] * len(prepared.requests)
+        self.prompt_logprobs: list[tuple[TokenLogprobs, ...]] = [()] * len(prepared.requests)
         self.timelines: list[Timeline | None] = [None] * len(prepared.requests)
         self.timer: asyncio.TimerHandle | None = None
         self.on_begun: Callable[[], None] = lambda: None  # per choice
@@ -94,6 +96,7 @@ class TokenStream:
         delta.token_ids += output.token_ids[: piece.n_tokens]
         delta.logprobs += output.logprobs[: piece.n_tokens]
         self.n_tokens[choice] += piece.n_tokens
+        self.prompt_logprobs[choice] = output.prompt_logprobs or self.prompt_logprobs[choice]
         self.n_cached[choice] = max(self.n_cached[choice], output.n_cached)
         if piece.stop is not None:
             delta.finish_reason, delta.stop_reason = "stop", piece.stop

@@ -7,19 +7,18 @@ from typing import Any
 
 import msgspec
 
+from hydrainfer import processor
 from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.processor import (
     CallDelta,
     ModelDescription,
     Prepared,
     ToolCallStream,
-    ToolDelta,
     ToolFormat,
     Tools,
     calls_grammar,
 )
-from hydrainfer.server.replies import ChatReply
-from hydrainfer.server.stream import Completion, Delta
+from hydrainfer.server.replies import ChatReply, Said
 
 
 def tool_format(model: ModelDescription) -> ToolFormat:
@@ -46,7 +45,7 @@ def sampling_for(sampling: SamplingParams, tools: Tools, how: ToolFormat) -> Sam
 def call_stream(prepared: Prepared, tools: Tools, how: ToolFormat) -> ToolCallStream:
     """The reader of the calls of one choice."""
     forced = prepared.sampling.grammar is not None
-    return ToolCallStream(how, tools.schemas, forced=forced, parallel=tools.parallel)
+    return processor.call_stream(how, tools.schemas, forced=forced, parallel=tools.parallel)
 
 
 class ToolReply(ChatReply):
@@ -56,39 +55,23 @@ class ToolReply(ChatReply):
         super().__init__(*args)
         self._streams = [call_stream(self.prepared, tools, how) for _ in self.prepared.requests]
 
-    def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
-        """A chunk per delta that says something, calls told from text."""
-        usage = self._usage(n_tokens) if self.continuous_usage else None
-        return b"".join(self._event([chunk], usage) for d in deltas if (chunk := self._chunk(d)) is not None)
+    def _read(self, index: int, text: str, *, last: bool) -> Said:
+        said = super()._read(index, text, last=last)
+        found = self._streams[index].push(said.content, last=last)
+        return Said(said.reasoning, found.content, found.calls)
 
-    def choice(self, index: int, done: Completion) -> dict[str, Any]:
-        said = self._streams[index].push(done.text, last=True)
-        choice = super().choice(index, done)
-        calls = merged(said.calls)
-        if calls:
-            choice["message"]["content"] = said.content or None
-            choice["message"]["tool_calls"] = calls
-        else:
-            choice["message"]["content"] = said.content
-        choice["finish_reason"] = self._finish(index, done.finish_reason)
-        return choice
+    def _delta(self, said: Said, *, last: bool) -> dict[str, Any]:
+        delta = super()._delta(said, last=last or bool(said.calls))
+        return delta | ({"tool_calls": [_call(c) for c in said.calls]} if said.calls else {})
 
-    def _chunk(self, delta: Delta) -> dict[str, Any] | None:
-        said = self._streams[delta.choice].push(delta.text, last=delta.finish_reason is not None)
-        if not (said.content or said.calls or delta.finish_reason or self.return_ids or self.n_logprobs is not None):
-            return None
-        chunk = super().chunk(delta)
-        chunk["delta"] = _delta(said)
-        chunk["finish_reason"] = self._finish(delta.choice, delta.finish_reason)
-        return chunk
+    def _message(self, said: Said) -> dict[str, Any]:
+        message = super()._message(said)
+        if said.calls:
+            message |= {"content": said.content or None, "tool_calls": merged(said.calls)}
+        return message
 
     def _finish(self, index: int, reason: str | None) -> str | None:
         return "tool_calls" if reason == "stop" and self._streams[index].n_calls else reason
-
-
-def _delta(said: ToolDelta) -> dict[str, Any]:
-    content = {"content": said.content} if said.content else {}
-    return content | ({"tool_calls": [_call(c) for c in said.calls]} if said.calls else {})
 
 
 def _call(delta: CallDelta) -> dict[str, Any]:

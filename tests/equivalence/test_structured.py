@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from hydrainfer import LLM, SamplingParams
-from hydrainfer.core import Grammar
+from hydrainfer.core import Grammar, Reasoning
 from hydrainfer.processor import parse_messages
 from tests.equivalence.mixed import CHUNKED, image, settled_stats, user
 from tests.equivalence.test_layouts import check_whole, start
@@ -89,6 +89,30 @@ def test_a_lost_instance_changes_nothing(tiny):
         assert re.fullmatch("([a-f]{3}-){8}[0-9]", want.outputs[0].text)
         answers = asyncio.run(ask_while_they_die(llm))
     assert [c.text for c in answers] == [want.outputs[0].text] * 6
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
+def test_a_form_behind_the_reasoning(tiny, layout):
+    """A model that is free until it writes token 300, wherever it goes meanwhile."""
+    closes = 300
+    params = SamplingParams(
+        max_tokens=120,
+        temperature=1.0,
+        seed=8,
+        n=4,
+        logit_bias=((closes, 4.0),),
+        grammar=Grammar("regex", "([a-f]{3}-){3}[0-9]"),
+        reasoning=Reasoning(299, closes, begun=True),
+    )
+    with start(tiny, layout, few=True) as llm:
+        (out,) = llm.chat(CHATS[1], params, use_tqdm=False)
+        words = parts(llm).intake.processor.model.tokenizer
+        check_whole(llm)
+    finished = [c for c in out.outputs if c.finish_reason == "stop"]
+    assert finished and all(closes in c.token_ids for c in finished)
+    for choice in finished:
+        answer = choice.token_ids[choice.token_ids.index(closes) + 1 :]
+        assert re.fullmatch("([a-f]{3}-){3}[0-9]", words.decode(list(answer)))
 
 
 def test_stop_strings_and_ignore_eos(tiny):

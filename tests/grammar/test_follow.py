@@ -7,7 +7,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hydrainfer.core import Grammar, HydraError, InvalidRequest, SamplingParams
+from hydrainfer.core import Grammar, HydraError, InvalidRequest, Reasoning, SamplingParams
 from hydrainfer.grammar import Follower, Guided
 from tests.grammar.conftest import EOS, N_VOCAB
 from tests.grammar.schemas import random_schema
@@ -70,6 +70,27 @@ def test_tokens_that_leave_the_grammar_fail_their_request_only(grammars, tokeniz
     blocked, failed = Follower(grammars).blocked([Guided(0, "bad", ABC, wrong), Guided(1, "good", ABC, [])], N_VOCAB)
     assert set(failed) == {"bad"} and isinstance(failed["bad"], HydraError) and not blocked[0].any()
     assert blocked[1].any()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_grammar_begins_behind_the_reasoning(grammars, begun):
+    """Within it everything may come but the end; without one the grammar holds from the start."""
+    opens, closes, other = 300, 301, 302
+    reasoning, follower = Reasoning(opens, closes, begun), Follower(grammars)
+
+    def can(*produced):
+        blocked, failed = follower.blocked([Guided(0, "r", ABC, list(produced), reasoning)], N_VOCAB)
+        assert not failed
+        return set(np.flatnonzero(~blocked[0]).tolist())
+
+    at_start, thinking = allowed(Follower(grammars), ABC, []), set(range(N_VOCAB)) - {EOS}
+    thought = [*([] if begun else [opens]), other, opens, other]
+    assert can() == (thinking if begun else at_start | {opens})
+    assert can(*thought) == thinking and can(*thought, closes) == at_start
+    first = min(at_start)
+    assert can(*thought, closes, first) == allowed(Follower(grammars), ABC, [first])
+    if not begun:
+        assert can(first) == allowed(Follower(grammars), ABC, [first])
 
 
 def test_a_grammar_is_compiled_once(grammars):

@@ -148,9 +148,14 @@ class FakeEngine:
         logprobs = ()
         if k is not None:
             logprobs = tuple(TokenLogprobs(-0.5, 1, tuple((t + j, -0.5 - j) for j in range(k))) for t in new)
+        k, prompt = request.sampling.prompt_logprobs, ()
+        if k is not None and n == len(new):
+            prompt = tuple(
+                TokenLogprobs(-0.25, 1, tuple((t + j, -0.25 - j) for j in range(k))) for t in request.prompt_ids[1:]
+            )
         if finish:
             del self.live[request_id]
             self._event(request_id, EventKind.FINISHED, detail=finish)
         else:
             self.live[request_id] = (request, tokens, n)
-        return Output(request_id, tuple(new), logprobs, finish, stop_token)
+        return Output(request_id, tuple(new), logprobs, prompt, finish, stop_token)

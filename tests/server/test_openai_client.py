@@ -138,6 +138,46 @@ def test_completions(client, server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n_tokens", [0, 3])
+def test_echo(client, server, stream, n_tokens):
+    """The prompt stands before the answer, in the text as in the lists, and each token where its offset says."""
+    prompt = "once 你 upon"
+    ids = server.model.tokenizer.encode(prompt).ids
+    options = {"model": "tiny", "prompt": prompt, "max_tokens": n_tokens, "logprobs": 2, "stream": stream}
+    made = client.completions.create(**options, extra_body={"echo": True, "return_token_ids": True})
+    parts = [c.choices[0] for c in made if c.choices] if stream else made.choices
+    text = "".join(p.text for p in parts)
+    tokens, likely, tops, offsets = (
+        [x for p in parts if p.logprobs for x in getattr(p.logprobs, name)]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    )
+    said = client.completions.create(model="tiny", prompt=prompt, max_tokens=n_tokens or 1).choices[0].text
+    assert text == prompt + (said if n_tokens else "") and parts[-1].finish_reason == "length"
+    assert likely == [None, *[-0.25] * (len(ids) - 1), *[-0.5] * n_tokens]
+    assert tops[0] is None and all(tops[1:]) and len(tops) == len(tokens) == len(likely)
+    assert [t for p in parts for t in p.token_ids] == server.model.tokenizer.encode(server.say).ids[:n_tokens]
+    for token, begin, end in zip(tokens, offsets, [*offsets[1:], len(text)], strict=True):
+        assert text[begin:end] in (token, token.lstrip(" "), "", "你")
+    if not stream:
+        assert made.usage.completion_tokens == n_tokens
+    assert not server.engine.submitted[0].keys and server.engine.submitted[-1].keys
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_prompt_logprobs(server, chat):
+    """vLLM's shape: by id, the token itself and the likeliest."""
+    made = server.chat(prompt_logprobs=2) if chat else server.post("/v1/completions", prompt="once", prompt_logprobs=2)
+    told = made.json()["prompt_logprobs"] if chat else made.json()["choices"][0]["prompt_logprobs"]
+    ids = server.engine.submitted[-1].prompt_ids
+    assert told[0] is None and len(told) == len(ids)
+    for token, entry in zip(ids[1:], told[1:], strict=True):
+        word = server.model.vocabulary.token_text(token)
+        assert entry[str(token)] == {"logprob": -0.25, "rank": 1, "decoded_token": word} and len(entry) == 2
+    plain = server.chat().json()
+    assert "prompt_logprobs" not in plain and "prompt_logprobs" not in plain["choices"][0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_return_token_ids(client, server, stream):
     extra = {"return_token_ids": True}
     said = [*server.model.tokenizer.encode(SAID).ids, 2]

@@ -1,4 +1,4 @@
-"""The parts about tools of three families' chat templates, shortened, with their formats and checks."""
+"""The parts about tools of families' published chat templates, shortened, with their formats and checks."""
 
 HERMES = """{%- if tools %}<|im_start|>system
 # Tools
@@ -56,3 +56,79 @@ MISTRAL = """{{ bos_token }}{% for message in messages %}
 {%- endfor %}]{{ eos_token }}
 {%- elif message.role == "tool" %}[TOOL_RESULTS] {"content": {{ message.content | tojson }}, "call_id": "{{ message.tool_call_id }}"}[/TOOL_RESULTS]
 {%- else %} {{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"""  # noqa: E501
+
+QWEN_CODER = """{%- if tools %}<|im_start|>system
+# Tools
+
+<tools>
+{%- for tool in tools %}
+<function>
+<name>{{ tool.function.name }}</name>
+<description>{{ tool.function.description }}</description>
+<parameters>{% if tool.function.parameters is mapping %}{{ tool.function.parameters | tojson }}{% endif %}</parameters>
+</function>
+{%- endfor %}
+</tools>
+
+If you choose to call a function ONLY reply in the following format with NO suffix:
+
+<tool_call>
+<function=example_function_name>
+<parameter=example_parameter_1>
+value_1
+</parameter>
+</function>
+</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == "tool" %}<|im_start|>user
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>
+{% else %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+<function={{ call.function.name }}>
+{%- for name, value in call.function.arguments | items %}
+<parameter={{ name }}>
+{{ value if value is string else value | tojson }}
+</parameter>
+{%- endfor %}
+</function>
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}<|im_start|>assistant
+"""
+
+MISTRAL_ARGS = """{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for message in messages %}
+{%- if message.role == "user" %}[INST]{{ message.content }}[/INST]
+{%- elif message.tool_calls %}{{ message.content }}
+{%- for call in message.tool_calls %}[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{{ eos_token }}
+{%- elif message.role == "tool" %}[TOOL_RESULTS]{{ message.content }}[/TOOL_RESULTS]
+{%- else %}{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"""  # noqa: E501
+
+FUNCTION_GEMMA = """{{ bos_token }}{% if tools %}<start_of_turn>developer
+{% for tool in tools %}<start_function_declaration>declaration:{{ tool.function.name }}{description:<escape>{{ tool.function.description }}<escape>}<end_function_declaration>{% endfor %}<end_of_turn>
+{% endif %}{% for message in messages %}<start_of_turn>{{ "model" if message.role == "assistant" else message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<start_function_call>call:{{ call.function.name }}{
+{%- for name, value in call.function.arguments | items %}{{ name }}:{% if value is string %}<escape>{{ value }}<escape>{% else %}{{ value | tojson }}{% endif %}{{ "," if not loop.last }}{% endfor %}}<end_function_call>
+{%- endfor %}<end_of_turn>
+{% endfor %}<start_of_turn>model
+"""  # noqa: E501
+
+PYTHONIC = """{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message.role }}
+{% if loop.first and tools %}If you decide to call functions, put them in the format of
+[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]
+{% for tool in tools %}{{ tool | tojson(indent=4) }}
+
+{% endfor %}{% endif %}
+{%- if message.tool_calls %}[
+{%- for call in message.tool_calls %}{{ call.function.name }}(
+{%- for name, value in call.function.arguments | items %}{{ name }}={{ value | tojson }}{{ ", " if not loop.last }}{% endfor %}){{ ", " if not loop.last }}{% endfor %}]
+{%- else %}{{ message.content }}{% endif %}<end_of_turn>
+{% endfor %}<start_of_turn>model
+"""  # noqa: E501

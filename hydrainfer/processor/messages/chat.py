@@ -60,13 +60,14 @@ Part = TextPart | ImagePart | VideoPart
 class ChatMessage(msgspec.Struct, frozen=True):
     """One message of a chat. `role` is one a chat template knows (`developer` has become `system`). `calls`: what an
     assistant's message calls; `call_id`, `name`: the call that a tool's message answers, and its function if the client
-    says so."""
+    says so. `reasoning`: what an assistant thought before, for templates that show it."""
 
     role: str
     parts: tuple[Part, ...]
     calls: tuple[ToolCall, ...] = ()
     call_id: str | None = None
     name: str | None = None
+    reasoning: str | None = None
 
     @property
     def images(self) -> tuple[ImagePart, ...]:
@@ -100,7 +101,7 @@ def _parse_message(message: object, where: str, local: bool) -> ChatMessage:
     if message.get("tool_calls") or role == "tool":
         return _parse_tool_message(message, role, where, local)
     role = "system" if role == "developer" else role
-    return ChatMessage(role, _parse_content(content, role, where, local))
+    return ChatMessage(role, _parse_content(content, role, where, local), reasoning=_reasoning(message, role))
 
 
 def _parse_tool_message(message: Mapping, role: str, where: str, local: bool) -> ChatMessage:
@@ -117,7 +118,14 @@ def _parse_tool_message(message: Mapping, role: str, where: str, local: bool) ->
     if role != "assistant":
         raise InvalidRequest(f"{where}: only the assistant calls tools", param=f"{where}.tool_calls")
     calls = parse_calls(message["tool_calls"], f"{where}.tool_calls")
-    return ChatMessage(role, _parse_content(content, role, where, local) if content else (), calls)
+    parts = _parse_content(content, role, where, local) if content else ()
+    return ChatMessage(role, parts, calls, reasoning=_reasoning(message, role))
+
+
+def _reasoning(message: Mapping, role: str) -> str | None:
+    """What an assistant thought, in either spelling that clients send back; others think nothing."""
+    said = message.get("reasoning_content") or message.get("reasoning")
+    return said if role == "assistant" and isinstance(said, str) else None
 
 
 def _parse_content(content: object, role: str, where: str, local: bool) -> tuple[Part, ...]:

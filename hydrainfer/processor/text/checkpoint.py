@@ -76,11 +76,12 @@ def load_description(
     max_context: int | None = None,
     chat_template: str | None = None,
     tool_calls: str = "auto",
+    reasoning: str = "auto",
     parsed: ParsedConfig | None = None,
 ) -> ModelDescription:
     """Read a checkpoint directory. `max_context` lowers the context length; `chat_template` replaces the checkpoint's;
-    `tool_calls`: how the model writes them (a name of `FORMATS`), or as the template says; `parsed`: its configuration,
-    if it has been read already.
+    `tool_calls`: how the model writes them (a name of `FORMATS`), or as the template says; `reasoning`: the same of
+    what it thinks (`REASONING`, or "none"); `parsed`: its configuration, if it has been read already.
 
     Raises `CheckpointError`, one line that says what is missing or unsupported.
     """
@@ -100,7 +101,7 @@ def load_description(
         (images.mark or images.placeholder) if images else None,
         images.video.placeholder if images and images.video else None,
     )
-    template = ChatTemplate(tokenizer, source, *placeholders, FORMATS.get(tool_calls)) if source else None
+    template = ChatTemplate(tokenizer, source, *placeholders, FORMATS.get(tool_calls), reasoning) if source else None
     limit = config.text.context
     if max_context and max_context > limit:
         raise CheckpointError(f"a context length of {max_context} was asked for, but the model has {limit} positions")

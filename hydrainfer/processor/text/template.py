@@ -11,6 +11,7 @@ from jinja2 import Environment, TemplateError, meta
 
 from hydrainfer.core import CheckpointError, InvalidRequest
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, Tools, VideoPart
+from hydrainfer.processor.text.reasoning import REASONING, ReasoningFormat
 from hydrainfer.processor.text.tool_format import ToolFormat, format_of
 
 _PROBE = "zqprobe"
@@ -21,7 +22,7 @@ _GIVEN = ("messages", "raise_exception", "strftime_now")  # what transformers se
 class ChatTemplate:
     """A chat template, compiled and probed once. `takes_parts`: content may be a list of parts; else pictures and text
     are joined into one string. `takes_tools`: it shows tools to the model; `tools`: how the model then writes calls, if
-    that is known."""
+    that is known. `reasoning`: how it writes what it thinks, None if it does not."""
 
     def __init__(
         self,
@@ -30,9 +31,11 @@ class ChatTemplate:
         image: str | None,
         video: str | None = None,
         tool_format: ToolFormat | None = None,
+        reasoning: str = "auto",
     ) -> None:
         """`tokenizer`: the transformers one; it lends its sandbox and its special tokens. `image`, `video`: their
-        placeholders. `tool_format`: stands in place of what the template says. Raises `CheckpointError`."""
+        placeholders. `tool_format`, `reasoning` (a name of `REASONING` or "none"): in place of what the template says.
+        Raises `CheckpointError`."""
         self._tokenizer = tokenizer
         self._source = source
         self._ours = {
@@ -47,6 +50,8 @@ class ChatTemplate:
             raise CheckpointError("the chat template renders neither text nor parts of a user message")
         self.takes_tools = self._shows_tools()
         self.tools = tool_format or format_of(source)
+        named = (f for f in REASONING.values() if f.closing in source)
+        self.reasoning: ReasoningFormat | None = next(named, None) if reasoning == "auto" else REASONING.get(reasoning)
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Tools | None = None, own: Mapping[str, Any] | None = None
@@ -71,15 +76,14 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {str(e)[:200]}", param="messages"
             ) from None
         except (TypeError, ValueError, ArithmeticError, LookupError):
-            if not own:
-                raise
-            message = "the model's chat template cannot use these values of chat_template_kwargs"
-            raise InvalidRequest(message, param="chat_template_kwargs") from None
+            what = "chat_template_kwargs" if own else "messages" if tools is None else "tools"
+            raise InvalidRequest(f"the model's chat template cannot render these {what}", param=what) from None
 
     def _message(self, message: ChatMessage) -> dict[str, Any]:
         """As transformers' templates read it: arguments of calls are objects."""
+        thought = {} if message.reasoning is None else {"reasoning_content": message.reasoning}
         if not message.calls and message.call_id is None:
-            return {"role": message.role, "content": self._content(message)}
+            return {"role": message.role, "content": self._content(message), **thought}
         text = "\n".join(part.text for part in message.parts if isinstance(part, TextPart))
         if message.call_id is not None:
             named = {} if message.name is None else {"name": message.name}
@@ -88,7 +92,7 @@ class ChatTemplate:
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
             for c in message.calls
         ]
-        return {"role": message.role, "content": text, "tool_calls": calls}
+        return {"role": message.role, "content": text, "tool_calls": calls, **thought}
 
     def _content(self, message: ChatMessage) -> str | list[dict[str, str]]:
         if self.takes_parts:

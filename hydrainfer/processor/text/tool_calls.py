@@ -79,7 +79,7 @@ class ToolCallStream:
         if at >= 0:
             self._say(text[:at])
             return self._enter(trigger, text[at + len(trigger) :])
-        n_held = _overlap(text, trigger)
+        n_held = overlap(text, trigger)
         self._say(text[: len(text) - n_held])
         self._held = text[len(text) - n_held :]
         return False
@@ -142,7 +142,11 @@ class ToolCallStream:
                 self._leave()
                 return
             arguments = found.get("arguments", found.get("parameters", {}))
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            try:
+                text = arguments if isinstance(arguments, str) and _encodes(arguments) else dumped(arguments)
+            except ValueError:
+                self._leave()
+                return
             self._send(CallDelta(self._next(), text, self._new_id(), name))
         self._raw = ""
 
@@ -244,7 +248,22 @@ class _Object:
             return None
 
 
-def _overlap(text: str, trigger: str) -> int:
+def dumped(arguments: Any) -> str:
+    """Their JSON. Raises `ValueError` if there is none: infinity, say."""
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return text if text.isascii() or _encodes(text) else json.dumps(arguments, allow_nan=False)
+
+
+def _encodes(text: str) -> bool:
+    """False if it holds half a surrogate pair, which JSON may only spell."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def overlap(text: str, trigger: str) -> int:
     """The length of the longest end of `text` with which `trigger` begins."""
     longest = min(len(text), len(trigger) - 1)
     return next((n for n in range(longest, 0, -1) if trigger.startswith(text[-n:])), 0)

@@ -16,7 +16,7 @@ class ToolFormat(NamedTuple):
     """`trigger` begins calls within a text, `bare` at the start of an answer; `bare_if_forced`: only where a grammar
     has left the trigger out. `glue` may stand around calls, `closing` ends one. `key`: of the arguments. `before`,
     `between` and `after` are what a grammar puts around the calls, `around` around each. `id_chars`: 0 for OpenAI's
-    ids."""
+    ids. `held_as`: the format of JSON objects in which a grammar holds calls whose own form is none (as vLLM does)."""
 
     name: str
     trigger: str
@@ -30,6 +30,12 @@ class ToolFormat(NamedTuple):
     after: str = ""
     bare_if_forced: bool = False
     id_chars: int = 0
+    held_as: str = ""
+
+    @property
+    def held(self) -> ToolFormat:
+        """The format that a grammar holds calls to."""
+        return FORMATS[self.held_as] if self.held_as else self
 
 
 FORMATS: Mapping[str, ToolFormat] = {
@@ -44,16 +50,24 @@ FORMATS: Mapping[str, ToolFormat] = {
             "mistral", "[TOOL_CALLS]", "[", (" ", "\n", "[", ",", "]"), "", "arguments",
             before="[", between=", ", after="]", bare_if_forced=True, id_chars=9,
         ),
+        ToolFormat("mistral_args", "[TOOL_CALLS]", "", (), "", "", id_chars=9, held_as="mistral"),
+        ToolFormat("qwen3_coder", "<tool_call>", "", (), "</tool_call>", "", held_as="hermes"),
+        ToolFormat("functiongemma", "<start_function_call>", "", (), "<end_function_call>", "", held_as="hermes"),
+        ToolFormat("pythonic", "```tool_code", "[", (), "```", "", held_as="hermes"),
     )
 }  # fmt: skip
 
 
 def format_of(template: str) -> ToolFormat | None:
     """The format that a chat template teaches, None if it is none of ours."""
-    if "<tool_call>" in template and "<function=" not in template:
-        return FORMATS["hermes"]
-    if "[TOOL_CALLS]" in template and "[ARGS]" not in template:
-        return FORMATS["mistral"]
+    if "<tool_call>" in template:
+        return FORMATS["qwen3_coder" if "<function=" in template else "hermes"]
+    if "[TOOL_CALLS]" in template:
+        return FORMATS["mistral_args" if "[ARGS]" in template else "mistral"]
+    if "<start_function_call>" in template:
+        return FORMATS["functiongemma"]
+    if "tool_code" in template or "[func_name1(" in template:
+        return FORMATS["pythonic"]
     if "<|python_tag|>" in template or '"parameters"' in template:
         return FORMATS["llama3_json"]
     return None
@@ -62,6 +76,7 @@ def format_of(template: str) -> ToolFormat | None:
 def calls_grammar(tools: Tools, how: ToolFormat, answer: Grammar | None = None) -> Grammar:
     """The grammar of an answer that is calls, or JSON as `answer` has it, which a format must begin otherwise than its
     calls. Raises `InvalidRequest`."""
+    how = how.held
     rules = [_rule("calls", how, tools.parallel)]
     start = "start: calls"
     if answer is not None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from hydrainfer.metrics import Timeline
-from hydrainfer.processor import ToolDelta, ToolFormat, Tools
+from hydrainfer.processor import ReasoningStream, ToolDelta, ToolFormat, Tools
 from hydrainfer.server.answers import Shape
 from hydrainfer.server.replies import Reply
 from hydrainfer.server.stream import Completion, Delta
@@ -28,7 +28,7 @@ class Part(msgspec.Struct):
 
 class Turn(Reply):
     """The one choice of an answer. A part is begun, grows and ends; what these say is sent as it comes, and thrown away
-    where the answer is wanted whole."""
+    where the answer is wanted whole. What the model thinks first is left out: no request here can ask for it."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Turn(Reply):
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._open = False
+        self._thoughts = ReasoningStream(self.prepared.thinking) if self.prepared.thinking else None
         self._calls = call_stream(self.prepared, tools, how) if tools is not None and how is not None else None
 
     @abstractmethod
@@ -84,7 +85,10 @@ class Turn(Reply):
         return self.whole([len(one.token_ids)], timelines)
 
     def _say(self, text: str, finish_reason: str | None, stop_reason: int | str | None) -> bytes:
-        said = self._calls.push(text, last=finish_reason is not None) if self._calls else ToolDelta(text)
+        last = finish_reason is not None
+        if self._thoughts is not None:
+            text = self._thoughts.push(text, last=last).content
+        said = self._calls.push(text, last=last) if self._calls else ToolDelta(text)
         out = self._grow(Part("text"), said.content) if said.content else b""
         for call in said.calls:
             new = Part("call", "", call.id, call.name or "") if call.id is not None else None

@@ -8,7 +8,7 @@ import pytest
 from hydrainfer.core import Grammar, InvalidRequest
 from hydrainfer.grammar import Follower
 from hydrainfer.processor import FORMATS, Tools, calls_grammar, parse_tools
-from hydrainfer.processor.text.tool_calls import ToolCallStream
+from hydrainfer.processor.text.tool_blocks import call_stream
 from hydrainfer.processor.text.tool_format import format_of
 from tests.grammar.conftest import EOS, grammars, make_grammars, tokenizer  # noqa: F401
 from tests.grammar.test_follow import walk
@@ -18,6 +18,8 @@ A, B = ("f", '{"x": "a}\\"{"}'), ("g", '{"y": [1, {"z": null}]}')
 H = [f'<tool_call>\n{{"name": "{n}", "arguments": {a}}}\n</tool_call>' for n, a in (A, B)]
 L = [f'{{"name": "{n}", "parameters": {a}}}' for n, a in (A, B)]
 M = [f'{{"name": "{n}", "arguments": {a}}}' for n, a in (A, B)]
+XML = "<tool_call>\n<function={name}>\n<parameter={key}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+GEMMA = "<start_function_call>call:{}<end_function_call>"
 OTHER = '{"name": "other", "arguments": {}}'
 
 TEXTS = [
@@ -46,7 +48,42 @@ TEXTS = [
     ("mistral", f"[TOOL_CALLS] [{M[0]}, {M[1]}]", "", [A, B]),
     ("mistral", f"[TOOL_CALLS][{M[0]}]", "", [A]),
     ("mistral", "[1, 2] and [TOOL", "[1, 2] and [TOOL", []),
+    (
+        "mistral_args",
+        '[TOOL_CALLS]f[ARGS]{"x": "a}[ARGS]"}[TOOL_CALLS]g[ARGS]{}',
+        "",
+        [("f", '{"x": "a}[ARGS]"}'), ("g", "{}")],
+    ),
+    ("mistral_args", 'So: [TOOL_CALLS]f[ARGS]{"x": 1} done', "So: done", [("f", '{"x": 1}')]),
+    ("mistral_args", "[TOOL_CALLS]f[ARGS]{x}", "[TOOL_CALLS]f[ARGS]{x}", []),
+    ("mistral_args", '[TOOL_CALLS]f[ARGS]{"x": "cut', '[TOOL_CALLS]f[ARGS]{"x": "cut', []),
+    ("qwen3_coder", XML.format(name="f", key="x", value="a\nb </x>"), "", [("f", '{"x": "a\\nb </x>"}')]),
+    ("qwen3_coder", "Hm.\n" + XML.format(name="g", key="y", value="[1, true]"), "Hm.", [("g", '{"y": [1, true]}')]),
+    ("qwen3_coder", XML.format(name="f", key="s", value="12"), "", [("f", '{"s": "12"}')]),
+    ("qwen3_coder", XML.format(name="o", key="s", value="1"), XML.format(name="o", key="s", value="1"), []),
+    ("qwen3_coder", "<tool_call>f</tool_call>", "<tool_call>f</tool_call>", []),
+    ("qwen3_coder", XML.format(name="f", key="x", value="NaN"), "", [("f", '{"x": "NaN"}')]),
+    (
+        "functiongemma",
+        GEMMA.format("f{x:<escape>a: {b}<escape>,y:{z:[1,null]}}"),
+        "",
+        [("f", '{"x": "a: {b}", "y": {"z": [1, null]}}')],
+    ),
+    ("functiongemma", GEMMA.format("f{}") + " so", " so", [("f", "{}")]),
+    ("functiongemma", GEMMA.format("f{x:y}"), GEMMA.format("f{x:y}"), []),
+    (
+        "pythonic",
+        "[f(x='a]', y=-1), g(y=[1, None, true, {'z': 2.5}])]",
+        "",
+        [("f", '{"x": "a]", "y": -1}'), ("g", '{"y": [1, null, true, {"z": 2.5}]}')],
+    ),
+    ("pythonic", "Look:\n```tool_code\nf(x=1)\n```", "Look:", [("f", '{"x": 1}')]),
+    ("pythonic", "[1, 2] are two", "[1, 2] are two", []),
+    ("pythonic", "[f(1)]", "[f(1)]", []),
+    ("pythonic", "[f(x=open('y'))] [", "[f(x=open('y'))] [", []),
+    ("pythonic", "[f(x=1e999)]", "[f(x=1e999)]", []),
 ]
+SCHEMAS = {"f": {"properties": {"s": {"type": "string"}}}, "g": {}}
 
 
 def joined(deltas):
@@ -68,25 +105,25 @@ def joined(deltas):
 def test_wherever_it_is_cut(how, text, content, calls):
     cuts = [[text], list(text), *([text[:i], text[i:]] for i in range(1, len(text)))]
     for pieces in cuts:
-        stream = ToolCallStream(FORMATS[how], {"f", "g"})
+        stream = call_stream(FORMATS[how], SCHEMAS)
         deltas = [stream.push(p, last=i == len(pieces) - 1) for i, p in enumerate(pieces)]
         assert joined(deltas) == (content, calls), pieces
         assert stream.n_calls == len(calls)
 
 
 def test_arguments_come_while_they_are_written():
-    stream = ToolCallStream(FORMATS["hermes"], {"f"})
+    stream = call_stream(FORMATS["hermes"], SCHEMAS)
     said = [stream.push(c).calls for c in H[0]]
     assert sum(map(len, said)) > 10, "one piece per piece of text"
 
 
 def test_one_call_only():
-    stream = ToolCallStream(FORMATS["hermes"], {"f", "g"}, parallel=False)
+    stream = call_stream(FORMATS["hermes"], SCHEMAS, parallel=False)
     assert joined([stream.push("\n".join(H), last=True)]) == ("", [A])
 
 
 def test_ids_are_what_templates_take():
-    stream = ToolCallStream(FORMATS["mistral"], {"f", "g"})
+    stream = call_stream(FORMATS["mistral"], SCHEMAS)
     ids = [c.id for c in stream.push(f"[TOOL_CALLS] [{M[0]}, {M[1]}]", last=True).calls if c.id]
     assert len(set(ids)) == 2 and all(len(i) == 9 and i.isalnum() for i in ids)
 
@@ -113,7 +150,7 @@ def test_required_calls_are_calls(grammars, tokenizer, how, parallel):  # noqa: 
         ids = walk(Follower(grammars), grammar, seed, n_most=600)
         if ids[-1] != EOS:
             continue
-        stream = ToolCallStream(FORMATS[how], tools.schemas, forced=True, parallel=parallel)
+        stream = call_stream(FORMATS[how], tools.schemas, forced=True, parallel=parallel)
         content, calls = joined([stream.push(tokenizer.decode(ids[:-1]), last=True)])
         assert not content and calls
         n_calls.add(len(calls))
@@ -127,7 +164,7 @@ def test_calls_or_an_answer_of_some_form(grammars, tokenizer):  # noqa: F811
     grammar, found = calls_grammar(tools, hermes, Grammar("json", '{"const": {"a": 1}}')), set()
     for seed in range(30):
         ids = walk(Follower(grammars), grammar, seed, n_most=200)
-        stream = ToolCallStream(hermes, tools.schemas, forced=True)
+        stream = call_stream(hermes, tools.schemas, forced=True)
         content, calls = joined([stream.push(tokenizer.decode(ids[:-1]), last=True)])
         assert (content == '{"a": 1}' and not calls) or (not content and set(calls) == {("g", "{}")})
         found.add(bool(calls))
@@ -144,7 +181,10 @@ def test_formats_are_read_off_templates():
     assert format_of("{% for t in tools %}<tool_call>{% endfor %}").name == "hermes"
     assert format_of('[AVAILABLE_TOOLS] {{ "[TOOL_CALLS]" }}').name == "mistral"
     assert format_of('Respond with {"name": function name, "parameters": dictionary}').name == "llama3_json"
-    assert format_of("<tool_call><function=x>") is None and format_of("{{ messages }}") is None
+    assert format_of("<tool_call><function=x>").name == "qwen3_coder" and format_of("{{ messages }}") is None
+    assert format_of("[TOOL_CALLS]{{ name }}[ARGS]").name == "mistral_args"
+    assert format_of("<start_function_call>call:").name == "functiongemma"
+    assert format_of("[func_name1(params_name1=params_value1)]").name == "pythonic"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""What a model thinks before it answers, told from the answer as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hydrainfer.processor.text.tool_calls import overlap
+
+
+class ReasoningFormat(NamedTuple):
+    """The marks around the reasoning."""
+
+    name: str
+    opening: str
+    closing: str
+
+
+REASONING: Mapping[str, ReasoningFormat] = {
+    f.name: f
+    for f in (
+        ReasoningFormat("think", "<think>", "</think>"),
+        ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+        ReasoningFormat("kimi", "◁think▷", "◁/think▷"),
+    )
+}
+
+
+class Thinking(NamedTuple):
+    """How an answer reasons. `begun`: the prompt has begun it, else the answer may."""
+
+    how: ReasoningFormat
+    begun: bool
+
+    @classmethod
+    def after(cls, prompt: str, how: ReasoningFormat) -> Thinking | None:
+        """None: the prompt has ended it already, as templates do that are told not to think."""
+        end = prompt[-64:].rstrip()
+        return None if end.endswith(how.closing) else cls(how, end.endswith(how.opening))
+
+
+class Thought(NamedTuple):
+    """What a piece of text adds."""
+
+    reasoning: str
+    content: str
+
+
+class ReasoningStream:
+    """One choice's text, told apart. White space around the reasoning is in neither part.
+
+    before ──opening──> inside ──closing──> behind       (`begun`: from inside; anything but an opening: behind)
+    """
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._how = thinking.how
+        self._inside = thinking.begun
+        self._behind = False
+        self._held = ""
+        self._said = False  # something of the reasoning, or of what follows it
+
+    def push(self, text: str, *, last: bool = False) -> Thought:
+        """What this piece adds; `last`: no more will come."""
+        if self._behind and self._said:
+            return Thought("", text)
+        self._held += text
+        reasoning = ""
+        if not self._behind:
+            self._open(last)
+        if self._inside:
+            reasoning = self._think(last)
+        return Thought(reasoning, self._answer() if self._behind else "")
+
+    def _open(self, last: bool) -> None:
+        """Look for the opening, which may also stand where the prompt has begun the reasoning."""
+        if self._said:
+            return
+        head, opening = self._held.lstrip(), self._how.opening
+        if head.startswith(opening):
+            self._inside, self._held = True, head[len(opening) :]
+        elif not self._inside and (last or not opening.startswith(head)):
+            self._behind = self._said = True  # an answer that does not reason is left as it is
+
+    def _think(self, last: bool) -> str:
+        text, closing = self._held, self._how.closing
+        if not self._said:
+            text = text.lstrip()
+            if not last and text and self._how.opening.startswith(text):
+                return ""  # may become an opening
+        at = text.find(closing)
+        if at >= 0:
+            self._inside, self._behind, self._said = False, True, False
+            self._held = text[at + len(closing) :]
+            return text[:at].rstrip()
+        kept = text if last else text[: len(text) - overlap(text, closing)].rstrip()
+        self._said = self._said or bool(kept)
+        self._held = text[len(kept) :]
+        return kept.rstrip() if last else kept
+
+    def _answer(self) -> str:
+        text = self._held if self._said else self._held.lstrip()
+        self._said, self._held = self._said or bool(text), ""
+        return text
