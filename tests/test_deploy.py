@@ -1,5 +1,6 @@
 """What deploy/ names exists: options, files and commands."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 import yaml
 
 from hydrainfer.config import load
+from hydrainfer.core import InstanceInfo, InstanceStats
+from hydrainfer.metrics import PrometheusRecorder
+from hydrainfer.metrics.prometheus import Waiting
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parent.parent
@@ -28,3 +32,14 @@ def test_files_exist():
     copied = re.findall(r"^COPY (.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.M)
     assert copied and all((ROOT / name).exists() for line in copied for name in line.split())
     assert yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["hydrainfer"]["build"]["context"] == ".."
+
+
+def test_metrics_of_the_dashboard_exist():
+    stats = InstanceStats("EPD", 0, 0, 0, 0, 0, {"kv": (8, 0, 0)}, 0, 0, 0, 0, 0.0)
+    infos = [InstanceInfo("EPD0", "EPD", "alive", stats=stats)]
+    page = PrometheusRecorder("m", lambda: infos, lambda: Waiting({"text": 0.0}, {"queue": 0})).page().decode()
+    there = set(re.findall(r"# TYPE (\S+)", page))
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    named = {name.removesuffix("_bucket") for expr in asked for name in re.findall(r"hydrainfer:\w+", expr)}
+    assert len(asked) > 20 and named and named <= there, named - there

@@ -42,7 +42,7 @@ from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import vision_fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.scheduler import Policy
-from hydrainfer.server import Admission, Intake, Sessions
+from hydrainfer.server import Admission, Intake, Sessions, Traces, open_traces
 from hydrainfer.storage import check_transport
 
 _QUEUE_S = 10.0  # of waiting work, where no SLO says what is too long
@@ -51,7 +51,8 @@ _QUEUE_S = 10.0  # of waiting work, where no SLO says what is too long
 @dataclass(frozen=True, slots=True)
 class Instance:
     """The running parts of a server, and what it and the offline API need beside them. `engine`: the only instance, or
-    the hub of several. `facts`: the resolved values of options that were `auto`."""
+    the hub of several. `facts`: the resolved values of options that were `auto`. `traces`: None if nobody
+    wants them."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -61,6 +62,7 @@ class Instance:
     recorder: PrometheusRecorder
     facts: dict[str, Any]
     pools: Callable[[], dict[str, CacheSet]]
+    traces: Traces | None = None
 
     @property
     def name(self) -> str:
@@ -78,6 +80,8 @@ class Instance:
         self.intake.close()
         self.engine.close()
         self.sessions.settle_all()
+        if self.traces is not None:
+            self.traces.close()
 
 
 def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> Instance:
@@ -106,6 +110,9 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     admission = _admission(config, model, specs)
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, admission)
     names = _names(config)
+    traces = open_traces(config.otlp_endpoint, names[0]) if config.otlp_endpoint else None
+    if traces is not None:
+        sessions.on_ended = traces.ended
     emulated = cost_model_of(config) is not None
     grammars = None if emulated else load_grammars(path, model.text.vocab, description.eos_ids)
     engine: EngineHandle
@@ -130,7 +137,7 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     facts["image_backend"] = backend_name(intake.processor.limits)
     facts["media_workers"] = workers.n if workers else 0
     facts = {"served_model_name": ", ".join(names), "max_model_len": description.n_context, **facts}
-    return Instance(config, names, intake, sessions, engine, recorder, facts, pools)
+    return Instance(config, names, intake, sessions, engine, recorder, facts, pools, traces)
 
 
 def _admission(config: ServeConfig, model: ModelConfig, specs: Sequence[InstanceSpec]) -> Admission:

@@ -127,6 +127,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["text", "json"], _help("Server", "Log lines, those of requests too, as text or as a JSON object each.")
     ] = "text"
     stats_s: Annotated[float, _help("Server", "While there is load, a line about it so often; 0: never.", ge=0)] = 10.0
+    otlp_endpoint: Annotated[
+        NotEmpty | None,
+        _help("Server", "Collector of OpenTelemetry traces (OTLP, HTTP), e.g. http://127.0.0.1:4318; default: none."),
+    ] = None
     tool_call_parser: Annotated[
         Literal["auto", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "mistral_args", "functiongemma"],
         _help("Server", "How the model writes tool calls (docs/api.md); auto: as its template says."),

@@ -35,7 +35,7 @@ _MIGRATION = {Stage.ENCODE: "encode_queue", Stage.PREFILL: "ep_migration", Stage
 class Timeline:
     """The times and counts known of one request. Times in seconds of the engine's clock; `token_s` has one entry per
     token. `arrived_s` is None until ARRIVED is heard; `intervals_s` is empty until the request has finished, and then
-    has what happened of `INTERVALS`."""
+    has what happened of `INTERVALS`, as `spans` has each time that one began and ended."""
 
     arrived_s: float | None = None
     token_s: list[float] = field(default_factory=list)
@@ -45,6 +45,7 @@ class Timeline:
     n_migrations: int = 0
     n_recoveries: int = 0
     intervals_s: dict[str, float] = field(default_factory=dict)
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
     _cuts: list[tuple[float, str, Stage]] = field(default_factory=list)  # when which interval began, as heard
 
     def hear(self, event: LifecycleEvent) -> None:
@@ -75,16 +76,17 @@ class Timeline:
         doing, since_s = _QUEUE[cuts[0][2] if cuts else Stage.PREFILL], self.arrived_s
         for cut_s, interval, _ in cuts:
             until_s = min(max(cut_s, since_s), self.finished_s)
-            self._spend(doing, until_s - since_s)
+            self._spend(doing, since_s, until_s)
             doing, since_s = interval, until_s
-        self._spend(doing, self.finished_s - since_s)
+        self._spend(doing, since_s, self.finished_s)
         self._cuts.clear()
 
     def _cut(self, at_s: float, interval: str, stage: Stage) -> None:
         self._cuts.append((at_s, interval, stage))
 
-    def _spend(self, interval: str, seconds: float) -> None:
-        self.intervals_s[interval] = self.intervals_s.get(interval, 0.0) + seconds
+    def _spend(self, interval: str, since_s: float, until_s: float) -> None:
+        self.intervals_s[interval] = self.intervals_s.get(interval, 0.0) + until_s - since_s
+        self.spans.append((interval, since_s, until_s))
 
     @property
     def ttft_s(self) -> float | None:

@@ -13,6 +13,7 @@ from hydrainfer.server.logs import StatsLine, written_logs
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import Completion, Delta, TokenStream
 from hydrainfer.server.tenants import Tenants
+from hydrainfer.server.traces import Traces, open_traces
 
 __all__ = [
     "Admission",
@@ -25,7 +26,9 @@ __all__ = [
     "StatsLine",
     "Tenants",
     "TokenStream",
+    "Traces",
     "create_app",
+    "open_traces",
     "read_origins",
     "written_logs",
 ]

@@ -111,6 +111,7 @@ class Answers:
         def reply_to(stream: TokenStream) -> Reply:
             return kind(stream, fields, name, created, self.intake.processor.model.vocabulary)
 
+        start = _traced(start, request.headers.get("traceparent", ""))
         if fields.stream:
             stream = await unless_disconnected(_begun(start), request.receive, TokenStream.close)
             headers = {"X-Request-Id": stream.prepared.id}
@@ -119,6 +120,12 @@ class Answers:
         whole = _whole(start, reply_to)
         id, body = await unless_disconnected(whole, request.receive, lambda _: None)
         return Response(body, headers={"X-Request-Id": id}, media_type="application/json")
+
+
+async def _traced(start: Awaitable[TokenStream], parent: str) -> TokenStream:
+    stream = await start
+    stream.trace_parent = parent
+    return stream
 
 
 async def _begun(start: Awaitable[TokenStream]) -> TokenStream:

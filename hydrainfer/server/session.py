@@ -50,6 +50,7 @@ class Sessions:
         self._handle: EngineHandle | None = None
         self._timings: Timings = lambda _: None
         self._stopped: Callable[[str], None] = lambda _: None
+        self.on_ended: Callable[[TokenStream], None] = lambda _: None  # the engine is done with all its choices
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[list[Output]] = deque()  # filled by the engine's thread, emptied by the loop's
         self._streams: dict[str, TokenStream] = {}  # by engine request id
@@ -173,3 +174,4 @@ class Sessions:
         self.discard(stream.prepared)
         place.on_tokens(sum(stream.n_tokens))
         place.leave()
+        self.on_ended(stream)

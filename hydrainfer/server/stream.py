@@ -52,6 +52,7 @@ class TokenStream:
         self.prompt_logprobs: list[tuple[TokenLogprobs, ...]] = [()] * len(prepared.requests)
         self.timelines: list[Timeline | None] = [None] * len(prepared.requests)
         self.timer: asyncio.TimerHandle | None = None
+        self.trace_parent = ""  # the client's `traceparent`
         self.on_begun: Callable[[], None] = lambda: None  # per choice
         self.on_end: Callable[[], None] = lambda: None
         self.on_stop: Callable[[str], None] = lambda _: None  # a stop string was found in this engine request
