@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo serve test test-full test-real test-clients check format setup bench-peers gpu-check clean
+.PHONY: demo serve test test-full test-real test-clients check format setup bench-peers fuzz soak gpu-check clean
 
 setup: $(STAMP)
 
@@ -64,6 +64,14 @@ bench-peers: $(STAMP)
 	bash benchmarks/peers/setup_vllmcpu.sh
 	bash benchmarks/peers/setup_openvino.sh
 	$(BIN)/python -m benchmarks.b01_side_by_side $(ARGS)
+
+# Hundreds of thousands of wrong inputs; goes on where it was interrupted (.cache/fuzz.json)
+fuzz: $(STAMP)
+	$(BIN)/python -m benchmarks.b28_fuzz $(ARGS)
+
+# Half an hour of load, overload, kills and bad media: is anything lost or left?
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.b29_soak $(ARGS)
 
 # Builds, tests and measures everything CUDA on a machine that has it; writes JSON under $$OUT.
 gpu-check:
