@@ -6,5 +6,6 @@ samples, never touches a device.
 
 from hydrainfer.grammar.compile import Grammars, load_grammars
 from hydrainfer.grammar.follow import Follower, Guided
+from hydrainfer.grammar.schema import without_unknown_formats
 
-__all__ = ["Follower", "Grammars", "Guided", "load_grammars"]
+__all__ = ["Follower", "Grammars", "Guided", "load_grammars", "without_unknown_formats"]

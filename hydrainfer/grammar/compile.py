@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrainfer.core import Grammar, InvalidRequest
+from hydrainfer.grammar.schema import without_unknown_formats
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,10 @@ class Grammars:
         from llguidance import LLMatcher, grammar_from
 
         if grammar.kind == "json":
-            source = LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_STYLE)
+            text = grammar.text
+            if '"format"' in text:
+                text = json.dumps(without_unknown_formats(json.loads(text)))
+            source = LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)
         elif grammar.kind == "lark" and "::=" in grammar.text:  # GBNF, as llama.cpp has it and vLLM's users send it
             if len(grammar.text) > _MAX_GBNF_CHARS:
                 raise ValueError(f"a GBNF grammar takes at most {_MAX_GBNF_CHARS} characters; write it in Lark")

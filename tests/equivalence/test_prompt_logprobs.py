@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.config import load
+from hydrainfer.processor import parse_messages
 from hydrainfer.serving import serve_in_background
 from tests.equivalence.mixed import CHATS, CHUNKED
 from tests.equivalence.reference import Reference
@@ -20,7 +23,7 @@ from tests.parts import parts
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
 N_TOP = 3
-ASKED = SamplingParams(temperature=0.0, max_tokens=10, prompt_logprobs=N_TOP)
+ASKED = SamplingParams(temperature=0.0, max_tokens=20, prompt_logprobs=N_TOP)
 ENGINES = {
     "1EPD": {},
     "1EPD, chunks of 7": {"token_budget": 7},
@@ -59,17 +62,36 @@ def check(out, ids, table):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_offline(tiny, likely, engine):
     layout = engine.split(",")[0]
-    plain = SamplingParams(temperature=0.0, max_tokens=10)
+    plain = SamplingParams(temperature=0.0, max_tokens=20)
     with LLM(tiny, layout=layout, launcher="inproc", **CHUNKED | ENGINES[engine]) as llm:
         first = llm.chat(CHATS, plain, use_tqdm=False)  # their KV is there to be found
-        for _ in range(2):
-            again = llm.chat(CHATS, ASKED, use_tqdm=False)
-            for out, before, (ids, table) in zip(again, first, likely, strict=True):
-                check(out, ids, table)
-                assert out.outputs[0].token_ids == before.outputs[0].token_ids and not before.prompt_logprobs
+        copies = 4 if engine.endswith("few blocks") else 2
+        again = llm.chat(CHATS * copies, ASKED, use_tqdm=False)
+        for out, before, (ids, table) in zip(again, first * copies, likely * copies, strict=True):
+            check(out, ids, table)
+            assert out.outputs[0].token_ids == before.outputs[0].token_ids and not before.prompt_logprobs
         if engine.endswith("few blocks"):
             assert parts(llm).engine.stats().n_preemptions > 0
         check_whole(llm)
+
+
+def test_a_lost_instance_changes_nothing(tiny, likely):
+    """The next life computes all of the prompt again; nothing of the first one's comes twice."""
+
+    def broken(now):
+        raise RuntimeError("broken by a test")
+
+    async def ask_while_one_dies(llm):
+        streams = [await parts(llm).intake.chat(parse_messages(CHATS[4]), ASKED) for _ in range(6)]
+        parts(llm).engine.launcher.nodes["P0"].engine.step = broken
+        for stream in streams:
+            await stream.result()
+        return streams
+
+    with LLM(tiny, layout="1E2P1D", launcher="inproc", **CHUNKED | {"token_budget": 8}) as llm:
+        for stream in asyncio.run(ask_while_one_dies(llm)):
+            told = (None, *stream.prompt_logprobs[0])
+            check(SimpleNamespace(prompt_token_ids=stream.prepared.prompts[0], prompt_logprobs=told), *likely[4])
 
 
 def loglikelihood(choice, n_context):

@@ -109,6 +109,8 @@ def test_a_grammar_is_compiled_once(grammars):
         (Grammar("choice", json.dumps(["é😀", 'q"uo\\te', "new\nline"])), {"é😀", 'q"uo\\te', "new\nline"}),
         (Grammar("json", '{"type": "object", "additionalProperties": false}'), {"{}"}),
         (Grammar("json", '{"const": {"a": [1, 2]}}'), {'{"a": [1, 2]}'}),
+        (Grammar("json", '{"const": {"format": "path"}}'), {'{"format": "path"}'}),
+        (Grammar("json", '{"enum": ["a", "b"], "type": "string", "format": "password"}'), {'"a"', '"b"'}),
     ],
 )
 def test_kinds(grammars, tokenizer, grammar, answer):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hydrainfer.core import Grammar, InvalidRequest
+from hydrainfer.grammar import without_unknown_formats
 from hydrainfer.processor.messages import Tools
 
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -112,6 +113,6 @@ def _styled(schema: object) -> str:
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": _JSON_STYLE}
     try:
-        return json.dumps(schema)
+        return json.dumps(without_unknown_formats(schema))
     except (ValueError, RecursionError):
         raise InvalidRequest("a schema is nested too deeply", param="tools") from None
