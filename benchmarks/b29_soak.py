@@ -179,7 +179,7 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
     port = free_port()
     command = [str(Path(sys.executable).with_name("hydrainfer")), "serve", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--layout", args.layout, "--launcher", args.launcher, "--request-timeout-s", str(args.deadline_s)]
-    command += ["--no-access-log", *args.flags.split()]
+    command += ["--max-waiting", str(args.max_waiting), "--no-access-log", *args.flags.split()]
     console.print(f"starting {shown(command)}", soft_wrap=True)
     with (
         tempfile.TemporaryDirectory() as logs,
@@ -269,6 +269,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--launcher", default="ray")
     parser.add_argument("--flags", default="", help="more flags for `hydrainfer serve`, as one string")
     parser.add_argument("--rate", type=float, default=4.0, help="requests per second")
+    parser.add_argument("--max-waiting", type=int, default=100, help="of the server: what more comes is refused")
     parser.add_argument("--burst", type=int, default=300, help="requests at once")
     parser.add_argument("--burst-s", type=float, default=60.0)
     parser.add_argument("--kill-s", type=float, default=45.0, help="between kills, about; 0: none")
