@@ -186,7 +186,8 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
         Server("soak", command, port, Path(logs) / "server", dict(os.environ)) as server,
     ):
         await server.wait_healthy(args.start_limit_s)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        # the server closes an idle connection after 5 s; a request on its way just then is nobody's loss
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=3.0)
         headers = {"Content-Type": "application/json"}
         killer, watch, begin_s = Killer(server, args), Watch(server), time.perf_counter()
         async with httpx.AsyncClient(base_url=server.url, timeout=None, limits=limits, headers=headers) as client:
