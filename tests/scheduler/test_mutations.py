@@ -1,12 +1,12 @@
 """Mistakes that others have made with prefix caches, made here on purpose: a property test catches each at once.
 
-(What is not here yet, as drafts, recurrent states and prediction of several tokens, cannot be got wrong yet.)
+(What is not here yet, as layers that predict several tokens, cannot be got wrong yet.)
 """
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from hydrainfer.cache import BlockPool, CacheSet, FullSpec, WindowSpec
+from hydrainfer.cache import BlockPool, CacheSet, FullSpec, Scan, StateSpec, WindowSpec
 from hydrainfer.core import Lane, Sequence
 from hydrainfer.core import chain as chains
 from hydrainfer.scheduler import Scheduler
@@ -111,6 +111,22 @@ def a_window_more_one(patch):
     patch.setattr(WindowSpec, "stale", lambda self, n: max(0, real(self, n) - 1))
 
 
+def a_state_that_is_written_in_place(patch):
+    """Who goes on from a state that others found writes over it (I2)."""
+    real = StateSpec.scan
+
+    def mutated(self, blocks, start, count):
+        scan = real(self, blocks, start, count)
+        return scan if scan.source < 0 else Scan(scan.source, ((scan.writes[0][0], scan.source), *scan.writes[1:]))
+
+    patch.setattr(StateSpec, "scan", mutated)
+
+
+def a_state_kept_when_another_falls_due(patch):
+    """Blocks keep the numbers that they had: what is published is not what its key says."""
+    patch.setattr(StateSpec, "jumps", False)
+
+
 def each_kind_at_its_own_length(patch):
     """A hit of one kind that is longer than another's (I3)."""
     patch.setattr(WindowSpec, "safe", FullSpec.safe)
@@ -158,6 +174,8 @@ MUTATIONS = [
     (keep_what_was_computed_when_preempted, TRAFFIC),
     (a_window_less_one, TRAFFIC),
     (a_window_more_one, TRAFFIC),
+    (a_state_that_is_written_in_place, TRAFFIC),
+    (a_state_kept_when_another_falls_due, TRAFFIC),
     (each_kind_at_its_own_length, TRAFFIC),
     (leave_out_the_picture, ROOM),
     (leave_out_the_salt, ROOM),
