@@ -25,7 +25,7 @@ from hydrainfer.profiling.calibrating import Measured, calibrated, error_of, off
 
 QUESTION = (__doc__ or "").partition("\n")[0]
 ENGINES = ("vllm", "sglang")
-_PLAIN = {"slower": 1.0, "error": None}
+_PLAIN = {"slower": 1.0, "mixed": 1.0, "error": None}
 
 
 def of_engine(name: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def of_engine(name: str) -> dict[str, Any]:
     return {
         "engine": name,
         "slower": fitted.slower,
-        "encode_base_s": fitted.encode_base_s,
+        "mixed": fitted.mixed,
         "error": fitted.error,
         "error_of_all": error_of(fitted, points),
         "median_held_out": statistics.median(held) if held else None,
@@ -66,9 +66,7 @@ def _directions(points: tuple[Measured, ...], rows: list[dict[str, Any]]) -> dic
 
 
 def table(found: dict[str, Any]) -> Table:
-    title = (
-        f"{found['engine']}: {found['slower']:.3g} times slower, {found['encode_base_s'] * 1e3:.3g} ms a vision batch"
-    )
+    title = f"{found['engine']}: {found['slower']:.3g} times slower, {found['mixed']:.3g} times that beside an encoder"
     shown = Table(title=title, title_justify="left")
     for name in ("point", "measured", "described", "fitted", "off", "used"):
         shown.add_column(name, justify="left" if name == "point" else "right")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from hydrainfer.config import Slo, check_known, read_yaml
-from hydrainfer.core import ConfigError, Layout
+from hydrainfer.core import ConfigError, Layout, Stage
 from hydrainfer.planner.costs import Engine, read_hardware
 from hydrainfer.planner.inputs import prompts_of, shape_of
 from hydrainfer.planner.search import Bounds, Study, bracket, mean_interval_s, narrow, served_at, study_of
@@ -20,7 +20,6 @@ from hydrainfer.workload.sources import Poisson, due_times_s
 
 _EXACT = 0.04  # of a goodput
 _ROUNDS = 3
-_ENCODE_BASES = (1.0, 4.0, 16.0)  # times what is described
 _Z90 = 1.645
 
 Quantity = Literal["goodput", "throughput", "ttft", "tpot", "e2e"]
@@ -31,8 +30,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     there were `requests`. `quantity`: "goodput" is the highest rate at which a share `target` of the requests have
     their first token within `ttft_s` and a mean time per token of `tpot_s`; "throughput": requests per second at
     `rate`; "ttft", "tpot", "e2e": mean seconds there. `rate` None: all at once. `tokens`: the engine's budget, if
-    another than usual; `running`: likewise. `fit`: engines may be fitted to it; else it only tells how far off they
-    are."""
+    another than usual; `running`: likewise. `at_least`: no more was tried. `fit`: engines may be fitted to it; else it
+    only tells how far off they are."""
 
     name: str
     source: str
@@ -51,6 +50,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tpot_s: float | None = None
     tokens: int | None = None
     running: int | None = None
+    at_least: bool = False
     fit: bool = True
 
 
@@ -89,18 +89,32 @@ def predicted(m: Measured, engine: Engine) -> float:
 
 def off_by(m: Measured, value: float) -> float:
     """The factor by which the prediction is too good: of rates, predicted by measured; of times, the other way."""
-    ratio = value / m.value
+    ratio = min(1.0, value / m.value) if m.at_least else value / m.value
     return ratio if m.quantity in ("goodput", "throughput") else 1.0 / ratio
 
 
 def calibrated(engine: Engine, points: Sequence[Measured]) -> Engine:
-    """The engine with `slower` and `encode_base_s` fitted to the points that may be, and the `error` that the others
-    then show (if there are none: the same ones). Raises `ConfigError`."""
+    """The engine with `slower` and `mixed` fitted to the points that may be, and the `error` that the others then show
+    (if there are none: the same ones). Raises `ConfigError`."""
     mine = [m for m in points if m.fit] or list(points)
-    base_s = engine.encode_base_s or 5e-3
-    tried = [_fitted(msgspec.structs.replace(engine, encode_base_s=base_s * by), mine) for by in _ENCODE_BASES]
-    best = min(tried, key=lambda pair: pair[1])[0]
-    return msgspec.structs.replace(best, error=error_of(best, [m for m in points if not m.fit] or mine))
+    of_mixed = [m for m in mine if _mixes(m)]
+    alone = [m for m in mine if not _mixes(m)]
+    for _ in range(_ROUNDS):
+        engine = msgspec.structs.replace(engine, slower=engine.slower * _usual(engine, alone or of_mixed))
+        if alone and of_mixed:
+            engine = msgspec.structs.replace(engine, mixed=engine.mixed * _usual(engine, of_mixed))
+    return msgspec.structs.replace(engine, error=error_of(engine, [m for m in points if not m.fit] or mine))
+
+
+def _mixes(m: Measured) -> bool:
+    """An instance encodes besides."""
+    roles = Layout.parse(m.layout).instances
+    return bool(m.pictures) and any(role.runs(Stage.ENCODE) and len(role.stages) > 1 for role in roles)
+
+
+def _usual(engine: Engine, points: Sequence[Measured]) -> float:
+    """The factor by which predictions are too good, as a geometric mean."""
+    return math.exp(statistics.fmean(math.log(off_by(m, predicted(m, engine))) for m in points))
 
 
 def error_of(engine: Engine, points: Sequence[Measured]) -> float:
@@ -108,16 +122,6 @@ def error_of(engine: Engine, points: Sequence[Measured]) -> float:
     log-normal)."""
     logs = [math.log(off_by(m, predicted(m, engine))) for m in points]
     return math.exp(_Z90 * math.sqrt(statistics.fmean(x * x for x in logs))) - 1.0
-
-
-def _fitted(engine: Engine, points: Sequence[Measured]) -> tuple[Engine, float]:
-    """The engine as much slower as the points' median says, and the squared error that is left."""
-    logs: list[float] = []
-    for n in range(_ROUNDS):
-        logs = [math.log(off_by(m, predicted(m, engine))) for m in points]
-        if n < _ROUNDS - 1:
-            engine = msgspec.structs.replace(engine, slower=engine.slower * math.exp(statistics.fmean(logs)))
-    return engine, statistics.fmean(x * x for x in logs)
 
 
 def _study(m: Measured, engine: Engine) -> Study:

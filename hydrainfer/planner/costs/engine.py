@@ -18,6 +18,15 @@ from hydrainfer.planner.simulation import Server
 from hydrainfer.scheduler import Budgets, Policy
 
 Scheduling = Literal["stage-level", "decode-first", "prefill-first"]
+_ARITHMETIC = (
+    "encode_image_s",
+    "encode_token_s",
+    "encode_attention_s",
+    "prefill_token_s",
+    "prefill_attention_s",
+    "decode_token_s",
+    "decode_context_s",
+)
 _OVERLAP: dict[Scheduling, Overlap] = {"stage-level": "free", "decode-first": "off", "prefill-first": "off"}
 
 
@@ -27,11 +36,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `scheduling`: "stage-level" (HydraInfer), "decode-first" (decodes of all, then chunks within the budget; pictures
     between steps) or "prefill-first" (whole prompts, then decodes). `tokens`, `images`, `running`: its budgets,
     whatever the SLO; None: by the SLO. `step_base_s`, `encode_base_s`: host time per step and per vision batch that no
-    device hides, None: the device's; `encode_image_s`: likewise for each picture. `slower`: times longer than described
-    that all batches take. `request_s`, `megapixel_s`, `token_s`: see `Server`, which has `server_cores` (None:
-    enough), or one with as many before each instance (`server_each`). `error`: what was measured lies within a factor
-    of 1 + `error` of what was predicted, nine times in ten (docs/planning.md); None: not known. `sources`: of the
-    numbers. Raises `ConfigError`.
+    device hides, None: the device's. `slower`: times longer than described that arithmetic takes, and `mixed` times
+    that where an instance encodes besides (both fitted: `profiling.calibrating`). `request_s`, `megapixel_s`,
+    `token_s`: see `Server`, which has `server_cores` (None: enough), or one with as many before each instance
+    (`server_each`). `error`: what was measured lies within a factor of 1 + `error` of what was predicted, nine times in
+    ten (docs/planning.md); None: not known. `sources`: of the numbers. Raises `ConfigError`.
     """
 
     name: str
@@ -41,8 +50,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     running: int | None = None
     step_base_s: float | None = None
     encode_base_s: float | None = None
-    encode_image_s: float = 0.0
     slower: float = 1.0
+    mixed: float = 1.0
     request_s: float = 0.0
     megapixel_s: float = 0.0
     token_s: float = 0.0
@@ -56,8 +65,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not 0.0 <= value < math.inf:
                 raise ConfigError(f"engine {self.name}: {field.name} must not be negative", param=field.name)
-        if not self.slower:
-            raise ConfigError(f"engine {self.name}: slower must be positive", param="slower")
+        if not self.slower or not self.mixed:
+            raise ConfigError(f"engine {self.name}: slower and mixed must be positive", param="slower")
 
     @property
     def overlap(self) -> Overlap:
@@ -84,10 +93,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         own = {"step_base_s": self.step_base_s, "encode_base_s": self.encode_base_s}
         return msgspec.structs.replace(device, **{name: s for name, s in own.items() if s is not None})
 
-    def cost(self, cost: CostModel) -> CostModel:
-        """The cost of a described device with what the engine adds."""
-        own = slowed(cost, self.slower)
-        return msgspec.structs.replace(own, encode_image_s=own.encode_image_s + self.encode_image_s)
+    def cost(self, cost: CostModel, mixed: bool = False) -> CostModel:
+        """The cost of a described device as this engine uses it; `mixed`: by an instance that encodes besides."""
+        by = self.slower * (self.mixed if mixed else 1.0)
+        return msgspec.structs.replace(cost, **{name: getattr(cost, name) * by for name in _ARITHMETIC})
 
     @property
     def server(self) -> Server:

@@ -54,8 +54,7 @@ def study_of(
     if not trace:
         raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
     engine = engine or Engine(name="hydrainfer")
-    cost = cost or engine.cost(cost_of(shape, engine.on(device)))
-    model = cost.cost if isinstance(cost, CostFile) else cost
+    described = cost_of(shape, engine.on(device)) if cost is None else None
     overlap: Overlap = "slice" if kind == "cpu" else engine.overlap
     base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=64, step_s=STEP_S)
     mix, n = mix_of(trace), len(trace)
@@ -70,12 +69,20 @@ def study_of(
             too_large[name] = e
             continue
         blocks = blocks if kind == "gpu" else _on_cpu(blocks, base)
+        mixed = pictures > 0.0 and role.runs(Stage.ENCODE) and len(role.stages) > 1
+        own = cost if described is None else engine.cost(described, mixed)
+        assert own is not None
         fixed, choices = engine.budgets(base), tuple[Choice, ...]()
-        budgets = budgets_for(cost, role, slo, mix, overlap=overlap, base=base)
+        budgets = budgets_for(own, role, slo, mix, overlap=overlap, base=base)
         if fixed is None and role.runs(Stage.DECODE) and overlap != "slice":
             most = max(1, int(min(base.running, tokens_in(blocks) / usual)))
-            choices = choices_for(cost, role, slo, mix, pictures=pictures, overlap=overlap, base=base, most=most)
-        stations[name] = Station(cost=model, blocks=blocks, budgets=fixed or budgets, choices=choices)
+            choices = choices_for(own, role, slo, mix, pictures=pictures, overlap=overlap, base=base, most=most)
+        stations[name] = Station(
+            cost=own.cost if isinstance(own, CostFile) else own,
+            blocks=blocks,
+            budgets=fixed or budgets,
+            choices=choices,
+        )
     for stage in (Stage.PREFILL, Stage.DECODE):
         if not any(Role.parse(name).runs(stage) for name in stations):
             raise min(too_large.items(), key=lambda item: len(item[0]) + (not Role.parse(item[0]).runs(stage)))[1]

@@ -57,8 +57,9 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
             return [t.arrival_s + self.before_s(t) for t in trace]
         rate = len(trace) / max(trace[-1].arrival_s - trace[0].arrival_s, 1e-9)
         streaming = rate * self.token_s * sum(t.n_output for t in trace) / len(trace)
-        free = [0.0] * max(1, int(self.cores))
-        slower = len(free) / max(self.cores - streaming, self.cores * (1.0 - _CROWDED))
+        free, before_s = [0.0] * max(1, int(self.cores)), sum(map(self.before_s, trace)) / len(trace)
+        left = max(self.cores - streaming, self.cores * before_s / (self.work_s(trace) or 1.0))  # they share at worst
+        slower = len(free) / (left or self.cores)
         slower *= max(1.0, (self.threads * n_instances + 1) / self.cores)  # threads that want a core take turns
         found = []
         for t in trace:

@@ -23,7 +23,8 @@ def test_an_engine_s_host_takes_its_time():
     engine, device = read_engine("vllm"), read_hardware("a100")
     shape = shape_of("qwen3-vl-4b")
     plain, own = cost_of(shape, device), engine.cost(cost_of(shape, engine.on(device)))
-    assert own.step_base_s == pytest.approx(engine.step_base_s * engine.slower)
+    assert own.step_base_s == engine.step_base_s and own.weights_s == plain.weights_s
+    assert engine.cost(plain, mixed=True).encode_token_s == pytest.approx(own.encode_token_s * engine.mixed)
     assert own.prefill_token_s == pytest.approx(plain.prefill_token_s * engine.slower)
     assert own.overlap_slowdown == pytest.approx(plain.overlap_slowdown, rel=0.2)
 
