@@ -47,18 +47,14 @@ def study_of(
     more: Sequence[TraceRequest] = (),
 ) -> Study:
     """A study in which every instance has a `device`. Batch times follow from its peaks or, if given, from `cost`.
-    Budgets are those of the paper's section 4.2, chosen for each layout. Roles that
-    do not fit the device are left out. `engine`: HydraInfer, if None, without what its host takes besides. `server`:
-    instead of the engine's. `more`: requests of the same workload, for longer runs. Raises `ConfigError` if
-    none that prefills or none that decodes fits, and for an empty trace."""
+    Budgets are those of the paper's section 4.2, chosen for each layout. Roles that do not fit the device are left out.
+    `engine`: HydraInfer, if None, without what its host takes besides. `server`: instead of the engine's. `more`:
+    requests of the same workload, for longer runs. Raises `ConfigError` if none that prefills or none that decodes
+    fits, and for an empty trace."""
     if not trace:
         raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
     engine = engine or Engine(name="hydrainfer")
     described = cost_of(shape, engine.on(device)) if cost is None else None
-    overlap: Overlap = "slice" if kind == "cpu" else engine.overlap
-    base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=64, step_s=STEP_S)
-    mix, n = mix_of(trace), len(trace)
-    usual, pictures = sum(t.n_prompt + t.n_output for t in trace) / n, sum(len(t.pictures) for t in trace) / n
     stations, too_large = {}, {}
     for name in ROLE_NAMES:
         role = Role.parse(name)
@@ -68,36 +64,53 @@ def study_of(
         except ConfigError as e:
             too_large[name] = e
             continue
-        blocks = blocks if kind == "gpu" else _on_cpu(blocks, base)
-        mixed = pictures > 0.0 and role.runs(Stage.ENCODE) and len(role.stages) > 1
-        own = cost if described is None else engine.cost(described, mixed)
+        mixed = role.runs(Stage.ENCODE) and len(role.stages) > 1 and any(t.pictures for t in trace)
+        own = engine.cost(described, mixed) if described is not None else cost
         assert own is not None
-        fixed, choices = engine.budgets(base), tuple[Choice, ...]()
-        budgets = budgets_for(own, role, slo, mix, overlap=overlap, base=base)
-        if fixed is None and role.runs(Stage.DECODE) and overlap != "slice":
-            most = max(1, int(min(base.running, tokens_in(blocks) / usual)))
-            choices = choices_for(own, role, slo, mix, pictures=pictures, overlap=overlap, base=base, most=most)
-        stations[name] = Station(
-            cost=own.cost if isinstance(own, CostFile) else own,
-            blocks=blocks,
-            budgets=fixed or budgets,
-            choices=choices,
-        )
+        stations[name] = _station(role, own, blocks, trace, slo, kind, engine)
     for stage in (Stage.PREFILL, Stage.DECODE):
         if not any(Role.parse(name).runs(stage) for name in stations):
             raise min(too_large.items(), key=lambda item: len(item[0]) + (not Role.parse(item[0]).runs(stage)))[1]
-    link = cost.link() if isinstance(cost, CostFile) and cost.copies else device.link
     return Study(
         stations=stations,
         trace=tuple(trace),
         more=tuple(more),
         slo=slo,
         target=target,
-        link=link,
-        overlap=overlap,
+        link=cost.link() if isinstance(cost, CostFile) and cost.copies else device.link,
+        overlap=_overlap(kind, engine),
         policy=engine.policy,
         server=server or engine.server,
     )
+
+
+def _overlap(kind: DeviceKind, engine: Engine) -> Overlap:
+    return "slice" if kind == "cpu" else engine.overlap
+
+
+def _station(
+    role: Role,
+    cost: CostModel | CostFile,
+    blocks: dict[CacheSpec, int],
+    trace: Sequence[TraceRequest],
+    slo: Slo,
+    kind: DeviceKind,
+    engine: Engine,
+) -> Station:
+    """An instance of this role, with the engine's budgets or those that the SLO allows."""
+    base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=64, step_s=STEP_S)
+    blocks = blocks if kind == "gpu" else _on_cpu(blocks, base)
+    model = cost.cost if isinstance(cost, CostFile) else cost
+    if (fixed := engine.budgets(base)) is not None:
+        return Station(cost=model, blocks=blocks, budgets=fixed)
+    mix, overlap, choices = mix_of(trace), _overlap(kind, engine), tuple[Choice, ...]()
+    if role.runs(Stage.DECODE) and overlap != "slice":
+        usual = sum(t.n_prompt + t.n_output for t in trace) / len(trace)
+        most = max(1, int(min(base.running, tokens_in(blocks) / usual)))
+        pictures = sum(len(t.pictures) for t in trace) / len(trace)
+        choices = choices_for(cost, role, slo, mix, pictures=pictures, overlap=overlap, base=base, most=most)
+    budgets = budgets_for(cost, role, slo, mix, overlap=overlap, base=base)
+    return Station(cost=model, blocks=blocks, budgets=budgets, choices=choices)
 
 
 def _check_room(shape: ModelShape, device: Hardware, role: Role, blocks: Mapping[CacheSpec, int], longest: int) -> None:
