@@ -5,7 +5,9 @@ better when its body has been read, and exactly when it has been prepared; it wa
 to be prepared:
 
     headers ── enter ──> place ── claim(work) ── line_up ── prepared(work) ── begun, per choice ── leave
-                 │ 429             │ 429
+                 │ 429    │        │ 429
+                          └─ sort(work) ── line_up, in a crowd
+                              │ 429
 """
 
 from __future__ import annotations
@@ -134,7 +136,7 @@ class Admission:
         `DeadlineExceeded` if what waits takes longer than it may, or `Unavailable` while shutting down."""
         self._check(1)
         now = self.clock()
-        favoured, text_only = returning or urgency.priority > 0, self._is_text(n_bytes)
+        favoured, text_only = returning or urgency.priority > 0, self.is_text(n_bytes)
         checked = self.queues[TEXT].has_room(now, urgency.share, favoured=favoured)
         if text_only:
             self._check_deadline(TEXT, urgency, now)
@@ -146,7 +148,7 @@ class Admission:
         """Whether there is room for such a request only if it returns, and it can be one that does."""
         if not self._returns.n or urgency.priority > 0:
             return False
-        now, kinds = self.clock(), (TEXT,) if self._is_text(n_bytes) else (TEXT, PICTURES)
+        now, kinds = self.clock(), (TEXT,) if self.is_text(n_bytes) else (TEXT, PICTURES)
         return not any(self.queues[k].has_room(now, urgency.share, favoured=False) for k in kinds) and any(
             self.queues[k].has_room(now, urgency.share, favoured=True) for k in kinds
         )
@@ -169,21 +171,33 @@ class Admission:
         place.wait(TEXT, self._mean_units, 1)  # as most will
         return place
 
+    def crowded(self, n_bytes: int | None) -> bool:
+        """Whether others wait to be prepared, of a kind that a request with such a body can be."""
+        kinds = (TEXT,) if self.is_text(n_bytes) else (TEXT, PICTURES)
+        return any(self.lines[kind].n_waiting for kind in kinds)
+
+    def work_of(self, n_bytes: int | None, *, media: bool) -> Work:
+        """What a body of which no more is known is likely to cost."""
+        if media and self._pictures:
+            return Work(PICTURES, _REQUEST_TOKENS + _PICTURE_TOKENS, 1, _PICTURE_BYTES + (n_bytes or 0))
+        return Work(TEXT, _REQUEST_TOKENS + (n_bytes or 0) / _BYTES_PER_TOKEN)
+
+    def sort(self, place: Place, work: Work, urgency: Urgency) -> None:
+        """Let it wait with those of its kind. It is a promise: it is not refused later. Raises as `check_entry`."""
+        self._check(1, place)
+        self._check_kinds(place, work.kind, urgency)
+        place.sorted = True
+        place.count(1)
+        place.wait(work.kind, work.units, 1)
+        if work.n_bytes:
+            place.decode(work.n_bytes)
+
     def claim(self, place: Place | None, work: Work, urgency: Urgency = _NOT_URGENT) -> Place:
         """A place for what is now known of a request: `place`, if it has one. Raises as `check_entry`; then `place`
         is as it was. Whoever claims it gives it back."""
-        self._check(work.n, entered=place is not None)
-        checked = place is not None and place.checked
-        returning = place is not None and (place.returning or (place.mark is not None and self.comes(place.mark)))
-        favoured, now = returning or urgency.priority > 0, self.clock()
-        for kind in (TEXT,) if work.kind == TEXT else (DECODING, PICTURES):
-            self._check_deadline(kind, urgency, now)
-            if not (checked and kind == TEXT) and not self.queues[kind].has_room(now, urgency.share, favoured=favoured):
-                error = self._refusal(kind, now)
-                if place is not None and place.mark is not None:
-                    self.expect(place.mark, error.retry_after_s)
-                raise error
-        place = place or Place(self, returning, urgency)
+        self._check(work.n, place)
+        self._check_kinds(place, work.kind, urgency)
+        place = place or Place(self, False, urgency)
         place.hold(work.n)
         place.wait(work.kind, work.units, work.n)
         if work.n_bytes:
@@ -216,18 +230,34 @@ class Admission:
         for line in self.lines.values():
             line.check(idle)
 
-    def _is_text(self, n_bytes: int | None) -> bool:
+    def _check_kinds(self, place: Place | None, kind: str, urgency: Urgency) -> None:
+        """Whether there is room for work of this kind. Raises as `check_entry`."""
+        if place is not None and place.sorted:
+            return
+        checked = place is not None and place.checked
+        returning = place is not None and (place.returning or (place.mark is not None and self.comes(place.mark)))
+        favoured, now = returning or urgency.priority > 0, self.clock()
+        for each in (TEXT,) if kind == TEXT else (DECODING, PICTURES):
+            self._check_deadline(each, urgency, now)
+            if not (checked and each == TEXT) and not self.queues[each].has_room(now, urgency.share, favoured=favoured):
+                error = self._refusal(each, now)
+                if place is not None and place.mark is not None:
+                    self.expect(place.mark, error.retry_after_s)
+                raise error
+
+    def is_text(self, n_bytes: int | None) -> bool:
         """Whether a request of such a body has no picture, unless by its URL."""
         return not self._pictures or (n_bytes is not None and n_bytes < _SMALL_BODY)
 
-    def _check(self, n: int, *, entered: bool = False) -> None:
-        """Whether there may be `n` more."""
-        if self.closed and not entered:
+    def _check(self, n: int, place: Place | None = None) -> None:
+        """Whether there may be `n` more, or `n` of this place."""
+        if self.closed and place is None:
             raise Unavailable("the server is shutting down", retry_after_s=5.0)
-        if self.n_live and self.n_live + n > self.max_requests:
+        n_others = self.n_live - (place.n if place is not None else 0)
+        if n_others and n_others + n > self.max_requests:
             self.refused["requests"] += 1
             raise Overloaded(
-                f"the server already has {self.n_live} of at most {self.max_requests} requests; retry later",
+                f"the server already has {n_others} of at most {self.max_requests} requests; retry later",
                 retry_after_s=self.queues[TEXT].promise(self.clock()),
             )
 
@@ -250,11 +280,13 @@ class Admission:
 
 class Place:
     """Room for `n` choices, from when a request's body is known (`claimed`) until the engine has ended the last;
-    before, leave to send the body. `checked`: there was room for a text. `urgency`: by the headers."""
+    before, leave to send the body. `checked`: there was room for a text. `sorted`: it has waited with its kind.
+    `urgency`: by the headers."""
 
     def __init__(self, admission: Admission, returning: bool, urgency: Urgency = _NOT_URGENT) -> None:
         self.returning, self.urgency = returning, urgency
-        self.checked = self.claimed = False
+        self.arrived_s = admission.clock()
+        self.checked = self.claimed = self.sorted = False
         self.mark: Mark | None = None
         self.on_tokens: Callable[[int], None] = lambda _: None  # told of those that it takes, once they are known
         self.on_leave: Callable[[], None] = lambda: None
@@ -263,12 +295,17 @@ class Place:
         self._kind, self._units, self._n_waiting = TEXT, 0.0, 0
         self._n_bytes = 0.0
         self._turn: Turn | None = None
+        self._line = admission.lines[TEXT]
 
     def hold(self, n: int) -> None:
         """It is claimed, for so many choices."""
         self.claimed = True
+        self.count(n)
+
+    def count(self, n: int) -> None:
+        """It is for so many choices, whether it is claimed or not."""
+        self._admission.n_live += n - self.n
         self.n = n
-        self._admission.n_live += n
 
     def wait(self, kind: str, units: float, n: int) -> None:
         """Wait with `n` choices of `units` each, and no longer as it did."""
@@ -287,13 +324,20 @@ class Place:
 
     def decode(self, n_bytes: float) -> None:
         """Wait for pictures of so many bytes as well."""
+        self._stop_decoding(done=False)
         self._n_bytes = n_bytes
         self._admission.queues[DECODING].enter(n_bytes, self._admission.clock(), self.urgency.share)
 
     def line_up(self, priority: int, go: Callable[[], None]) -> None:
-        """Wait to be prepared: `go` is called when it is to be, perhaps at once. For a place that has been claimed."""
-        line, units = self._admission.lines[self._kind], self._units * self._n_waiting
-        self._turn = line.join(self.urgency.share, self._admission.clock(), units, priority, go)
+        """Wait to be prepared: `go` is called when it is to be, perhaps at once. For one that has been claimed, or
+        sorted; it waits once."""
+        units = self._units * self._n_waiting
+        if self._turn is not None:
+            self._turn.units = units
+            go()
+            return
+        self._line = self._admission.lines[self._kind]
+        self._turn = self._line.join(self.urgency.share, self.arrived_s, units, priority, go)
 
     def prepared(self, work: Work) -> None:
         """The pictures are decoded, and the work is known exactly."""
@@ -328,7 +372,7 @@ class Place:
     def _leave_line(self) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
-            self._admission.lines[self._kind].leave(turn)
+            self._line.leave(turn)
 
     def _stop_decoding(self, *, done: bool) -> None:
         if self._n_bytes:

@@ -73,9 +73,9 @@ def create_app(
     )
     app.openapi = lambda: describe(app, settings.root_path)  # type: ignore[method-assign]
     install_error_handlers(app)
-    app.add_middleware(Farewell)
     door = app.state.door = Door(intake.sessions.admission, tenants)
-    app.add_middleware(Gate, door=door)
+    app.add_middleware(Gate, door=door, timeout_s=intake.timeout_s)
+    app.add_middleware(Farewell)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterable
 from functools import partial
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hydrainfer.core import HydraError, Overloaded
 from hydrainfer.server.admission import Admission, Place, Urgency
+from hydrainfer.server.crowd import Crowd
 from hydrainfer.server.errors import JSON, error_body, error_headers
 from hydrainfer.server.paths import route_path
 from hydrainfer.server.returns import Mark
@@ -92,10 +93,12 @@ class Door:
 class Gate:
     """Wraps an application: what asks for completions gets a place or is refused, before its body is read. Of those
     that get one, a few go on per turn of the event loop, first come, first served: the others of a thousand that come
-    at once leave the loop time for those who want no more than a word. (`Connection` has refused most before.)"""
+    at once leave the loop time for those who want no more than a word. While others wait to be prepared they wait here.
+    (`Connection` has refused most before.)"""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, door: Door, timeout_s: float) -> None:
         self._app, self._door = app, door
+        self._crowd = Crowd(door.admission, timeout_s)
         self._turns = asyncio.Semaphore(_PER_TURN)  # who waits for one is woken in the loop's next turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,11 +119,21 @@ class Gate:
         try:
             async with self._turns:
                 pass
+            n_bytes = length_of(scope["headers"])
+            if self._door.admission.crowded(n_bytes):
+                receive = await self._crowd.wait(place, n_bytes, receive)
             place.stop_waiting()  # it is claimed now, or its body has not come: nobody waits for that
             await self._app(scope, receive, send)
+        except ClientDisconnect:  # while it waited: nobody is there to answer
+            pass
         finally:
             if not place.claimed:
                 place.leave()
+
+
+def length_of(headers: Headers) -> int | None:
+    """The length of the body, if that is said."""
+    return next((int(value) for name, value in headers if name == b"content-length" and value.isdigit()), None)
 
 
 def _number(value: bytes) -> float:

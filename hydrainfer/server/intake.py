@@ -39,7 +39,7 @@ class Intake:
         deadline; fetching counts."""
         self.processor = processor
         self.sessions = sessions
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._fetcher = fetcher or Fetcher()
         self._threads = ThreadPoolExecutor(n_threads, "hydra-prepare")
         self._media_threads = ThreadPoolExecutor(n_media_threads, "hydra-prepare-media")
@@ -60,7 +60,7 @@ class Intake:
     ) -> TokenStream:
         """Fetch, prepare and start. `options`, `prompt`, `salt`, `tools`, `own`: as of `Processor.chat`. `place`: the
         one that it has already. Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
-        id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(urgency), Ticket()
+        id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(urgency, place), Ticket()
         try:
             return await self._start(
                 self._claim(place, Work.of_chat(messages, sampling.n), urgency),
@@ -86,7 +86,7 @@ class Intake:
         urgency: Urgency | None = None,
     ) -> TokenStream:
         """Prepare and start. Raises as `Processor.complete` and `Admission.claim`."""
-        id, timing = id or f"cmpl-{uuid.uuid4().hex}", self._timing(urgency)
+        id, timing = id or f"cmpl-{uuid.uuid4().hex}", self._timing(urgency, place)
         return await self._start(
             self._claim(place, Work.of_prompt(prompt, sampling.n), urgency),
             timing,
@@ -104,7 +104,7 @@ class Intake:
         place = self.sessions.admission.take()
         try:
             media = self.processor.check_pictures(messages)
-            async with asyncio.timeout(self._timeout_s), self._fetcher.fetched(messages) as fetched:
+            async with asyncio.timeout(self.timeout_s), self._fetcher.fetched(messages) as fetched:
                 return await asyncio.wrap_future(
                     self._submit(lambda: self.processor.encode_chat(fetched, options, tools, own), media=media)
                 )
@@ -128,9 +128,10 @@ class Intake:
         for threads in (self._threads, self._media_threads):
             threads.shutdown(cancel_futures=True)
 
-    def _timing(self, urgency: Urgency | None) -> Timing:
-        now, (priority, within_s, share) = self.sessions.clock(), urgency or Urgency()
-        return Timing(now, now + min(self._timeout_s, within_s), priority, share)
+    def _timing(self, urgency: Urgency | None, place: Place | None) -> Timing:
+        now = self.sessions.clock() if place is None else place.arrived_s
+        priority, within_s, share = urgency or Urgency()
+        return Timing(now, now + min(self.timeout_s, within_s), priority, share)
 
     def _claim(self, place: Place | None, work: Work, urgency: Urgency | None) -> Place:
         return self.sessions.admission.claim(place, work, urgency or Urgency())

@@ -11,8 +11,9 @@ _MEMORY_S, _MEMORY_N = 2.0, 16
 """A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
 _HINT_S = 0.25
 """How much of the measured time still counts when a new crowd gathers: small crowds find room at once and seem fast."""
-_PACE = 0.9
-"""Turns are promised for this part of the measured rate; the rest is for those whom nobody told to come."""
+_PACE = 0.8
+"""Turns are promised for this part of the measured rate; the rest is for those whom nobody told to come, and for a rate
+that was measured while the first of a flood still found free places."""
 _EASED = 0.25
 """A queue shorter than this part of the longest: who was promised a turn has not come, and the promises are void."""
 _RESERVED, _RESERVED_S = 0.4, 2.0

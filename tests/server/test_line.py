@@ -1,7 +1,6 @@
 """Who is prepared next, and how much at once: the line alone, then a server with slow and with no engine."""
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -121,21 +120,41 @@ def test_everybody_goes(moves, pace, n_least):
     rig.line.check(idle=True)
 
 
-def test_of_a_flood_a_few_are_prepared_and_all_are_served(start, monkeypatch):
+def test_of_a_flood_a_few_are_read_and_prepared_and_all_are_served(start, monkeypatch):
     server = start(max_requests=500)
-    n_prepared, complete = [], server.intake.processor.chat
-    monkeypatch.setattr(server.intake.processor, "chat", lambda *a: (n_prepared.append(1), complete(*a))[1])
+    n_read, n_prepared, chat, prepare = [], [], server.intake.chat, server.intake.processor.chat
+    monkeypatch.setattr(server.intake, "chat", lambda *a, **kw: (n_read.append(1), chat(*a, **kw))[1])
+    monkeypatch.setattr(server.intake.processor, "chat", lambda *a: (n_prepared.append(1), prepare(*a))[1])
     server.engine.hold.set()
-    with ThreadPoolExecutor(60) as threads:
+    line = server.sessions.admission.lines["text"]
+    with ThreadPoolExecutor(62) as threads:
         answers = [threads.submit(server.chat, f"text {i}", max_tokens=2) for i in range(60)]
-        line = server.sessions.admission.lines["text"]
         wait_until(lambda: line.n_waiting == 60 - 32 and len(server.engine.submitted) == 32)
-        time.sleep(0.1)
-        assert len(n_prepared) == 32
+        wrong = threads.submit(server.chat, "text", max_tokens=-1)
+        wait_until(lambda: line.n_waiting == 61 - 32)
+        urgent = threads.submit(server.chat, "urgent", max_tokens=2, priority=2)
+        wait_until(lambda: len(server.engine.submitted) == 33)
+        assert server.engine.submitted[-1].priority == 2, "by its field"
+        assert len(n_prepared) == 33 and len(n_read) <= 40
+        assert server.sessions.n_live == 62
         assert server.http.get("/health").status_code == 200
         server.engine.hold.clear()
-        assert [a.result().status_code for a in answers] == [200] * 60
+        assert [a.result().status_code for a in (*answers, urgent)] == [200] * 61
+        assert wrong.result().status_code == 400
+        waited_s = max(r.arrival_s for r in server.engine.submitted) - min(r.arrival_s for r in server.engine.submitted)
+        assert waited_s < 5.0, "it arrived when its headers did"
     server.check_idle()
+
+
+def test_who_waits_is_answered_when_the_server_ends(start):
+    server = start(max_requests=500)
+    server.engine.hold.set()
+    line = server.sessions.admission.lines["text"]
+    with ThreadPoolExecutor(40) as threads:
+        answers = [threads.submit(server.chat, f"text {i}", max_tokens=2) for i in range(40)]
+        wait_until(lambda: line.n_waiting == 8)
+        server._server.should_exit = True
+        assert [a.result().status_code for a in answers] == [503] * 40
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])

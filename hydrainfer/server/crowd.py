@@ -1,0 +1,105 @@
+"""Where a crowd waits: at the gate, as bytes. The application makes hundreds of objects of a request; of one that waits
+for seconds it need not yet. Looked for in a body is what decides who goes next; the rest is read when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive
+
+from hydrainfer.core import DeadlineExceeded, InvalidRequest
+from hydrainfer.server.admission import Admission, Place, Urgency, Work
+
+_MOST_BYTES = 256 << 20
+_MEDIA = (b"image", b"video")  # some word of what has pictures, in every protocol
+
+
+class _Asked(msgspec.Struct):
+    """The fields of a body that decide who goes next; whether they are right is seen later."""
+
+    priority: Any = None
+    deadline_s: Any = None
+
+
+class Crowd:
+    """Those who wait at the gate. Bodies of up to `_MOST_BYTES` together are taken in; beyond that they stay with their
+    clients, and the headers alone decide. `timeout_s`: nobody waits longer."""
+
+    def __init__(self, admission: Admission, timeout_s: float) -> None:
+        self.n_bytes = 0
+        self._admission, self._timeout_s = admission, timeout_s
+
+    async def wait(self, place: Place, n_bytes: int | None, receive: Receive) -> Receive:
+        """Wait until it is the request's turn to be prepared. Returns that from which to read it. Raises `HydraError`,
+        or `ClientDisconnect` if the client has hung up."""
+        if n_bytes is None or self.n_bytes + n_bytes > _MOST_BYTES:
+            work = self._admission.work_of(n_bytes, media=not self._admission.is_text(n_bytes))
+            await self._turn(place, work, place.urgency)
+            return receive
+        self.n_bytes += n_bytes
+        try:
+            messages = await self._read(place, n_bytes, receive)
+            body = b"".join(m["body"] for m in messages)
+            work = self._admission.work_of(n_bytes, media=any(word in body for word in _MEDIA))
+            await self._turn(place, work, _urgency(body, place.urgency), receive())
+        finally:
+            self.n_bytes -= n_bytes
+
+        async def replay() -> Message:
+            return messages.pop(0) if messages else await receive()
+
+        return replay
+
+    @staticmethod
+    async def _read(place: Place, n_bytes: int, receive: Receive) -> list[Message]:
+        """The body, and not much more than was announced. It keeps nobody waiting while it comes."""
+        place.stop_waiting()
+        messages: list[Message] = []
+        while not messages or (messages[-1]["more_body"] and sum(len(m["body"]) for m in messages) <= n_bytes):
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            messages.append({"more_body": False, "body": b"", **message})
+        return messages
+
+    async def _turn(
+        self, place: Place, work: Work, urgency: Urgency, hang_up: Awaitable[Message] | None = None
+    ) -> None:
+        watcher = asyncio.ensure_future(hang_up) if hang_up is not None else None
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def go() -> None:
+            if not turn.done():
+                turn.set_result(None)
+
+        try:
+            self._admission.sort(place, work, urgency)
+            place.line_up(urgency.priority, go)
+            left_s = min(urgency.within_s, self._timeout_s) - (self._admission.clock() - place.arrived_s)
+            both: set[asyncio.Future[Any]] = {turn} if watcher is None else {turn, watcher}
+            patience_s = left_s if left_s < math.inf else None
+            done, _ = await asyncio.wait(both, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if watcher in done:
+                raise ClientDisconnect
+            if not done:
+                raise DeadlineExceeded("the request waited longer than it may; retry when idle")
+        finally:
+            turn.cancel()
+            if watcher is not None:
+                watcher.cancel()
+
+
+def _urgency(body: bytes, headers: Urgency) -> Urgency:
+    """What a body asks for beside its headers, if that is as it must be."""
+    try:
+        asked = msgspec.json.decode(body, type=_Asked)
+        fields = Urgency.read(asked.priority, asked.deadline_s)
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest, TypeError, ValueError, OverflowError):
+        return headers
+    chosen = headers.priority if asked.priority is None else fields.priority
+    return Urgency(chosen, min(headers.within_s, fields.within_s), headers.share)
