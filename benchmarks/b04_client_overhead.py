@@ -30,7 +30,7 @@ import msgspec
 import uvloop
 
 from benchmarks.record import spread, write_result
-from hydrainfer.workload.client import EventSplitter, RequestRecord, Target, parse_chunk, run_load
+from hydrainfer.workload.client import Endpoint, EventSplitter, RequestRecord, parse_chunk, run_load
 from hydrainfer.workload.mock import MockServer, Script
 from hydrainfer.workload.results import Percentiles, report_of
 from hydrainfer.workload.sources import BodyOptions, ChatRequest, Closed, Poisson, distinct_chats
@@ -93,7 +93,7 @@ async def at_rate(url: str, pipe: Connection, seed: int) -> dict[str, Any]:
     records: list[RequestRecord] = []  # with absolute times, as they end
     used_s = time.process_time()
     arrivals = Poisson(RATE_PER_S)
-    target = Target(base_url=url, model="m")
+    target = Endpoint(base_url=url, model="m")
     result = await run_load(target, chats, arrivals, seed=seed, on_record=records.append)
     used_s = time.process_time() - used_s
     pipe.send("served")
@@ -122,7 +122,7 @@ async def with_ours(url: str) -> dict[str, Any]:
     chats = [ChatRequest(text="x", max_tokens=N_TOKENS)] * N_REQUESTS
     options = BodyOptions(extra={"padding": padding()})
     start_s = time.process_time()
-    result = await run_load(Target(base_url=url, model="m"), chats, Closed(N_CLIENTS), options=options)
+    result = await run_load(Endpoint(base_url=url, model="m"), chats, Closed(N_CLIENTS), options=options)
     used_s = time.process_time() - start_s
     report = report_of(result)
     assert report.n_ok == N_REQUESTS and report.itl_s is not None, report.failure_examples

@@ -35,11 +35,11 @@ from hydrainfer.checkpoint import read_config
 from hydrainfer.core import (
     EncodeWork,
     Lane,
+    LiveSequence,
     MediaSpan,
     Request,
     Role,
     SamplingParams,
-    Sequence,
     StepBatch,
     StepResult,
     TokenWork,
@@ -85,7 +85,7 @@ class Stages:
             self._run(Lane.VISION, [EncodeWork(self._requests[i], 0)])
             self._run(Lane.LANGUAGE, [TokenWork(self._requests[i], 0, prompt_tokens, True)])
 
-    def _sequence(self, i: int, picture_blocks: int, blocks: int) -> Sequence:
+    def _sequence(self, i: int, picture_blocks: int, blocks: int) -> LiveSequence:
         n_picture = self.model.config.vision.tokens
         text = range(300, 300 + self._prompt_tokens - n_picture - 1)
         request = Request(
@@ -96,7 +96,7 @@ class Stages:
             seed=1,
             media=(MediaSpan(1, n_picture, b"%d" % i, str(i)),),
         )
-        seq = Sequence(request, (0.0, i), 0.0)
+        seq = LiveSequence(request, (0.0, i), 0.0)
         seq.blocks = {
             "embed": list(range(i * picture_blocks, (i + 1) * picture_blocks)),
             "kv": list(range(i * blocks, (i + 1) * blocks)),

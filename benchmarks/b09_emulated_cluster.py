@@ -31,7 +31,7 @@ from benchmarks.figure import Panel, save_bars
 from benchmarks.record import ROOT, spread, write_result
 from benchmarks.runs import hydrainfer_plan, make_model, shown
 from benchmarks.servers import CpuWatch, Server, ServerFailed
-from hydrainfer.workload.client import LoadResult, Target, run_load
+from hydrainfer.workload.client import Endpoint, LoadResult, run_load
 from hydrainfer.workload.results import Percentiles, report_of
 from hydrainfer.workload.sources import ChatRequest, Poisson, distinct_chats, encoded
 
@@ -100,7 +100,7 @@ class CpuSplit:
 async def run_at(server: Server, model: str, rate: float, share: float, args: argparse.Namespace, seed: int) -> dict:
     n = max(args.requests, round(rate * args.seconds))
     chats = mixed_chats(n, share, args, seed)
-    target = Target(base_url=server.url, model=model, timeout_s=args.timeout_s)
+    target = Endpoint(base_url=server.url, model=model, timeout_s=args.timeout_s)
     cpu = CpuSplit(server)
     result = await run_load(target, chats, Poisson(rate), seed=seed)
     split = cpu.stop(n)

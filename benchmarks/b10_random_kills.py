@@ -34,7 +34,7 @@ from benchmarks.record import ROOT, write_result
 from benchmarks.runs import hydrainfer_plan, shown
 from benchmarks.servers import Server, ServerFailed
 from hydrainfer.core import Role, Stage
-from hydrainfer.workload.client import ChatClient, RequestRecord, Target
+from hydrainfer.workload.client import ChatClient, Endpoint, RequestRecord
 from hydrainfer.workload.results import Percentiles
 from hydrainfer.workload.sources import BodyOptions, ChatRequest, EncodedPicture, distinct_chats
 
@@ -243,7 +243,7 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
         Server(plan.name, plan.command, plan.port, Path(logs) / "server", plan.env) as server,
     ):
         await server.wait_healthy(args.start_limit_s)
-        target = Target(base_url=server.url, model=await server.model(), timeout_s=args.deadline_s + 2 * GRACE_S)
+        target = Endpoint(base_url=server.url, model=await server.model(), timeout_s=args.deadline_s + 2 * GRACE_S)
         async with ChatClient(target, time.perf_counter) as client:
             load, killer, enough = (
                 Load(client, target.model, make_prompts(args), args),

@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.figure import save_lines
 from benchmarks.record import RESULTS, spread, write_result
 from hydrainfer.core import Role
-from hydrainfer.models import Model, Picture, load_model
+from hydrainfer.models import Model, PatchedPicture, load_model
 from hydrainfer.processor import ImagePart, MediaLimits, Seal, load_description, prepare_image
 from tests.checkpoints import make_llava
 from tests.checkpoints_next import make_llava_next
@@ -60,14 +60,14 @@ class Tower:
         assert images is not None
         self._adapter = images.adapter
 
-    def pictures(self, n: int, mixed: bool) -> list[Picture]:
+    def pictures(self, n: int, mixed: bool) -> list[PatchedPicture]:
         source = photo("coffee.png").convert("RGB")
         found = []
         for i in range(n):
             size = SIZES[i % len(SIZES)] if mixed else SIZES[0]
             part = ImagePart(source.resize(size, Image.Resampling.BICUBIC), "messages")
             (made,) = prepare_image(part, self._adapter, MediaLimits(), Seal(b"", "float32"))
-            found.append(Picture(made.pixels, made.item.grid))
+            found.append(PatchedPicture(made.pixels, made.item.grid))
         return found
 
 
@@ -89,7 +89,7 @@ def measure(args: argparse.Namespace, towers: dict[str, Tower]) -> dict[str, Any
     return {label: {str(n): spread(r) for n, r in by_n.items()} for label, by_n in rates.items()}
 
 
-def _rate_of(tower: Tower, groups: list[list[Picture]]) -> float:
+def _rate_of(tower: Tower, groups: list[list[PatchedPicture]]) -> float:
     """The same pictures whatever the batch, so that mixed ones cost the same."""
     start_s = time.perf_counter()
     for group in groups:

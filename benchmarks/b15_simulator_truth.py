@@ -47,7 +47,7 @@ from hydrainfer.config.cost import read_cost_model
 from hydrainfer.core import CostModel
 from hydrainfer.planner.costs import CostFile, fit_cost, link_of
 from hydrainfer.planner.simulation import Link
-from hydrainfer.workload.client import Target, run_load
+from hydrainfer.workload.client import Endpoint, run_load
 from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, Constant, Poisson, distinct_chats, encoded
 
 QUESTION = "How far is the simulator from the servers that it simulates?"
@@ -142,7 +142,7 @@ async def observe(d: Deployment, args: argparse.Namespace, console: Console) -> 
         Server(d.name, command, port, Path(logs) / "server", dict(os.environ)) as server,
     ):
         await server.wait_healthy(args.start_limit_s)
-        target = Target(base_url=server.url, model=await server.model(), timeout_s=120.0)
+        target = Endpoint(base_url=server.url, model=await server.model(), timeout_s=120.0)
         origin_s = time.perf_counter()
         for label, arrivals, n, seed, rank in plan_of(d, args):
             n_warmup = WARMUP if label == IDLE else 0

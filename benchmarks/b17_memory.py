@@ -28,7 +28,7 @@ from benchmarks.figure import save_lines
 from benchmarks.record import write_result
 from benchmarks.runs import shown
 from benchmarks.servers import Server, ServerFailed, free_port
-from hydrainfer.workload.client import ChatClient, Target
+from hydrainfer.workload.client import ChatClient, Endpoint
 from hydrainfer.workload.sources import BodyOptions, ChatRequest
 
 QUESTIONS = ("How many circles are there?", "Which colour has the square?", "Is the digit a seven?", "What is this?")
@@ -70,7 +70,7 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
         Server("built-in", command, port, Path(logs) / "server", dict(os.environ)) as server,
     ):
         await server.wait_healthy(300.0)
-        target = Target(base_url=server.url, model=await server.model())
+        target = Endpoint(base_url=server.url, model=await server.model())
         async with ChatClient(target, time.perf_counter) as client:
             load = Load(client, target.model, server, args, console)
             same = await load.run("same", repeat(QUESTIONS[0], args.same))

@@ -26,7 +26,7 @@ from benchmarks.record import RESULTS, write_result
 from benchmarks.runs import make_model
 from hydrainfer.cache import CacheSet, FullSpec
 from hydrainfer.config import load
-from hydrainfer.core import Request, SamplingParams, Sequence, Stage, chain_of, chain_root
+from hydrainfer.core import LiveSequence, Request, SamplingParams, Stage, chain_of, chain_root
 from hydrainfer.scheduler.room import SequenceRoom
 from hydrainfer.serving import serve_in_background
 from hydrainfer.workload.sources import BodyOptions, distinct_chats
@@ -108,7 +108,7 @@ def bookkeeping(n_tokens: int = 4096, n_times: int = 200) -> dict[str, float]:
     for i in range(n_times + 1):
         keys = timed("keys_s", lambda: chain_of(chain_root(b""), ids, spec.block_tokens))
         request = Request(id=f"r{i}", prompt_ids=ids, sampling=SamplingParams(), max_tokens=9, seed=0, keys=keys)
-        seq = Sequence(request, (0.0, 0), 0.0)
+        seq = LiveSequence(request, (0.0, 0), 0.0)
         hit = timed("look_up_s", lambda seq=seq: room.match(seq, visit))
         timed("next_look_up_s", lambda seq=seq: room.match(seq, visit))
         assert hit.n_tokens == (n_tokens if i else 0)

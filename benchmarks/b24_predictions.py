@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import ROOT, write_result
-from hydrainfer.planner.costs import Engine, read_engine
+from hydrainfer.planner.costs import EngineModel, read_engine
 from hydrainfer.profiling.calibrating import Measured, calibrated, error_of, off_by, predicted, read_measured
 
 QUESTION = (__doc__ or "").partition("\n")[0]
@@ -48,7 +48,7 @@ def of_engine(name: str) -> dict[str, Any]:
     }
 
 
-def _row(m: Measured, plain: Engine, fitted: Engine) -> dict[str, Any]:
+def _row(m: Measured, plain: EngineModel, fitted: EngineModel) -> dict[str, Any]:
     before, after = predicted(m, plain), predicted(m, fitted)
     return {**msgspec.to_builtins(m), "before": before, "predicted": after, "off": off_by(m, after)}
 

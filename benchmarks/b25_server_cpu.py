@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks.record import ROOT, write_result
 from benchmarks.servers import Server, free_port
 from hydrainfer.builtin import MODEL
-from hydrainfer.workload.client import Target, run_load
+from hydrainfer.workload.client import Endpoint, run_load
 from hydrainfer.workload.sources import Closed, distinct_chats, encoded
 
 QUESTION = (__doc__ or "").partition("\n")[0]
@@ -49,7 +49,7 @@ async def measure(n: int) -> dict[str, float]:
         Server("ours", command, port, Path(logs) / "log", dict(os.environ)) as it,
     ):
         await it.wait_healthy(120)
-        target = Target(base_url=it.url, model=await it.model())
+        target = Endpoint(base_url=it.url, model=await it.model())
         for k, load in enumerate((SHORT, LONG, SMALL, LARGE)):
             drawn = distinct_chats(
                 n + _WARM,

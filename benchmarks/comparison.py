@@ -12,7 +12,7 @@ from benchmarks.figure import Panel, save_bars
 from benchmarks.footprint import described
 from benchmarks.record import spread
 from hydrainfer.workload.client import LoadResult
-from hydrainfer.workload.results import Report
+from hydrainfer.workload.results import LoadReport
 
 OURS = "hydrainfer"
 METRICS = {  # name -> (label, factor to the unit shown)
@@ -32,7 +32,7 @@ METRICS = {  # name -> (label, factor to the unit shown)
 MORE_IS_BETTER = ("requests_per_s", "output_tokens_per_s")
 
 
-def metrics(report: Report, cpu_s: float) -> dict[str, float]:
+def metrics(report: LoadReport, cpu_s: float) -> dict[str, float]:
     """`cpu_s`: processor time of the server per request. Empty if nothing was answered."""
     if report.ttft_s is None or report.tpot_s is None or report.itl_s is None:
         return {}

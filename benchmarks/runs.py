@@ -21,7 +21,7 @@ from rich.console import Console
 from benchmarks.comparison import metrics
 from benchmarks.record import ROOT
 from benchmarks.servers import CpuWatch, Server, free_port
-from hydrainfer.workload.client import LoadResult, Target, run_load
+from hydrainfer.workload.client import Endpoint, LoadResult, run_load
 from hydrainfer.workload.results import Percentiles, report_of
 from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, Poisson, Replay, distinct_chats
 
@@ -153,7 +153,7 @@ class Bench:
     ) -> tuple[dict[str, Any], LoadResult]:
         """The first of `chats` is sent by itself before the others."""
         args = self._args
-        target = Target(base_url=server.url, model=self._models[server.name])
+        target = Endpoint(base_url=server.url, model=self._models[server.name])
         watch = CpuWatch(self.servers)
         result = await run_load(target, chats, arrivals, seed=seed, n_warmup=1)
         use = watch.stop()

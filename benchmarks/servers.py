@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrainfer.machine import TICK_S, processor_s
-from hydrainfer.workload.client import ChatClient, Target
+from hydrainfer.workload.client import ChatClient, Endpoint
 from hydrainfer.workload.deployments import ServerFailed, ServerProcess, all_stats, free_port
 
 __all__ = ["CpuUse", "CpuWatch", "Server", "ServerFailed", "free_port"]
@@ -31,7 +31,7 @@ class Server(ServerProcess):
 
     async def model(self) -> str:
         """The first name it serves."""
-        async with ChatClient(Target(base_url=self.url), time.perf_counter) as client:
+        async with ChatClient(Endpoint(base_url=self.url), time.perf_counter) as client:
             return (await client.models())[0]
 
     def version(self) -> str:

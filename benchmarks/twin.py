@@ -21,7 +21,7 @@ from hydrainfer.core import CostModel, Request, Role, SamplingParams, Stage
 from hydrainfer.models import cache_specs, vision_fingerprint
 from hydrainfer.planner.search import mean_interval_s
 from hydrainfer.planner.simulation import InstanceModel, Link, ServedRequest, Simulator
-from hydrainfer.processor import PixelStore, Processor, Timing, load_description, parse_messages
+from hydrainfer.processor import PixelStore, Processor, RequestTerms, load_description, parse_messages
 from hydrainfer.scheduler import Budgets, Policy
 from hydrainfer.workload.client import RequestRecord
 from hydrainfer.workload.sources import BodyOptions, ChatRequest
@@ -105,7 +105,7 @@ class Twin:
         for chat, record in zip(load.chats, load.records, strict=True):
             messages = parse_messages(orjson.loads(BodyOptions().body(chat, ""))["messages"])
             sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=chat.max_tokens)
-            timing = Timing(load.begin_s + record.sent_s)
+            timing = RequestTerms(load.begin_s + record.sent_s)
             prepared = self._processor.chat(f"{load.label}/{record.index}", messages, sampling, timing)
             for ref in prepared.pixels:
                 self._pixels.release(ref)

@@ -91,12 +91,12 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per finding.")] = False,
 ) -> None:
     """Say what this machine has, what is chosen of it, and whether a server works here."""
-    from hydrainfer.doctor import Finding, examine, report
+    from hydrainfer.doctor import CheckResult, examine, report
 
     console = Console(highlight=False)
     marks = {"ok": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
 
-    def say(finding: Finding) -> None:
+    def say(finding: CheckResult) -> None:
         if as_json:
             typer.echo(json.dumps(finding._asdict()))
         else:

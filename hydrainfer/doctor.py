@@ -25,7 +25,7 @@ _HEAD_DIM = 128  # of most language models that are served
 _QUESTION, _ANSWER = "What is in this picture?", "red circle"
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """What one check found. `state`: "bad" where a server would not work, "note" where it would be slower or lack
     something."""
 
@@ -34,10 +34,10 @@ class Finding(NamedTuple):
     says: str
 
 
-def examine(port: int, serve: bool) -> Iterator[Finding]:
+def examine(port: int, serve: bool) -> Iterator[CheckResult]:
     """All checks, one after the other. `serve`: also those that start servers, which takes about a minute."""
-    yield Finding("hydrainfer", "ok", __version__)
-    yield Finding("packages", "ok", ", ".join(f"{name} {v}" for name, v in machine.versions(_PACKAGES).items()))
+    yield CheckResult("hydrainfer", "ok", __version__)
+    yield CheckResult("packages", "ok", ", ".join(f"{name} {v}" for name, v in machine.versions(_PACKAGES).items()))
     yield _machine()
     yield from _devices()
     yield _kernels()
@@ -50,24 +50,24 @@ def examine(port: int, serve: bool) -> Iterator[Finding]:
         yield _tried("Ray", ray, "1E1PD as Ray actors, with a picture's embeddings moved between them")
 
 
-def _machine() -> Finding:
+def _machine() -> CheckResult:
     sets = ", ".join(machine.instruction_sets()) or "none that are used"
     memory = machine.memory_bytes() / GIB
     says = f"{machine.n_cores()} cores of {machine.cpu_name()} (instructions: {sets}), {memory:.1f} GiB of memory"
-    return Finding("machine", "ok", says)
+    return CheckResult("machine", "ok", says)
 
 
-def _devices() -> Iterator[Finding]:
+def _devices() -> Iterator[CheckResult]:
     import torch
 
     if not torch.cuda.is_available():
-        yield Finding("GPU", "note", "none that torch can use; models run on the CPU")
+        yield CheckResult("GPU", "note", "none that torch can use; models run on the CPU")
     for i in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(i)
-        yield Finding("GPU", "ok", f"{i}: {device.name}, {device.total_memory / GIB:.0f} GiB")
+        yield CheckResult("GPU", "ok", f"{i}: {device.name}, {device.total_memory / GIB:.0f} GiB")
 
 
-def _kernels() -> Finding:
+def _kernels() -> CheckResult:
     """The variants that a model in float32 would get on the CPU; the first time, they are compiled."""
     import torch
 
@@ -78,45 +78,49 @@ def _kernels() -> Finding:
     for operator, variant in ops.describe():
         chosen.setdefault(variant, []).append(operator)
     says = "; ".join(f"{variant}: {', '.join(operators)}" for variant, operators in chosen.items())
-    return Finding("CPU kernels", "note" if ops.notes else "ok", "; ".join([*ops.notes, says]))
+    return CheckResult("CPU kernels", "note" if ops.notes else "ok", "; ".join([*ops.notes, says]))
 
 
-def _port(port: int) -> Finding:
+def _port(port: int) -> CheckResult:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", port))
         except OSError as e:
-            return Finding("port", "bad", f"127.0.0.1:{port} cannot be had ({e.strerror}); choose another with --port")
-    return Finding("port", "ok", f"127.0.0.1:{port} is free")
+            return CheckResult(
+                "port", "bad", f"127.0.0.1:{port} cannot be had ({e.strerror}); choose another with --port"
+            )
+    return CheckResult("port", "ok", f"127.0.0.1:{port} is free")
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> CheckResult:
     folder = Path("/dev/shm")
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, 1 << 20)
         free = shutil.disk_usage(folder).free / GIB
     except OSError as e:
-        return Finding("shared memory", "bad", f"{folder} cannot be used ({e.strerror}): instances cannot share caches")
+        return CheckResult(
+            "shared memory", "bad", f"{folder} cannot be used ({e.strerror}): instances cannot share caches"
+        )
     if free < _LEAST_SHARED_GIB:
         hint = "caches of several instances are there: give it more (containers: --shm-size)"
-        return Finding("shared memory", "note", f"{free:.2f} GiB are free in {folder}; {hint}")
-    return Finding("shared memory", "ok", f"{free:.1f} GiB are free in {folder}")
+        return CheckResult("shared memory", "note", f"{free:.2f} GiB are free in {folder}; {hint}")
+    return CheckResult("shared memory", "ok", f"{free:.1f} GiB are free in {folder}")
 
 
-def _folder() -> Finding:
+def _folder() -> CheckResult:
     from hydrainfer.cluster.folder import RunFolder
 
     try:
         folder = RunFolder(for_ray=True)
     except HydraError as e:
-        return Finding("folder", "bad", e.message)
+        return CheckResult("folder", "bad", e.message)
     folder.remove()
-    return Finding("folder", "ok", f"runs keep their sockets and logs in {folder.path.parent}")
+    return CheckResult("folder", "ok", f"runs keep their sockets and logs in {folder.path.parent}")
 
 
-def _tried(name: str, options: dict[str, object], what: str) -> Finding:
+def _tried(name: str, options: dict[str, object], what: str) -> CheckResult:
     """Start a server, ask its built-in model about a picture, and end it."""
     from hydrainfer.demo import ask
     from hydrainfer.serving import serve_in_background
@@ -128,13 +132,13 @@ def _tried(name: str, options: dict[str, object], what: str) -> Finding:
             said = "".join(ask(url, instance.name, builtin.PICTURE, _QUESTION, 48))
     except Exception as e:  # whatever it is, it is what the user wants to know
         why = e.message if isinstance(e, HydraError) else f"{type(e).__name__}: {e}"
-        return Finding(name, "bad", f"{what} did not work: {why}")
+        return CheckResult(name, "bad", f"{what} did not work: {why}")
     if _ANSWER not in said:
-        return Finding(name, "bad", f"{what} started, but answered wrongly: {said.strip()!r}")
-    return Finding(name, "ok", f"{what} started in {ready_s:.1f} s and answered rightly")
+        return CheckResult(name, "bad", f"{what} started, but answered wrongly: {said.strip()!r}")
+    return CheckResult(name, "ok", f"{what} started in {ready_s:.1f} s and answered rightly")
 
 
-def report(findings: Iterator[Finding], say: Callable[[Finding], None]) -> bool:
+def report(findings: Iterator[CheckResult], say: Callable[[CheckResult], None]) -> bool:
     """Say each finding as it comes. Returns whether a server works here."""
     works = True
     for finding in findings:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from hydrainfer.assemble import Instance, start_instance
+from hydrainfer.assemble import ServerParts, start_instance
 from hydrainfer.config import load
 from hydrainfer.core import InvalidRequest, SamplingParams, TokenLogprobs
 from hydrainfer.processor import ChatMessage, PythonPrompt, parse_messages, parse_prompts, parse_tools
@@ -21,8 +21,8 @@ from hydrainfer.server import TokenStream
 
 _NO_LIMIT = 1 << 30
 Chat = Sequence[Mapping[str, Any]]
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Job = Callable[[SamplingParams], Awaitable[TokenStream]]
+AnyPrompt = str | Sequence[int] | Mapping[str, Any]
+StreamStart = Callable[[SamplingParams], Awaitable[TokenStream]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class LLM:
         # a caller's own pictures, and nobody else's requests to protect from them: threads will do
         here = {"max_waiting": _NO_LIMIT, "max_queue_s": 1e9, "request_timeout_s": 1e9, "media_workers": 0}
         config = load({**here, **options, **named}).config
-        self._instance: Instance = start_instance(config)
+        self._instance: ServerParts = start_instance(config)
         self._turn = threading.Lock()  # sessions belong to one event loop at a time
 
     def chat(
@@ -91,7 +91,7 @@ class LLM:
         parsed, shown = [parse_messages(chat, local=True) for chat in chats], parse_tools(tools)
         intake = self._instance.intake
 
-        def job(chat: Sequence[ChatMessage]) -> Job:
+        def job(chat: Sequence[ChatMessage]) -> StreamStart:
             return lambda sampling: intake.chat(
                 chat, sampling, options=mm_processor_kwargs, tools=shown, own=chat_template_kwargs
             )
@@ -100,7 +100,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
@@ -110,7 +110,7 @@ class LLM:
         `HydraError`."""
         intake = self._instance.intake
 
-        def job(one: PythonPrompt) -> Job:
+        def job(one: PythonPrompt) -> StreamStart:
             if one.message is None:
                 return lambda sampling: intake.complete(one.prompt, sampling)
             of, options = (one.message,), one.options
@@ -129,7 +129,7 @@ class LLM:
 
     def _run(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[StreamStart],
         texts: Sequence[str | None],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
@@ -147,11 +147,13 @@ class LLM:
         with self._turn, tqdm(total=len(jobs), desc="requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
             return _run_to_end(self._gather(zip(jobs, params, texts), bar))
 
-    async def _gather(self, work: Iterable[tuple[Job, SamplingParams, str | None]], bar: tqdm) -> list[RequestOutput]:
+    async def _gather(
+        self, work: Iterable[tuple[StreamStart, SamplingParams, str | None]], bar: tqdm
+    ) -> list[RequestOutput]:
         # pictures are decoded no further ahead than the engine can use them
         ahead = asyncio.Semaphore(2 * self._instance.config.max_running)
 
-        async def one(job: Job, sampling: SamplingParams, text: str | None) -> RequestOutput:
+        async def one(job: StreamStart, sampling: SamplingParams, text: str | None) -> RequestOutput:
             async with ahead:
                 stream = await job(sampling)
                 choices = await stream.result()

@@ -23,7 +23,7 @@ import uvicorn
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from hydrainfer.assemble import Instance, start_instance
+from hydrainfer.assemble import ServerParts, start_instance
 from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
 from hydrainfer.server import (
@@ -51,12 +51,12 @@ for a tenth of a second and more."""
 _log = logging.getLogger(__name__)
 
 
-class _Server(uvicorn.Server):
+class _HttpServer(uvicorn.Server):
     """Its owner handles signals, calls `handle_exit` and closes the instance afterwards. Stops, too, once the engine is
     lost. `on_ready` is called when it listens; `say` gets a line when it begins and ends to drain."""
 
     def __init__(
-        self, config: uvicorn.Config, instance: Instance, on_ready: Callable[[], None], say: Callable[[str], None]
+        self, config: uvicorn.Config, instance: ServerParts, on_ready: Callable[[], None], say: Callable[[str], None]
     ) -> None:
         super().__init__(config)
         self._sessions, self._lost = instance.sessions, instance.engine.lost
@@ -150,7 +150,7 @@ class _Signals:
     Ray puts a handler of its own before ours, which prints a stack and has SIGALRM kill the process 3 seconds later."""
 
     def __init__(self, hang_up: bool = False) -> None:
-        self._server: _Server | None = None
+        self._server: _HttpServer | None = None
         self._signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *([signal.SIGHUP] if hang_up else []))
         self._before: dict[int, Any] = {}
         self._ending = False
@@ -159,7 +159,7 @@ class _Signals:
         self._before = {sig: signal.signal(sig, self._handle) for sig in self._signals}
         return self
 
-    def hand_to(self, server: _Server) -> None:
+    def hand_to(self, server: _HttpServer) -> None:
         self._server = server
         for sig in self._signals:
             signal.signal(sig, self._handle)  # Ray is there by now: before its handler again
@@ -201,7 +201,7 @@ def serve_forever(loaded: Loaded, console: Console) -> None:
 
 
 @contextmanager
-def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str, Instance]]:
+def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str, ServerParts]]:
     """Yields the server's URL and the instance behind it; on exit everything is stopped."""
     tenants, listener = _tenants(loaded.config), _listen(loaded.config.host, loaded.config.port)
     with closing(listener), closing(_load(loaded, console)) as instance:
@@ -220,7 +220,7 @@ def serve_in_background(loaded: Loaded, console: Console) -> Iterator[tuple[str,
             thread.join()
 
 
-def _load(loaded: Loaded, console: Console) -> Instance:
+def _load(loaded: Loaded, console: Console) -> ServerParts:
     read_origins(loaded.config.allowed_origins)  # before anything takes time
     _tls(loaded.config)
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(binary_units=True))
@@ -229,7 +229,7 @@ def _load(loaded: Loaded, console: Console) -> Instance:
         return start_instance(loaded.config, lambda done, total: progress.update(task, completed=done, total=total))
 
 
-def _settle(loaded: Loaded, console: Console, instance: Instance) -> None:
+def _settle(loaded: Loaded, console: Console, instance: ServerParts) -> None:
     gc.collect()
     gc.freeze()  # what was loaded lives for ever: keep it out of every later collection
     gc.set_threshold(*_COLLECT)
@@ -264,8 +264,8 @@ def _reload(tenants: Tenants, console: Console) -> None:
 
 
 def _server(
-    instance: Instance, console: Console, tenants: Tenants, on_ready: Callable[[], None] = lambda: None
-) -> _Server:
+    instance: ServerParts, console: Console, tenants: Tenants, on_ready: Callable[[], None] = lambda: None
+) -> _HttpServer:
     config = instance.config
     settings = ServerSettings(
         model_names=instance.names,
@@ -290,7 +290,7 @@ def _server(
         proxy_headers=False,  # nobody here asks for a client's address
         **_tls(config),
     )
-    return _Server(http, instance, on_ready, lambda line: console.print(line, highlight=False))
+    return _HttpServer(http, instance, on_ready, lambda line: console.print(line, highlight=False))
 
 
 def _tls(config: ServeConfig) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """What lies behind the offline API. Only here do tests know where that is."""
 
 from hydrainfer import LLM
-from hydrainfer.assemble import Instance
+from hydrainfer.assemble import ServerParts
 
 
-def parts(llm: LLM) -> Instance:
+def parts(llm: LLM) -> ServerParts:
     """The running parts of an `LLM`; still there when it has been closed."""
     return llm._instance

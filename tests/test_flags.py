@@ -8,14 +8,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hydrainfer.benching.options import Compare, Run, Trace
+from hydrainfer.benching.options import Compare, RunOptions, Trace
 from hydrainfer.cli import app
 from hydrainfer.config import ServeConfig, load
 from hydrainfer.flags import flag, with_flags
 from hydrainfer.profiling.options import Profile
 
 pytestmark = pytest.mark.unit
-VERBS = {"serve": ServeConfig, "profile": Profile, "trace": Trace, "bench run": Run, "bench compare": Compare}
+VERBS = {"serve": ServeConfig, "profile": Profile, "trace": Trace, "bench run": RunOptions, "bench compare": Compare}
 
 
 class Cake(msgspec.Struct, frozen=True, kw_only=True):

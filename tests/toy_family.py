@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from hydrainfer.models import Layers, Llama, Picture
+from hydrainfer.models import Layers, Llama, PatchedPicture
 from hydrainfer.models.llava import LAYERS as LLAVA
 from hydrainfer.models.llava import LlavaVision
 
@@ -21,7 +21,7 @@ def pooled(rows: Tensor) -> Tensor:
 
 
 class PooledVision(LlavaVision):
-    def encode(self, pictures: list[Picture]) -> list[Tensor]:
+    def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         return [pooled(rows[None])[0] for rows in super().encode(pictures)]
 
 

@@ -2,6 +2,6 @@
 offline API imports it."""
 
 from hydrainfer.assemble.engine import Progress
-from hydrainfer.assemble.server import Instance, start_instance
+from hydrainfer.assemble.server import ServerParts, start_instance
 
-__all__ = ["Instance", "Progress", "start_instance"]
+__all__ = ["Progress", "ServerParts", "start_instance"]

@@ -21,7 +21,7 @@ from hydrainfer.assemble.sizes import (
 )
 from hydrainfer.cache import CacheSet, CacheSpec, for_stage, tokens_in
 from hydrainfer.checkpoint import ModelConfig, model_folder
-from hydrainfer.cluster import Node
+from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
 from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Runner, Timing
@@ -44,7 +44,6 @@ from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StoreP
 
 _BROKEN_AFTER = 3  # failed batches
 Progress = Callable[[int, int], None]
-Facts = dict[str, str | int | float]
 
 
 class Surroundings(NamedTuple):

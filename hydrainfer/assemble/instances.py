@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hydrainfer.assemble.engine import Facts, Sizing, Surroundings, build_engine
+from hydrainfer.assemble.engine import Sizing, Surroundings, build_engine
 from hydrainfer.assemble.sizes import check_in_process, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.cluster import (
+    Facts,
     Front,
     Hub,
     InProcess,

@@ -23,9 +23,9 @@ from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
-from hydrainfer.planner.costs import BatchTime, Copies, CostFile, Work, fit_cost
+from hydrainfer.planner.costs import BatchShape, BatchTime, Copies, CostFile, fit_cost
 
-OnProgress = Callable[[float, str], None]
+OnMeasured = Callable[[float, str], None]
 _PACKAGES = ("hydrainfer", "torch", "transformers", "numpy", "apache-tvm-ffi", "flashinfer-python")
 _LEAST_S = 0.03  # a case is repeated for so long in each pass
 _BESIDE_S = 0.3  # and a pair of lanes
@@ -73,20 +73,20 @@ GPU_GRID = Grid(
 class _Case(NamedTuple):
     """A batch of one lane or, with `beside`, batches of both: vision first."""
 
-    work: Work
-    beside: Work | None = None
+    work: BatchShape
+    beside: BatchShape | None = None
 
 
-class _Line(msgspec.Struct, omit_defaults=True):
+class _JournalLine(msgspec.Struct, omit_defaults=True):
     """A journal's line: samples of a case, of both lanes if there are two."""
 
-    work: Work
+    work: BatchShape
     seconds: list[float]
-    beside: Work | None = None
+    beside: BatchShape | None = None
     beside_seconds: list[float] = []
 
 
-class _Head(msgspec.Struct):
+class _JournalHead(msgspec.Struct):
     """A journal's first line: what was measured, on what."""
 
     model: str
@@ -104,7 +104,7 @@ def measure_model(
     config: ServeConfig | None = None,
     grid: Grid | None = None,
     transports: Sequence[str] | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnMeasured | None = None,
 ) -> CostFile:
     """Load it, measure for about so many minutes (loading comes before them) and fit. `journal`: a file of JSON lines
     to write as it goes, and to go on from. `config`: device, dtype, threads, kernels. `grid` and `transports`: by
@@ -121,7 +121,7 @@ def measure_model(
     rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, grid.n_context)
     try:
         device = str(rig.model.device)
-        head = _Head(name_of(model_folder(config)), device, rig.dtype, rig.n_threads, config.quantization)
+        head = _JournalHead(name_of(model_folder(config)), device, rig.dtype, rig.n_threads, config.quantization)
         samples = _Journal(journal, head)
         budget_s = 60.0 * minutes * (1 - _COPIES_SHARE if transports else 1.0)
         _measure(rig, _cases(grid, rig), samples, budget_s, say)
@@ -173,23 +173,23 @@ def _cases(grid: Grid, rig: Rig) -> list[_Case]:
     limit = rig.n_context
     contexts = [c for c in grid.contexts if c < limit]
     context = contexts[len(contexts) // 2]
-    cases = {_Case(Work(decodes=n, context=c)): None for c in contexts for n in grid.decodes}
+    cases = {_Case(BatchShape(decodes=n, context=c)): None for c in contexts for n in grid.decodes}
     chunks = [(c, s) for s in grid.starts for c in grid.chunks if s + c <= limit]
-    cases |= {_Case(Work(chunk=c, start=s)): None for c, s in chunks}
+    cases |= {_Case(BatchShape(chunk=c, start=s)): None for c, s in chunks}
     for c in (c for c, s in chunks if s == 0):
-        cases |= {_Case(Work(chunk=c, decodes=n, context=x)): None for n in grid.mixed for x in contexts}
+        cases |= {_Case(BatchShape(chunk=c, decodes=n, context=x)): None for n in grid.mixed for x in contexts}
     for tokens in rig.picture_tokens:
-        cases |= {_Case(Work(pictures=n, tokens=tokens)): None for n in grid.pictures}
+        cases |= {_Case(BatchShape(pictures=n, tokens=tokens)): None for n in grid.pictures}
         for n in grid.pictures_beside:
-            vision = Work(pictures=n, tokens=tokens)
+            vision = BatchShape(pictures=n, tokens=tokens)
             for decodes, chunk in grid.beside:
                 if chunk <= limit:
-                    language = Work(chunk=chunk, decodes=decodes, context=context if decodes else 0)
+                    language = BatchShape(chunk=chunk, decodes=decodes, context=context if decodes else 0)
                     cases |= {_Case(language): None, _Case(vision): None, _Case(vision, language): None}
     return list(cases)
 
 
-def _measure(rig: Rig, cases: list[_Case], samples: _Journal, budget_s: float, say: OnProgress) -> None:
+def _measure(rig: Rig, cases: list[_Case], samples: _Journal, budget_s: float, say: OnMeasured) -> None:
     """Passes over all cases until the time is up or each has enough; at least one case, so that there is a result."""
     begin_s = time.perf_counter()
     warm: set[_Case] = set()
@@ -219,7 +219,7 @@ def _sample(rig: Rig, case: _Case) -> tuple[list[float], list[float]]:
 class _Journal:
     """Samples by case, kept in a file if there is one."""
 
-    def __init__(self, path: Path | None, head: _Head) -> None:
+    def __init__(self, path: Path | None, head: _JournalHead) -> None:
         self._path = path
         self._seen: dict[_Case, tuple[list[float], list[float]]] = {}
         if path is None:
@@ -240,7 +240,7 @@ class _Journal:
         self._keep(case, seconds, beside_seconds)
         if self._path is not None:
             rounded, others = ([round(s, 7) for s in some] for some in (seconds, beside_seconds))
-            line = _Line(case.work, rounded, case.beside, others)
+            line = _JournalLine(case.work, rounded, case.beside, others)
             with self._path.open("ab") as file:
                 file.write(msgspec.json.encode(line) + b"\n")
 
@@ -258,10 +258,10 @@ class _Journal:
         mine += seconds
         others += beside_seconds
 
-    def _read(self, path: Path, head: _Head) -> None:
+    def _read(self, path: Path, head: _JournalHead) -> None:
         first, *lines = path.read_bytes().splitlines() or [b""]
         try:
-            found = msgspec.json.decode(first, type=_Head)
+            found = msgspec.json.decode(first, type=_JournalHead)
         except msgspec.DecodeError:
             raise ConfigError(f"{path} is no journal of a measurement; name another file", param="out") from None
         if found != head:
@@ -272,13 +272,13 @@ class _Journal:
             )
         for line in lines:
             try:
-                entry = msgspec.json.decode(line, type=_Line)
+                entry = msgspec.json.decode(line, type=_JournalLine)
             except msgspec.DecodeError:
                 continue  # cut off when it was stopped
             self._keep(_Case(entry.work, entry.beside), entry.seconds, entry.beside_seconds)
 
 
-def _point(work: Work, beside: Work | None, seconds: list[float]) -> BatchTime:
+def _point(work: BatchShape, beside: BatchShape | None, seconds: list[float]) -> BatchTime:
     ordered = sorted(seconds)
     p90 = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
     least, p50, p90 = (round(s, 7) for s in (ordered[0], statistics.median(ordered), p90))

@@ -19,11 +19,11 @@ from hydrainfer.core import (
     ConfigError,
     EncodeWork,
     Lane,
+    LiveSequence,
     MediaSpan,
     Request,
     Role,
     SamplingParams,
-    Sequence,
     Stage,
     StepBatch,
     StepResult,
@@ -31,7 +31,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
-from hydrainfer.planner.costs import Work
+from hydrainfer.planner.costs import BatchShape
 from hydrainfer.processor import Picture, Pixels, image_adapter
 from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
 from hydrainfer.storage import BlockStore
@@ -69,7 +69,7 @@ class Rig:
         n_blocks = {spec.name: len(paged if spec.paged else spec.span(0, self.n_context)) for spec in self.kv}
         stores = [_filled(spec, n_sequences * n_blocks[spec.name], device) for spec in self.kv]
         self._pixels: dict[str, Pixels] = {}
-        self._pictures: dict[int, list[Sequence]] = {}  # by embedding tokens
+        self._pictures: dict[int, list[LiveSequence]] = {}  # by embedding tokens
         if self.embed is not None:
             self._draw(described, self.embed, sizes, n_pictures)
             n_rows = n_pictures * self.embed.blocks_for(max(self._pictures))
@@ -91,13 +91,15 @@ class Rig:
         """The embedding tokens of the pictures that can be encoded, ascending."""
         return sorted(self._pictures)
 
-    def run(self, work: Work) -> float:
+    def run(self, work: BatchShape) -> float:
         """Seconds from launch to result, with both lanes idle before."""
         start_s = time.perf_counter()
         self._wait([self._launch(work)])
         return time.perf_counter() - start_s
 
-    def run_beside(self, vision: Work, language: Work, seconds: float, least: int) -> tuple[list[float], list[float]]:
+    def run_beside(
+        self, vision: BatchShape, language: BatchShape, seconds: float, least: int
+    ) -> tuple[list[float], list[float]]:
         """Run both repeatedly, each launched as soon as it is done, for `seconds` and at least `least` times. Returns
         how long each run took, without the first and the last."""
         took: dict[Lane, list[float]] = {Lane.VISION: [], Lane.LANGUAGE: []}
@@ -147,7 +149,7 @@ class Rig:
         """The threads for a lane's next batch, as in an engine: half of the cores while the other lane runs."""
         return lambda: max(1, self.n_threads // 2) if self._busy[other] else self.n_threads
 
-    def _launch(self, work: Work) -> tuple[Lane, object]:
+    def _launch(self, work: BatchShape) -> tuple[Lane, object]:
         if work.is_vision:
             lane, n = Lane.VISION, work.pictures
             items: list = [EncodeWork(seq, 0) for seq in self._pictures[work.tokens][:n]]
@@ -179,11 +181,11 @@ class Rig:
                 raise ConfigError(f"a batch did not end within {_STEP_LIMIT_S:.0f} s")
 
 
-def _sequence(name: str, prompt: tuple[int, ...], media: tuple[MediaSpan, ...] = ()) -> Sequence:
+def _sequence(name: str, prompt: tuple[int, ...], media: tuple[MediaSpan, ...] = ()) -> LiveSequence:
     request = Request(
         id=name, prompt_ids=prompt, sampling=SamplingParams(temperature=0.0), max_tokens=16, seed=1, media=media
     )
-    return Sequence(request, (0.0, 0), 0.0)
+    return LiveSequence(request, (0.0, 0), 0.0)
 
 
 def _filled(spec: CacheSpec, n_blocks: int, device: torch.device) -> BlockStore:

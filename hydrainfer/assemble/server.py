@@ -42,14 +42,14 @@ from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import vision_fingerprint
 from hydrainfer.processor import Fetcher, ModelDescription, PixelStore, Processor, load_description
 from hydrainfer.scheduler import Policy
-from hydrainfer.server import Admission, Intake, Sessions, Traces, open_traces
+from hydrainfer.server import AdmissionControl, Intake, Sessions, Traces, open_traces
 from hydrainfer.storage import check_transport
 
 _QUEUE_S = 10.0  # of waiting work, where no SLO says what is too long
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class ServerParts:
     """The running parts of a server, and what it and the offline API need beside them. `engine`: the only instance, or
     the hub of several. `facts`: the resolved values of options that were `auto`. `traces`: None if nobody
     wants them."""
@@ -84,7 +84,7 @@ class Instance:
             self.traces.close()
 
 
-def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> Instance:
+def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> ServerParts:
     """Load the model and start the engines. Raises `ConfigError` or `CheckpointError`, one line each."""
     specs = read_layout(config.layout)
     check_backends(config)
@@ -137,12 +137,12 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     facts["image_backend"] = backend_name(intake.processor.limits)
     facts["media_workers"] = workers.n if workers else 0
     facts = {"served_model_name": ", ".join(names), "max_model_len": description.n_context, **facts}
-    return Instance(config, names, intake, sessions, engine, recorder, facts, pools, traces)
+    return ServerParts(config, names, intake, sessions, engine, recorder, facts, pools, traces)
 
 
-def _admission(config: ServeConfig, model: ModelConfig, specs: Sequence[InstanceSpec]) -> Admission:
+def _admission(config: ServeConfig, model: ModelConfig, specs: Sequence[InstanceSpec]) -> AdmissionControl:
     ttft_s = parse_slo([config.slo]).ttft_s if config.slo and is_slo_part(config.slo.split(",")[0]) else None
-    return Admission(
+    return AdmissionControl(
         time.monotonic,
         longest_s=config.max_queue_s or min(ttft_s or _QUEUE_S, config.request_timeout_s),
         max_requests=config.max_waiting,

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from hydrainfer.benching.options import (
     URL,
     Compare,
-    Run,
+    RunOptions,
     Trace,
     min_seconds_of,
     numbers,
@@ -47,15 +47,15 @@ app = typer.Typer(
 
 
 @app.command()
-@with_flags(Run, "urls")
+@with_flags(RunOptions, "urls")
 def run(**flags: Any) -> None:
     """Load one server: at the rates given, or in search of the highest at which 90 % of requests meet their SLO."""
-    from hydrainfer.workload.client import Target
-    from hydrainfer.workload.measuring import Asked, Effort, Load, bench
+    from hydrainfer.workload.client import Endpoint
+    from hydrainfer.workload.measuring import Asked, Effort, LoadPlan, bench
     from hydrainfer.workload.output import Shown
     from hydrainfer.workload.sources import Replay, read_arrivals, read_workload
 
-    given = Run(**flags)
+    given = RunOptions(**flags)
     addresses, parts = sorted_out(given.urls, given.goodput)
     spec = read_workload(given.workload, data=given.data, pictures=given.pictures)
     needed = given.rate is None and given.concurrency is None
@@ -70,7 +70,7 @@ def run(**flags: Any) -> None:
         workload=spec,
         like=given.like,
         slo=objective,
-        load=Load(
+        load=LoadPlan(
             kind="poisson" if given.arrivals == "replay" else given.arrivals,
             burst_shape=given.burst_shape,
             rates=numbers(given.rate, "rate"),
@@ -89,7 +89,7 @@ def run(**flags: Any) -> None:
         runs=given.runs,
         name=given.name,
     )
-    target = Target(base_url=addresses[0] if addresses else URL, model=given.model, api_key=given.api_key)
+    target = Endpoint(base_url=addresses[0] if addresses else URL, model=given.model, api_key=given.api_key)
     console = Console(stderr=True, highlight=False)
     console.print(
         f"workload {spec.dataset} ({spec.source}), seed {given.seed}, SLO {objective or 'none'}", markup=False
@@ -151,7 +151,7 @@ def _finish(result: Any, out: Path | None, as_json: bool) -> None:
 @with_flags(Trace, "workload")
 def trace(**flags: Any) -> None:
     """Record a workload once, with the length of every answer, so that every server can be given the same load."""
-    from hydrainfer.workload.client import Target
+    from hydrainfer.workload.client import Endpoint
     from hydrainfer.workload.measuring import FirstPass, first_pass
     from hydrainfer.workload.output import Shown
     from hydrainfer.workload.sources import Recording, read_workload, write_recording
@@ -165,7 +165,7 @@ def trace(**flags: Any) -> None:
     if url is None:
         made = FirstPass(Recording(dataset=spec.dataset, seed=given.seed, chats=tuple(chats)), (), "")
     else:
-        target = Target(base_url=url, model=given.model, api_key=given.api_key, timeout_s=given.timeout_s)
+        target = Endpoint(base_url=url, model=given.model, api_key=given.api_key, timeout_s=given.timeout_s)
         limit = given.max_tokens or spec.max_tokens
         with Shown(console, None) as watch:
             made = run_to_end(

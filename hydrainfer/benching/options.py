@@ -18,7 +18,7 @@ URL = "http://127.0.0.1:8000"
 _SERVER, _SENT, _SLO, _LOAD = "The server", "What is sent", "What is wanted of it", "How it is loaded"
 _SEARCH, _OUT, _COMPARED, _HARDWARE = "The search for goodput", "What comes out", "What is compared", "Hardware"
 
-Workload = Annotated[str, flag(_SENT, "A name or file of configs/workloads, or a recording.")]
+WorkloadName = Annotated[str, flag(_SENT, "A name or file of configs/workloads, or a recording.")]
 Data = Annotated[str | None, flag(_SENT, "A local copy of the dataset; see datasets/README.md.")]
 Pictures = Annotated[str | None, flag(_SENT, "The folder of the dataset's pictures.")]
 Like = Annotated[str | None, flag(_SENT, "Answers as long as this model's, and its SLOs (configs/slo).")]
@@ -27,22 +27,22 @@ Preset = Annotated[str | None, flag(_SLO, "A name or file of configs/slo, with :
 Parts = Annotated[list[str] | None, flag(_SLO, "SLOs in ms: ttft:250 tpot:40 e2e:2000.")]
 MinSeconds = Annotated[float | None, flag(_LOAD, "A run lasts so long; auto: 10, or 5 TTFT SLOs.")]
 Timeout = Annotated[float, flag(_LOAD, "A request without an end by then has failed.")]
-Model = Annotated[str, flag(_SERVER, "Its name; default: the first the server has.")]
+ModelName = Annotated[str, flag(_SERVER, "Its name; default: the first the server has.")]
 ApiKey = Annotated[str | None, flag(_SERVER, "Bearer token.", envvar="OPENAI_API_KEY")]
 _FOLDER = flag(_OUT, "Folder for result.json, runs.csv and report.html.")
-Json = Annotated[
+JsonFlag = Annotated[
     bool, flag(_OUT, "The result as JSON on standard output; all else goes to stderr.", param_decls=["--json"])
 ]
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The flags of `bench run`."""
 
     urls: Annotated[list[str] | None, flag("", f"The server, without /v1 (default {URL}).")] = None
-    model: Model = ""
+    model: ModelName = ""
     api_key: ApiKey = None
     name: Annotated[str, flag(_SERVER, "What to call the server in the report.")] = "server"
-    workload: Workload = "textcaps"
+    workload: WorkloadName = "textcaps"
     data: Data = None
     pictures: Pictures = None
     like: Like = None
@@ -62,7 +62,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     first_rate: Annotated[float | None, flag(_SEARCH, "Where the search starts; default: from one alone.")] = None
     max_rate: Annotated[float, flag(_SEARCH, "Where the search ends.")] = 1e4
     tolerance: Annotated[float, flag(_SEARCH, "How exact the search is, relative.")] = 0.05
-    json: Json = False
+    json: JsonFlag = False
     out: Annotated[Path | None, _FOLDER] = None
 
 
@@ -89,7 +89,7 @@ class Compare(msgspec.Struct, frozen=True, kw_only=True):
     rounds: Annotated[int | None, flag(_LOAD, "With another seed each.", ge=1)] = None
     requests: Annotated[int | None, flag(_LOAD, "Per run, at least.", ge=1)] = None
     min_seconds: MinSeconds = None
-    json: Json = False
+    json: JsonFlag = False
     out: Annotated[Path, _FOLDER] = Path("comparison")
 
     def as_plan(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: Annotated[str, flag("", "A name or file of configs/workloads.")]
     url: Annotated[str | None, flag(_SERVER, "Ask this server how long its answers are; without: as drawn.")] = None
-    model: Model = ""
+    model: ModelName = ""
     api_key: ApiKey = None
     data: Data = None
     pictures: Pictures = None

@@ -8,8 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from hydrainfer.core import InvalidRequest, Request, Stage
-from hydrainfer.core import Sequence as LiveSequence
+from hydrainfer.core import InvalidRequest, LiveSequence, Request, Stage
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 Found = Sequence[int | None]

@@ -15,7 +15,7 @@ from hydrainfer.core import CheckpointError
 
 BICUBIC = 3  # as Pillow numbers its filters
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
-Times = Literal["counted", "timed", "told"]
+FrameTimes = Literal["counted", "timed", "told"]
 
 
 class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
     of `max_tokens` at most. `start` and `end` stand around each pair whose time is told."""
 
     frames: QwenSettings
-    times: Times
+    times: FrameTimes
     fps: float = 2.0
     num_frames: int | None = None
     min_frames: int = 4
@@ -130,7 +130,7 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(
-        cls, given: Mapping[str, Any], times: Times, tokens_per_second: float, pictures: QwenSettings
+        cls, given: Mapping[str, Any], times: FrameTimes, tokens_per_second: float, pictures: QwenSettings
     ) -> QwenVideoSettings:
         """Read the configuration of a video preprocessor. `pictures`: how the vision tower cuts and normalises. Raises
         `CheckpointError`."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from hydrainfer.checkpoint.files import preprocessing, require
 from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionConfig, VisionShape
-from hydrainfer.checkpoint.pixels import QwenSettings, QwenVideoSettings, Times
+from hydrainfer.checkpoint.pixels import FrameTimes, QwenSettings, QwenVideoSettings
 
 MAX_ASPECT = 200
 """Sides of a picture differ at most so many times."""
-_TIMES: dict[str, Times] = {"qwen2_vl": "counted", "qwen2_5_vl": "timed", "qwen3_vl": "told", "qwen3_5": "told"}
+_TIMES: dict[str, FrameTimes] = {"qwen2_vl": "counted", "qwen2_5_vl": "timed", "qwen3_vl": "told", "qwen3_5": "told"}
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _check(hf: Any, hidden: int, out: int, indexes: dict[str, tuple[int, ...]], 
     )
 
 
-def _pixels(v: Any, times: Times, path: Path) -> tuple[QwenSettings, QwenVideoSettings]:
+def _pixels(v: Any, times: FrameTimes, path: Path) -> tuple[QwenSettings, QwenVideoSettings]:
     """How pictures and videos are prepared; where no file says it, cut as the tower takes them."""
     wanted = v.patch_size, v.spatial_merge_size, v.temporal_patch_size
     given = preprocessing(path)

@@ -9,7 +9,7 @@ from hydrainfer.cluster.front import Front
 from hydrainfer.cluster.hashing import HashRing
 from hydrainfer.cluster.hub import Hub
 from hydrainfer.cluster.instance import Pulse
-from hydrainfer.cluster.launch import InProcess, Launcher
+from hydrainfer.cluster.launch import Facts, InProcess, Launcher
 from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.node import Node, NodePlan, run_node
 from hydrainfer.cluster.pixels import PixelClient
@@ -18,6 +18,7 @@ from hydrainfer.cluster.roster import Balancing, Roster
 
 __all__ = [
     "Balancing",
+    "Facts",
     "Front",
     "HashRing",
     "Hub",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from hydrainfer.config import Share
+from hydrainfer.config import MachineShare
 
 Amounts = Mapping[str, float]
 """Amounts by Ray's names: CPU, GPU and custom resources."""
 
 
-def needs(share: Share) -> dict[str, float]:
+def needs(share: MachineShare) -> dict[str, float]:
     amounts = {"CPU": share.cpus or 0.0, "GPU": share.gpus or 0.0, **share.resources}
     return {name: amount for name, amount in amounts.items() if amount}
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from hydrainfer.cluster.instance import Pulse
-from hydrainfer.cluster.messages import Beat, Cancel, Hello, Learned, Members, Moved, Order, Peer, Report, Submit
+from hydrainfer.cluster.messages import Beat, Cancel, Hello, HubOrder, Learned, Members, Moved, Peer, Report, Submit
 from hydrainfer.cluster.restarts import Lost, Restarts
 from hydrainfer.cluster.rolling import Rolling
 from hydrainfer.cluster.roster import Roster
@@ -46,7 +46,7 @@ _Instance = tuple[str, int]  # name and incarnation
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveRequest:
     """`name`: of its present life. `owner`: the instance that answers for it; None while no instance can take it.
     `giver`: who handed it to `owner`, until `owner` has said that it is there. `heard`: `owner` has spoken of it."""
 
@@ -100,10 +100,10 @@ class Front:
         self._record = record
         self._pulse = pulse or Pulse()
         self._stall_s = stall_s
-        self._live: dict[str, _Live] = {}  # by the request's id
-        self._lives: dict[str, _Live] = {}  # by the name of its present life
+        self._live: dict[str, _LiveRequest] = {}  # by the request's id
+        self._lives: dict[str, _LiveRequest] = {}  # by the name of its present life
         self._buried: set[_Instance] = set()
-        self._orders: dict[str, list[Order]] = {}
+        self._orders: dict[str, list[HubOrder]] = {}
         self._out: list[Output] = []
         self._beat_at = 0.0
 
@@ -114,7 +114,7 @@ class Front:
         `Unavailable` if none ever will."""
         if self.lost is not None:
             raise _lost_error(self.lost.stage)
-        live = _Live(request, request.id)
+        live = _LiveRequest(request, request.id)
         self._place(live, now)
         self._live[request.id] = self._lives[request.id] = live
         arrived_s = now if request.arrival_s is None else request.arrival_s
@@ -217,7 +217,7 @@ class Front:
             self._flush()
         return self._beat_at
 
-    def orders(self) -> dict[str, list[Order]]:
+    def orders(self) -> dict[str, list[HubOrder]]:
         """The orders to send, by instance; each is returned once."""
         orders, self._orders = self._orders, {}
         return orders
@@ -237,7 +237,7 @@ class Front:
                 self._revoke([live.name])
                 self._end(live, now, "error", _lost_error(self.lost.stage))
 
-    def _place(self, live: _Live, now: float) -> bool:
+    def _place(self, live: _LiveRequest, now: float) -> bool:
         name = self.roster.choose(live.request, live.request.plan()[0], ())
         if name is None:
             live.owner, live.since = None, now
@@ -247,7 +247,7 @@ class Front:
         self._orders.setdefault(name, []).append(Submit(request, tuple(live.produced)))
         return True
 
-    def _lose(self, live: _Live, now: float, by_death: bool = True) -> None:
+    def _lose(self, live: _LiveRequest, now: float, by_death: bool = True) -> None:
         """Begin a request's next life, with what the client has been told; the present one is over without an end."""
         self._revoke([live.name])  # should any of it still be somewhere
         if live.cancelled:
@@ -284,7 +284,7 @@ class Front:
             if not self.roster.knows(*owner):
                 self._lose(live, now)
 
-    def _hear(self, live: _Live, output: Output, at_s: float, now: float) -> None:
+    def _hear(self, live: _LiveRequest, output: Output, at_s: float, now: float) -> None:
         if output.error is not None or output.finish_reason == "abort":
             self._end(live, at_s, output.finish_reason or "error", output=output)
             return
@@ -299,7 +299,7 @@ class Front:
                 live.early.remove(early)
                 self._tell(live, early, at_s)
 
-    def _tell(self, live: _Live, output: Output, at_s: float) -> None:
+    def _tell(self, live: _LiveRequest, output: Output, at_s: float) -> None:
         """Pass the new part of `output` on to the client."""
         known = len(live.produced) - output.start
         tokens = output.token_ids[known:]
@@ -318,7 +318,12 @@ class Front:
             self._out.append(msgspec.structs.replace(fresh, request_id=live.request.id))
 
     def _end(
-        self, live: _Live, at_s: float, finish: str, error: HydraError | None = None, output: Output | None = None
+        self,
+        live: _LiveRequest,
+        at_s: float,
+        finish: str,
+        error: HydraError | None = None,
+        output: Output | None = None,
     ) -> None:
         request_id = live.request.id
         del self._live[request_id], self._lives[live.name]
@@ -326,7 +331,7 @@ class Front:
         self._note(LifecycleEvent(request_id, EventKind.FINISHED, at_s, detail=finish))
         self._out.append(msgspec.structs.replace(output, request_id=request_id))
 
-    def _check(self, live: _Live, now: float) -> None:
+    def _check(self, live: _LiveRequest, now: float) -> None:
         if now > live.request.deadline_s + (self._pulse.grace_s if live.owner is not None else 0.0):
             self._revoke([live.name])
             late = DeadlineExceeded("the request's deadline passed before it was done; retry or raise the timeout")
@@ -338,7 +343,7 @@ class Front:
         elif live.early and now > live.since + self._pulse.gap_s:
             self._lose(live, now, by_death=False)
 
-    def _try_again(self, live: _Live, now: float) -> bool:
+    def _try_again(self, live: _LiveRequest, now: float) -> bool:
         """Place it if an instance can take it. Returns False once its patience is over."""
         since = live.since
         if self._place(live, now):
@@ -401,7 +406,7 @@ class Front:
             if self.roster.hands_to(other, name):
                 self._orders.setdefault(other, []).append(Learned(name, cached))
 
-    def _tell_all(self, order: Order) -> None:
+    def _tell_all(self, order: HubOrder) -> None:
         for name in self.members:
             self._orders.setdefault(name, []).append(order)
 
@@ -410,7 +415,7 @@ def _has_work(stats: InstanceStats) -> bool:
     return bool(stats.n_waiting or stats.n_running or stats.n_migrating or stats.n_arriving)
 
 
-def _needs(live: _Live, stage: Stage) -> bool:
+def _needs(live: _LiveRequest, stage: Stage) -> bool:
     """Whether it cannot finish unless some instance runs `stage`. A request that an instance of other stages has, has
     its pictures encoded and, with its first token, its prompt prefilled."""
     if stage not in live.request.plan():

@@ -17,7 +17,7 @@ import zmq
 from hydrainfer.cluster.front import Front
 from hydrainfer.cluster.launch import Facts, Launcher
 from hydrainfer.cluster.mesh import Mesh
-from hydrainfer.cluster.messages import Close, Failed, Hello, Order, Orders, ToHub, decode_to_hub, encode
+from hydrainfer.cluster.messages import Close, Failed, Hello, HubOrder, Orders, ToHub, decode_to_hub, encode
 from hydrainfer.cluster.node import NodePlan
 from hydrainfer.cluster.pixels import answer_pixels
 from hydrainfer.core import (
@@ -220,7 +220,7 @@ class Hub:
             self._retry(name)
         self._mesh.poll(max(wake_at - self._clock(), 0.0))
 
-    def _order(self, name: str, *orders: Order) -> None:
+    def _order(self, name: str, *orders: HubOrder) -> None:
         self._n_orders[name] += 1
         message = Orders(self._connected[name], self._clock(), orders, self._n_orders[name])
         self._mesh.send(name, encode(message))

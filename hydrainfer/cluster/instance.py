@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from hydrainfer.cluster.messages import Beat, Cancel, Learned, Moved, Order, Submit
+from hydrainfer.cluster.messages import Beat, Cancel, HubOrder, Learned, Moved, Submit
 from hydrainfer.cluster.roster import Roster
 from hydrainfer.core import Output, Parcel
 from hydrainfer.engine import Engine
@@ -66,7 +66,7 @@ class Instance(ABC):
 
     # ---- turns
 
-    def hear(self, message: Parcel | Order, now: float) -> None:
+    def hear(self, message: Parcel | HubOrder, now: float) -> None:
         """Take in what a peer or the hub has said; who is there and when to close is not heard here."""
         engine = self.engine
         assert engine is not None

@@ -112,7 +112,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     """End everything and stop."""
 
 
-Order = Members | Submit | Cancel | Beat | Learned | Close
+HubOrder = Members | Submit | Cancel | Beat | Learned | Close
 
 
 class Orders(msgspec.Struct, frozen=True, tag=True):
@@ -120,7 +120,7 @@ class Orders(msgspec.Struct, frozen=True, tag=True):
 
     incarnation: int
     hub_s: float
-    orders: tuple[Order, ...]
+    orders: tuple[HubOrder, ...]
     n: int = 0
 
 

@@ -17,8 +17,8 @@ from hydrainfer.cluster.messages import (
     Close,
     Failed,
     Hello,
+    HubOrder,
     Members,
-    Order,
     Peer,
     Report,
     Submit,
@@ -27,7 +27,7 @@ from hydrainfer.cluster.messages import (
     encode,
 )
 from hydrainfer.cluster.roster import Balancing, Roster
-from hydrainfer.config import Share
+from hydrainfer.config import MachineShare
 from hydrainfer.core import (
     ErrorInfo,
     EventKind,
@@ -65,7 +65,7 @@ class NodePlan:
     keys: Keys | None = None
     balancing: Balancing = "least_load"
     pulse: Pulse = _PULSE
-    share: Share = field(default_factory=Share)
+    share: MachineShare = field(default_factory=MachineShare)
 
 
 class Wire(Protocol):
@@ -206,7 +206,7 @@ class Node(Instance):
             for order in message.orders:
                 self._obey(order)
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: HubOrder) -> None:
         match order:
             case Members(peers):
                 self._meet(peers)

@@ -84,7 +84,7 @@ class RayLauncher:
         import ray
 
         shares = self._place(plans)
-        actor_class = ray.remote(_Instance)
+        actor_class = ray.remote(_ActorInstance)
         for plan in plans:
             share = shares[plan.name]
             options = actor_class.options(
@@ -271,7 +271,7 @@ class RayLauncher:
         self._on_gone(name, incarnation)
 
 
-class _Instance:
+class _ActorInstance:
     """The object in the actor's process. Calls only wait; nothing of a request passes here."""
 
     def __init__(self, plan: NodePlan, build: bytes) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-Ended = tuple[str, int]
+Incarnation = tuple[str, int]
 """The name and incarnation of an instance."""
 
 
@@ -19,7 +19,7 @@ class Rolling:
 
     def __init__(self, rest_s: float = 5.0) -> None:
         self.resting: str | None = None
-        self.ended: Ended | None = None
+        self.ended: Incarnation | None = None
         self._rest_s = rest_s
         self._names: list[str] = []
         self._left: list[str] = []
@@ -29,7 +29,7 @@ class Rolling:
         """Restart all of these; those that were still to be restarted anew."""
         self._names, self._left = names, list(names)
 
-    def turn(self, now: float, there: Mapping[str, int], idle: Mapping[str, bool]) -> Ended | None:
+    def turn(self, now: float, there: Mapping[str, int], idle: Mapping[str, bool]) -> Incarnation | None:
         """Who is to be ended now. `there`: the incarnations of those that run; `idle`: whether they have nothing."""
         if self.resting is not None:
             name = self.resting

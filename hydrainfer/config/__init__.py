@@ -6,7 +6,7 @@ may lie.
 
 from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.folders import cache_folder
-from hydrainfer.config.layout import InstanceSpec, Share, choose_launcher, read_layout, settle
+from hydrainfer.config.layout import InstanceSpec, MachineShare, choose_launcher, read_layout, settle
 from hydrainfer.config.load import ENV_PREFIX, Loaded, Option, load, options
 from hydrainfer.config.read import check_known, locate, read_yaml
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
@@ -18,9 +18,9 @@ __all__ = [
     "MEASURE_MINUTES",
     "InstanceSpec",
     "Loaded",
+    "MachineShare",
     "Option",
     "ServeConfig",
-    "Share",
     "Slo",
     "cache_folder",
     "check_known",

@@ -21,7 +21,7 @@ _Count = Annotated[int, Meta(ge=1)]
 _Core = Annotated[int, Meta(ge=0)]
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class MachineShare(msgspec.Struct, frozen=True, kw_only=True):
     """An instance's part of a machine. `cpus`, `gpus`, `resources`: of a Ray node, for placement; a part of one GPU
     shares it. `cores`: pinned to these. `threads`: for compute. None is decided later: `cpus` by the launcher, `gpus`
     by the device, `threads` by the cores."""
@@ -38,11 +38,11 @@ class InstanceSpec(NamedTuple):
 
     name: str
     role: Role
-    share: Share
+    share: MachineShare
     own: Mapping[str, Any]
 
 
-class _Group(Share, frozen=True, kw_only=True):
+class _LayoutEntry(MachineShare, frozen=True, kw_only=True):
     """An entry of the file: `count` instances of a kind."""
 
     role: str
@@ -56,7 +56,7 @@ class _Group(Share, frozen=True, kw_only=True):
 
 
 _OWN = ("kv_cache_gib", "image_cache_gib", "token_budget", "image_budget", "max_running", "overlap")
-_GROUP_KEYS = [f.name for f in msgspec.structs.fields(_Group)]
+_GROUP_KEYS = [f.name for f in msgspec.structs.fields(_LayoutEntry)]
 
 
 def read_layout(text: str) -> tuple[InstanceSpec, ...]:
@@ -64,7 +64,7 @@ def read_layout(text: str) -> tuple[InstanceSpec, ...]:
     if text == "auto":
         raise ConfigError("--layout auto is for `hydrainfer serve`; here, name one such as 1E1PD", param="layout")
     if Path(text).suffix not in (".yaml", ".yml"):
-        return _named([(role, _Group(role=str(role))) for role in Layout.parse(text).instances])
+        return _named([(role, _LayoutEntry(role=str(role))) for role in Layout.parse(text).instances])
     path = Path(text).expanduser()
     content = read_yaml(path)
     for key in content:
@@ -84,7 +84,7 @@ def settle(specs: Sequence[InstanceSpec], config: ServeConfig, on_gpu: bool) -> 
     """The instances with what the layout leaves open filled in from the options: `cpu_share`, `gpu_share` (0 where
     instances run on the CPU), `threads` (of all instances together)."""
 
-    def settled(share: Share) -> Share:
+    def settled(share: MachineShare) -> MachineShare:
         cpus = config.cpu_share if share.cpus is None else share.cpus
         gpus = (config.gpu_share if on_gpu else 0.0) if share.gpus is None else share.gpus
         threads = share.threads
@@ -110,13 +110,13 @@ def choose_launcher(config: ServeConfig, specs: Sequence[InstanceSpec]) -> Liter
     return config.launcher
 
 
-def _group(entry: Any, where: str) -> _Group:
+def _group(entry: Any, where: str) -> _LayoutEntry:
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: must hold keys and values, at least a role", param="layout")
     for key in entry:
         check_known(key, _GROUP_KEYS, where)
     try:
-        group = msgspec.convert({k: v for k, v in entry.items() if v is not None}, _Group)
+        group = msgspec.convert({k: v for k, v in entry.items() if v is not None}, _LayoutEntry)
         Role.parse(group.role)
     except (msgspec.ValidationError, ConfigError) as e:
         text = str(e)
@@ -127,7 +127,7 @@ def _group(entry: Any, where: str) -> _Group:
     return group
 
 
-def _wrong(group: _Group) -> str | None:
+def _wrong(group: _LayoutEntry) -> str | None:
     """What is wrong with a group beyond its types, or None."""
     for key, value in {**msgspec.structs.asdict(group), **group.resources}.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -140,12 +140,12 @@ def _wrong(group: _Group) -> str | None:
     return None
 
 
-def _named(groups: list[tuple[Role, _Group]]) -> tuple[InstanceSpec, ...]:
+def _named(groups: list[tuple[Role, _LayoutEntry]]) -> tuple[InstanceSpec, ...]:
     """E0, E1, P0 …"""
     seen: Counter[Role] = Counter()
     specs = []
     for role, g in groups:
-        share = Share(**{f.name: getattr(g, f.name) for f in msgspec.structs.fields(Share)})
+        share = MachineShare(**{f.name: getattr(g, f.name) for f in msgspec.structs.fields(MachineShare)})
         own = {name: value for name in _OWN if (value := getattr(g, name)) is not None}
         specs.append(InstanceSpec(f"{role}{seen[role]}", role, share, own))
         seen[role] += 1

@@ -59,7 +59,7 @@ from hydrainfer.core.request import (
     Share,
 )
 from hydrainfer.core.seldom import SeldomLog
-from hydrainfer.core.sequence import EncodeWork, Sequence, StepBatch, StepResult, TokenLogprobs, TokenWork
+from hydrainfer.core.sequence import EncodeWork, LiveSequence, StepBatch, StepResult, TokenLogprobs, TokenWork
 from hydrainfer.core.stage import LANE_OF, Lane, Layout, Role, Stage
 
 __all__ = [
@@ -90,6 +90,7 @@ __all__ = [
     "Lane",
     "Layout",
     "LifecycleEvent",
+    "LiveSequence",
     "Load",
     "MediaError",
     "MediaSpan",
@@ -110,7 +111,6 @@ __all__ = [
     "Role",
     "SamplingParams",
     "SeldomLog",
-    "Sequence",
     "Share",
     "SlicedTime",
     "Span",

@@ -17,7 +17,7 @@ import msgspec
 
 from hydrainfer.core.events import ErrorInfo, Load
 from hydrainfer.core.request import Request
-from hydrainfer.core.sequence import Sequence
+from hydrainfer.core.sequence import LiveSequence
 from hydrainfer.core.stage import Stage
 
 Key = tuple[str, int]
@@ -44,8 +44,8 @@ class ExportHandle(msgspec.Struct, frozen=True):
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     """A request between two stages. `produced`: its tokens so far. `n_computed`: tokens whose KV lies in the blocks.
-    `order`, `hops`: see `Sequence`. `blocks`: per cache spec the source's block ids, in token order, of what the next
-    stage reads; empty when all is to be computed again. `exports`: where those blocks are."""
+    `order`, `hops`: see `LiveSequence`. `blocks`: per cache spec the source's block ids, in token order, of what the
+    next stage reads; empty when all is to be computed again. `exports`: where those blocks are."""
 
     request: Request
     cursor: int
@@ -71,7 +71,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(
         cls,
-        seq: Sequence,
+        seq: LiveSequence,
         blocks: dict[str, tuple[int, ...]],
         source: str,
         incarnation: int,
@@ -91,9 +91,9 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
             exports={spec: exports[spec] for spec in blocks},
         )
 
-    def sequence(self, now: float) -> Sequence:
+    def sequence(self, now: float) -> LiveSequence:
         """It as a live sequence of the target, which holds no blocks yet."""
-        seq = Sequence(self.request, self.order, now, self.produced)
+        seq = LiveSequence(self.request, self.order, now, self.produced)
         seq.cursor = self.cursor
         seq.attempt = self.attempt
         seq.hops = self.hops + 1

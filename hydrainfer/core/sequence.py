@@ -24,7 +24,7 @@ from hydrainfer.core.request import Request
 from hydrainfer.core.stage import Lane, Stage
 
 
-class Sequence:
+class LiveSequence:
     """Owner: the scheduler, which alone mutates it. A runner reads it while it packs a batch, never later.
 
     `order`: (arrival time, rank at the instance it came to first), smaller is older; it keeps its age wherever it goes.
@@ -149,7 +149,7 @@ class TokenWork(msgspec.Struct, frozen=True):
     """Compute `count` tokens of `seq` from position `start`; sample a token after the last one if `sample`. The last of
     them are `drafts`, which may follow its tokens: a token is sampled before each of them, too."""
 
-    seq: Sequence
+    seq: LiveSequence
     start: int
     count: int
     sample: bool
@@ -167,7 +167,7 @@ class TokenWork(msgspec.Struct, frozen=True):
 class EncodeWork(msgspec.Struct, frozen=True):
     """Compute the embeddings of picture `index` of `seq`."""
 
-    seq: Sequence
+    seq: LiveSequence
     index: int
 
 
@@ -215,6 +215,6 @@ class StepResult:
     error: HydraError | None = None
     own_s: float | None = None
 
-    def error_of(self, seq: Sequence) -> HydraError | None:
+    def error_of(self, seq: LiveSequence) -> HydraError | None:
         """Why nothing of it may be used for this request, if so."""
         return self.error or self.failed.get(seq.id)

@@ -7,11 +7,11 @@ from hydrainfer.engine.engine import Engine, EventSink
 from hydrainfer.engine.lanes import Overlap
 from hydrainfer.engine.migration import Timing
 from hydrainfer.engine.moves import Moves
-from hydrainfer.engine.ports import Completion, EngineHandle, PeerLink, Placement, Puller, Runner, Ticket
+from hydrainfer.engine.ports import CopyTicket, EngineHandle, PeerLink, Placement, Puller, Runner, Ticket
 from hydrainfer.engine.thread import EngineThread
 
 __all__ = [
-    "Completion",
+    "CopyTicket",
     "Engine",
     "EngineHandle",
     "EngineThread",

@@ -23,13 +23,13 @@ from hydrainfer.core import (
     InternalError,
     Lane,
     LifecycleEvent,
+    LiveSequence,
     Load,
     Offer,
     Output,
     OutputSink,
     Parcel,
     Request,
-    Sequence,
     Stage,
     StepBatch,
     StepResult,
@@ -98,7 +98,7 @@ class Engine:
         self._watch(seq)
         self._queued(seq, now)
 
-    def _watch(self, seq: Sequence) -> None:
+    def _watch(self, seq: LiveSequence) -> None:
         deadline_s = seq.request.deadline_s
         if deadline_s == _NEVER:
             return
@@ -235,13 +235,13 @@ class Engine:
             if o.ended is not None and o.finish is None:
                 self._queued(seq, now)
 
-    def _queued(self, seq: Sequence, now: float) -> None:
+    def _queued(self, seq: LiveSequence, now: float) -> None:
         here = self.scheduler.role.runs(seq.stage)
         self._event(seq.id, EventKind.QUEUED if here else EventKind.MIGRATING, now, seq.stage)
         if not here:
             self._depart(seq, now)
 
-    def _depart(self, seq: Sequence, now: float) -> None:
+    def _depart(self, seq: LiveSequence, now: float) -> None:
         if self._moves is not None:
             self._moves.depart(seq, now)
 

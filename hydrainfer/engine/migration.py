@@ -67,7 +67,7 @@ class Send(NamedTuple):
     message: Message
 
 
-class Moved(NamedTuple):
+class HandedOver(NamedTuple):
     """The request is the peer's now."""
 
     request_id: str
@@ -100,7 +100,7 @@ class Drop(NamedTuple):
     key: Key
 
 
-Effect = Send | Moved | Retry | Free | Land | Drop
+Effect = Send | HandedOver | Retry | Free | Land | Drop
 
 
 @dataclass(slots=True)
@@ -205,7 +205,7 @@ class Source:
             self._resend(o, now)
             del self._live[key[0]]
             self._closed.add(o.hold)
-            return [Send(peer, Confirm(key, pull, True)), Moved(key[0], peer), *self._reader_gone(o.hold)]
+            return [Send(peer, Confirm(key, pull, True)), HandedOver(key[0], peer), *self._reader_gone(o.hold)]
         held = o is not None and o.state is State.RELEASED and o.pull == pull
         return [Send(peer, Confirm(key, pull, held))]
 

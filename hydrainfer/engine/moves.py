@@ -20,20 +20,20 @@ from hydrainfer.core import (
     InvalidRequest,
     Key,
     Landed,
+    LiveSequence,
     Load,
     Message,
     Parcel,
     Reject,
     Release,
     Renew,
-    Sequence,
     Stage,
     Unavailable,
     Withdraw,
     owner_of,
 )
-from hydrainfer.engine.migration import Drop, Effect, Free, Land, Moved, Retry, Send, Source, Target, Timing
-from hydrainfer.engine.ports import Completion, PeerLink, Placement, Puller
+from hydrainfer.engine.migration import Drop, Effect, Free, HandedOver, Land, Retry, Send, Source, Target, Timing
+from hydrainfer.engine.ports import CopyTicket, PeerLink, Placement, Puller
 from hydrainfer.scheduler import Scheduler
 
 _ASK_AGAIN_S = 0.05  # when no instance of a stage takes a request
@@ -59,7 +59,7 @@ class Pulled(NamedTuple):
 class Arrived(NamedTuple):
     """The request is ours. `cancelled`: that it shall end was heard while it was on its way."""
 
-    seq: Sequence
+    seq: LiveSequence
     cancelled: bool
 
 
@@ -75,7 +75,7 @@ Move = Left | Arrived | Pulled | Stranded
 
 @dataclass(slots=True)
 class _Departure:
-    seq: Sequence
+    seq: LiveSequence
     hold: int
     give_up_at: float
     try_at: float  # while no offer is open
@@ -110,7 +110,7 @@ class Moves:
         self._unplaced: dict[str, _Departure] = {}  # of them, those without an open offer
         self._holds: dict[int, Lease | None] = {}
         self._n_holds = 0
-        self._copies: dict[Key, Completion] = {}
+        self._copies: dict[Key, CopyTicket] = {}
         self._copied: dict[Key, tuple[float, int]] = {}  # of each copy, when it began and how many tokens' KV it has
         self._copies_at = _NEVER  # before which none of them is done; at once if one does not know
         self._being_pulled: dict[bytes, Key] = {}  # shared content -> the arrival that brings it
@@ -153,7 +153,7 @@ class Moves:
                 self._do(self._target.pulled(key, done, now), now)
         self._copies_at = min(map(_done_at, self._copies.values()), default=_NEVER)
 
-    def depart(self, seq: Sequence, now: float) -> None:
+    def depart(self, seq: LiveSequence, now: float) -> None:
         """Take over a sequence whose next stage runs elsewhere; `place` offers it."""
         self._n_holds += 1
         self._holds[self._n_holds] = self._scheduler.room.detach(seq, f"{seq.id}/{self._n_holds}")
@@ -243,7 +243,7 @@ class Moves:
             match effect:
                 case Send(peer, message):
                     self._outbox.setdefault(peer, []).append(message)
-                case Moved(request_id, peer):
+                case HandedOver(request_id, peer):
                     seq = self._out.pop(request_id).seq
                     self._scheduler.cancel(request_id)  # forgets it; its blocks are not its own any more
                     self._moves.append(Left(request_id, peer, seq.hops + 1))
@@ -361,7 +361,7 @@ class Moves:
             del self._being_pulled[brought]
 
 
-def _done_at(copy: Completion) -> float:
+def _done_at(copy: CopyTicket) -> float:
     at = copy.ready_at()
     return -_NEVER if at is None else at
 

@@ -54,7 +54,7 @@ class PeerLink(Protocol):
         """Hand it over and return; it may be lost if the peer is gone."""
 
 
-class Completion(Protocol):
+class CopyTicket(Protocol):
     """One copy in flight."""
 
     def poll(self, now: float) -> bool | None:
@@ -72,7 +72,7 @@ class Puller(Protocol):
     def exports(self) -> dict[str, ExportHandle]:
         """The handles by which peers read this instance's caches, by spec."""
 
-    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> Completion:
+    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> CopyTicket:
         """Start copying from one peer and return. The waker tells when it is done. Copies from other peers do not wait
         for it."""
 

@@ -28,7 +28,7 @@ class Guided(NamedTuple):
     reasoning: Reasoning | None = None
 
 
-class _Place:
+class _MatcherState:
     """A matcher that has read `n_read` tokens."""
 
     __slots__ = ("matcher", "n_read")
@@ -43,7 +43,7 @@ class Follower:
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._places: dict[str, _Place] = {}  # by request, the last used last
+        self._places: dict[str, _MatcherState] = {}  # by request, the last used last
 
     def blocked(self, rows: Sequence[Guided], n_columns: int) -> tuple[np.ndarray, dict[str, HydraError]]:
         """Which tokens may not come next, bool [rows, n_columns], and by request id why one cannot go on."""
@@ -78,12 +78,12 @@ class Follower:
                 bits[token >> 3] &= 0xFF ^ (1 << (token & 7))
         return bits
 
-    def _advance(self, guided: Guided, begin: int) -> _Place:
+    def _advance(self, guided: Guided, begin: int) -> _MatcherState:
         """The request's place after all that it has produced from `begin` on. Raises `HydraError`."""
         place = self._places.pop(guided.id, None)
         n_answer = len(guided.produced) - begin
         if place is None or place.n_read > n_answer:
-            place = _Place(self._grammars.compiled(guided.grammar).deep_copy())
+            place = _MatcherState(self._grammars.compiled(guided.grammar).deep_copy())
         for token in guided.produced[begin + place.n_read :]:
             ended = token in self._grammars.eos_ids  # `ignore_eos`: it stays at its end
             if not ended and not place.matcher.consume_token(token):

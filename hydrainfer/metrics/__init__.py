@@ -4,7 +4,7 @@ Fed by engines, live or simulated; read by the server and the benchmarks. Never 
 """
 
 from hydrainfer.metrics.attainment import FAILED, Proportion, Verdict, effective_n, judge, quantile_interval, wilson
-from hydrainfer.metrics.prometheus import Ended, PrometheusRecorder, Waiting
+from hydrainfer.metrics.prometheus import Ended, PrometheusRecorder, QueueStats
 from hydrainfer.metrics.search import Ask, Goodput, Search
 from hydrainfer.metrics.steady import Series, Steady, steady_state
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
@@ -17,13 +17,13 @@ __all__ = [
     "Goodput",
     "PrometheusRecorder",
     "Proportion",
+    "QueueStats",
     "Search",
     "Series",
     "Steady",
     "Timeline",
     "Timelines",
     "Verdict",
-    "Waiting",
     "effective_n",
     "judge",
     "quantile_interval",

@@ -56,7 +56,7 @@ _OF_INSTANCES = {
 """What the metrics of each instance mean, by the end of their names: what precedes it is a kind of cache."""
 
 
-class Waiting(NamedTuple):
+class QueueStats(NamedTuple):
     """What the server's admission says: seconds of work by kind, requests refused so far by reason, and requests that
     wait to be prepared by kind."""
 
@@ -87,7 +87,7 @@ class PrometheusRecorder:
         self,
         model: str,
         instances: Callable[[], list[InstanceInfo]],
-        waiting: Callable[[], Waiting] = Waiting,
+        waiting: Callable[[], QueueStats] = QueueStats,
         prefix_cache: bool = True,
     ) -> None:
         self._registry = CollectorRegistry()
@@ -203,7 +203,7 @@ class PrometheusRecorder:
 
 
 class _WaitingCollector(Collector):
-    def __init__(self, model: str, waiting: Callable[[], Waiting]) -> None:
+    def __init__(self, model: str, waiting: Callable[[], QueueStats]) -> None:
         self._model, self._waiting = model, waiting
 
     def collect(self) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from hydrainfer.models.layers import Layers
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache, Llama
 from hydrainfer.models.load import DTYPES, load_model
 from hydrainfer.models.model import Model, cache_specs
-from hydrainfer.models.picture import Picture, VisionTower
+from hydrainfer.models.picture import PatchedPicture, VisionTower
 
 __all__ = [
     "DTYPES",
@@ -19,7 +19,7 @@ __all__ = [
     "Layers",
     "Llama",
     "Model",
-    "Picture",
+    "PatchedPicture",
     "VisionTower",
     "cache_specs",
     "load_model",

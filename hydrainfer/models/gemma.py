@@ -12,7 +12,7 @@ from hydrainfer.models.activations import activation
 from hydrainfer.models.clip import Blocks, ClipLayer, Patches, pair_slots
 from hydrainfer.models.layers import Layers
 from hydrainfer.models.llava import canonical
-from hydrainfer.models.picture import Picture
+from hydrainfer.models.picture import PatchedPicture
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet, Segments
 
@@ -51,12 +51,12 @@ class GemmaVision:
             found |= layer.slots(f"vision.encoder.layers.{i}")
         return found
 
-    def rows(self, picture: Picture) -> int | None:
+    def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of its embedding; None if it is no picture that this tower takes."""
         side = self.config.image_size
         return self.config.tokens if picture.pixels.shape == (side, side, 3) else None
 
-    def encode(self, pictures: list[Picture]) -> list[Tensor]:
+    def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """uint8 [image_size, image_size, 3] each → [tokens, width] each."""
         squares = [p.pixels for p in pictures]
         return [rows for i in range(0, len(squares), _AT_ONCE) for rows in self._pass(squares[i : i + _AT_ONCE])]

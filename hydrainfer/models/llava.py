@@ -10,7 +10,7 @@ from torch import Tensor
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.models.clip_projector import ClipProjector
 from hydrainfer.models.layers import Layers
-from hydrainfer.models.picture import Picture
+from hydrainfer.models.picture import PatchedPicture
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import OpSet
 
@@ -42,12 +42,12 @@ class LlavaVision:
     def slots(self) -> dict[str, Slot]:
         return self._tower.slots()
 
-    def rows(self, picture: Picture) -> int | None:
+    def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of its embedding; None if it is no picture that this tower takes."""
         side = self.config.image_size
         return self.config.tokens if picture.pixels.shape == (side, side, 3) else None
 
-    def encode(self, pictures: list[Picture]) -> list[Tensor]:
+    def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """uint8 [image_size, image_size, 3] each → [tokens, width] each."""
         return list(self._tower.encode([p.pixels for p in pictures]))
 

@@ -9,14 +9,15 @@ from torch import Tensor
 from hydrainfer.checkpoint import AnyresConfig, ModelConfig
 from hydrainfer.models.clip_projector import ClipProjector
 from hydrainfer.models.llava import LAYERS as LLAVA
-from hydrainfer.models.picture import Picture
+from hydrainfer.models.picture import PatchedPicture
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
 
 class LlavaNextVision:
-    """`Picture.pixels`: uint8 [1 + tiles, image_size, image_size, 3], the whole picture, then its tiles row by row.
-    `Picture.grid`: (rows of tiles; rows, columns of patches that are not padding), as much of it on either side."""
+    """`PatchedPicture.pixels`: uint8 [1 + tiles, image_size, image_size, 3], the whole picture, then its tiles row by
+    row. `PatchedPicture.grid`: (rows of tiles; rows, columns of patches that are not padding), as much of it on either
+    side."""
 
     def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config: AnyresConfig = config.vision
@@ -27,7 +28,7 @@ class LlavaNextVision:
     def slots(self) -> dict[str, Slot]:
         return self._tower.slots() | {"projector.newline": Slot(self.newline)}
 
-    def rows(self, picture: Picture) -> int | None:
+    def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of its embedding; None if it is no picture that this tower takes."""
         size, shape = self.config.clip.image_size, picture.pixels.shape
         if picture.grid is None or len(shape) != 4 or shape[1:] != (size, size, 3) or picture.grid[0] < 1:
@@ -38,7 +39,7 @@ class LlavaNextVision:
         fits = tile_columns > 0 and not left_over and min(height, width, *spare) >= 0 and not any(n % 2 for n in spare)
         return self.config.clip.tokens + height * (width + 1) if fits else None
 
-    def encode(self, pictures: list[Picture]) -> list[Tensor]:
+    def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """[rows, width] each; the squares of all pictures pass CLIP together."""
         squares = self._tower.encode([square for p in pictures for square in p.pixels])  # [squares, patches, width]
         parts = squares.split([len(p.pixels) for p in pictures])

@@ -12,7 +12,7 @@ from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.core import Role, Stage
 from hydrainfer.models.layers import layers_of
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache
-from hydrainfer.models.picture import Picture, VisionTower
+from hydrainfer.models.picture import PatchedPicture, VisionTower
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import OpSet, pausing
 
@@ -53,7 +53,7 @@ class Model:
         dtype = str(self.dtype).removeprefix("torch.")
         return cache_specs(self.config, self.role, dtype, kv_block_tokens, embed_block_tokens)
 
-    def encode(self, pictures: list[Picture]) -> list[Tensor]:
+    def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """[rows, embed_width] per picture; see `VisionTower`."""
         assert self.vision is not None, f"role {self.role} loads no vision tower"
         with torch.inference_mode():

@@ -10,7 +10,7 @@ from torch import Tensor
 from hydrainfer.models.slots import Slot
 
 
-class Picture(NamedTuple):
+class PatchedPicture(NamedTuple):
     """`pixels`: uint8, as the family's adapter in `processor` shaped it; `grid`: see `core.MediaSpan`."""
 
     pixels: np.ndarray
@@ -23,8 +23,8 @@ class VisionTower(Protocol):
     def slots(self) -> dict[str, Slot]:
         """Canonical tensor name → where it goes."""
 
-    def rows(self, picture: Picture) -> int | None:
+    def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of its embedding; None if it is no picture that this tower takes."""
 
-    def encode(self, pictures: list[Picture]) -> list[Tensor]:
+    def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """[rows, embed_width] each; pictures of any sizes in one pass, each as if it were alone."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import ModelConfig, QwenVisionConfig
 from hydrainfer.models.activations import activation
-from hydrainfer.models.picture import Picture
+from hydrainfer.models.picture import PatchedPicture
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet, Segments, to_device
 
@@ -31,7 +31,7 @@ _CPU_PASS_BYTES = 32 << 20
 fresh pages, which cost a sixth of the time; and a matrix product of this many rows gains nothing by more."""
 
 
-class _Layout(NamedTuple):
+class _PatchLayout(NamedTuple):
     """Where the patches of a pass lie. `cos`, `sin` [rows, head_dim / 2]; `places` [rows, 2]: row and column; `sizes`
     [rows, 2]: patches high and wide; `order`: tokens by windows, with `back` its inverse, None without windows."""
 
@@ -128,7 +128,7 @@ class QwenVision:
         self._inverse = 1.0 / (c.theta**quarter)
         self._mean = torch.tensor(c.pixels.mean, device=device)
         self._std = torch.tensor(c.pixels.std, device=device)
-        self._layouts: dict[tuple, _Layout] = {}
+        self._layouts: dict[tuple, _PatchLayout] = {}
 
     def slots(self) -> dict[str, Slot]:
         c = self.config
@@ -144,7 +144,7 @@ class QwenVision:
             found |= merger.slots(f"vision.deepstack_merger_list.{i}")
         return found
 
-    def rows(self, picture: Picture) -> int | None:
+    def rows(self, picture: PatchedPicture) -> int | None:
         """The number of rows of its embedding; None if it is no picture that this tower takes."""
         if picture.grid is None:
             return None
@@ -153,15 +153,15 @@ class QwenVision:
         fits = t > 0 and picture.pixels.shape[1:] == (h * side, w * side, 3) and picture.pixels.shape[0] in frames
         return t * h * w if fits and h and w else None
 
-    def encode(self, pictures: list[Picture]) -> list[Tensor]:
+    def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """[rows, out * (1 + levels)] each."""
         found: list[Tensor] = []
         for some in self._passes(pictures):
             found += self._forward(some).split([_tokens(p) for p in some])
         return found
 
-    def _passes(self, pictures: list[Picture]) -> Iterator[list[Picture]]:
-        some: list[Picture] = []
+    def _passes(self, pictures: list[PatchedPicture]) -> Iterator[list[PatchedPicture]]:
+        some: list[PatchedPicture] = []
         c, most = self.config, _PASS_ROWS
         if self.device.type == "cpu":
             widest = max(3 * c.hidden, c.intermediate * (1 + c.gated))
@@ -177,7 +177,7 @@ class QwenVision:
         if some:
             yield some
 
-    def _forward(self, pictures: list[Picture]) -> Tensor:
+    def _forward(self, pictures: list[PatchedPicture]) -> Tensor:
         """[tokens of all pictures, out * (1 + levels)]."""
         c, layout = self.config, self._kept_layout(pictures)
         x = self._ops.linear(torch.cat([self._patches(p) for p in pictures]), self.patch, self.patch_bias)
@@ -196,7 +196,7 @@ class QwenVision:
             merged = merged[layout.back]
         return torch.cat([merged, *(deep[i] for i in sorted(deep))], dim=1) if deep else merged
 
-    def _patches(self, picture: Picture) -> Tensor:
+    def _patches(self, picture: PatchedPicture) -> Tensor:
         """Normalised patches [rows, 3 * temporal * patch ** 2], merge squares one after the other."""
         c = self.config
         assert picture.grid is not None
@@ -207,7 +207,7 @@ class QwenVision:
         parts = scaled.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3)
         return parts.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).flatten(0, 4).flatten(1)
 
-    def _kept_layout(self, pictures: list[Picture]) -> _Layout:
+    def _kept_layout(self, pictures: list[PatchedPicture]) -> _PatchLayout:
         """`_layout`, of the last few combinations of sizes kept: its parts are made on the host."""
         key = tuple(picture.grid for picture in pictures)
         layout = self._layouts.pop(key, None)
@@ -218,7 +218,7 @@ class QwenVision:
             del self._layouts[next(iter(self._layouts))]
         return layout
 
-    def _layout(self, pictures: list[Picture]) -> _Layout:
+    def _layout(self, pictures: list[PatchedPicture]) -> _PatchLayout:
         c, m = self.config, self.config.merge
         places, sizes, frames, windows, order = [], [], [], [], []
         first = 0
@@ -241,7 +241,7 @@ class QwenVision:
         if by_window is not None:
             turns = turns.unflatten(0, (-1, m * m))[by_window].flatten(0, 1)
         turns = turns.to(self.device)
-        return _Layout(
+        return _PatchLayout(
             turns.cos(),
             turns.sin(),
             place.to(self.device),
@@ -252,7 +252,7 @@ class QwenVision:
             None if by_window is None else by_window.argsort().to(self.device),
         )
 
-    def _positions(self, table: Tensor, layout: _Layout) -> Tensor:
+    def _positions(self, table: Tensor, layout: _PatchLayout) -> Tensor:
         """The learned square stretched over each picture, corners on corners: bilinear, [rows, hidden] float32."""
         side = self.config.grid
         at = layout.places.float() * (side - 1) / (layout.sizes - 1).clamp(min=1)  # [rows, 2]
@@ -270,7 +270,7 @@ class QwenVision:
             return self._ops.rms_norm(x, weights[0], _EPS)
         return F.layer_norm(x, (x.shape[-1],), weights[0], weights[1], _EPS)
 
-    def _run(self, block: _Block, x: Tensor, layout: _Layout, segments: Segments) -> None:
+    def _run(self, block: _Block, x: Tensor, layout: _PatchLayout, segments: Segments) -> None:
         """One block over [rows, hidden], in place."""
         ops, heads = self._ops, self.config.heads
         dim = self.config.hidden // heads
@@ -293,7 +293,7 @@ class QwenVision:
         return self._ops.linear(F.gelu(self._ops.linear(x, *merger.fc_1)), *merger.fc_2)
 
 
-def _tokens(picture: Picture) -> int:
+def _tokens(picture: PatchedPicture) -> int:
     assert picture.grid is not None
     t, h, w = picture.grid
     return t * h * w

@@ -7,7 +7,7 @@ from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, visible
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.pinned import packed_bytes, to_device, upload
-from hydrainfer.ops.scan import Piece, ScanBatch
+from hydrainfer.ops.scan import ScanBatch, ScanRows
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, variants
 
 __all__ = [
@@ -17,8 +17,8 @@ __all__ = [
     "Captured",
     "Int8Weight",
     "OpSet",
-    "Piece",
     "ScanBatch",
+    "ScanRows",
     "Segments",
     "block_copier",
     "computes_sooner",

@@ -28,7 +28,7 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _HEAD_DIMS = (64, 128, 256)
 
 
-class _Wanted(NamedTuple):
+class _PlanKey(NamedTuple):
     """What of a layer a plan depends on; queries and cache have one dtype."""
 
     heads: int
@@ -39,7 +39,7 @@ class _Wanted(NamedTuple):
 
 
 @dataclass(eq=False)
-class Plan:
+class PagedPlan:
     """One batch as FlashInfer takes it: request i has rows `rows[i] .. rows[i+1]-1` and pages `pages[i] ..
     pages[i+1]-1` of `indices`, the last of which holds `last[i]` tokens. `rows`, `pages` and `last` int32 on the host,
     `indices` int32 on the device. `made_for`: the layers that `wrapper` has been told of."""
@@ -49,7 +49,7 @@ class Plan:
     pages: Tensor
     last: Tensor
     indices: Tensor
-    made_for: _Wanted | None = None
+    made_for: _PlanKey | None = None
 
 
 class FlashInfer:
@@ -60,7 +60,7 @@ class FlashInfer:
         self._device, self._make = device, make or _wrapper
         self._workspace: Tensor | None = None
         self._free: list[Any] = []
-        self._captured: dict[Captured, Plan] = {}
+        self._captured: dict[Captured, PagedPlan] = {}
 
     def supports(self, dtype: torch.dtype, head_dim: int) -> bool:
         return dtype in _DTYPES and head_dim in _HEAD_DIMS
@@ -74,7 +74,7 @@ class FlashInfer:
         chosen = to_device(np.concatenate(places), self._device)
         captured = batch.captured
         before = self._captured.get(captured) if captured else None
-        batch.plan = Plan(
+        batch.plan = PagedPlan(
             wrapper=before.wrapper if before else self._wrapper_for(captured),
             rows=_host([0, *accumulate(batch.counts)]),
             pages=_host([0, *accumulate(n_pages.tolist())]),
@@ -109,12 +109,12 @@ class FlashInfer:
             return torch_variants.attention_sdpa(q, fresh, cache, batch, scale, sinks)
         plan = batch.plan
         assert plan is not None, "attention without prepare"
-        wanted = _Wanted(q.shape[1], cache.keys.shape[2], q.shape[2], q.dtype, scale)
+        wanted = _PlanKey(q.shape[1], cache.keys.shape[2], q.shape[2], q.dtype, scale)
         if plan.made_for != wanted:
             self._plan(batch, wanted)
         return plan.wrapper.run(q, cache)
 
-    def _plan(self, batch: AttentionBatch, wanted: _Wanted) -> None:
+    def _plan(self, batch: AttentionBatch, wanted: _PlanKey) -> None:
         plan = batch.plan
         plan.wrapper.plan(
             plan.rows,

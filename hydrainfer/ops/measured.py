@@ -35,22 +35,22 @@ _MARGIN = 0.95  # a later way must take less than this share of an earlier one's
 _HOPELESS = 3.0  # times the fastest: not tried again
 _SLOW_S = 0.02  # a first call that takes longer is slow whatever it prepares
 
-Times = dict[int, dict[str, float]]
+ProductTimes = dict[int, dict[str, float]]
 Weights = Callable[[int, tuple[int, int]], list]
 """`weights(n_bytes, shape)` makes as many as take so many bytes."""
 
 
-class Measured(msgspec.Struct, frozen=True):
+class ProductSeconds(msgspec.Struct, frozen=True):
     """Seconds of one product, by rows and way."""
 
-    small: Times
-    large: Times
+    small: ProductTimes
+    large: ProductTimes
 
 
 class Chosen:
     """The fastest way for each number of rows, of small weights and of large ones."""
 
-    def __init__(self, measured: Measured, found: Mapping[str, Way]) -> None:
+    def __init__(self, measured: ProductSeconds, found: Mapping[str, Way]) -> None:
         self._small, self._large = (_by_rows(times, found) for times in (measured.small, measured.large))
 
     def way(self, x: Tensor, weight: Tensor | Int8Weight) -> Way:
@@ -70,7 +70,7 @@ class Chosen:
 class Products:
     """`linear` and `linear_add` by the fastest way for each number of rows."""
 
-    def __init__(self, measured: Measured, found: Mapping[str, Way], dtype: torch.dtype) -> None:
+    def __init__(self, measured: ProductSeconds, found: Mapping[str, Way], dtype: torch.dtype) -> None:
         self._measured, self._dtype = measured, dtype
         self._chosen = Chosen(measured, found)
 
@@ -116,7 +116,7 @@ def fastest(times: Mapping[str, float]) -> str:
     return best
 
 
-def _by_rows(times: Times, found: Mapping[str, Way]) -> list[Way]:
+def _by_rows(times: ProductTimes, found: Mapping[str, Way]) -> list[Way]:
     """The way for 0, 1, … ROWS[-1] rows."""
     chosen: list[Way] = []
     for rows in ROWS:
@@ -124,7 +124,7 @@ def _by_rows(times: Times, found: Mapping[str, Way]) -> list[Way]:
     return chosen
 
 
-def _measured(dtype: torch.dtype, kernels: Kernels | None, threads: int | None) -> Measured:
+def _measured(dtype: torch.dtype, kernels: Kernels | None, threads: int | None) -> ProductSeconds:
     def weights(n_bytes: int, shape: tuple[int, int]) -> list[Tensor]:
         return list(torch.ones((n_bytes // (math.prod(shape) * dtype.itemsize), *shape), dtype=dtype).unbind())
 
@@ -133,18 +133,18 @@ def _measured(dtype: torch.dtype, kernels: Kernels | None, threads: int | None) 
 
 def measured_ways(
     name: str, dtype: torch.dtype, found: Mapping[str, Way], weights: Weights, build: str, threads: int | None
-) -> Measured:
+) -> ProductSeconds:
     """Times of these ways with rows in `dtype`, remembered under `name` for this `build` of the kernels."""
 
-    def whole(kept: Measured) -> bool:
+    def whole(kept: ProductSeconds) -> bool:
         times = [(kept.small.get(rows), kept.large.get(rows)) for rows in ROWS]
         return all(t and t.keys() == found.keys() for pair in times for t in pair)
 
     what = (name, str(dtype), build, sorted(found), ROWS)
-    return remembered("products", what, Measured, whole, lambda: measure(dtype, found, weights), threads)
+    return remembered("products", what, ProductSeconds, whole, lambda: measure(dtype, found, weights), threads)
 
 
-def measure(dtype: torch.dtype, found: Mapping[str, Way], weights: Weights) -> Measured:
+def measure(dtype: torch.dtype, found: Mapping[str, Way], weights: Weights) -> ProductSeconds:
     """Time every way for every number of rows. The least time of several products counts, so that what else runs on
     the machine matters little."""
     end_s = time.perf_counter() + _BUDGET_S
@@ -152,7 +152,7 @@ def measure(dtype: torch.dtype, found: Mapping[str, Way], weights: Weights) -> M
         large, small = weights(_BYTES, _LARGE), weights(_SMALL_BYTES, _SMALL)
         of_small = {rows: _race(found, small, dtype, rows, end_s) for rows in ROWS}
         of_large = {rows: _race(found, large if rows <= _READS else large[:2], dtype, rows, end_s) for rows in ROWS}
-        return Measured(of_small, of_large)
+        return ProductSeconds(of_small, of_large)
 
 
 def _race(found: Mapping[str, Way], weights: list, dtype: torch.dtype, rows: int, end_s: float) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Piece(NamedTuple):
+class ScanRows(NamedTuple):
     """Rows of one request that go on from the state in block `source`, or from none if that is -1, and leave theirs in
     block `target`, which may be the same."""
 
@@ -28,7 +28,7 @@ class ScanBatch:
     n_decodes: int
     sources: Tensor
     targets: Tensor
-    pieces: Sequence[Piece]
+    pieces: Sequence[ScanRows]
 
 
 def state_of(states: Tensor, sources: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from hydrainfer.processor.pictures import (
     decode_image,
     image_adapter,
 )
-from hydrainfer.processor.processor import Prepared, Processor, Timing
+from hydrainfer.processor.processor import Prepared, Processor, RequestTerms
 from hydrainfer.processor.text import (
     FORMATS,
     CallDelta,
@@ -47,7 +47,7 @@ from hydrainfer.processor.text import (
     load_description,
 )
 from hydrainfer.processor.video import VideoLimits, open_video
-from hydrainfer.processor.workers import Encodable, MediaWorkers, Seal, Ticket, prepare_image
+from hydrainfer.processor.workers import Encodable, JobTicket, MediaWorkers, Seal, prepare_image
 
 __all__ = [
     "FORMATS",
@@ -60,6 +60,7 @@ __all__ = [
     "Fetcher",
     "ImageAdapter",
     "ImagePart",
+    "JobTicket",
     "MediaItem",
     "MediaLimits",
     "MediaWorkers",
@@ -71,12 +72,11 @@ __all__ = [
     "Processor",
     "PythonPrompt",
     "ReasoningStream",
+    "RequestTerms",
     "Seal",
     "TextPart",
     "TextStream",
     "Thought",
-    "Ticket",
-    "Timing",
     "ToolCallStream",
     "ToolDelta",
     "ToolFormat",

@@ -36,11 +36,11 @@ from hydrainfer.processor.text import (
     in_order,
     resolve_max_tokens,
 )
-from hydrainfer.processor.workers import Adapters, MediaWorkers, Preprocessor, Seal, Ticket
+from hydrainfer.processor.workers import Adapters, JobTicket, MediaWorkers, Preprocessor, Seal
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class RequestTerms:
     """The arrival and deadline of a request, in seconds of the engine's clock, its priority and its tenant."""
 
     arrival_s: float | None = None
@@ -109,9 +109,9 @@ class Processor:
         id: str,
         messages: Sequence[ChatMessage],
         sampling: SamplingParams,
-        timing: Timing | None = None,
+        timing: RequestTerms | None = None,
         options: Mapping[str, Any] | None = None,
-        ticket: Ticket | None = None,
+        ticket: JobTicket | None = None,
         prompt: str | Sequence[int] | None = None,
         salt: str = "",
         tools: Tools | None = None,
@@ -156,7 +156,7 @@ class Processor:
         id: str,
         prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         sampling: SamplingParams,
-        timing: Timing | None = None,
+        timing: RequestTerms | None = None,
         *,
         add_special: bool | None = None,
         salt: str = "",
@@ -323,7 +323,7 @@ class Processor:
         id: str,
         token_lists: Sequence[tuple[int, ...]],
         sampling: SamplingParams,
-        timing: Timing | None,
+        timing: RequestTerms | None,
         param: str,
         salt: str,
         media: tuple[MediaSpan, ...] = (),
@@ -338,7 +338,7 @@ class Processor:
                 f"stop_token_ids and logit_bias take token ids from 0 to {n_vocabulary - 1}", param="logit_bias"
             )
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        timing = timing or Timing()
+        timing = timing or RequestTerms()
         shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # what is found has no log-probabilities
         chains = [self._chain(token_ids, media, salt) if shares else b"" for token_ids in token_lists]
         requests = [

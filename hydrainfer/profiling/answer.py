@@ -31,7 +31,7 @@ from hydrainfer.planner.search import (
     rows_of,
     search,
 )
-from hydrainfer.profiling.question import Prepared
+from hydrainfer.profiling.question import ProfileSetup
 from hydrainfer.scheduler import Budgets
 from hydrainfer.version import __version__
 
@@ -40,7 +40,7 @@ _GRID = (0.5, 1.0, 2.0, 4.0)  # times the limits of the SLO
 
 
 def answer(
-    asked: Prepared,
+    asked: ProfileSetup,
     *,
     on_progress: OnProgress,
     command: str,
@@ -105,7 +105,7 @@ class _Searched(NamedTuple):
     notes: list[str]
 
 
-def _searched(asked: Prepared, n_processes: int | None, exhaustive: bool, on_progress: OnProgress) -> _Searched:
+def _searched(asked: ProfileSetup, n_processes: int | None, exhaustive: bool, on_progress: OnProgress) -> _Searched:
     q, study = asked.question, asked.study()
     candidates = asked.candidates(study)
     check_possible(study, candidates)
@@ -145,7 +145,7 @@ def _undecided(best: Finding | None) -> list[str]:
     ]
 
 
-def _two_tpots(rows: Sequence[Row], asked: Prepared) -> Iterator[str]:
+def _two_tpots(rows: Sequence[Row], asked: ProfileSetup) -> Iterator[str]:
     """A warning where the SLO is met interval by interval, but not by a request's mean."""
     best, limit_s = rows[0] if rows else None, asked.slo.tpot_s
     if best is None or not best.goodput or best.tpot_p90 is None or limit_s is None or best.tpot_p90 <= limit_s:
@@ -157,7 +157,7 @@ def _two_tpots(rows: Sequence[Row], asked: Prepared) -> Iterator[str]:
     )
 
 
-def _cautions(asked: Prepared, study: Study, n_devices: int) -> Iterator[str]:
+def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str]:
     """What the figures do not hold."""
     if isinstance(asked.cost, CostFile) and asked.cost.note:
         yield asked.cost.note
@@ -173,7 +173,7 @@ def _cautions(asked: Prepared, study: Study, n_devices: int) -> Iterator[str]:
         yield f"The device is described, not measured: {asked.device.notes}."
 
 
-def _fitting(asked: Prepared, study: Study, n_devices: int) -> Sequence[Layout]:
+def _fitting(asked: ProfileSetup, study: Study, n_devices: int) -> Sequence[Layout]:
     """The layouts of so many devices; none where they cannot hold the model, which more may do in parts."""
     try:
         return asked.candidates(study, n_devices)
@@ -181,7 +181,7 @@ def _fitting(asked: Prepared, study: Study, n_devices: int) -> Sequence[Layout]:
         return ()
 
 
-def winners_file(plan: LayoutPlan, study: Study, asked: Prepared, only: Sequence[str] = PLANNED) -> str | None:
+def winners_file(plan: LayoutPlan, study: Study, asked: ProfileSetup, only: Sequence[str] = PLANNED) -> str | None:
     """The layout file of what to start, with `only` these options; None if nothing meets the SLO."""
     best = plan.choice
     if best is None:
@@ -193,7 +193,7 @@ def winners_file(plan: LayoutPlan, study: Study, asked: Prepared, only: Sequence
     return layout_file(Layout.parse(best.layout), study, comment, asked.threads, only)
 
 
-def _crowded(asked: Prepared, n_devices: int) -> str:
+def _crowded(asked: ProfileSetup, n_devices: int) -> str:
     """If so many instances, with the threads that were measured, are more than the cores of this machine."""
     cores = n_cores()
     if asked.threads is None or asked.threads * n_devices <= cores:

@@ -16,8 +16,8 @@ from hydrainfer.planner.search import PLANNED, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.commands import shown
 from hydrainfer.profiling.measuring import measurer
-from hydrainfer.profiling.options import Question
-from hydrainfer.profiling.question import Prepared, prepare
+from hydrainfer.profiling.options import ProfileQuestion
+from hydrainfer.profiling.question import ProfileSetup, prepare
 
 _BUDGETS = ("token_budget", "image_budget")
 _PLANNING = ("devices", "workload", "slo", "measure_minutes")
@@ -64,7 +64,7 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
     return Loaded(settled, loaded.provenance | sources)
 
 
-def _best(asked: Prepared, console: Console, only: Sequence[str]) -> str:
+def _best(asked: ProfileSetup, console: Console, only: Sequence[str]) -> str:
     """The layout file of the winner, with `only` these options."""
     with shown(console) as on_progress:
         plan, study = answer(asked, on_progress=on_progress, command="hydrainfer serve --layout auto")
@@ -93,10 +93,10 @@ def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _question(config: ServeConfig, n_devices: int) -> Question:
+def _question(config: ServeConfig, n_devices: int) -> ProfileQuestion:
     folder = model_folder(config) if config.revision or config.mmproj else locate_model(config.model)
     sees = read_config(folder).vision is not None
-    return Question(
+    return ProfileQuestion(
         model=str(folder) if config.revision or config.mmproj else config.model,
         devices=n_devices,
         cost_model=Path(config.cost_model) if config.cost_model else None,

@@ -12,7 +12,7 @@ import msgspec
 
 from hydrainfer.config import Slo, check_known, read_yaml
 from hydrainfer.core import ConfigError, Layout, Stage
-from hydrainfer.planner.costs import Engine, read_hardware
+from hydrainfer.planner.costs import EngineModel, read_hardware
 from hydrainfer.planner.inputs import prompts_of, shape_of
 from hydrainfer.planner.search import Bounds, Study, bracket, mean_interval_s, narrow, served_at, study_of
 from hydrainfer.planner.simulation import ServedRequest, TraceRequest
@@ -67,7 +67,7 @@ def read_measured(path: Path) -> tuple[Measured, ...]:
     return found
 
 
-def predicted(m: Measured, engine: Engine) -> float:
+def predicted(m: Measured, engine: EngineModel) -> float:
     """The same quantity, simulated. Raises `ConfigError`."""
     own = {k: v for k, v in (("tokens", m.tokens), ("running", m.running)) if v is not None}
     study, layout = _study(m, msgspec.structs.replace(engine, **own)), Layout.parse(m.layout)
@@ -93,7 +93,7 @@ def off_by(m: Measured, value: float) -> float:
     return ratio if m.quantity in ("goodput", "throughput") else 1.0 / ratio
 
 
-def calibrated(engine: Engine, points: Sequence[Measured]) -> Engine:
+def calibrated(engine: EngineModel, points: Sequence[Measured]) -> EngineModel:
     """The engine with `slower` and `mixed` fitted to the points that may be, and the `error` that the others then show
     (if there are none: the same ones). Raises `ConfigError`."""
     mine = [m for m in points if m.fit] or list(points)
@@ -112,19 +112,19 @@ def _mixes(m: Measured) -> bool:
     return bool(m.pictures) and any(role.runs(Stage.ENCODE) and len(role.stages) > 1 for role in roles)
 
 
-def _usual(engine: Engine, points: Sequence[Measured]) -> float:
+def _usual(engine: EngineModel, points: Sequence[Measured]) -> float:
     """The factor by which predictions are too good, as a geometric mean."""
     return math.exp(statistics.fmean(math.log(off_by(m, predicted(m, engine))) for m in points))
 
 
-def error_of(engine: Engine, points: Sequence[Measured]) -> float:
+def error_of(engine: EngineModel, points: Sequence[Measured]) -> float:
     """The factor, less 1, within which a measurement lies of its prediction nine times in ten (errors taken as
     log-normal)."""
     logs = [math.log(off_by(m, predicted(m, engine))) for m in points]
     return math.exp(_Z90 * math.sqrt(statistics.fmean(x * x for x in logs))) - 1.0
 
 
-def _study(m: Measured, engine: Engine) -> Study:
+def _study(m: Measured, engine: EngineModel) -> Study:
     picture = prompts_of(m.model).picture
     if m.pictures and picture is None:
         raise ConfigError(f"{m.name} has pictures, but {m.model} cannot see", param="model")

@@ -19,7 +19,7 @@ from hydrainfer.profiling.options import Profile
 
 if TYPE_CHECKING:
     from hydrainfer.planner.search import OnProgress
-    from hydrainfer.profiling.question import Prepared
+    from hydrainfer.profiling.question import ProfileSetup
 
 NOTHING = 1  # exit status: no layout carries anything within the SLO
 
@@ -82,7 +82,7 @@ def profile(**flags: Any) -> None:
         raise typer.Exit(NOTHING)
 
 
-def _serving(asked: Prepared, layout: Path) -> tuple[list[str], str]:
+def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
     """The command that serves what was planned, and what has to be put in: a configuration alone cannot be served."""
     from hydrainfer.checkpoint import has_weights
     from hydrainfer.planner.inputs import locate_model

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hydrainfer.config import Slo
 from hydrainfer.planner.search import Cell, LayoutPlan, Ratio, Row
 from hydrainfer.profiling.tables import interval, said
-from hydrainfer.workload.output import Axis, Point, Series, legend, lines, ms, words
+from hydrainfer.workload.output import Axis, PlotSeries, Point, legend, lines, ms, words
 
 HUES = {
     "EPD": "#767d86",
@@ -150,11 +150,11 @@ def by_ratio(plan: LayoutPlan, name: str) -> str:
             at = curve.latencies_ms[0]
             ends = (0.7, len(names) + 0.3)
             points = [Point(x, at, at, at) for x in ends] if at is not None else []
-            series.append(Series(curve.layouts[0], colour_of("EPD"), points, marks=False))
+            series.append(PlotSeries(curve.layouts[0], colour_of("EPD"), points, marks=False))
             continue
         pairs = enumerate(zip(curve.layouts, curve.latencies_ms, strict=True), 1)
         points = [Point(float(i), at, at, at, layout) for i, (layout, at) in pairs if at is not None]
-        series.append(Series(curve.method, colour_of(curve.method), points))
+        series.append(PlotSeries(curve.method, colour_of(curve.method), points))
     x = Axis("devices of the first role : of the second", 0.7, len(names) + 0.3, names=names)
     return lines(f"{name.upper()} p90 by ratio", x, latency_axis(found, name, plan.slo), series)
 

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.search import Live, Row, Study, attempt, layout_file
-from hydrainfer.profiling.question import Prepared
-from hydrainfer.workload.deployments import Place
-from hydrainfer.workload.measuring import Comparison, Effort
-from hydrainfer.workload.measuring import Plan as ComparePlan
+from hydrainfer.profiling.question import ProfileSetup
+from hydrainfer.workload.deployments import HardwareSlice
+from hydrainfer.workload.measuring import Comparison, ComparisonPlan, Effort
 from hydrainfer.workload.output import Shown
 
 _SHARE = 0.8  # of the goodput: at the goodput itself, one request in ten may miss, and any deviation shows as a queue
@@ -22,7 +21,7 @@ _LEAST_S = 20.0
 _REQUESTS = 100
 
 
-def check_live(asked: Prepared) -> None:
+def check_live(asked: ProfileSetup) -> None:
     """Raises `ConfigError` where the devices of the plan are not here."""
     if asked.kind == "gpu":
         import torch
@@ -40,7 +39,7 @@ def check_live(asked: Prepared) -> None:
         )
 
 
-def validate(asked: Prepared, study: Study, rows: Sequence[Row], console: Console) -> tuple[Live, ...]:
+def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Console) -> tuple[Live, ...]:
     """Runs each at 80 % of its goodput for at least 20 s; those that did not start are left out, with a word on the
     console."""
     q, found = asked.question, []
@@ -51,11 +50,11 @@ def validate(asked: Prepared, study: Study, rows: Sequence[Row], console: Consol
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{row.layout}.yaml"
             path.write_text(layout_file(layout, study, threads=asked.threads), "utf-8")
-            plan = ComparePlan(
+            plan = ComparisonPlan(
                 title="validation",
                 layouts=(str(path),),
                 flags=flags,
-                place=Place(model=str(q.model), threads_per_instance=asked.threads),
+                place=HardwareSlice(model=str(q.model), threads_per_instance=asked.threads),
                 workload=q.workload,
                 data=q.data,
                 pictures=q.pictures,

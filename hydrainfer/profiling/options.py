@@ -13,7 +13,7 @@ from hydrainfer.flags import flag
 _WHAT, _HOW, _HERE, _OUT = "What to plan for", "How it is searched", "This machine", "What comes out"
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """`hardware`: a description; `cost_model`: a measurement (configs/cost_models), or the assumed times of emulated
     devices (configs/costs); neither: this machine is measured. `slo`: parts such as ttft=8,tpot=0.08, or a preset;
     empty is the preset of this model and workload. `rate`: for the objectives that need one."""
@@ -40,7 +40,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[int, flag(_HOW, "Of the trace.", ge=0)] = 0
 
 
-class Profile(Question, frozen=True, kw_only=True):
+class Profile(ProfileQuestion, frozen=True, kw_only=True):
     """A question, and how it is answered and shown."""
 
     processes: Annotated[int | None, flag(_HOW, "That simulate; default: one per core.", ge=1)] = None

@@ -12,12 +12,20 @@ from hydrainfer.checkpoint import has_weights, name_of
 from hydrainfer.config import Slo, is_slo_part, locate, parse_slo, read_cost_model, read_slo, read_yaml
 from hydrainfer.core import ConfigError, CostModel, Layout
 from hydrainfer.machine import n_cores
-from hydrainfer.planner.costs import CostFile, Engine, Hardware, ModelShape, read_cost_file, read_engine, read_hardware
+from hydrainfer.planner.costs import (
+    CostFile,
+    EngineModel,
+    Hardware,
+    ModelShape,
+    read_cost_file,
+    read_engine,
+    read_hardware,
+)
 from hydrainfer.planner.inputs import locate_model, prompts_of, shape_of, trace_of
 from hydrainfer.planner.search import DeviceKind, Study, candidates_of, study_of
-from hydrainfer.planner.simulation import Server, TraceRequest
+from hydrainfer.planner.simulation import ServerCost, TraceRequest
 from hydrainfer.profiling.calibrating import calibrated, read_measured
-from hydrainfer.profiling.options import Question
+from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.workload.sources import Workload, read_workload
 
 Measure = Callable[[str, int], CostFile]
@@ -27,10 +35,10 @@ _MEASURED_ERROR, _EMULATED_ERROR = 0.25, 0.1  # benchmarks/b15_simulator_truth.p
 _MEMORY_SHARE = 0.5  # of a CPU's: the rest of the machine lives there, too
 
 
-class Prepared(NamedTuple):
+class ProfileSetup(NamedTuple):
     """`threads`: CPU threads of an instance, if the times are of a CPU."""
 
-    question: Question
+    question: ProfileQuestion
     shape: ModelShape
     device: Hardware
     cost: CostModel | CostFile | None
@@ -40,7 +48,7 @@ class Prepared(NamedTuple):
     more: tuple[TraceRequest, ...]
     slo: Slo
     threads: int | None
-    engine: Engine
+    engine: EngineModel
 
     def study(self, slo: Slo | None = None, n_devices: int | None = None) -> Study:
         """The study with another SLO, or for devices that share this machine's memory with `n_devices`. Raises
@@ -69,7 +77,7 @@ class Prepared(NamedTuple):
             return self.engine.error
         return _EMULATED_ERROR if self.kind == "emulated" else _MEASURED_ERROR
 
-    def _server(self, n_devices: int) -> Server:
+    def _server(self, n_devices: int) -> ServerCost:
         """The engine's; where instances compute on a CPU, on the same cores as they."""
         server = self.engine.server
         if self.kind == "gpu":
@@ -83,7 +91,7 @@ class Prepared(NamedTuple):
         return candidates_of(study, n_devices or self.question.devices)
 
 
-def prepare(q: Question, measure: Measure) -> Prepared:
+def prepare(q: ProfileQuestion, measure: Measure) -> ProfileSetup:
     """Raises `ConfigError` or `CheckpointError`, one line, before anything long begins; but `measure` may be called."""
     if q.devices < 1:
         raise ConfigError(f"{q.devices} devices cannot serve anything; give at least one", param="devices")
@@ -104,10 +112,10 @@ def prepare(q: Question, measure: Measure) -> Prepared:
         raise ConfigError("measured and emulated times are HydraInfer's: leave --engine out", param="engine")
     if q.calibrate is not None:
         engine = calibrated(engine, read_measured(q.calibrate))
-    return Prepared(q, shape, device, cost, kind, workload, trace, _more(q, workload), slo, threads, engine)
+    return ProfileSetup(q, shape, device, cost, kind, workload, trace, _more(q, workload), slo, threads, engine)
 
 
-def _more(q: Question, workload: Workload) -> tuple[TraceRequest, ...]:
+def _more(q: ProfileQuestion, workload: Workload) -> tuple[TraceRequest, ...]:
     """Requests for the longer runs of the search for goodput; none where the workload has a certain number of them."""
     if q.objective != "goodput" or workload.source != "synthetic":
         return ()
@@ -128,7 +136,7 @@ def slo_of(text: str, model: str, dataset: str) -> Slo:
 
 
 def _times(
-    q: Question, model: Path, measure: Measure
+    q: ProfileQuestion, model: Path, measure: Measure
 ) -> tuple[CostModel | CostFile | None, Hardware, DeviceKind, int | None]:
     if q.cost_model is None and q.hardware is not None:
         device = read_hardware(q.hardware)

@@ -16,8 +16,8 @@ from hydrainfer.core import (
     HydraError,
     InternalError,
     Lane,
+    LiveSequence,
     PixelSource,
-    Sequence,
     SlicedTime,
     Span,
     Stage,
@@ -169,7 +169,7 @@ class _Life:
 
     __slots__ = ("attempt", "logprobs", "n_pictured", "never", "odd", "request", "tags")
 
-    def __init__(self, seq: Sequence, block_tokens: int) -> None:
+    def __init__(self, seq: LiveSequence, block_tokens: int) -> None:
         request = seq.request
         self.request, self.attempt = request, seq.attempt
         content = content_of(request)
@@ -272,7 +272,7 @@ class _Language:
         blocks += held[start // size - first : -(-end // size) - first]
         tags += of.of(start // size, end)
 
-    def _meet(self, seq: Sequence) -> _Life:
+    def _meet(self, seq: LiveSequence) -> _Life:
         lives = self._lives
         lives.pop(seq.id, None)
         if len(lives) >= _LIVES_KEPT:

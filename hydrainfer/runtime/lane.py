@@ -15,7 +15,7 @@ import torch
 from hydrainfer.core import DEVICE_LOST, InternalError, StepBatch, StepResult
 
 _log = logging.getLogger(__name__)
-Work = Callable[[], StepResult]
+LaneJob = Callable[[], StepResult]
 
 
 class LaneTicket:
@@ -37,7 +37,7 @@ class LaneTicket:
 
 class _Item(NamedTuple):
     batch: StepBatch
-    work: Work
+    work: LaneJob
     ticket: LaneTicket
 
 
@@ -72,7 +72,7 @@ class LaneThread:
         self._thread = threading.Thread(target=self._loop, name=f"hydrainfer-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, batch: StepBatch, work: Work) -> LaneTicket:
+    def submit(self, batch: StepBatch, work: LaneJob) -> LaneTicket:
         ticket = LaneTicket()
         self._queue.put(_Item(batch, work, ticket))
         return ticket
@@ -134,7 +134,7 @@ class LaneThread:
         self._wake()
 
 
-def _whole(work: Work, stream: torch.cuda.Stream) -> Work:
+def _whole(work: LaneJob, stream: torch.cuda.Stream) -> LaneJob:
     """`work`, which ends when the device is done with it, also where it raised: until then its blocks are in use."""
 
     def run() -> StepResult:
@@ -146,7 +146,7 @@ def _whole(work: Work, stream: torch.cuda.Stream) -> Work:
     return run
 
 
-def guarded(batch: StepBatch, work: Work) -> StepResult:
+def guarded(batch: StepBatch, work: LaneJob) -> StepResult:
     """`work()`, or a result that carries why it failed. Out of memory is an answer, not a crash. Any other error of the
     device has the code `DEVICE_LOST`: most of CUDA's leave a context in which every later call fails."""
     try:

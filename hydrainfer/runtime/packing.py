@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hydrainfer.cache import CacheSpec
-from hydrainfer.core import Sequence, TokenWork
-from hydrainfer.ops import Piece
+from hydrainfer.core import LiveSequence, TokenWork
+from hydrainfer.ops import ScanRows
 from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.tables import BlockTables
 
@@ -32,7 +32,7 @@ class Scanned(NamedTuple):
 
     sources: np.ndarray
     targets: np.ndarray
-    pieces: list[Piece]
+    pieces: list[ScanRows]
 
 
 class Asked(NamedTuple):
@@ -151,7 +151,7 @@ def _asked(item: int, work: TokenWork, first: int) -> Asked:
 
 def _page(
     tables: BlockTables,
-    sequences: list[Sequence],
+    sequences: list[LiveSequence],
     contexts: np.ndarray,
     counts: list[int],
     request: np.ndarray,
@@ -172,11 +172,11 @@ def _page(
 def _scan(spec: CacheSpec, items: list[TokenWork], n_decodes: int, starts: np.ndarray) -> Scanned:
     """What a batch does in one cache that sums up tokens. `starts`: the first row of each item."""
     scans = [spec.scan(w.seq.blocks[spec.name], w.start, w.count) for w in items]
-    pieces: list[Piece] = []
+    pieces: list[ScanRows] = []
     for w, (source, writes), row in zip(items[n_decodes:], scans[n_decodes:], starts[n_decodes:].tolist()):
         at = w.start
         for stop, target in writes:
-            pieces.append(Piece(slice(row + at - w.start, row + stop - w.start), source, target))
+            pieces.append(ScanRows(slice(row + at - w.start, row + stop - w.start), source, target))
             at, source = stop, target
     decodes = scans[:n_decodes]
     sources = np.array([source for source, _ in decodes], dtype=np.int64)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hydrainfer.core import SamplingParams, Sequence, TokenWork
+from hydrainfer.core import LiveSequence, SamplingParams, TokenWork
 from hydrainfer.core.random import uniform
 from hydrainfer.grammar import Guided
 
@@ -84,7 +84,7 @@ def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
     return plan
 
 
-def _rows(work: TokenWork) -> Iterator[tuple[Sequence, int, tuple[int, ...]]]:
+def _rows(work: TokenWork) -> Iterator[tuple[LiveSequence, int, tuple[int, ...]]]:
     """For each token that is sampled: its sequence, its position there, and the drafts before it."""
     n = len(work.drafts)
     for i in range(n + 1):

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from hydrainfer.cache import CacheSpec
-from hydrainfer.core import Sequence
+from hydrainfer.core import LiveSequence
 
 
 class _Entry(NamedTuple):
-    seq: Sequence
+    seq: LiveSequence
     attempt: int
     remapped: int
     first: int
@@ -35,7 +35,7 @@ class BlockTables:
         self._entries: dict[str, _Entry] = {}
         self._free = list(range(n_rows - 1, -1, -1))
 
-    def gather(self, sequences: list[Sequence]) -> np.ndarray:
+    def gather(self, sequences: list[LiveSequence]) -> np.ndarray:
         """[len(sequences), longest table] int32, a fresh array; entries past a request's last block are any block."""
         rows, longest = [], 1
         for seq in sequences:
@@ -48,14 +48,14 @@ class BlockTables:
             longest = max(longest, n)
         return self._data[rows, :longest]
 
-    def firsts(self, sequences: list[Sequence]) -> np.ndarray | None:
+    def firsts(self, sequences: list[LiveSequence]) -> np.ndarray | None:
         """[len(sequences)] int64, how many tokens lie before each one's table; None if none do."""
         if not self.spec.slides:
             return None
         blocks = np.array([seq.first_block.get(self._name, 0) for seq in sequences], dtype=np.int64)
         return blocks * self.spec.block_tokens if blocks.any() else None
 
-    def _update(self, seq: Sequence, blocks: list[int], entry: _Entry | None, batch: list[Sequence]) -> _Entry:
+    def _update(self, seq: LiveSequence, blocks: list[int], entry: _Entry | None, batch: list[LiveSequence]) -> _Entry:
         n = len(blocks)
         known = 0
         if entry is None:
@@ -73,7 +73,7 @@ class BlockTables:
         self._entries[seq.request.id] = entry = _Entry(seq, seq.attempt, seq.remapped, first, row, n)
         return entry
 
-    def _row_for(self, batch: list[Sequence]) -> int:
+    def _row_for(self, batch: list[LiveSequence]) -> int:
         if not self._free:
             present = {seq.request.id for seq in batch}
             for id_ in [i for i in self._entries if i not in present]:
@@ -84,7 +84,7 @@ class BlockTables:
             self._free = list(range(2 * n - 1, n - 1, -1))
         return self._free.pop()
 
-    def _holds(self, entry: _Entry, seq: Sequence) -> bool:
+    def _holds(self, entry: _Entry, seq: LiveSequence) -> bool:
         """Whether the blocks that a row has are still the first of those that the sequence holds."""
         same = entry.seq is seq and entry.attempt == seq.attempt and entry.remapped == seq.remapped
         return same and (not self.spec.slides or entry.first == seq.first_block.get(self._name, 0))

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from hydrainfer.core import EncodeWork, HydraError, InternalError, MediaSpan, PixelSource, StepBatch, StepResult
-from hydrainfer.models import Model, Picture
+from hydrainfer.models import Model, PatchedPicture
 from hydrainfer.ops import to_device
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
 from hydrainfer.storage import BlockStore
 
 
-class _Place(NamedTuple):
+class _PictureRows(NamedTuple):
     """One span to encode: whose, where its pixels are, and the rows of the embedding store that it fills, [tokens]
     int64."""
 
@@ -44,7 +44,7 @@ class VisionRunner:
 
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Resolve rows on the caller's thread, then fetch the pixels and execute on the lane's."""
-        places: list[_Place] = []
+        places: list[_PictureRows] = []
 
         def pack() -> StepResult:
             places.extend(self._place(work) for work in batch.work)
@@ -59,16 +59,16 @@ class VisionRunner:
         """Wait for what is running, then end the lane's thread."""
         self._lane.close()
 
-    def _place(self, work: EncodeWork) -> _Place:
+    def _place(self, work: EncodeWork) -> _PictureRows:
         request = work.seq.request
         span, spec = request.media[work.index], self._embeds.spec
         held = np.array(spec.held(work.seq, spec.pictures(request)[work.index]), dtype=np.int64)
         block, offset = np.divmod(np.arange(span.n_tokens), spec.block_tokens)
-        return _Place(work.seq.id, span, held[block] * spec.block_tokens + offset)
+        return _PictureRows(work.seq.id, span, held[block] * spec.block_tokens + offset)
 
-    def _fetch(self, span: MediaSpan) -> Picture:
+    def _fetch(self, span: MediaSpan) -> PatchedPicture:
         try:
-            picture = Picture(np.asarray(self._pixels(span.pixels)), span.grid)
+            picture = PatchedPicture(np.asarray(self._pixels(span.pixels)), span.grid)
         except KeyError:
             raise InternalError("the picture's pixels are no longer there", code="pixels_gone") from None
         assert self._model.vision is not None, f"role {self._model.role} loads no vision tower"
@@ -80,8 +80,8 @@ class VisionRunner:
             )
         return picture
 
-    def _execute(self, batch: StepBatch, places: list[_Place]) -> StepResult:
-        fetched: list[tuple[_Place, Picture]] = []
+    def _execute(self, batch: StepBatch, places: list[_PictureRows]) -> StepResult:
+        fetched: list[tuple[_PictureRows, PatchedPicture]] = []
         failed: dict[str, HydraError] = {}
         for place in places:
             try:
@@ -92,7 +92,7 @@ class VisionRunner:
             self._encode(fetched)
         return StepResult(batch, failed=failed)
 
-    def _encode(self, pictures: list[tuple[_Place, Picture]]) -> None:
+    def _encode(self, pictures: list[tuple[_PictureRows, PatchedPicture]]) -> None:
         store = self._embeds.rows
         assert store is not None
         with torch.inference_mode():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, takewhile
 
-from hydrainfer.core import Handoff, InvalidRequest, Role, Sequence, Stage
+from hydrainfer.core import Handoff, InvalidRequest, LiveSequence, Role, Stage
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import Rank
 from hydrainfer.scheduler.policy import Budgets, Policy
@@ -31,21 +31,21 @@ class Admission:
         budgets: Budgets,
         policy: Policy,
         n_running: Callable[[], int],
-        prefilling: Mapping[str, Sequence],
-        live: Mapping[str, Sequence],
+        prefilling: Mapping[str, LiveSequence],
+        live: Mapping[str, LiveSequence],
         fair: Fair,
     ) -> None:
         self._role, self._room, self._budgets, self._policy = role, room, budgets, policy
         self._n_running, self._prefilling, self._live, self._fair = n_running, prefilling, live, fair
         self.waiting = Waiting(fair)
-        self.arriving: dict[str, Sequence] = {}
-        self._blocked: dict[str, Sequence] = {}  # by id, those that found no room
+        self.arriving: dict[str, LiveSequence] = {}
+        self._blocked: dict[str, LiveSequence] = {}  # by id, those that found no room
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
         self._visits: dict[tuple[tuple[Stage, ...], int], Visit] = {}  # by plan and cursor
-        self._unencoded: dict[str, Sequence] = {}  # wait for prefill though no encoder has seen them
+        self._unencoded: dict[str, LiveSequence] = {}  # wait for prefill though no encoder has seen them
         self._lent: dict[str, Rank] = {}  # by id of those whose work is waited for, the best rank of who waits
 
-    def visit(self, seq: Sequence, cursor: int | None = None) -> Visit:
+    def visit(self, seq: LiveSequence, cursor: int | None = None) -> Visit:
         """The steps that it can run here, one after the other, from the present one or from `cursor` on."""
         key = seq.plan, seq.cursor if cursor is None else cursor
         if (visit := self._visits.get(key)) is None:
@@ -54,7 +54,7 @@ class Admission:
 
     # ---- requests that wait here
 
-    def skips_encoder(self, seq: Sequence) -> bool:
+    def skips_encoder(self, seq: LiveSequence) -> bool:
         """Whether it can go on here though pictures are encoded elsewhere: what it would want of them is here."""
         if self._role.runs(Stage.ENCODE) or not self._role.runs(Stage.PREFILL):
             return False
@@ -67,7 +67,7 @@ class Admission:
             self._unencoded[seq.id] = seq
         return not needed
 
-    def need_encoders(self) -> list[Sequence]:
+    def need_encoders(self) -> list[LiveSequence]:
         """Those that skipped the encoder and need one after all, for blocks that they found were evicted. They wait
         here no more."""
         found = []
@@ -79,7 +79,7 @@ class Admission:
                 found.append(seq)
         return found
 
-    def to_prefill(self) -> Iterator[Sequence]:
+    def to_prefill(self) -> Iterator[LiveSequence]:
         """Waiting requests that need no encoding (text, or pictures all in the cache), best first. Each is to be
         admitted before the next one is asked for. Who waits for another's prefill is passed: it does not wait for
         room."""
@@ -91,7 +91,7 @@ class Admission:
                 return
             yield seq
 
-    def to_encode(self) -> Iterator[Sequence]:
+    def to_encode(self) -> Iterator[LiveSequence]:
         """Waiting picture requests, best first; as `to_prefill`. A picture that another request is encoding right now
         is waited for, not encoded twice; and who waits so is not passed by a later one that would encode another of
         its pictures, or there might always be one to wait for."""
@@ -113,7 +113,7 @@ class Admission:
                 continue
             n_passed += 1
 
-    def repeats(self, seq: Sequence) -> bool:
+    def repeats(self, seq: LiveSequence) -> bool:
         """Whether it would compute what another is computing here now, or is about to: then it waits and shares it. No
         later one can pass it and compute the same, so it waits for no more than those who are here; and who is waited
         for goes before all whom it would go before."""
@@ -127,7 +127,7 @@ class Admission:
             self._wait_for(other.id, seq)
         return other is not None
 
-    def _wait_for(self, request_id: str, seq: Sequence) -> None:
+    def _wait_for(self, request_id: str, seq: LiveSequence) -> None:
         self._lent[request_id] = min(self._lent.get(request_id, seq.rank), seq.rank)
         self._lend()
 
@@ -140,7 +140,7 @@ class Admission:
             elif rank < seq.rank:
                 seq.rank = rank
 
-    def admit(self, seq: Sequence) -> bool:
+    def admit(self, seq: LiveSequence) -> bool:
         """Take a waiting request in, if it finds room for its visit and nobody is passed."""
         if self._full() or not self._may_pass(seq):
             return False
@@ -157,7 +157,7 @@ class Admission:
             seq.cursor += 1  # every picture was in the cache
         return True
 
-    def best_text(self) -> Sequence | None:
+    def best_text(self) -> LiveSequence | None:
         """The best of those that wait for prefill alone, unless it is known to find no room now."""
         seq = self.waiting.ready.first
         if seq is None or self._full():
@@ -167,7 +167,7 @@ class Admission:
     def _full(self) -> bool:
         return self._n_running() + len(self.arriving) >= self._budgets.running
 
-    def _may_pass(self, seq: Sequence) -> bool:
+    def _may_pass(self, seq: LiveSequence) -> bool:
         """Not before a better one that waits for room in the same caches. (In other caches it may: who already holds KV
         elsewhere must not wait for one that wants room for its embeddings, or both may wait for ever.)"""
         if not self._blocked:
@@ -175,12 +175,12 @@ class Admission:
         better = [b for b in self._blocked.values() if self._fair.turn_of(b) < self._fair.turn_of(seq)]
         return all(self._wanted(seq).isdisjoint(self._wanted(b)) for b in better)
 
-    def _wanted(self, seq: Sequence) -> set[str]:
+    def _wanted(self, seq: LiveSequence) -> set[str]:
         return {spec.name for spec in self._room.specs_of(seq.request, self.visit(seq))}
 
     # ---- requests that arrive
 
-    def expect(self, seq: Sequence, handoff: Handoff) -> Pulls | None:
+    def expect(self, seq: LiveSequence, handoff: Handoff) -> Pulls | None:
         """Reserve room for what has been offered and say what to copy into it; None if there is no room now. A request
         that brings nothing needs none."""
         if not self._may_pass(seq):
@@ -208,17 +208,17 @@ class Admission:
 
     # ---- requests that go
 
-    def forget(self, seq: Sequence) -> None:
+    def forget(self, seq: LiveSequence) -> None:
         """It asks for room no more."""
         self._blocked.pop(seq.id, None)
         self._unencoded.pop(seq.id, None)
         self.waiting.remove(seq)
 
-    def encoded(self, seq: Sequence, index: int) -> None:
+    def encoded(self, seq: LiveSequence, index: int) -> None:
         """Its picture `index` is in the cache."""
         self._being_encoded.pop(seq.request.media[index].key, None)
 
-    def free(self, seq: Sequence) -> None:
+    def free(self, seq: LiveSequence) -> None:
         """Give its room back; others may encode its pictures."""
         self._room.release(seq)
         self._lent.pop(seq.id, None)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hydrainfer.core import Sequence, TokenWork
+from hydrainfer.core import LiveSequence, TokenWork
 
-Drafter = Callable[[Sequence, int], tuple[int, ...]]
+Drafter = Callable[[LiveSequence, int], tuple[int, ...]]
 """At most so many tokens that a sequence may go on with, or none."""
 
 
-def drafted(seqs: Iterable[Sequence], budget: int, draft: Drafter) -> list[TokenWork]:
+def drafted(seqs: Iterable[LiveSequence], budget: int, draft: Drafter) -> list[TokenWork]:
     """A token of each sequence that has room for it, and its drafts. These take no room and no part of the `budget`
     that another decode wants; answers that must match a grammar have none."""
     ready = [seq for seq in seqs if len(seq.tokens) <= seq.capacity]
@@ -29,7 +29,7 @@ def drafted(seqs: Iterable[Sequence], budget: int, draft: Drafter) -> list[Token
     return work
 
 
-def verified(seq: Sequence, drafts: tuple[int, ...], sampled: list[int]) -> tuple[int, ...]:
+def verified(seq: LiveSequence, drafts: tuple[int, ...], sampled: list[int]) -> tuple[int, ...]:
     """The tokens of `seq` among those `sampled`, one more than drafts: up to the first that is not as drafted or ends
     the choice. All of them but the last are appended."""
     taken: list[int] = []

@@ -14,10 +14,10 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from hydrainfer.core import Handoff, Request, Sequence, Stage, StepBatch
+from hydrainfer.core import Handoff, LiveSequence, Request, Stage, StepBatch
 from hydrainfer.scheduler.pace import Pace
 
-Turn = tuple[float, tuple[float, float, int]]
+FairTurn = tuple[float, tuple[float, float, int]]
 """What a tenant has had too much, and the rank: the smallest goes first."""
 
 
@@ -46,7 +46,7 @@ class Fair:
             del self._n_waiting[tenant]
             self._least = min((self.counters[t] for t in self._n_waiting), default=self.counters[tenant])
 
-    def admitted(self, seq: Sequence) -> None:
+    def admitted(self, seq: LiveSequence) -> None:
         """It has room: what is to be computed of it here is its tenant's."""
         tenant = seq.request.share.tenant
         self._lift(tenant)
@@ -59,11 +59,11 @@ class Fair:
             for item in batch.work[: batch.n_decodes]:
                 self._charge(item.seq, seconds * item.count / batch.n_items)
 
-    def turn_of(self, seq: Sequence) -> Turn:
+    def turn_of(self, seq: LiveSequence) -> FairTurn:
         """By this the first ones of all tenants, and the requests of one, are told apart."""
         return self._excess(self.counters[seq.request.share.tenant]), seq.rank
 
-    def in_turn(self, queues: Mapping[str, Iterable[Sequence]]) -> Iterator[Sequence]:
+    def in_turn(self, queues: Mapping[str, Iterable[LiveSequence]]) -> Iterator[LiveSequence]:
         """Those who wait, by tenant in the order of their ranks, as they go if each one that is yielded is admitted."""
         queued = {tenant: iter(queue) for tenant, queue in queues.items()}
         heads = [(*self.turn_of(s), t, self.counters[t], s) for t, q in queued.items() if (s := next(q, None))]
@@ -90,7 +90,7 @@ class Fair:
         if tenant not in self._n_waiting:
             self.counters[tenant] = max(self.counters.get(tenant, 0.0), self._now - self._credit_s)
 
-    def _charge(self, seq: Sequence, seconds: float) -> None:
+    def _charge(self, seq: LiveSequence, seconds: float) -> None:
         share = seq.request.share
         self.counters[share.tenant] += seconds / share.weight
         if share.tenant in self._n_waiting:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
-from hydrainfer.core import EncodeWork, Handoff, Sequence, Stage, TokenWork
+from hydrainfer.core import EncodeWork, Handoff, LiveSequence, Stage, TokenWork
 from hydrainfer.scheduler.waiting import Waiting
 
 
-def waiting_since(waiting: Waiting, running: Iterable[Mapping[str, Sequence]]) -> float:
+def waiting_since(waiting: Waiting, running: Iterable[Mapping[str, LiveSequence]]) -> float:
     """When the longest wait began, of who is first in a queue and of who is in the stages of `running`; infinity if
     there is nobody."""
     heads = (*waiting.pictured.head, *waiting.ready.head)
     return min((seq.queued_s for seq in chain(heads, *(group.values() for group in running))), default=float("inf"))
 
 
-def decodes(seqs: Iterable[Sequence]) -> list[TokenWork]:
+def decodes(seqs: Iterable[LiveSequence]) -> list[TokenWork]:
     """One token of each sequence that has room for it."""
     return [TokenWork(s, s.n_computed, 1, True) for s in seqs if len(s.tokens) <= s.capacity]
 
 
-def add_chunk(work: list[TokenWork], seq: Sequence, budget: int, *, first: bool) -> int:
+def add_chunk(work: list[TokenWork], seq: LiveSequence, budget: int, *, first: bool) -> int:
     """Add the sequence's next prefill chunk, up to where one must end; returns its tokens. They are at most `budget`,
     but where it is the `first` chunk of a batch and begins with a picture that must not be cut."""
     left = len(seq.tokens) - seq.n_computed
@@ -34,7 +34,7 @@ def add_chunk(work: list[TokenWork], seq: Sequence, budget: int, *, first: bool)
     return count
 
 
-def _uncut(seq: Sequence, count: int, *, first: bool) -> int:
+def _uncut(seq: LiveSequence, count: int, *, first: bool) -> int:
     """`count` tokens, or as many fewer as it takes to end before a picture that would be cut."""
     start, stop = seq.n_computed, seq.n_computed + count
     cut = next((m for m in seq.request.media if m.whole and m.start < stop < m.end), None)
@@ -45,7 +45,7 @@ def _uncut(seq: Sequence, count: int, *, first: bool) -> int:
     return cut.end - start if first and cut.end <= seq.capacity else 0
 
 
-def add_pictures(work: list[EncodeWork], seq: Sequence, left: int, most: int) -> int:
+def add_pictures(work: list[EncodeWork], seq: LiveSequence, left: int, most: int) -> int:
     """Add the sequence's pictures, in order, until there are `most` or one does not fit the `left` tokens; a batch
     takes at least one. Returns what is then left."""
     for i in seq.pending_media[: max(most - len(work), 0)]:

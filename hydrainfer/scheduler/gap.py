@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hydrainfer.core import Lane, Sequence, StepBatch
+from hydrainfer.core import Lane, LiveSequence, StepBatch
 from hydrainfer.scheduler.policy import Budgets
 
 _STEPS = 2.5  # decode steps that a gap is as long as, where no limit is given
@@ -75,12 +75,12 @@ class Gap:
         queued_s = now - self._waiting_since() - _PATIENCE_S
         return min(max((_STEPS - 1.0) * step.seconds, _SHARE * queued_s), self._most_s)
 
-    def token_s(self, seq: Sequence) -> float:
+    def token_s(self, seq: LiveSequence) -> float:
         """Seconds of one more prefilled token beside a decode step."""
         seconds, n = self._chunks
         return seconds / n if n else seq.token_s
 
-    def chunk_in(self, seconds: float, seq: Sequence, *, first: bool) -> int:
+    def chunk_in(self, seconds: float, seq: LiveSequence, *, first: bool) -> int:
         """How many tokens of it may be prefilled in so long; as `Pace.chunk_in`."""
         each_s, least = self.token_s(seq), min(_CHUNK, len(seq.tokens) - seq.n_computed)
         n = int(seconds / each_s + 1e-6) if each_s > 0.0 else least

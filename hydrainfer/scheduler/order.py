@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from hydrainfer.core import Request, Role, Sequence, StepBatch
+from hydrainfer.core import LiveSequence, Request, Role, StepBatch
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.policy import Policy
@@ -33,7 +33,7 @@ class Order:
         self._policy = policy
 
     def rank(self, request: Request, age: tuple[float, int], n_tokens: int, n_pictures: int) -> Rank:
-        """`age`: see `Sequence.order`. `n_tokens`, `n_pictures`: what of it is still to be computed."""
+        """`age`: see `LiveSequence.order`. `n_tokens`, `n_pictures`: what of it is still to be computed."""
         if not self.ranked:
             return age[0], *age
         p = self._policy
@@ -42,7 +42,7 @@ class Order:
             rank_s -= p.boost_s * max(-p.max_priority, min(request.priority, p.max_priority))
         return rank_s, *age
 
-    def place(self, seq: Sequence, n_tokens: int, n_pictures: int) -> None:
+    def place(self, seq: LiveSequence, n_tokens: int, n_pictures: int) -> None:
         """Set the rank of a sequence of which so much remains."""
         seq.rest = n_tokens, n_pictures
         seq.rank = self.rank(seq.request, seq.order, n_tokens, n_pictures)
@@ -52,8 +52,8 @@ class Order:
         return self.pace.observe(batch, seconds) and self.ranked
 
     def turns(
-        self, running: Iterable[Sequence], waiting: Iterator[Sequence], admit: Callable[[Sequence], bool]
-    ) -> Iterator[Sequence]:
+        self, running: Iterable[LiveSequence], waiting: Iterator[LiveSequence], admit: Callable[[LiveSequence], bool]
+    ) -> Iterator[LiveSequence]:
         """Those that run and those that wait, in the order in which they take of a batch: by tenant and rank, or those
         that run first. `waiting`: in their order. Each is admitted when it is its turn; once one is not, no other
         is."""
@@ -77,10 +77,10 @@ class Order:
             new = next(waiting, None)
 
 
-def rank_of(seq: Sequence) -> Rank:
+def rank_of(seq: LiveSequence) -> Rank:
     return seq.rank
 
 
-def best_in_flight(seqs: Iterable[Sequence]) -> Rank:
+def best_in_flight(seqs: Iterable[LiveSequence]) -> Rank:
     """The best rank of those that a lane is executing; `LAST` if it executes none of them."""
     return min((s.rank for s in seqs if s.in_flight), default=LAST)

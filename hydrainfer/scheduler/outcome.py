@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hydrainfer.core import HydraError, Sequence, Stage, StepBatch, TokenLogprobs
+from hydrainfer.core import HydraError, LiveSequence, Stage, StepBatch, TokenLogprobs
 
 
 class Turn(NamedTuple):
@@ -16,16 +16,16 @@ class Turn(NamedTuple):
     to another instance: they found all their pictures in the cache here, or need an encoder after all."""
 
     batch: StepBatch | None = None
-    started: Iterable[Sequence] = ()
-    preempted: Iterable[Sequence] = ()
-    departed: Iterable[Sequence] = ()
+    started: Iterable[LiveSequence] = ()
+    preempted: Iterable[LiveSequence] = ()
+    departed: Iterable[LiveSequence] = ()
 
 
 class Outcome(msgspec.Struct, frozen=True):
     """The effect of a step on one sequence: new tokens, several if drafts were right, the end of a stage, or its end
     (`finish` or `error`)."""
 
-    seq: Sequence
+    seq: LiveSequence
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     ended: Stage | None = None

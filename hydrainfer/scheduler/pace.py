@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hydrainfer.core import Lane, Role, Sequence, Stage, StepBatch
+from hydrainfer.core import Lane, LiveSequence, Role, Stage, StepBatch
 
 _PICTURE_S, _TOKEN_S = 0.3, 1e-3  # before anything is measured
 _KEEP = 0.9  # what each batch leaves of the weight of those before it
@@ -60,12 +60,12 @@ class Pace:
         """How many pictures are encoded in so long, going by recent batches; at least one."""
         return max(1, _whole(seconds / self._now.picture))
 
-    def token_s(self, seq: Sequence | None = None) -> float:
+    def token_s(self, seq: LiveSequence | None = None) -> float:
         """Seconds of one more token of this sequence, or of any."""
         recent_s = self._now.token
         return recent_s if seq is None or seq.token_s < recent_s else seq.token_s
 
-    def chunk_in(self, seconds: float, seq: Sequence, *, first: bool) -> int:
+    def chunk_in(self, seconds: float, seq: LiveSequence, *, first: bool) -> int:
         """How many tokens of it may be prefilled in so long. Fewer than make a chunk are none, unless it is the `first`
         of a batch, which has a chunk in any case. If only a little would be left, it may be a little more."""
         n, left = _whole(seconds / self.token_s(seq)), len(seq.tokens) - seq.n_computed

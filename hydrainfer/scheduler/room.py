@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from hydrainfer.cache import CacheSet, CacheSpec, Found, Hit, Lease
-from hydrainfer.core import Handoff, Request, Sequence, Stage
+from hydrainfer.core import Handoff, LiveSequence, Request, Stage
 
 Visit = tuple[Stage, ...]
 """The steps of a request that follow each other at one instance."""
@@ -49,7 +49,7 @@ class SequenceRoom:
 
     # ---- what the caches already have
 
-    def match(self, seq: Sequence, visit: Visit) -> Hit:
+    def match(self, seq: LiveSequence, visit: Visit) -> Hit:
         """Find the blocks these steps need that are here now and may be shared. Remembered while the caches' keys stay
         as they are, for it is asked for in every step until there is room."""
         state = (visit, len(seq.tokens), seq.n_computed, *(pool.version for pool in self.caches.pools.values()))
@@ -58,7 +58,7 @@ class SequenceRoom:
             known = self._hits[seq.id] = state, self._match(seq, visit)
         return known[1]
 
-    def _match(self, seq: Sequence, visit: Visit) -> Hit:
+    def _match(self, seq: LiveSequence, visit: Visit) -> Hit:
         request, specs = seq.request, self.specs_of(seq.request, visit)
         keys = self._keys_of(seq)
         found = {spec.name: self.caches.find(spec.name, keys[spec.name]) for spec in specs}
@@ -69,7 +69,7 @@ class SequenceRoom:
         blocks = {spec.name: spec.reusable(request, found[spec.name], n_brought) for spec in specs}
         return Hit(keys, blocks, n_tokens, min(chained, default=0))
 
-    def computed_by(self, other: Sequence, seq: Sequence, visit: Visit, n_tokens: int) -> bool:
+    def computed_by(self, other: LiveSequence, seq: LiveSequence, visit: Visit, n_tokens: int) -> bool:
         """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens, or
         half of what `seq` would compute itself, that `seq` could then share and has not found."""
         if other.id not in self._keys:
@@ -88,18 +88,18 @@ class SequenceRoom:
             shared = shared or will is True
         return shared
 
-    def needs_encode(self, seq: Sequence, visit: Visit) -> bool:
+    def needs_encode(self, seq: LiveSequence, visit: Visit) -> bool:
         """Whether some picture of it has to be encoded: its tokens are not all computed, and its embeddings are not in
         the cache now."""
         return bool(seq.request.media) and bool(self._missing(seq, self.match(seq, visit)))
 
-    def uncached(self, seq: Sequence, visit: Visit) -> tuple[int, int]:
+    def uncached(self, seq: LiveSequence, visit: Visit) -> tuple[int, int]:
         """How many of its tokens and pictures are in no cache here now."""
         hit = self.match(seq, visit)
         n_pictures = len(self._missing(seq, hit)) if seq.request.media else 0
         return len(seq.tokens) - max(seq.n_computed, hit.n_tokens), n_pictures
 
-    def _missing(self, seq: Sequence, hit: Hit) -> list[int]:
+    def _missing(self, seq: LiveSequence, hit: Hit) -> list[int]:
         """Pictures to encode: not computed, not in the cache, and not the same as an earlier one of this request."""
         seen, missing = set(), []
         for spec in self._specs:
@@ -113,7 +113,7 @@ class SequenceRoom:
                 seen.add(span.key)
         return missing
 
-    def _keys_of(self, seq: Sequence) -> dict[str, list[bytes]]:
+    def _keys_of(self, seq: LiveSequence) -> dict[str, list[bytes]]:
         """By spec, the keys of the blocks that its tokens fill."""
         n_tokens, keys = self._keys.get(seq.id, (0, {}))
         if n_tokens == len(seq.tokens):
@@ -132,7 +132,7 @@ class SequenceRoom:
 
     # ---- reserving
 
-    def reserve(self, seq: Sequence, hit: Hit, visit: Visit) -> bool:
+    def reserve(self, seq: LiveSequence, hit: Hit, visit: Visit) -> bool:
         """Room for this whole visit: embeddings, prompt, what it has produced and, where it decodes, a headroom. All or
         nothing. What `hit` has need not be computed again."""
         n_tokens, headroom = len(seq.tokens), 0
@@ -155,13 +155,13 @@ class SequenceRoom:
         return True
 
     @staticmethod
-    def _stops(seq: Sequence, hit: Hit, specs: Iterable[CacheSpec]) -> tuple[int, ...]:
+    def _stops(seq: LiveSequence, hit: Hit, specs: Iterable[CacheSpec]) -> tuple[int, ...]:
         """Where its chunks end, so that it, or another like it, can go on from there: also where it parts from what is
         cached, if it has to compute some of that again. Then the next one that begins so finds it."""
         points = {hit.n_chained, *(stop for spec in specs for stop in spec.stops(seq.request))}
         return tuple(sorted(point for point in points if point > seq.n_computed))
 
-    def _count(self, seq: Sequence, visit: Visit, hit: Hit) -> None:
+    def _count(self, seq: LiveSequence, visit: Visit, hit: Hit) -> None:
         """Note what it wanted and what of it was there."""
         if Stage.ENCODE in visit:
             self.n_pictures_wanted += len(seq.request.media)
@@ -173,7 +173,7 @@ class SequenceRoom:
             if seq.n_cached < 0:
                 seq.n_cached = seq.n_computed
 
-    def grow(self, seq: Sequence) -> bool:
+    def grow(self, seq: LiveSequence) -> bool:
         """One more block of every cache that cannot take its last token, or False and nothing changed."""
         lease = self._leases[seq.id]
         short = [s for s in self._held(seq) if self._capacity(seq, s) < len(seq.tokens)]
@@ -184,7 +184,7 @@ class SequenceRoom:
         self._set_capacity(seq)
         return True
 
-    def can_grow(self, seqs: Iterable[Sequence], n_tokens: int, evicting: bool = True) -> bool:
+    def can_grow(self, seqs: Iterable[LiveSequence], n_tokens: int, evicting: bool = True) -> bool:
         """Whether all of them have room for so many tokens more; unless `evicting`, without losing what is found."""
         wanted: Counter[str] = Counter()
         for seq in seqs:
@@ -195,28 +195,28 @@ class SequenceRoom:
         pools = self.caches.pools
         return all(n <= pools[name].n_available - (not evicting) * pools[name].n_cached for name, n in wanted.items())
 
-    def _held(self, seq: Sequence) -> list[CacheSpec]:
+    def _held(self, seq: LiveSequence) -> list[CacheSpec]:
         return [self.caches.specs[name] for name in seq.blocks]
 
-    def _set_capacity(self, seq: Sequence) -> None:
+    def _set_capacity(self, seq: LiveSequence) -> None:
         capacity = math.inf
         for spec in self._held(seq):
             capacity = min(capacity, self._capacity(seq, spec))
         seq.capacity = len(seq.tokens) if capacity == math.inf else int(capacity)
 
-    def _set_due(self, seq: Sequence) -> None:
+    def _set_due(self, seq: LiveSequence) -> None:
         n_computed = seq.n_settled = seq.n_computed
         seq.due = math.inf
         for name in seq.blocks:
             seq.due = min(seq.due, self.caches.specs[name].due(seq.request, n_computed))
 
     @staticmethod
-    def _capacity(seq: Sequence, spec: CacheSpec) -> float:
+    def _capacity(seq: LiveSequence, spec: CacheSpec) -> float:
         return spec.capacity(seq.first_block[spec.name] + len(seq.blocks[spec.name]))
 
     # ---- progress
 
-    def settle(self, seq: Sequence) -> None:
+    def settle(self, seq: LiveSequence) -> None:
         """More of its tokens are computed: publish the blocks that became complete, give back those that are read no
         more. To be called once `due` are computed; whoever leaves its stage or this instance is settled, too."""
         if seq.n_settled == seq.n_computed:
@@ -228,7 +228,7 @@ class SequenceRoom:
             self._set_capacity(seq)
         self._set_due(seq)
 
-    def _slide(self, seq: Sequence, specs: list[CacheSpec]) -> bool:
+    def _slide(self, seq: LiveSequence, specs: list[CacheSpec]) -> bool:
         """Give back what is read no more, for as much at the end; returns whether there was any."""
         lease, n_left, slid = self._leases[seq.id], len(seq.tokens) - seq.n_computed, False
         for spec in specs:
@@ -238,28 +238,28 @@ class SequenceRoom:
                 slid = True
         return slid
 
-    def _publish_written(self, seq: Sequence, *, leaves: bool = False) -> None:
+    def _publish_written(self, seq: LiveSequence, *, leaves: bool = False) -> None:
         """Publish what became complete."""
         for spec in self._held(seq):
             for numbers in spec.written(seq.request, seq.n_settled, seq.n_computed, leaves, seq.stops):
                 if numbers:
                     self._publish(seq, spec, numbers)
 
-    def _publish(self, seq: Sequence, spec: CacheSpec, numbers: range) -> None:
+    def _publish(self, seq: LiveSequence, spec: CacheSpec, numbers: range) -> None:
         """Let others find those of these blocks that have keys."""
         if spec.chained and not seq.request.keys:
             return
         if keys := self._keys_of(seq)[spec.name][numbers.start : numbers.stop]:
             seq.remapped += self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys)
 
-    def encoded(self, seq: Sequence, index: int) -> None:
+    def encoded(self, seq: LiveSequence, index: int) -> None:
         """The embeddings of picture `index` are written: others may find them."""
         for spec in self._held(seq):
             pictures = spec.pictures(seq.request)
             if pictures:
                 self._publish(seq, spec, pictures[index])
 
-    def leave_stage(self, seq: Sequence) -> None:
+    def leave_stage(self, seq: LiveSequence) -> None:
         """Its step is done: what no later step reads is given back, and stays findable until evicted."""
         self.settle(seq)
         left = seq.plan[seq.cursor + 1 :]
@@ -269,7 +269,7 @@ class SequenceRoom:
 
     # ---- between instances
 
-    def offered(self, seq: Sequence) -> dict[str, tuple[int, ...]]:
+    def offered(self, seq: LiveSequence) -> dict[str, tuple[int, ...]]:
         """The blocks that its next instance has to copy."""
         blocks: dict[str, tuple[int, ...]] = {}
         for spec in self._held(seq):
@@ -277,7 +277,7 @@ class SequenceRoom:
             blocks[spec.name] = tuple(seq.blocks[spec.name][moved.start - first : moved.stop - first])
         return blocks
 
-    def pulls(self, seq: Sequence, handoff: Handoff, hit: Hit) -> Pulls:
+    def pulls(self, seq: LiveSequence, handoff: Handoff, hit: Hit) -> Pulls:
         """The blocks to copy into those just reserved: not what the cache already has, nothing twice."""
         pulls: Pulls = {}
         for spec in self._held(seq):
@@ -301,7 +301,7 @@ class SequenceRoom:
             (len(pulls[s][0]) * self.caches.specs[s].block_tokens for s in self._chains if s in pulls), default=0
         )
 
-    def recall(self, seq: Sequence, visit: Visit) -> bool:
+    def recall(self, seq: LiveSequence, visit: Visit) -> bool:
         """Lease what the caches of `visit` keep of its beginning, to be prefilled on from there elsewhere. False if
         that is nothing, or not all of its pictures."""
         hit = self.match(seq, visit)
@@ -316,13 +316,13 @@ class SequenceRoom:
         seq.n_computed = seq.n_settled = hit.n_tokens
         return True
 
-    def landed(self, seq: Sequence) -> None:
+    def landed(self, seq: LiveSequence) -> None:
         """All that it brought has been pulled: others may find it."""
         for spec in self._held(seq):
             self._publish(seq, spec, spec.complete(seq.request, seq.n_computed))
         seq.pending_media = []
 
-    def detach(self, seq: Sequence, owner: str) -> Lease | None:
+    def detach(self, seq: LiveSequence, owner: str) -> Lease | None:
         """Its blocks belong to `owner` from now on, who releases them; None if it holds none."""
         if seq.id in self._leases:
             self._publish_written(seq, leaves=True)
@@ -347,7 +347,7 @@ class SequenceRoom:
         """Whether it has blocks here, perhaps only until a batch in flight has landed."""
         return request_id in self._leases
 
-    def release(self, seq: Sequence, *, landed: bool = True) -> None:
+    def release(self, seq: LiveSequence, *, landed: bool = True) -> None:
         """Give everything back; what it computed stays findable, unless its blocks have not `landed`. Safe if it holds
         nothing."""
         if seq.id in self._leases and landed:

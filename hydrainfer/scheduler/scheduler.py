@@ -19,9 +19,9 @@ from hydrainfer.core import (
     EncodeWork,
     Handoff,
     Lane,
+    LiveSequence,
     Request,
     Role,
-    Sequence,
     Stage,
     StepBatch,
     StepResult,
@@ -42,7 +42,7 @@ _IDLE = Turn()
 
 
 class Scheduler:
-    """Owns every live `Sequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop.
+    """Owns every `LiveSequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop.
     `draft`: what guesses tokens to be verified beside decodes, if anything does; not asked where a cache sums up
     tokens, for a sum that has taken in a wrong one does not go back."""
 
@@ -59,12 +59,12 @@ class Scheduler:
         self.policy = policy or Policy()
         self._draft = draft if all(spec.paged for spec in caches.specs.values()) else None
         self.room = SequenceRoom(caches, self.policy.headroom_tokens)
-        self.encoding: dict[str, Sequence] = {}
-        self.prefilling: dict[str, Sequence] = {}
-        self.decoding: dict[str, Sequence] = {}
+        self.encoding: dict[str, LiveSequence] = {}
+        self.prefilling: dict[str, LiveSequence] = {}
+        self.decoding: dict[str, LiveSequence] = {}
         self._running = {Stage.ENCODE: self.encoding, Stage.PREFILL: self.prefilling, Stage.DECODE: self.decoding}
-        self.migrating: dict[str, Sequence] = {}  # live, hold their blocks, wait for an instance of their next stage
-        self._live: dict[str, Sequence] = {}
+        self.migrating: dict[str, LiveSequence] = {}  # hold their blocks, wait for an instance of their next stage
+        self._live: dict[str, LiveSequence] = {}
         self._order = Order(role, self.policy)
         self.fair, running = self._order.fair, (lambda: self.n_running, self.prefilling, self._live)
         self._admission = Admission(role, self.room, budgets, self.policy, *running, self.fair)
@@ -79,12 +79,12 @@ class Scheduler:
 
     # ---- requests come and go
 
-    def add(self, request: Request, now: float, produced: tuple[int, ...] = ()) -> Sequence:
+    def add(self, request: Request, now: float, produced: tuple[int, ...] = ()) -> LiveSequence:
         """Queue it, with the tokens it already has; it migrates at once if another instance runs its stage. Raises
         `InvalidRequest` if it could never fit the caches, even alone."""
         assert request.id not in self._live, f"request {request.id} is already here"
         order = (now if request.arrival_s is None else request.arrival_s, self._n_added)
-        seq = Sequence(request, order, now, produced)
+        seq = LiveSequence(request, order, now, produced)
         self.room.check_fits_empty(request, self._admission.visit(seq))
         self._n_added += 1
         self._live[seq.id] = seq
@@ -93,12 +93,12 @@ class Scheduler:
         self._wait(seq)
         return seq
 
-    def _recall(self, seq: Sequence) -> None:
+    def _recall(self, seq: LiveSequence) -> None:
         """Let it take to its prefill what is kept here of the prompt."""
         if self.room.recall(seq, (Stage.DECODE,)):
             seq.cursor = seq.plan.index(Stage.PREFILL)
 
-    def _wait(self, seq: Sequence) -> None:
+    def _wait(self, seq: LiveSequence) -> None:
         """Into the queue of its stage, by rank; or out of here, if another instance runs that stage."""
         if seq.stage is Stage.ENCODE and self._admission.skips_encoder(seq):
             seq.cursor += 1
@@ -129,10 +129,10 @@ class Scheduler:
     def n_running(self) -> int:
         return len(self.encoding) + len(self.prefilling) + len(self.decoding)
 
-    def get(self, request_id: str) -> Sequence | None:
+    def get(self, request_id: str) -> LiveSequence | None:
         return self._live.get(request_id)
 
-    def latest_s(self, seq: Sequence) -> float:
+    def latest_s(self, seq: LiveSequence) -> float:
         """When a request that waits here must start, if at all it can meet its deadline; later, if meanwhile others
         compute some of what it needs."""
         rest = self.room.uncached(seq, self._admission.visit(seq))
@@ -162,7 +162,7 @@ class Scheduler:
         self._order.place(seq, *rest_of(handoff))
         return self._admission.repeats(seq)
 
-    def land(self, request_id: str, now: float) -> Sequence:
+    def land(self, request_id: str, now: float) -> LiveSequence:
         """Its blocks are written and it is ours."""
         seq = self.arriving.pop(request_id)
         seq.queued_s = now
@@ -190,8 +190,8 @@ class Scheduler:
         encoded wait for it, so it prefills only who goes before all of them."""
         if not (self.decoding or self.prefilling or self.encoding or self.waiting):
             return _IDLE
-        preempted: list[Sequence] = []
-        departed: list[Sequence] = []
+        preempted: list[LiveSequence] = []
+        departed: list[LiveSequence] = []
         if lane is Lane.VISION:
             work: list = self._fill_vision(now, departed)
             n, n_decodes, after_s = len(work), 0, 0.0
@@ -204,7 +204,7 @@ class Scheduler:
             after_s = self._gap.other_s(n, now) if interrupts and len(work) == n_decodes else 0.0
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
-        started: list[Sequence] = []
+        started: list[LiveSequence] = []
         for item in work:
             seq = item.seq
             seq.in_flight += 1
@@ -217,7 +217,7 @@ class Scheduler:
         return Turn(batch, started, preempted, departed)
 
     def _fill_language(
-        self, now: float, preempted: list[Sequence], interrupts: bool
+        self, now: float, preempted: list[LiveSequence], interrupts: bool
     ) -> tuple[list[TokenWork], int, int]:
         """The work, its tokens, and how many of its first items decode."""
         budget = self.budgets.tokens
@@ -240,7 +240,7 @@ class Scheduler:
         pace: Pace | Gap = self._gap if n and self._gap.bounded else self._order.pace
         left_s = min(self.budgets.step_s - n * self._order.pace.token_s(), other_s)
 
-        def admit(new: Sequence) -> bool:
+        def admit(new: LiveSequence) -> bool:
             """Nobody begins beside the most that may be half way, but who is done in this batch."""
             in_time = 0 if new.rank > before else pace.chunk_in(left_s, new, first=n == n_before)
             n_begun = sum(s.started for s in self.prefilling.values()) if self._order.ranked else 0
@@ -257,14 +257,14 @@ class Scheduler:
                 break
         return n
 
-    def _fill_vision(self, now: float, departed: list[Sequence]) -> list[EncodeWork]:
+    def _fill_vision(self, now: float, departed: list[LiveSequence]) -> list[EncodeWork]:
         if not (self.encoding or self.waiting.pictured) or not self._gate_open(now):
             return []
         work: list[EncodeWork] = []
         left = self.budgets.image_tokens
         most = min(self.budgets.images, self._order.pace.pictures_in(self.budgets.step_s))
 
-        def admit(new: Sequence) -> bool:
+        def admit(new: LiveSequence) -> bool:
             if not self._admission.admit(new):
                 return False
             if not self._enter(new):
@@ -300,13 +300,13 @@ class Scheduler:
 
     # ---- from stage to stage
 
-    def _enter(self, seq: Sequence) -> bool:
+    def _enter(self, seq: LiveSequence) -> bool:
         """Put it among those that run the stage its cursor names. False if that stage runs elsewhere: it migrates."""
         here = self.role.runs(seq.stage)
         (self._running[seq.stage] if here else self.migrating)[seq.id] = seq
         return here
 
-    def _advance(self, seq: Sequence, now: float) -> None:
+    def _advance(self, seq: LiveSequence, now: float) -> None:
         """To the next step of its plan."""
         self.room.leave_stage(seq)
         del self._running[seq.stage][seq.id]
@@ -318,9 +318,9 @@ class Scheduler:
 
     # ---- when blocks run out
 
-    def _make_room(self, full: list[Sequence], now: float) -> list[Sequence]:
+    def _make_room(self, full: list[LiveSequence], now: float) -> list[LiveSequence]:
         """Grow these decoding sequences, oldest first; where there is no room, preempt the youngest. Returns those."""
-        preempted: list[Sequence] = []
+        preempted: list[LiveSequence] = []
         for seq in sorted(full, key=lambda s: s.order):
             while seq.id in self.decoding and not self.room.grow(seq):
                 victim = self._youngest_idle(than=seq)
@@ -330,7 +330,7 @@ class Scheduler:
                 preempted.append(victim)
         return preempted
 
-    def _youngest_idle(self, than: Sequence) -> Sequence | None:
+    def _youngest_idle(self, than: LiveSequence) -> LiveSequence | None:
         """The youngest running sequence that no lane is executing; `than` itself only if nobody younger runs at all or
         is about to (who arrives can be preempted once it has landed)."""
         running = [*self.encoding.values(), *self.prefilling.values(), *self.decoding.values()]
@@ -339,7 +339,7 @@ class Scheduler:
             return None if self.arriving else than
         return max((s for s in younger if not s.in_flight), key=lambda s: s.order, default=None)
 
-    def _preempt(self, seq: Sequence, now: float) -> None:
+    def _preempt(self, seq: LiveSequence, now: float) -> None:
         """The failure path: release, rewind, wait again at its old age. Its produced tokens stay."""
         del self._running[seq.stage][seq.id]
         self._admission.free(seq)
@@ -383,7 +383,7 @@ class Scheduler:
                 outcomes.append(self._sampled(seq, tokens, said, now))
         return outcomes
 
-    def _lost(self, seq: Sequence, result: StepResult) -> list[Outcome]:
+    def _lost(self, seq: LiveSequence, result: StepResult) -> list[Outcome]:
         """What was done for it is of no use: it was cancelled meanwhile, or fails."""
         if not seq.cancelled:
             self.cancel(seq.id)
@@ -409,7 +409,7 @@ class Scheduler:
         return [Outcome(seq, ended=Stage.ENCODE)]
 
     def _sampled(
-        self, seq: Sequence, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], now: float
+        self, seq: LiveSequence, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], now: float
     ) -> Outcome:
         """The new `tokens` of a sequence may end its stage, or it."""
         stage, finish = seq.plan[seq.cursor], seq.finish_reason(tokens[-1])

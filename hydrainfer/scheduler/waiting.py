@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-from hydrainfer.core import Sequence, Stage
+from hydrainfer.core import LiveSequence, Stage
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import rank_of
 
@@ -19,32 +19,32 @@ class Line:
 
     def __init__(self, fair: Fair) -> None:
         self._fair = fair
-        self._queues: dict[str, list[Sequence]] = {}
+        self._queues: dict[str, list[LiveSequence]] = {}
         self._n = 0
 
     def __len__(self) -> int:
         return self._n
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[LiveSequence]:
         if len(self._queues) == 1:
             (queue,) = self._queues.values()
             return iter(queue)
         return self._fair.in_turn(self._queues)
 
     @property
-    def first(self) -> Sequence | None:
+    def first(self) -> LiveSequence | None:
         return next(iter(self), None)
 
     @property
-    def head(self) -> tuple[Sequence, ...]:
+    def head(self) -> tuple[LiveSequence, ...]:
         """The first, if there is one."""
         return tuple(islice(self, 1))
 
-    def add(self, seq: Sequence) -> None:
+    def add(self, seq: LiveSequence) -> None:
         insort(self._queues.setdefault(seq.request.share.tenant, []), seq, key=rank_of)
         self._n += 1
 
-    def remove(self, seq: Sequence) -> bool:
+    def remove(self, seq: LiveSequence) -> bool:
         """Whether it was there."""
         if (place := self._place(seq)) is None:
             return False
@@ -55,10 +55,10 @@ class Line:
             del self._queues[seq.request.share.tenant]
         return True
 
-    def __contains__(self, seq: Sequence) -> bool:
+    def __contains__(self, seq: LiveSequence) -> bool:
         return self._place(seq) is not None
 
-    def _place(self, seq: Sequence) -> int | None:
+    def _place(self, seq: LiveSequence) -> int | None:
         """Where it is in its queue, among its equals: choices of a request that began at several instances."""
         queue = self._queues.get(seq.request.share.tenant, [])
         place = bisect_left(queue, seq.rank, key=rank_of)
@@ -96,24 +96,24 @@ class Waiting:
     def __bool__(self) -> bool:
         return bool(self.pictured or self.ready)
 
-    def add(self, seq: Sequence) -> None:
+    def add(self, seq: LiveSequence) -> None:
         """Queue it by its rank, which must stay as it is until `sort`."""
         self._fair.arrive(seq.request)
         self._lines[seq.stage].add(seq)
         self._count(seq, 1, seq.n_computed)
 
-    def remove(self, seq: Sequence, n_computed: int | None = None) -> None:
+    def remove(self, seq: LiveSequence, n_computed: int | None = None) -> None:
         """Forget it. Safe if it does not wait. `n_computed`: of its tokens when it came, if that has changed."""
         line = self._lines.get(seq.stage)
         if line is not None and line.remove(seq):
             self._fair.leave(seq.request)
             self._count(seq, -1, seq.n_computed if n_computed is None else n_computed)
 
-    def __contains__(self, seq: Sequence) -> bool:
+    def __contains__(self, seq: LiveSequence) -> bool:
         line = self._lines.get(seq.stage)
         return line is not None and seq in line
 
-    def first(self, passed: Callable[[Sequence], bool]) -> list[Sequence]:
+    def first(self, passed: Callable[[LiveSequence], bool]) -> list[LiveSequence]:
         """The heads of the lines, who goes first first; behind those that are to be `passed`, which are few."""
         lines = (line for line in self._lines.values() if line)
         heads = (next((s for s in islice(line, _MOST_PASSED) if not passed(s)), None) for line in lines)
@@ -124,7 +124,7 @@ class Waiting:
         for line in self._lines.values():
             line.sort()
 
-    def _count(self, seq: Sequence, by: int, n_computed: int) -> None:
+    def _count(self, seq: LiveSequence, by: int, n_computed: int) -> None:
         self.n_tokens += by * (len(seq.tokens) - n_computed)
         if seq.stage is Stage.ENCODE:
             self.n_pictures += by * len(seq.request.media)

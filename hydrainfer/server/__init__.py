@@ -5,7 +5,7 @@ checkpoints; what it may do with text and pictures it asks of `processor`.
 """
 
 from hydrainfer.server.access import read_origins
-from hydrainfer.server.admission import Admission
+from hydrainfer.server.admission import AdmissionControl
 from hydrainfer.server.app import ServerSettings, create_app
 from hydrainfer.server.connection import Connection
 from hydrainfer.server.intake import Intake
@@ -16,7 +16,7 @@ from hydrainfer.server.tenants import Tenants
 from hydrainfer.server.traces import Traces, open_traces
 
 __all__ = [
-    "Admission",
+    "AdmissionControl",
     "Completion",
     "Connection",
     "Delta",

@@ -19,10 +19,10 @@ from typing import NamedTuple, TypeGuard
 
 from hydrainfer.core import DeadlineExceeded, InvalidRequest, Overloaded, Share, Unavailable
 from hydrainfer.core.request import ANYBODY, MAX_CHOICES, MAX_PRIORITY
-from hydrainfer.metrics import Waiting
+from hydrainfer.metrics import QueueStats
 from hydrainfer.processor import ChatMessage, Prepared, TextPart
 from hydrainfer.scheduler import Policy
-from hydrainfer.server.line import Line, Turn
+from hydrainfer.server.line import LinePlace, PreparationLine
 from hydrainfer.server.queues import Queue
 from hydrainfer.server.returns import Mark, Returns
 
@@ -98,7 +98,7 @@ def _not(value: float) -> str:
     return "" if math.isnan(value) else f", not {value:g}"  # a header that is no number
 
 
-class Admission:
+class AdmissionControl:
     """The queues and the places. Everything on one thread, in constant time.
 
     `clock`: in seconds. `longest_s`: of waiting work, per kind. `max_requests` bounds the choices that wait, are
@@ -124,7 +124,8 @@ class Admission:
         self._returns = Returns()
         self.queues = {kind: Queue(longest_s) for kind in (TEXT, PICTURES, DECODING)}
         self.lines = {
-            kind: Line(self.queues[kind], n * n_instances, policy or Policy()) for kind, n in _LEAST_AHEAD.items()
+            kind: PreparationLine(self.queues[kind], n * n_instances, policy or Policy())
+            for kind, n in _LEAST_AHEAD.items()
         }
         self._mean_units = _REQUEST_TOKENS
 
@@ -217,9 +218,9 @@ class Admission:
         now = self.clock()
         return {kind: queue.seconds(now) for kind, queue in self.queues.items()}
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> QueueStats:
         """For the metrics."""
-        return Waiting(self.seconds(), self.refused, {kind: line.n_waiting for kind, line in self.lines.items()})
+        return QueueStats(self.seconds(), self.refused, {kind: line.n_waiting for kind, line in self.lines.items()})
 
     def check(self, idle: bool = False) -> None:
         """With `idle`, nobody has a place. Raises `AssertionError`."""
@@ -283,7 +284,7 @@ class Place:
     before, leave to send the body. `checked`: there was room for a text. `sorted`: it has waited with its kind.
     `urgency`: by the headers."""
 
-    def __init__(self, admission: Admission, returning: bool, urgency: Urgency = _NOT_URGENT) -> None:
+    def __init__(self, admission: AdmissionControl, returning: bool, urgency: Urgency = _NOT_URGENT) -> None:
         self.returning, self.urgency = returning, urgency
         self.arrived_s = admission.clock()
         self.checked = self.claimed = self.sorted = False
@@ -294,7 +295,7 @@ class Place:
         self._admission = admission
         self._kind, self._units, self._n_waiting = TEXT, 0.0, 0
         self._n_bytes = 0.0
-        self._turn: Turn | None = None
+        self._turn: LinePlace | None = None
         self._line = admission.lines[TEXT]
 
     def hold(self, n: int) -> None:

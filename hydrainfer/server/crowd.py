@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from hydrainfer.core import DeadlineExceeded, InvalidRequest
-from hydrainfer.server.admission import Admission, Place, Urgency, Work
+from hydrainfer.server.admission import AdmissionControl, Place, Urgency, Work
 
 _MOST_BYTES = 256 << 20
 _MEDIA = (b"image", b"video")  # some word of what has pictures, in every protocol
@@ -30,7 +30,7 @@ class Crowd:
     """Those who wait at the gate. Bodies of up to `_MOST_BYTES` together are taken in; beyond that they stay with their
     clients, and the headers alone decide. `timeout_s`: nobody waits longer."""
 
-    def __init__(self, admission: Admission, timeout_s: float) -> None:
+    def __init__(self, admission: AdmissionControl, timeout_s: float) -> None:
         self.n_bytes = 0
         self._admission, self._timeout_s = admission, timeout_s
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hydrainfer.core import HydraError, Overloaded
-from hydrainfer.server.admission import Admission, Place, Urgency
+from hydrainfer.server.admission import AdmissionControl, Place, Urgency
 from hydrainfer.server.crowd import Crowd
 from hydrainfer.server.errors import JSON, error_body, error_headers
 from hydrainfer.server.paths import route_path
@@ -35,7 +35,7 @@ _PER_TURN = 4  # of the event loop
 class Door:
     """Who may come in, from the headers alone: a key's tenant within its limits, where there is room for the work."""
 
-    def __init__(self, admission: Admission, tenants: Tenants) -> None:
+    def __init__(self, admission: AdmissionControl, tenants: Tenants) -> None:
         self.admission, self.tenants = admission, tenants
 
     def check(self, headers: Headers, mark: Mark, *, whole: bool) -> bool:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
-from hydrainfer.processor import ChatMessage, Fetcher, Prepared, Processor, Ticket, Timing, Tools
+from hydrainfer.processor import ChatMessage, Fetcher, JobTicket, Prepared, Processor, RequestTerms, Tools
 from hydrainfer.server.admission import Place, Urgency, Work
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import TokenStream
@@ -60,7 +60,7 @@ class Intake:
     ) -> TokenStream:
         """Fetch, prepare and start. `options`, `prompt`, `salt`, `tools`, `own`: as of `Processor.chat`. `place`: the
         one that it has already. Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
-        id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(urgency, place), Ticket()
+        id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(urgency, place), JobTicket()
         try:
             return await self._start(
                 self._claim(place, Work.of_chat(messages, sampling.n), urgency),
@@ -128,10 +128,10 @@ class Intake:
         for threads in (self._threads, self._media_threads):
             threads.shutdown(cancel_futures=True)
 
-    def _timing(self, urgency: Urgency | None, place: Place | None) -> Timing:
+    def _timing(self, urgency: Urgency | None, place: Place | None) -> RequestTerms:
         now = self.sessions.clock() if place is None else place.arrived_s
         priority, within_s, share = urgency or Urgency()
-        return Timing(now, now + min(self.timeout_s, within_s), priority, share)
+        return RequestTerms(now, now + min(self.timeout_s, within_s), priority, share)
 
     def _claim(self, place: Place | None, work: Work, urgency: Urgency | None) -> Place:
         return self.sessions.admission.claim(place, work, urgency or Urgency())
@@ -139,7 +139,7 @@ class Intake:
     async def _start(
         self,
         place: Place,
-        timing: Timing,
+        timing: RequestTerms,
         prepare: Callable[[Sequence[ChatMessage]], Prepared],
         messages: Sequence[ChatMessage] = (),
     ) -> TokenStream:

@@ -25,7 +25,7 @@ _PER_EVENT = 4  # at most so many go at once: each is a few milliseconds of work
 _TENANTS_PER_EVENT = 8
 
 
-class Turn:
+class LinePlace:
     """One request's place in a line. `key`: its rank, and its age by which equals are told apart."""
 
     __slots__ = ("ahead", "go", "key", "share", "units")
@@ -35,20 +35,20 @@ class Turn:
         self.ahead = False
 
 
-class _Tenant:
+class _TenantLine:
     """Turns by rank."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
-        self.waiting: list[Turn] = []
-        self.ahead: list[Turn] = []
+        self.waiting: list[LinePlace] = []
+        self.ahead: list[LinePlace] = []
 
 
-def _key(turn: Turn) -> tuple[float, int]:
+def _key(turn: LinePlace) -> tuple[float, int]:
     return turn.key
 
 
-class Line:
+class PreparationLine:
     """Those of one kind. `queue`: where their work is counted, which knows how fast it goes. `n_least`: so many are
     ahead however slow they are. Everything on one thread; a call takes the time of what is ahead, at most."""
 
@@ -57,24 +57,24 @@ class Line:
         self._queue, self._n_least = queue, n_least
         self._ageing = policy.ageing if policy.order == "rank" else math.inf
         self._boost_s = policy.boost_s if policy.order == "rank" else 0.0
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # those that have turns here
+        self._tenants: OrderedDict[str, _TenantLine] = OrderedDict()  # those that have turns here
         self._weights = 0.0
         self._ages = count()
 
-    def join(self, share: Share, arrival_s: float, units: float, priority: int, go: Callable[[], None]) -> Turn:
+    def join(self, share: Share, arrival_s: float, units: float, priority: int, go: Callable[[], None]) -> LinePlace:
         """Wait until `go` is called, which may be at once. It leaves in either case."""
         tenant = self._tenants.get(share.tenant)
         if tenant is None:
-            tenant = self._tenants[share.tenant] = _Tenant(share.weight)
+            tenant = self._tenants[share.tenant] = _TenantLine(share.weight)
             self._weights += share.weight
         rank = arrival_s + units * self._queue.pace() / self._ageing - self._boost_s * priority
-        turn = Turn(share, (rank, next(self._ages)), units, go)
+        turn = LinePlace(share, (rank, next(self._ages)), units, go)
         insort(tenant.waiting, turn, key=_key)
         self.n_waiting += 1
         self._advance(share.tenant)
         return turn
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: LinePlace) -> None:
         """It has its first token, or is over; others may go."""
         tenant = self._tenants[turn.share.tenant]
         turns = tenant.ahead if turn.ahead else tenant.waiting
@@ -111,7 +111,7 @@ class Line:
                 left -= 1
                 turn.go()
 
-    def _may_go(self, tenant: _Tenant) -> bool:
+    def _may_go(self, tenant: _TenantLine) -> bool:
         """Whether the first that waits of this tenant may: little of its part of what is ahead goes before it."""
         part, n = tenant.weight / self._weights, bisect_left(tenant.ahead, tenant.waiting[0].key, key=_key)
         if n < max(1.0, self._n_least * part):

@@ -13,7 +13,7 @@ from typing import Any, Literal, TextIO
 import orjson
 
 from hydrainfer.core import InstanceInfo, total
-from hydrainfer.metrics import PrometheusRecorder, Waiting
+from hydrainfer.metrics import PrometheusRecorder, QueueStats
 from hydrainfer.server.access import AccessLines, access_log
 
 Form = Literal["text", "json"]
@@ -70,7 +70,7 @@ class StatsLine:
         self,
         instances: Callable[[], list[InstanceInfo]],
         recorder: PrometheusRecorder,
-        waiting: Callable[[], Waiting],
+        waiting: Callable[[], QueueStats],
         every_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -20,7 +20,7 @@ from hydrainfer.core import HydraError, InternalError, Output, Unavailable
 from hydrainfer.engine.ports import EngineHandle
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import PixelStore, Prepared, Vocabulary
-from hydrainfer.server.admission import Admission, Place, Work
+from hydrainfer.server.admission import AdmissionControl, Place, Work
 from hydrainfer.server.stream import TokenStream
 
 logger = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ class Sessions:
         vocabulary: Vocabulary,
         pixels: PixelStore,
         clock: Callable[[], float],
-        admission: Admission | None = None,
+        admission: AdmissionControl | None = None,
     ) -> None:
         self.clock = clock
-        self.admission = admission or Admission(clock)
+        self.admission = admission or AdmissionControl(clock)
         self._vocabulary = vocabulary
         self._pixels = pixels
         self._handle: EngineHandle | None = None
@@ -83,7 +83,7 @@ class Sessions:
 
     def start(self, prepared: Prepared, place: Place | None = None) -> TokenStream:
         """Run a request. The stream takes over `place` and the pictures, whatever happens. Raises what `submit` and
-        `Admission.claim` raise."""
+        `AdmissionControl.claim` raise."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop

@@ -27,7 +27,7 @@ class _IpcHandle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_ubyte * _HANDLE_BYTES)]
 
 
-class Address(NamedTuple):
+class IpcAllocation(NamedTuple):
     """An allocation, and where in it the store begins."""
 
     handle: bytes
@@ -37,7 +37,7 @@ class Address(NamedTuple):
         return f"{base64.urlsafe_b64encode(self.handle).decode()}/{self.offset}"
 
     @classmethod
-    def decode(cls, text: str) -> Address:
+    def decode(cls, text: str) -> IpcAllocation:
         """Raises `Unreachable` for anything else."""
         try:
             handle, offset = text.split("/")
@@ -63,7 +63,7 @@ def offer(store: BlockStore) -> str:
                 "expandable_segments in PYTORCH_CUDA_ALLOC_CONF for cuda-ipc",
                 param="transport",
             ) from e
-    return Address(bytes(handle.reserved), pointer - base.value).encode()
+    return IpcAllocation(bytes(handle.reserved), pointer - base.value).encode()
 
 
 class CudaIpcTransport:
@@ -71,12 +71,12 @@ class CudaIpcTransport:
     the default one."""
 
     def __init__(self) -> None:
-        self._peers: Peers[_Mappings] = Peers()
+        self._peers: Peers[_OpenAllocations] = Peers()
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
         device, size = store.device, store.spec.block_bytes
-        with self._peers.use(source.owner, lambda: _Mappings(device)) as mappings, torch.cuda.device(device):
+        with self._peers.use(source.owner, lambda: _OpenAllocations(device)) as mappings, torch.cuda.device(device):
             theirs, ours = mappings.of(source), store.bytes.data_ptr()
             stream = torch.cuda.current_stream(device).cuda_stream
             assert stream, "the legacy default stream would wait for all others"
@@ -94,7 +94,7 @@ class CudaIpcTransport:
         self._peers.close()
 
 
-class _Mappings:
+class _OpenAllocations:
     """The allocations of one peer that are open here, by address."""
 
     def __init__(self, device: torch.device) -> None:
@@ -105,7 +105,7 @@ class _Mappings:
         """Where the peer's first block is, in this process. Its GPU need not be one that this process sees: the driver
         maps the memory into our own context (CUDA 10.1 and later)."""
         text = source.ways["cuda-ipc"]
-        address = Address.decode(text)
+        address = IpcAllocation.decode(text)
         if text not in self._bases:
             self._bases[text] = _open(source.owner, self._device, address.handle)
         return self._bases[text] + address.offset

@@ -10,7 +10,7 @@ MAX_FRAME = 1 << 20
 MAX_PIECES = 16_384  # pieces of one request
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class Attach(msgspec.Struct, frozen=True, tag=True):
     """Target: I want blocks of this owner, of no other incarnation."""
 
     owner: str
@@ -62,11 +62,11 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Message = Hello | Read | Join | Pull | Put | Granted | Sent | Refused
-_decoder = msgspec.msgpack.Decoder(Message)
+Frame = Attach | Read | Join | Pull | Put | Granted | Sent | Refused
+_decoder = msgspec.msgpack.Decoder(Frame)
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Frame) -> bytes:
     body = msgspec.msgpack.encode(message)
     assert len(body) <= MAX_FRAME, len(body)
     return len(body).to_bytes(4, "little") + body
@@ -79,7 +79,7 @@ def length(header: bytes) -> int:
     return n
 
 
-def decode(body: bytes) -> Message:
+def decode(body: bytes) -> Frame:
     try:
         message = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:  # a ValidationError is the first

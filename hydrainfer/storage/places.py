@@ -15,19 +15,19 @@ TRANSPORTS = ("auto", "local", "shared-memory", "gloo", "nccl", "cuda-ipc", "tcp
 OVER_SERVER = ("tcp", "gloo", "nccl")  # those that need a block server
 
 
-class Place(NamedTuple):
+class ProcessPlace(NamedTuple):
     """`host`: equal where processes see each other's /proc (boot and pid namespace). `process`: pid and its start."""
 
     host: str
     process: str
 
 
-def here() -> Place:
+def here() -> ProcessPlace:
     try:
         started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:  # no Linux
         started = ""
-    return Place(host_identity(), f"{os.getpid()}:{started}")
+    return ProcessPlace(host_identity(), f"{os.getpid()}:{started}")
 
 
 def device_name(device: torch.device) -> str:
@@ -35,7 +35,7 @@ def device_name(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else f"cuda:{torch.cuda.get_device_properties(device).uuid}"
 
 
-def ways_here(source: ExportHandle, place: Place, device: torch.device) -> list[tuple[str, str]]:
+def ways_here(source: ExportHandle, place: ProcessPlace, device: torch.device) -> list[tuple[str, str]]:
     """(transport, why) for a peer's handle, the best first, of those that it offers."""
     found = []
     if source.process == place.process and source.host == place.host:

@@ -33,7 +33,7 @@ class Copy:
         return None
 
 
-class _Pull(NamedTuple):
+class _PullJob(NamedTuple):
     sources: dict[str, ExportHandle]
     pulls: dict[str, tuple[list[int], list[int]]]
     copy: Copy
@@ -53,9 +53,9 @@ class StorePuller:
         self.exports = exports.handles
         self._offers = exports
         self._stores, self._transport, self._wake = stores, transport, wake
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, _PeerThread] = {}
         self._gone: set[str] = set()
-        self._ending: list[_Peer] = []
+        self._ending: list[_PeerThread] = []
         self._closed = False
 
     def pull(self, sources: dict[str, ExportHandle], pulls: dict[str, tuple[list[int], list[int]]]) -> Copy:
@@ -67,8 +67,8 @@ class StorePuller:
             self._wake()
             return copy
         if owner not in self._peers:
-            self._peers[owner] = _Peer(owner, self._stores, self._transport, self._wake)
-        self._peers[owner].put(_Pull(sources, pulls, copy))
+            self._peers[owner] = _PeerThread(owner, self._stores, self._transport, self._wake)
+        self._peers[owner].put(_PullJob(sources, pulls, copy))
         return copy
 
     def forget(self, owner: str) -> None:
@@ -89,19 +89,19 @@ class StorePuller:
         self._offers.close()
 
 
-class _Peer:
+class _PeerThread:
     """The thread that copies from one peer."""
 
     def __init__(
         self, owner: str, stores: Mapping[str, BlockStore], transport: Transport, wake: Callable[[], None]
     ) -> None:
         self._owner, self._stores, self._transport, self._wake = owner, stores, transport, wake
-        self._queue: SimpleQueue[_Pull | None] = SimpleQueue()
+        self._queue: SimpleQueue[_PullJob | None] = SimpleQueue()
         self._ending = False
         self._thread = threading.Thread(target=self._loop, name=f"hydrainfer-pull-{owner}", daemon=True)
         self._thread.start()
 
-    def put(self, pull: _Pull) -> None:
+    def put(self, pull: _PullJob) -> None:
         self._queue.put(pull)
 
     def end(self) -> None:
@@ -128,7 +128,7 @@ class _Peer:
                 self._wake()
         self._transport.forget(self._owner)  # again: what was running when `end` forgot may have begun anew
 
-    def _copied(self, pull: _Pull) -> bool:
+    def _copied(self, pull: _PullJob) -> bool:
         try:
             for spec, (source_ids, ids) in pull.pulls.items():
                 self._transport.copy(pull.sources[spec], source_ids, self._stores[spec], ids)

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import torch
 
 from hydrainfer.core import SeldomLog
-from hydrainfer.storage.frames import Granted, Hello, Join, Read, Refused
+from hydrainfer.storage.frames import Attach, Granted, Join, Read, Refused
 from hydrainfer.storage.staging import outgoing
 from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.transport import TIMEOUT_S, TransportError, find
 from hydrainfer.storage.two_sided import Backend, serve_group
-from hydrainfer.storage.wire import HANDSHAKE_S, Connection, admit, new_socket
+from hydrainfer.storage.wire import HANDSHAKE_S, PeerSocket, admit, new_socket
 
 _log = logging.getLogger(__name__)
 _STRANGERS = 32  # connections that may be shaking hands; one more ends the oldest
@@ -39,8 +39,8 @@ class BlockServer:
         self._backends, self._timeout_s = backends or {}, timeout_s
         self._not_accepted, self._refused = SeldomLog(_log), SeldomLog(_log, logging.INFO)
         self._lock = threading.Lock()
-        self._threads: dict[Connection, threading.Thread] = {}
-        self._strangers: list[Connection] = []
+        self._threads: dict[PeerSocket, threading.Thread] = {}
+        self._strangers: list[PeerSocket] = []
         self._closed = False
         self._listener = new_socket(host)
         try:
@@ -79,12 +79,12 @@ class BlockServer:
                 time.sleep(0.1)
                 continue
             try:
-                self._welcome(Connection(sock))
+                self._welcome(PeerSocket(sock))
             except (OSError, RuntimeError) as e:  # it has left, or no thread can be had
                 self._not_accepted("cannot serve a peer: %s", e)
                 sock.close()
 
-    def _welcome(self, connection: Connection) -> None:
+    def _welcome(self, connection: PeerSocket) -> None:
         thread = threading.Thread(target=self._serve, args=(connection,), name="hydrainfer-blocks", daemon=True)
         with self._lock:
             if self._closed:
@@ -97,7 +97,7 @@ class BlockServer:
                 self._strangers.pop(0).abort()
             thread.start()
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: PeerSocket) -> None:
         torch.get_num_threads()  # see StorePuller
         torch.set_num_threads(1)
         known = False
@@ -117,18 +117,18 @@ class BlockServer:
                     self._strangers.remove(connection)
             connection.close()
 
-    def _meet(self, connection: Connection) -> None:
+    def _meet(self, connection: PeerSocket) -> None:
         connection.limit(HANDSHAKE_S)
         admit(connection, self._secret)
         hello = connection.receive()
         with self._lock:
             if connection in self._strangers:
                 self._strangers.remove(connection)
-        if not isinstance(hello, Hello) or hello.owner != self._owner:
+        if not isinstance(hello, Attach) or hello.owner != self._owner:
             connection.send(Refused(f"this is {self._owner}"))
             raise TransportError(f"a peer came for {hello}")
 
-    def _answer(self, connection: Connection) -> None:
+    def _answer(self, connection: PeerSocket) -> None:
         while True:
             connection.limit(None)
             request = connection.receive()

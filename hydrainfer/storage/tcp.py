@@ -11,8 +11,8 @@ from hydrainfer.core import ExportHandle
 from hydrainfer.storage.frames import MAX_PIECES, Granted, Read
 from hydrainfer.storage.staging import incoming
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import TIMEOUT_S, Peers, Piece, TransportError, pieces_of
-from hydrainfer.storage.wire import Connection, Line, address_of
+from hydrainfer.storage.transport import TIMEOUT_S, BlockRun, Peers, TransportError, pieces_of
+from hydrainfer.storage.wire import BlockClient, PeerSocket, address_of
 
 _ALONE_BYTES = 1 << 20  # less is not worth a second connection
 
@@ -46,10 +46,10 @@ class _Lines:
     """The connections to one peer, with a thread for each but the first."""
 
     def __init__(self, owner: str, address: tuple[str, int], secret: bytes, n: int) -> None:
-        self._lines = [Line(owner, address, secret) for _ in range(n)]
+        self._lines = [BlockClient(owner, address, secret) for _ in range(n)]
         self._threads = ThreadPoolExecutor(max(1, n - 1), f"hydrainfer-tcp-{owner}")
 
-    def read(self, spec: str, pieces: list[Piece], store: BlockStore, timeout_s: float) -> None:
+    def read(self, spec: str, pieces: list[BlockRun], store: BlockStore, timeout_s: float) -> None:
         n_bytes = sum(p.n for p in pieces) * store.spec.block_bytes
         n = len(self._lines) if n_bytes > _ALONE_BYTES else 1
         first, *others = zip(self._lines, shares(pieces, n))
@@ -61,7 +61,9 @@ class _Lines:
         for future in beside:
             future.result()
 
-    def _guarded(self, line: Line, spec: str, pieces: list[Piece], store: BlockStore, timeout_s: float) -> None:
+    def _guarded(
+        self, line: BlockClient, spec: str, pieces: list[BlockRun], store: BlockStore, timeout_s: float
+    ) -> None:
         try:
             with torch.inference_mode():
                 _read(line.open(timeout_s), spec, pieces, store)
@@ -79,7 +81,7 @@ class _Lines:
             line.close()
 
 
-def _read(connection: Connection, spec: str, pieces: list[Piece], store: BlockStore) -> None:
+def _read(connection: PeerSocket, spec: str, pieces: list[BlockRun], store: BlockStore) -> None:
     for start in range(0, len(pieces), MAX_PIECES):
         some = pieces[start : start + MAX_PIECES]
         connection.send(Read(spec, store.spec.block_bytes, tuple((p.first, p.n) for p in some)))
@@ -89,17 +91,17 @@ def _read(connection: Connection, spec: str, pieces: list[Piece], store: BlockSt
             connection.fill(views)
 
 
-def shares(pieces: list[Piece], n: int) -> Iterator[list[Piece]]:
+def shares(pieces: list[BlockRun], n: int) -> Iterator[list[BlockRun]]:
     """`pieces` in at most `n` lists of nearly equally many blocks."""
     most = -(-sum(p.n for p in pieces) // n)
-    share: list[Piece] = []
+    share: list[BlockRun] = []
     room = most
     for piece in pieces:
         rest = piece
         while rest.n:
             k = min(rest.n, room)
-            share.append(Piece(rest.first, rest.into, k))
-            rest = Piece(rest.first + k, rest.into + k, rest.n - k)
+            share.append(BlockRun(rest.first, rest.into, k))
+            rest = BlockRun(rest.first + k, rest.into + k, rest.n - k)
             room -= k
             if room == 0:
                 yield share

@@ -41,7 +41,7 @@ class Transport(Protocol):
         """Forget all peers. No copy may be asked for any more."""
 
 
-class Piece(NamedTuple):
+class BlockRun(NamedTuple):
     """Blocks that are neighbours on both sides."""
 
     first: int
@@ -49,19 +49,19 @@ class Piece(NamedTuple):
     n: int
 
 
-def runs(source_ids: list[int], ids: list[int]) -> Iterator[Piece]:
+def runs(source_ids: list[int], ids: list[int]) -> Iterator[BlockRun]:
     start = 0
     for i in range(1, len(ids) + 1):
         if i == len(ids) or source_ids[i] != source_ids[i - 1] + 1 or ids[i] != ids[i - 1] + 1:
-            yield Piece(source_ids[start], ids[start], i - start)
+            yield BlockRun(source_ids[start], ids[start], i - start)
             start = i
 
 
-def pieces_of(source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> list[Piece]:
+def pieces_of(source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> list[BlockRun]:
     """The pieces of a copy. Raises `TransportError` unless both caches have these blocks, of the same size."""
     if source.block_bytes != store.spec.block_bytes:
         raise TransportError(f"blocks of {source.owner} have {source.block_bytes} bytes, ours {store.spec.block_bytes}")
-    pieces = list(runs(source_ids, ids)) if len(source_ids) == len(ids) else [Piece(-1, -1, 0)]
+    pieces = list(runs(source_ids, ids)) if len(source_ids) == len(ids) else [BlockRun(-1, -1, 0)]
     check_blocks([(p.first, p.n) for p in pieces], source.n_blocks)
     check_blocks([(p.into, p.n) for p in pieces], store.n_blocks)
     return pieces
@@ -129,7 +129,7 @@ class LocalTransport:
         pass
 
 
-class Session(Protocol):
+class PeerSession(Protocol):
     """The state that a transport keeps of one peer."""
 
     def abort(self) -> None:
@@ -139,10 +139,10 @@ class Session(Protocol):
         """Free everything. Called once, when nobody uses it."""
 
 
-S = TypeVar("S", bound=Session)
+S = TypeVar("S", bound=PeerSession)
 
 
-class _Kept(Generic[S]):
+class _OpenSession(Generic[S]):
     __slots__ = ("busy", "dead", "session")
 
     def __init__(self, session: S) -> None:
@@ -153,7 +153,7 @@ class Peers(Generic[S]):
     """The sessions of a transport, by owner."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, _Kept[S]] = {}
+        self._kept: dict[str, _OpenSession[S]] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -165,7 +165,7 @@ class Peers(Generic[S]):
                 raise TransportError("closed")
             kept = self._kept.get(owner)
             if kept is None:
-                kept = self._kept[owner] = _Kept(make())
+                kept = self._kept[owner] = _OpenSession(make())
             assert not kept.busy, owner
             kept.busy = True
         try:

@@ -21,11 +21,11 @@ import torch
 from torch import distributed as dist
 
 from hydrainfer.core import ExportHandle
-from hydrainfer.storage.frames import MAX_PIECES, Granted, Join, Message, Pull, Put, Sent
+from hydrainfer.storage.frames import MAX_PIECES, Frame, Granted, Join, Pull, Put, Sent
 from hydrainfer.storage.staging import cut
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import TIMEOUT_S, Peers, Piece, TransportError, find, pieces_of
-from hydrainfer.storage.wire import Connection, Line, address_of
+from hydrainfer.storage.transport import TIMEOUT_S, BlockRun, Peers, TransportError, find, pieces_of
+from hydrainfer.storage.wire import BlockClient, PeerSocket, address_of
 
 _SEND_BYTES = 16 << 20  # the most of one send
 _STALL_S = 2.0  # one send takes no longer, even over a slow network
@@ -35,7 +35,7 @@ _SOURCE, _TARGET = 0, 1
 class ControlStore(dist.Store):
     """The key-value store of two ranks, over their connection: no other port, no stranger. What one sets, both have."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: PeerSocket) -> None:
         super().__init__()
         self._connection = connection
         self._kept: dict[str, bytes] = {}
@@ -59,7 +59,7 @@ class ControlStore(dist.Store):
     def check(self, keys: list[str]) -> bool:
         return all(key in self._kept for key in keys)
 
-    def message(self) -> Message:
+    def message(self) -> Frame:
         """The next that is not the store's."""
         while isinstance(message := self._connection.receive(), Put):
             self._kept[message.key] = message.value
@@ -78,7 +78,7 @@ class Backend(NamedTuple):
 class Group:
     """One rank of a process group of two."""
 
-    def __init__(self, backend: Backend, rank: int, connection: Connection, timeout_s: float) -> None:
+    def __init__(self, backend: Backend, rank: int, connection: PeerSocket, timeout_s: float) -> None:
         self._backend, self._rank, self._timeout_s = backend, rank, timeout_s
         self.store = ControlStore(connection)
         stall_s = min(_STALL_S, timeout_s)
@@ -119,7 +119,7 @@ def _do(call: Callable[[], None]) -> None:
         raise TransportError(problem)
 
 
-def serve_group(connection: Connection, backend: Backend, stores: Mapping[str, BlockStore], timeout_s: float) -> None:
+def serve_group(connection: PeerSocket, backend: Backend, stores: Mapping[str, BlockStore], timeout_s: float) -> None:
     """The source's side, until the target leaves."""
     connection.send(Granted())
     try:
@@ -154,7 +154,7 @@ class TwoSidedTransport:
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
         address, spec = address_of(source.ways[self._backend.name])
-        make = lambda: _Receiver(Line(source.owner, address, self._secret), self._backend, self._timeout_s)  # noqa: E731
+        make = lambda: _Receiver(BlockClient(source.owner, address, self._secret), self._backend, self._timeout_s)  # noqa: E731
         try:
             with self._peers.use(source.owner, make) as receiver:
                 receiver.pull(spec, pieces, store)
@@ -171,12 +171,12 @@ class TwoSidedTransport:
 class _Receiver:
     """The target's side of one group."""
 
-    def __init__(self, line: Line, backend: Backend, timeout_s: float) -> None:
+    def __init__(self, line: BlockClient, backend: Backend, timeout_s: float) -> None:
         self._line, self._backend, self._timeout_s = line, backend, timeout_s
         self._group: Group | None = None
         self._seq = 0
 
-    def pull(self, spec: str, pieces: list[Piece], store: BlockStore) -> None:
+    def pull(self, spec: str, pieces: list[BlockRun], store: BlockStore) -> None:
         connection = self._line.open(self._timeout_s)
         group = self._group or self._join(connection)
         for start in range(0, len(pieces), MAX_PIECES):
@@ -188,7 +188,7 @@ class _Receiver:
             _expect(group.store.message(), Sent(self._seq))
             group.finish(store.device)
 
-    def _join(self, connection: Connection) -> Group:
+    def _join(self, connection: PeerSocket) -> Group:
         connection.send(Join(self._backend.name))
         _expect(connection.receive(), Granted())
         self._group = Group(self._backend, _TARGET, connection, self._timeout_s)
@@ -203,7 +203,7 @@ class _Receiver:
         self._line.close()
 
 
-def _expect(found: Message, wanted: Message) -> None:
+def _expect(found: Frame, wanted: Frame) -> None:
     if found != wanted:
         raise TransportError(f"the peer answered {found}, not {wanted}")
 

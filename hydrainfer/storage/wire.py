@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from hydrainfer.storage.frames import Hello, Message, decode, encode, length
+from hydrainfer.storage.frames import Attach, Frame, decode, encode, length
 from hydrainfer.storage.transport import TransportError
 
 MAGIC = b"hydra/1\n"
@@ -30,7 +30,7 @@ _BUFFERS = 256  # buffers of one system call
 _SOCKET_BYTES = 4 << 20
 
 
-class Connection:
+class PeerSocket:
     """One socket. Operations raise `OSError` or `TransportError`; all but `abort` belong to one thread at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -54,10 +54,10 @@ class Connection:
         self._arm()
         self._sock.connect(address)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Frame) -> None:
         self.drain([memoryview(encode(message))])
 
-    def receive(self) -> Message:
+    def receive(self) -> Frame:
         """The next message. Raises `TransportError` for what is none, and for `Refused`."""
         return decode(self.exactly(length(self.exactly(4))))
 
@@ -110,7 +110,7 @@ def _skip(views: deque[memoryview], n: int) -> None:
         n -= head.nbytes
 
 
-def admit(connection: Connection, secret: bytes) -> None:
+def admit(connection: PeerSocket, secret: bytes) -> None:
     """The source's half of the handshake. Raises unless the other side knows the secret."""
     nonce = secrets.token_bytes(_NONCE)
     connection.send_bytes(MAGIC + nonce)
@@ -121,8 +121,8 @@ def admit(connection: Connection, secret: bytes) -> None:
     connection.send_bytes(_mac(secret, b"source", both))
 
 
-def enter(connection: Connection, secret: bytes, owner: str) -> None:
-    """The target's half of the handshake, and a `Hello` to the owner it wants."""
+def enter(connection: PeerSocket, secret: bytes, owner: str) -> None:
+    """The target's half of the handshake, and an `Attach` to the owner it wants."""
     greeting = connection.exactly(len(MAGIC) + _NONCE)
     if not greeting.startswith(MAGIC):
         raise TransportError("no block server of this version")
@@ -131,7 +131,7 @@ def enter(connection: Connection, secret: bytes, owner: str) -> None:
     connection.send_bytes(nonce + _mac(secret, b"target", both))
     if not hmac.compare_digest(_mac(secret, b"source", both), connection.exactly(_MAC)):
         raise TransportError("the server does not know the cluster's secret")
-    connection.send(Hello(owner))
+    connection.send(Attach(owner))
 
 
 def _mac(secret: bytes, side: bytes, nonces: bytes) -> bytes:
@@ -151,21 +151,21 @@ def new_socket(host: str) -> socket.socket:
     return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
 
 
-class Line:
+class BlockClient:
     """One connection to the block server of a peer, made at the first use."""
 
     def __init__(self, owner: str, address: tuple[str, int], secret: bytes) -> None:
         self._owner, self._address, self._secret = owner, address, secret
-        self._connection: Connection | None = None
+        self._connection: PeerSocket | None = None
         self._aborted = False
 
-    def open(self, timeout_s: float) -> Connection:
+    def open(self, timeout_s: float) -> PeerSocket:
         """The connection, on which all must be over within `timeout_s` of now."""
         connection = self._connection
         if connection is not None:
             connection.limit(timeout_s)
             return connection
-        connection = self._connection = Connection(new_socket(self._address[0]))
+        connection = self._connection = PeerSocket(new_socket(self._address[0]))
         if self._aborted:
             raise TransportError("given up")
         connection.limit(min(timeout_s, HANDSHAKE_S))

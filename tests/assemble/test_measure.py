@@ -9,7 +9,7 @@ from hydrainfer.assemble.rig import Rig
 from hydrainfer.config import ServeConfig, Slo, read_cost_model
 from hydrainfer.core import ConfigError, Role
 from hydrainfer.machine import busy_cores
-from hydrainfer.planner.costs import Mix, Work, budgets_for, read_cost_file, write_cost_file
+from hydrainfer.planner.costs import BatchShape, Mix, budgets_for, read_cost_file, write_cost_file
 from tests.checkpoints import make_llava
 from tests.checkpoints_text import make_text
 
@@ -105,6 +105,10 @@ def test_a_model_with_states_is_measured(tmp_path):
     config = ServeConfig(model=str(make_text(tmp_path, "lfm2")), threads=1, native_kernels=False)
     rig = Rig(config, [], 0, n_sequences=5, n_context=512)
     assert all(len(seq.blocks["state"]) == 3 and len(seq.blocks["kv"]) == 32 for seq in rig._texts)
-    for work in (Work(chunk=64), Work(chunk=70, start=32, decodes=2, context=40), Work(decodes=5, context=500)):
+    for work in (
+        BatchShape(chunk=64),
+        BatchShape(chunk=70, start=32, decodes=2, context=40),
+        BatchShape(decodes=5, context=500),
+    ):
         assert rig.run(work) > 0
     rig.close()

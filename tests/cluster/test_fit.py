@@ -3,7 +3,7 @@
 import pytest
 
 from hydrainfer.cluster.fit import cpus_each, needs, shortfall
-from hydrainfer.config import Share
+from hydrainfer.config import MachineShare
 
 pytestmark = pytest.mark.unit
 TWO = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0, "vision": 1.0}]
@@ -13,19 +13,19 @@ FREE = {"CPU": 6.0, "GPU": 1.0, "vision": 1.0}
 @pytest.mark.parametrize(
     ("shares", "free", "line"),
     [
-        ({"A": Share(cpus=1, gpus=1), "B": Share(cpus=2, resources={"vision": 1})}, FREE, None),
-        ({"A": Share(gpus=0.5), "B": Share(gpus=0.5)}, FREE, None),
-        ({"A": Share(gpus=1), "B": Share(gpus=1)}, FREE, "layout needs 2 GPUs, the cluster has 1"),
-        ({"A": Share(cpus=7)}, FREE, "layout needs 7 CPUs, the cluster has 6"),
-        ({"A": Share(cpus=5)}, FREE, "no single node has 5 CPUs for A"),
-        ({"A": Share(resources={"audio": 1})}, FREE, "no node has resource 'audio', which A needs"),
+        ({"A": MachineShare(cpus=1, gpus=1), "B": MachineShare(cpus=2, resources={"vision": 1})}, FREE, None),
+        ({"A": MachineShare(gpus=0.5), "B": MachineShare(gpus=0.5)}, FREE, None),
+        ({"A": MachineShare(gpus=1), "B": MachineShare(gpus=1)}, FREE, "layout needs 2 GPUs, the cluster has 1"),
+        ({"A": MachineShare(cpus=7)}, FREE, "layout needs 7 CPUs, the cluster has 6"),
+        ({"A": MachineShare(cpus=5)}, FREE, "no single node has 5 CPUs for A"),
+        ({"A": MachineShare(resources={"audio": 1})}, FREE, "no node has resource 'audio', which A needs"),
         (
-            {"A": Share(cpus=1, gpus=1, resources={"vision": 1})},
+            {"A": MachineShare(cpus=1, gpus=1, resources={"vision": 1})},
             FREE,
             "no single node has 1 CPU, 1 GPU, 1 of resource 'vision' for A",
         ),
         (
-            {"A": Share(gpus=1)},
+            {"A": MachineShare(gpus=1)},
             {"CPU": 6.0, "GPU": 0.5},
             "layout needs 1 GPU, the cluster has 1, of which 0.5 free",
         ),

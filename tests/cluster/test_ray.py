@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hydrainfer.cluster.ray import RayLauncher
-from hydrainfer.config import Share
+from hydrainfer.config import MachineShare
 from hydrainfer.core import ConfigError, InternalError
 from tests.cluster.light import light
 from tests.cluster.rig import Rig
@@ -112,9 +112,9 @@ def wait_gone(pids, timeout_s):
 
 def test_instances_serve_where_their_resources_are_and_are_gone_after_close(cluster, tmp_path):
     shares = {
-        "E0": Share(resources={"vision": 1}, cores=(0,), threads=3),
-        "P0": Share(resources={"text": 1}),
-        "D0": Share(resources={"text": 1}, cpus=0.5),
+        "E0": MachineShare(resources={"vision": 1}, cores=(0,), threads=3),
+        "P0": MachineShare(resources={"text": 1}),
+        "D0": MachineShare(resources={"text": 1}, cpus=0.5),
     }
     with Rig("1E1P1D", RayLauncher(partial(light)), tmp_path, shares) as rig:
         requests = [rig.submit(f"r{i}", pictures=[i % 3] * (i % 2)) for i in range(8)]
@@ -238,15 +238,15 @@ def test_one_that_cannot_start_says_why_and_takes_the_others_along(cluster, tmp_
 @pytest.mark.parametrize(
     ("share", "message"),
     [
-        (Share(gpus=1), "layout needs 2 GPUs, the cluster has 0"),
-        (Share(resources={"audio": 1}), "no node has resource 'audio', which EPD0 needs"),
-        (Share(cpus=5), "no single node has 5 CPUs for EPD1"),
+        (MachineShare(gpus=1), "layout needs 2 GPUs, the cluster has 0"),
+        (MachineShare(resources={"audio": 1}), "no node has resource 'audio', which EPD0 needs"),
+        (MachineShare(cpus=5), "no single node has 5 CPUs for EPD1"),
     ],
 )
 def test_what_the_cluster_lacks_is_said_before_anything_starts(cluster, tmp_path, share, message):
     shares = {"EPD0": share, "EPD1": share}
     if share.cpus == 5:
-        shares = {"EPD0": Share(), "EPD1": share}
+        shares = {"EPD0": MachineShare(), "EPD1": share}
     start = time.monotonic()
     with pytest.raises(ConfigError, match=message), Rig("2EPD", RayLauncher(partial(light)), tmp_path, shares):
         pass

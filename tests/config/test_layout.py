@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hydrainfer.config import ServeConfig, Share, choose_launcher, read_layout, read_yaml, settle
+from hydrainfer.config import MachineShare, ServeConfig, choose_launcher, read_layout, read_yaml, settle
 from hydrainfer.core import ConfigError, Layout
 
 pytestmark = pytest.mark.unit
@@ -22,7 +22,7 @@ def test_text_and_file_name_the_same_instances():
     text, file = read_layout("1E2PD+1EPD"), read_layout(str(LAYOUTS / "1e2pd-1epd.yaml"))
     assert [s.name for s in text] == [s.name for s in file] == ["E0", "PD0", "PD1", "EPD0"]
     assert [s.role for s in text] == list(Layout.parse("1E2PD+1EPD").instances)
-    assert all(s.share == Share() for s in text)
+    assert all(s.share == MachineShare() for s in text)
     assert [s.own.get("kv_cache_gib") for s in file] == [None, 2, 2, None]
 
 
@@ -34,7 +34,7 @@ def test_every_example_can_be_read(path):
 def test_a_file_says_all_that_an_instance_gets(tmp_path):
     one = "role: EPD, cpus: 2, gpus: 0.5, threads: 3, cores: [0, 1], resources: {vision: 1}, image_cache_gib: 0.25"
     (spec,) = read_layout(write(tmp_path, f"instances: [{{{one}, overlap: slice}}]"))
-    assert spec.share == Share(cpus=2, gpus=0.5, threads=3, cores=(0, 1), resources={"vision": 1})
+    assert spec.share == MachineShare(cpus=2, gpus=0.5, threads=3, cores=(0, 1), resources={"vision": 1})
     assert spec.own == {"image_cache_gib": 0.25, "overlap": "slice"}
 
 
@@ -75,10 +75,10 @@ def test_options_fill_what_the_file_leaves_open(tmp_path):
     specs = read_layout(write(tmp_path, "instances: [{role: EPD, gpus: 1, cpus: 3, threads: 5}, {role: EPD}]"))
     config = ServeConfig(model="m", cpu_share=2, gpu_share=0.5, threads=4)
     given, open_ = settle(specs, config, on_gpu=True)
-    assert given.share == Share(cpus=3, gpus=1, threads=5)
-    assert open_.share == Share(cpus=2, gpus=0.5, threads=2)
+    assert given.share == MachineShare(cpus=3, gpus=1, threads=5)
+    assert open_.share == MachineShare(cpus=2, gpus=0.5, threads=2)
     assert [s.share.gpus for s in settle(specs, config, on_gpu=False)] == [1, 0]
-    assert settle(read_layout("1EPD"), ServeConfig(model="m"), on_gpu=True)[0].share == Share(gpus=1)
+    assert settle(read_layout("1EPD"), ServeConfig(model="m"), on_gpu=True)[0].share == MachineShare(gpus=1)
 
 
 def test_ray_launches_several_or_what_has_to_be_placed(tmp_path):

@@ -11,7 +11,7 @@ from hydrainfer.core import (
     DeviceTime,
     EncodeWork,
     Lane,
-    Sequence,
+    LiveSequence,
     SlicedTime,
     Stage,
     StepBatch,
@@ -34,7 +34,7 @@ FILES = sorted((Path(__file__).parents[2] / "configs" / "costs").glob("*.yaml"))
 
 
 def sequence(stage=Stage.PREFILL, **kw):
-    seq = Sequence(make_request("r", **kw), (0.0, 0), 0.0)
+    seq = LiveSequence(make_request("r", **kw), (0.0, 0), 0.0)
     seq.cursor = seq.plan.index(stage)
     return seq
 

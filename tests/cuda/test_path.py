@@ -15,17 +15,17 @@ from hydrainfer.checkpoint import read_config
 from hydrainfer.core import (
     EncodeWork,
     ExportHandle,
+    LiveSequence,
     MediaSpan,
     Request,
     Role,
     SamplingParams,
-    Sequence,
     StepBatch,
     TokenWork,
 )
 from hydrainfer.core import Lane as LaneName
 from hydrainfer.grammar import Guided
-from hydrainfer.models import Model, Picture
+from hydrainfer.models import Model, PatchedPicture
 from hydrainfer.ops import select, select_ops
 from hydrainfer.ops.cuda import CudaKernels
 from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
@@ -107,14 +107,14 @@ class FakeRig:
         self.language.close()
         self.vision.close()
 
-    def sequence(self, sampling: SamplingParams = SAMPLINGS["greedy"], n_text: int = 20) -> Sequence:
+    def sequence(self, sampling: SamplingParams = SAMPLINGS["greedy"], n_text: int = 20) -> LiveSequence:
         self.n_requests += 1
-        n = self.model.vision.rows(Picture(self.pixels, self.grid))
+        n = self.model.vision.rows(PatchedPicture(self.pixels, self.grid))
         ids = (1, *[self.model.config.media_tokens[0]] * n, *range(300, 300 + n_text))
         media = (MediaSpan(1, n, b"key", "pixels", self.grid),)
         name = f"r{self.n_requests}"
         request = Request(id=name, prompt_ids=ids, sampling=sampling, max_tokens=64, seed=1, media=media, eos_ids=(2,))
-        seq = Sequence(request, (0.0, 0), 0.0)
+        seq = LiveSequence(request, (0.0, 0), 0.0)
         need = {spec.name: spec.need(request, 0, len(ids) + 8) for spec in self.specs}
         seq.blocks = self.caches.reserve(name, need).blocks
         return seq
@@ -139,7 +139,7 @@ def on_cuda(request, monkeypatch, kernels):
         rig.close()
 
 
-def whole(seq: Sequence, start: int = 0, stop: int | None = None) -> TokenWork:
+def whole(seq: LiveSequence, start: int = 0, stop: int | None = None) -> TokenWork:
     n = len(seq.tokens)
     stop = n if stop is None else stop
     return TokenWork(seq, start, stop - start, stop == n)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from hydrainfer.cluster.messages import decode_to_instance, encode
 from hydrainfer.core import Admit, Handoff, Landed, Reject, Release, Renew
 from hydrainfer.core.handoff import ExportHandle, Parcel
-from hydrainfer.engine.migration import Drop, Free, Land, Moved, Retry, Send, Source, State, Target, Timing
+from hydrainfer.engine.migration import Drop, Free, HandedOver, Land, Retry, Send, Source, State, Target, Timing
 from tests.scheduler.fakes import make_request
 
 pytestmark = pytest.mark.unit
@@ -73,7 +73,7 @@ class World(RuleBasedStateMachine):
             match effect:
                 case Send(peer, message):
                     self.wire.append((at, peer, message))
-                case Moved(r):
+                case HandedOver(r):
                     assert self.owner[r] == at
                     self.owner[r] = None
                 case Retry(r, peer):

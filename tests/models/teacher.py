@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from hydrainfer.core import Stage
-from hydrainfer.models import LayerCache, Model, Picture
-from hydrainfer.ops import AttentionBatch, Piece, ScanBatch
+from hydrainfer.models import LayerCache, Model, PatchedPicture
+from hydrainfer.ops import AttentionBatch, ScanBatch, ScanRows
 from hydrainfer.processor import load_description
 from hydrainfer.processor.pictures import MediaLimits, from_image
 from hydrainfer.storage import BlockStore
@@ -15,11 +15,11 @@ from hydrainfer.storage import BlockStore
 _BLOCK = 4
 
 
-def pictures_of(path, images) -> list[Picture]:
+def pictures_of(path, images) -> list[PatchedPicture]:
     """As the checkpoint's adapter makes them of PIL images."""
     adapter = load_description(path).images.adapter
     made = [from_image(image, MediaLimits()) for image in images]
-    return [Picture(adapter.pixels(p), adapter.fit(*p.image.size).grid) for p in made]
+    return [PatchedPicture(adapter.pixels(p), adapter.fit(*p.image.size).grid) for p in made]
 
 
 def _attention(spec, n: int, spans) -> AttentionBatch:
@@ -40,10 +40,10 @@ def _attention(spec, n: int, spans) -> AttentionBatch:
 def _scan(n: int) -> ScanBatch:
     """All rows in two pieces."""
     none = torch.empty(0, dtype=torch.int64)
-    return ScanBatch(0, none, none, [Piece(slice(0, n // 2), -1, 1), Piece(slice(n // 2, n), 1, 0)])
+    return ScanBatch(0, none, none, [ScanRows(slice(0, n // 2), -1, 1), ScanRows(slice(n // 2, n), 1, 0)])
 
 
-def teacher_forced(model: Model, ids: list[int], pictures: list[Picture] = (), spans=()) -> torch.Tensor:
+def teacher_forced(model: Model, ids: list[int], pictures: list[PatchedPicture] = (), spans=()) -> torch.Tensor:
     """Logits of every position of `ids` in one forward, float32 [len(ids), vocab]. Placeholders take the pictures' rows
     in order; those of `spans` (first, stop) see each other."""
     n = len(ids)

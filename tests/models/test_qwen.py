@@ -15,14 +15,14 @@ import torch
 from hydrainfer.checkpoint import read_config
 from hydrainfer.core import (
     CheckpointError,
+    LiveSequence,
     MediaSpan,
     Request,
     Role,
     SamplingParams,
-    Sequence,
     TokenWork,
 )
-from hydrainfer.models import Picture, load_model, vision_fingerprint
+from hydrainfer.models import PatchedPicture, load_model, vision_fingerprint
 from hydrainfer.models import qwen_tower as towers
 from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
 from hydrainfer.processor.pictures import VideoShape
@@ -48,7 +48,7 @@ def case(request, tmp_path_factory):
 def pictures(config, seed=0):
     rng, side = np.random.default_rng(seed), config.patch * config.merge
     return [
-        Picture(rng.integers(0, 256, (1 if t == 1 else 2 * t, h * side, w * side, 3), dtype=np.uint8), (t, h, w))
+        PatchedPicture(rng.integers(0, 256, (1 if t == 1 else 2 * t, h * side, w * side, 3), dtype=np.uint8), (t, h, w))
         for t, h, w in GRIDS
     ]
 
@@ -84,7 +84,7 @@ def test_embeddings_of_ragged_pictures(case, monkeypatch):
     monkeypatch.setattr(towers, "_CPU_PASS_BYTES", 1)
     assert [len(each) for each in model.vision._passes(some)] == [1] * len(some)
     frames = some[2].pixels  # a video in pieces is the video
-    pieces = model.encode([Picture(frames[:2], (1, 4, 6)), Picture(frames[2:], (2, 4, 6))])
+    pieces = model.encode([PatchedPicture(frames[:2], (1, 4, 6)), PatchedPicture(frames[2:], (2, 4, 6))])
     assert (torch.cat(pieces) - got[2]).abs().max() < LOGIT_TOLERANCE
 
 
@@ -108,13 +108,13 @@ def test_what_is_no_picture(case):
         ((1, side, side), (1, 1, 1)),
         ((1, 0, 0, 3), (1, 0, 0)),
     ]:
-        assert model.vision.rows(Picture(np.zeros(shape, np.uint8), grid)) is None, (shape, grid)
+        assert model.vision.rows(PatchedPicture(np.zeros(shape, np.uint8), grid)) is None, (shape, grid)
 
 
 def logits(rig, request, store):
     """Of every position of the prompt, one forward."""
     n, language = request.n_prompt, rig.language
-    seq = Sequence(request, (0.0, 0), 0.0)
+    seq = LiveSequence(request, (0.0, 0), 0.0)
     lease = rig.caches.reserve(seq.id, {name: s.need(request, 0, n) for name, s in rig.caches.specs.items()})
     seq.blocks = lease.blocks
     rig.pixels.update({m.pixels: store.get(m.pixels) for m in request.media})

@@ -10,7 +10,7 @@ import torch
 from hydrainfer.assemble.sizes import dtype_of
 from hydrainfer.config import ServeConfig
 from hydrainfer.ops import measured, remembered, select_ops
-from hydrainfer.ops.measured import ROWS, Measured, Products, fastest
+from hydrainfer.ops.measured import ROWS, Products, ProductSeconds, fastest
 from hydrainfer.ops.products import Way
 
 pytestmark = pytest.mark.cpu
@@ -28,7 +28,7 @@ def ways(*names: str) -> dict[str, Way]:
 
 def test_the_choice_goes_by_rows_and_size():
     few, many = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 4.0, "onednn": 3.0}
-    chosen = Products(Measured(times(few, few), times(few, many)), ways("native-cpu", "onednn"), torch.bfloat16)
+    chosen = Products(ProductSeconds(times(few, few), times(few, many)), ways("native-cpu", "onednn"), torch.bfloat16)
     small, large = torch.empty(4, 4), torch.empty(2048, 1024)
     taken = {rows: chosen.linear(torch.empty(rows, 4), large) for rows in (0, 1, 8, 9, 64, 5000)}
     assert taken == dict.fromkeys((0, 1, 8), "native-cpu") | dict.fromkeys((9, 64, 5000), "onednn")
@@ -98,7 +98,7 @@ def test_auto_is_the_checkpoints_dtype_where_that_is_faster(monkeypatch, narrow,
         few, many = narrow if dtype == torch.bfloat16 else (1.0, 1.0)
         assert threads == 3
         widened = ({}, {}) if dtype == torch.float32 else ({"widened": 2.0}, {"widened": 0.8})
-        return Measured({}, times({"torch": few} | widened[0], {"torch": many} | widened[1]))
+        return ProductSeconds({}, times({"torch": few} | widened[0], {"torch": many} | widened[1]))
 
     monkeypatch.setattr(measured, "_measured", kept)
     auto = ServeConfig(model="", native_kernels=False, threads=3, device="cpu")

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hydrainfer.ops import Piece, ScanBatch, reference, variants
+from hydrainfer.ops import ScanBatch, ScanRows, reference, variants
 from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.select import Need
 
@@ -34,9 +34,9 @@ def batch_of(counts, fresh):
             cut = count // 3 if count > 64 else 0
             source = -1 if fresh else i
             if cut:
-                pieces.append(Piece(slice(row, row + cut), source, i + 20))
+                pieces.append(ScanRows(slice(row, row + cut), source, i + 20))
                 source = i + 20
-            pieces.append(Piece(slice(row + cut, row + count), source, i + 10))
+            pieces.append(ScanRows(slice(row + cut, row + count), source, i + 10))
         row += count
     here = torch.arange(n_decodes)
     return ScanBatch(n_decodes, here - 1 if fresh else here, here + 10, pieces)
@@ -74,7 +74,7 @@ def test_a_convolution_in_pieces_is_that_of_the_whole(width):
                 batch = ScanBatch(1, torch.tensor([source]), torch.tensor([target]), ())
             else:
                 none = torch.empty(0, dtype=torch.int64)
-                batch = ScanBatch(0, none, none, [Piece(slice(0, stop - start), source, target)])
+                batch = ScanBatch(0, none, none, [ScanRows(slice(0, stop - start), source, target)])
             got.append(reference.short_conv(rows, weight, bias, tails, batch))
             source = target
         assert (torch.cat(got) - want).abs().max() < 1e-5

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hydrainfer.core import InvalidRequest, MediaError, Overloaded, RequestTooLarge, SamplingParams, Stage
-from hydrainfer.processor import MediaLimits, PixelStore, Processor, Timing, parse_messages, parse_prompts
+from hydrainfer.processor import MediaLimits, PixelStore, Processor, RequestTerms, parse_messages, parse_prompts
 
 pytestmark = pytest.mark.cpu
 
@@ -104,7 +104,7 @@ def test_prompt_ids_equal_the_reference(processor, store, checkpoint, name):
 
 def test_one_request_per_choice(processor):
     prepared = processor.chat(
-        "r", parse_messages(CHATS["text"]), SamplingParams(n=3, max_tokens=None), Timing(1.0, 2.0)
+        "r", parse_messages(CHATS["text"]), SamplingParams(n=3, max_tokens=None), RequestTerms(1.0, 2.0)
     )
     assert [r.id for r in prepared.requests] == ["r-0", "r-1", "r-2"]
     assert [r.choice for r in prepared.requests] == [0, 1, 2]

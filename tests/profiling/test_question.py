@@ -11,12 +11,12 @@ from hydrainfer.config import read_layout
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.search import LayoutPlan, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
-from hydrainfer.profiling.options import Question
+from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.profiling.question import prepare
 
 pytestmark = pytest.mark.cpu
 FAST = Path("configs/costs/fast.yaml")
-ASKED = Question(
+ASKED = ProfileQuestion(
     model="llava-1.5-7b", devices=2, hardware="h800", workload="textcaps", slo="ttft=0.3,tpot=0.04", requests=80
 )
 

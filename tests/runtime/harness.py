@@ -14,11 +14,11 @@ from hydrainfer.cache import CacheSet
 from hydrainfer.core import (
     EncodeWork,
     Lane,
+    LiveSequence,
     MediaSpan,
     Request,
     Role,
     SamplingParams,
-    Sequence,
     StepBatch,
     StepResult,
     TokenWork,
@@ -68,7 +68,7 @@ class Rig:
         image = [self.config.media_tokens[0]] * self.config.vision.tokens
         return [i for part in prompt.parts for i in (image if part == IMAGE else [part])]
 
-    def sequence(self, prompt: Prompt, n_new: int, sampling: SamplingParams | None = None, **fields) -> Sequence:
+    def sequence(self, prompt: Prompt, n_new: int, sampling: SamplingParams | None = None, **fields) -> LiveSequence:
         """A sequence with its blocks reserved; `fields` go to the request."""
         name = f"r{self.n_batches}-{len(self.pixels)}-{len(self.leases)}"
         n, ids, media = self.config.vision.tokens, [], []
@@ -89,14 +89,14 @@ class Rig:
             media=tuple(media),
             **fields,
         )
-        seq = Sequence(request, (0.0, 0), 0.0)
+        seq = LiveSequence(request, (0.0, 0), 0.0)
         need = {s.name: s.need(request, 0, len(ids) + n_new) for s in (self.embeds.spec, self.kv.spec)}
         lease = self.caches.reserve(name, need)
         assert lease is not None, "the rig's pools are too small"
         seq.blocks, self.leases[name] = lease.blocks, lease
         return seq
 
-    def release(self, seq: Sequence) -> None:
+    def release(self, seq: LiveSequence) -> None:
         self.caches.release(self.leases.pop(seq.id))
 
     def wait(self, ticket) -> StepResult:
@@ -105,7 +105,7 @@ class Rig:
             self.wake.clear()
         return result
 
-    def encode(self, seqs: list[Sequence]) -> StepResult:
+    def encode(self, seqs: list[LiveSequence]) -> StepResult:
         work = [EncodeWork(s, i) for s in seqs for i in range(len(s.request.media))]
         self.n_batches += 1
         return self.wait(self.vision.launch(StepBatch(self.n_batches, Lane.VISION, work, len(work))))
@@ -123,7 +123,7 @@ class Rig:
                     w.seq.tokens.append(next(sampled))
         return result
 
-    def run(self, seqs: list[Sequence], chunk: int = 10_000) -> list[list[int]]:
+    def run(self, seqs: list[LiveSequence], chunk: int = 10_000) -> list[list[int]]:
         """Encode, then prefill in chunks beside whatever decodes already, to the end of every request."""
         if any(s.request.media for s in seqs):
             assert self.encode([s for s in seqs if s.request.media]).error is None

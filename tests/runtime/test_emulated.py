@@ -15,9 +15,9 @@ from hydrainfer.core import (
     EncodeWork,
     Handoff,
     Lane,
+    LiveSequence,
     Role,
     SamplingParams,
-    Sequence,
     StepBatch,
     TokenWork,
     split_chain,
@@ -105,7 +105,7 @@ def test_a_batch_is_slower_while_the_other_lane_runs(slowdown):
         encode_image_s=3.0, step_base_s=1.0, prefill_token_s=0.0, decode_token_s=0.0, overlap_slowdown=slowdown
     )
     device = EmulatedDevice(cost, lambda: now, {s.name: BlockStore(s, 4) for s in (KV, EMBED)}, SPOKEN)
-    seq = Sequence(make_request("r"), (0.0, 0), 0.0)
+    seq = LiveSequence(make_request("r"), (0.0, 0), 0.0)
     prefill = StepBatch(1, Lane.LANGUAGE, [TokenWork(seq, 0, 5, True)], 5)
     assert device.occupy(prefill).end_s == 1.0
     end = device.occupy(StepBatch(2, Lane.VISION, [EncodeWork(seq, 0)], 1)).end_s
@@ -299,7 +299,7 @@ def test_a_thread_wakes_by_itself_when_a_batch_is_ready():
 
 def test_a_batch_that_cannot_be_packed_ends_as_an_error():
     rig = Rig()
-    seq = Sequence(make_request("r"), (0.0, 0), 0.0)  # it holds no blocks
+    seq = LiveSequence(make_request("r"), (0.0, 0), 0.0)  # it holds no blocks
     ticket = rig.runners[Lane.LANGUAGE].launch(StepBatch(1, Lane.LANGUAGE, [TokenWork(seq, 0, 5, True)], 5))
     assert ticket.poll(0.0).error.status == 500
 

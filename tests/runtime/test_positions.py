@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydrainfer.core import (
+    LiveSequence,
     MediaSpan,
     Request,
     SamplingParams,
-    Sequence,
     TokenWork,
     answer_ahead,
     answer_keys,
@@ -60,8 +60,8 @@ def test_joined_spans_are_one_video():
 def test_chunks_and_decodes_of_several_requests_are_slices_of_them():
     rotary = RotaryPositions()
     seqs = [
-        Sequence(request(10, span(2, (1, 2, 3)), id="a"), (0.0, 0), 0.0, produced=(1, 2)),
-        Sequence(request(6, id="b"), (0.0, 1), 0.0),
+        LiveSequence(request(10, span(2, (1, 2, 3)), id="a"), (0.0, 0), 0.0, produced=(1, 2)),
+        LiveSequence(request(6, id="b"), (0.0, 1), 0.0),
     ]
     whole = np.concatenate([prompt_positions(seqs[0].request).table, np.array([[7, 8]] * 3)], axis=1)
     for cut in range(13):

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from hydrainfer.cache import CacheSet
-from hydrainfer.core import EncodeWork, Lane, MediaSpan, Request, Role, SamplingParams, Sequence, StepBatch
+from hydrainfer.core import EncodeWork, Lane, LiveSequence, MediaSpan, Request, Role, SamplingParams, StepBatch
 from hydrainfer.models import load_model
 from hydrainfer.processor import load_description
 from hydrainfer.processor.pictures import Picture
@@ -35,7 +35,7 @@ class Encoder:
         lane = LaneThread("vision", self.model.device, self._wake.set)
         self.runner = VisionRunner(self.model, self.store, self.pixels.__getitem__, lane)
 
-    def sequence(self, name: str, sizes) -> Sequence:
+    def sequence(self, name: str, sizes) -> LiveSequence:
         media, start = [], 0
         for i, (width, height) in enumerate(sizes):
             key = f"{name}/{i}"
@@ -48,13 +48,13 @@ class Encoder:
         request = Request(
             id=name, prompt_ids=(0,) * start, sampling=SamplingParams(), max_tokens=1, seed=0, media=tuple(media)
         )
-        seq = Sequence(request, (0.0, 0), 0.0)
+        seq = LiveSequence(request, (0.0, 0), 0.0)
         lease = self.caches.reserve(name, {"embed": range(sum(self.store.spec.blocks_for(m.n_tokens) for m in media))})
         assert lease is not None
         seq.blocks = lease.blocks
         return seq
 
-    def encode(self, seqs: list[Sequence]) -> None:
+    def encode(self, seqs: list[LiveSequence]) -> None:
         work = [EncodeWork(s, i) for s in seqs for i in range(len(s.request.media))]
         ticket = self.runner.launch(StepBatch(1, Lane.VISION, work, len(work)))
         while (result := ticket.poll(0.0)) is None:
@@ -62,7 +62,7 @@ class Encoder:
             self._wake.clear()
         assert result.error is None and not result.failed
 
-    def rows(self, seq: Sequence) -> torch.Tensor:
+    def rows(self, seq: LiveSequence) -> torch.Tensor:
         """What its blocks hold, [blocks, tokens of a block, width]."""
         return self.store.rows.unflatten(0, (-1, self.store.spec.block_tokens))[seq.blocks["embed"]].clone()
 
@@ -85,7 +85,7 @@ def test_requests_encoded_together_get_what_each_gets_alone(tmp_path):
     encoder.runner.close()
 
 
-def starts(seq: Sequence, spec) -> list[int]:
+def starts(seq: LiveSequence, spec) -> list[int]:
     """The first row of each picture among the rows of its request's blocks."""
     found, n = [], 0
     for span in seq.request.media:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.core import Request, SamplingParams, Sequence, TokenWork
+from hydrainfer.core import LiveSequence, Request, SamplingParams, TokenWork
 from hydrainfer.core.random import uniform
 from hydrainfer.ops import upload
 from hydrainfer.runtime.sampler import _parameters, draw_filtered, draw_sorted, sample
@@ -32,7 +32,7 @@ def work(prompt=(3, 4, 5), produced=(), eos=(2,), seed=7, choice=0, max_tokens=2
         choice=choice,
         eos_ids=eos,
     )
-    seq = Sequence(request, (0.0, 0), 0.0)
+    seq = LiveSequence(request, (0.0, 0), 0.0)
     seq.tokens += produced
     return TokenWork(seq, len(seq.tokens) - 1, 1, True)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from hydrainfer.cache import BlockPool, CacheSet, FullSpec, Scan, StateSpec, WindowSpec
-from hydrainfer.core import Lane, Sequence
+from hydrainfer.core import Lane, LiveSequence
 from hydrainfer.core import chain as chains
 from hydrainfer.scheduler import Scheduler
 from hydrainfer.scheduler.room import SequenceRoom
@@ -91,14 +91,14 @@ def release_in_order(patch):
 
 def keep_what_was_computed_when_preempted(patch):
     """A sequence goes on from what its lease has not (I4)."""
-    real = Sequence.rewind
+    real = LiveSequence.rewind
 
     def mutated(self):
         n_computed = self.n_computed
         real(self)
         self.n_computed = n_computed
 
-    patch.setattr(Sequence, "rewind", mutated)
+    patch.setattr(LiveSequence, "rewind", mutated)
 
 
 def a_window_less_one(patch):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.core import EncodeWork, Lane, Request, Role, SamplingParams, Sequence, Stage, StepBatch, TokenWork
+from hydrainfer.core import EncodeWork, Lane, LiveSequence, Request, Role, SamplingParams, Stage, StepBatch, TokenWork
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import Order
@@ -15,7 +15,7 @@ from tests.scheduler.test_scheduler import ids, turn
 
 pytestmark = pytest.mark.unit
 EPD = Role.parse("EPD")
-SEQ = Sequence(make_request("any"), (0.0, 0), 0.0)
+SEQ = LiveSequence(make_request("any"), (0.0, 0), 0.0)
 POLICY = Policy(encode_wait_s=1.0)
 
 
@@ -56,7 +56,7 @@ def test_text_that_finds_no_place_does_not_hold_up_pictures():
 
 def test_equals_are_told_apart():
     """Choices of a request that began at different instances may have the same age and as much left."""
-    waiting, seqs = Waiting(Fair(Pace(EPD), 0.0)), [Sequence(make_request(name), (0.0, 0), 0.0) for name in "abc"]
+    waiting, seqs = Waiting(Fair(Pace(EPD), 0.0)), [LiveSequence(make_request(name), (0.0, 0), 0.0) for name in "abc"]
     for seq in seqs:
         waiting.add(seq)
     for seq in (seqs[1], seqs[0], seqs[2]):

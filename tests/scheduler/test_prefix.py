@@ -11,11 +11,11 @@ from hydrainfer.cache import CacheSet, FullSpec
 from hydrainfer.core import (
     InternalError,
     Lane,
+    LiveSequence,
     MediaSpan,
     Request,
     Role,
     SamplingParams,
-    Sequence,
     Stage,
     StepResult,
     chain_of,
@@ -346,14 +346,14 @@ def test_4096_tokens_are_looked_up_in_no_time():
     room, ids, visit = SequenceRoom(CacheSet({spec: 600}), 0), (1,) * 4097, (Stage.PREFILL, Stage.DECODE)
     keys = chain_of(chain_root(b""), ids, 16)
     made = Request(id="r", prompt_ids=ids, sampling=SamplingParams(), max_tokens=9, seed=0, keys=keys)
-    seq = Sequence(made, (0.0, 0), 0.0)
+    seq = LiveSequence(made, (0.0, 0), 0.0)
     assert room.reserve(seq, room.match(seq, visit), visit)
     seq.n_computed = 4096
     room.settle(seq)
     room.release(seq)
     seconds = []
     for _ in range(50):
-        again = Sequence(made, (0.0, 0), 0.0)
+        again = LiveSequence(made, (0.0, 0), 0.0)
         start_s = time.perf_counter()
         assert room.match(again, visit).n_tokens == 4096
         seconds.append(time.perf_counter() - start_s)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hydrainfer.core import HydraError, Overloaded, Share, Unavailable
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.processor import parse_messages
-from hydrainfer.server import Admission, Tenants
+from hydrainfer.server import AdmissionControl, Tenants
 from hydrainfer.server.admission import DECODING, PICTURES, TEXT, Work
 from hydrainfer.server.queues import LATEST_TURN_S, Queue
 from hydrainfer.server.returns import Mark, Returns
@@ -116,12 +116,12 @@ def test_turns_come_one_after_the_other_and_are_void_when_the_queue_has_eased():
 
 
 class Flood:
-    """A server of `rate` requests per second behind an `Admission`, and clients of whom the refused come back once.
+    """A server of `rate` requests per second behind an `AdmissionControl`; clients who are refused come back once.
     `known`: by what a returning one is: "said", its "body", or nothing."""
 
     def __init__(self, rate, factor, flood_s, *, known, come_back=True, seed=1):
         self.clock = Clock()
-        self.admission = Admission(self.clock, longest_s=4.0)
+        self.admission = AdmissionControl(self.clock, longest_s=4.0)
         self.rng, self.rate, self.known, self.come_back = random.Random(seed), rate, known, come_back
         self.start_s, self.busy_until = self.clock.now, self.clock.now
         self.served_s, self.back, self.waits = [], [], []
@@ -230,7 +230,7 @@ def full(admission, kind, clock):
 
 def test_neither_kind_is_refused_for_the_other():
     clock = Clock()
-    admission = Admission(clock, longest_s=5.0)
+    admission = AdmissionControl(clock, longest_s=5.0)
     pictures = full(admission, PICTURES, clock)
     place = admission.claim(admission.enter(300), SMALL)
     place.leave()
@@ -258,7 +258,7 @@ def test_neither_kind_is_refused_for_the_other():
 
 def test_a_model_without_pictures_refuses_a_large_body_too():
     clock = Clock()
-    admission = Admission(clock, longest_s=5.0, pictures=False)
+    admission = AdmissionControl(clock, longest_s=5.0, pictures=False)
     places = full(admission, TEXT, clock)
     with pytest.raises(Overloaded):
         admission.enter(100_000)
@@ -267,7 +267,7 @@ def test_a_model_without_pictures_refuses_a_large_body_too():
 
 
 def test_requests_are_bounded_whatever_their_work():
-    admission = Admission(Clock(), max_requests=3)
+    admission = AdmissionControl(Clock(), max_requests=3)
     held = [admission.claim(None, SMALL) for _ in range(3)]
     with pytest.raises(Overloaded, match="3 of at most 3"):
         admission.enter(10)
@@ -301,7 +301,7 @@ def test_work_is_guessed_from_what_the_client_wrote_and_counted_when_it_is_known
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.floats(0.0, 3.0)), max_size=80))
 def test_whatever_becomes_of_them_no_work_is_left(moves):
     clock = Clock()
-    admission = Admission(clock, longest_s=3.0, max_requests=12)
+    admission = AdmissionControl(clock, longest_s=3.0, max_requests=12)
     places = {}
     for what, who, passed_s in moves:
         clock.now += passed_s

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hydrainfer.core import Share
 from hydrainfer.scheduler import Policy
-from hydrainfer.server.line import Line
+from hydrainfer.server.line import PreparationLine
 from hydrainfer.server.queues import Queue
 from tests.server.conftest import image_part, wait_until
 
@@ -29,7 +29,7 @@ class Paced(Queue):
 class Rig:
     def __init__(self, pace=0.0, n_least=4, **policy):
         self.queue, self.gone, self.turns = Paced(pace), [], {}
-        self.line = Line(self.queue, n_least, Policy(**policy))
+        self.line = PreparationLine(self.queue, n_least, Policy(**policy))
 
     def join(self, name, units=1.0, at_s=0.0, share=ONE, priority=0):
         self.turns[name] = self.line.join(share, at_s, units, priority, lambda: self.gone.append(name))

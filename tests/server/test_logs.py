@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from hydrainfer.core import EventKind, InstanceInfo, InstanceStats, LifecycleEvent
-from hydrainfer.metrics import PrometheusRecorder, Waiting
+from hydrainfer.metrics import PrometheusRecorder, QueueStats
 from hydrainfer.server import StatsLine, written_logs
 from hydrainfer.server.access import write_line
 
@@ -68,7 +68,7 @@ class Rig:
     def __init__(self, every_s=10.0):
         self.now, self.running, self.refused, self.state = 0.0, 0, 0, "alive"
         self.recorder = PrometheusRecorder("m", self.instances)
-        waiting = lambda: Waiting({}, {"text": self.refused})  # noqa: E731
+        waiting = lambda: QueueStats({}, {"text": self.refused})  # noqa: E731
         self.stats = StatsLine(self.instances, self.recorder, waiting, every_s, lambda: self.now)
 
     def instances(self):

@@ -3,7 +3,7 @@
 import pytest
 
 from hydrainfer.core import DeadlineExceeded
-from hydrainfer.server import Admission
+from hydrainfer.server import AdmissionControl
 from hydrainfer.server.admission import TEXT, Urgency, Work
 from tests.server.test_admission import Clock
 
@@ -65,7 +65,7 @@ def test_a_deadline_ends_the_request(start, monkeypatch, by):
 
 def test_what_waits_longer_than_it_may_ends_before_it_costs_anything():
     clock = Clock()
-    admission = Admission(clock, longest_s=100.0)
+    admission = AdmissionControl(clock, longest_s=100.0)
     places = [admission.claim(None, Work(TEXT, 100.0)) for _ in range(30)]
     for place in places[:10]:
         clock.now += 1.0

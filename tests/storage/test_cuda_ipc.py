@@ -11,7 +11,7 @@ import torch
 
 from hydrainfer.core import ExportHandle
 from hydrainfer.storage import TransportError, Unreachable
-from hydrainfer.storage.cuda_ipc import Address, CudaIpcTransport
+from hydrainfer.storage.cuda_ipc import CudaIpcTransport, IpcAllocation
 from tests.storage import driver
 from tests.storage.peers import SPECS, _context, content
 
@@ -43,7 +43,7 @@ class Exporter:
         self.process = _context.Process(target=driver.export, args=(theirs, library, log), daemon=True)
         self.process.start()
         address = self.pipe.recv()
-        self.name = Address.decode(address).handle.rstrip(b"\0").decode()
+        self.name = IpcAllocation.decode(address).handle.rstrip(b"\0").decode()
         self.handle = ExportHandle(
             owner=f"E{self.process.pid}:1",
             host="here",
@@ -117,7 +117,9 @@ def test_what_is_refused_leaves_nothing_open(log, exporter):
     store, transport = driver.DriverStore(9), CudaIpcTransport()
     with pytest.raises(TransportError, match="no blocks"):
         transport.copy(exporter.handle, [8], store, [0])
-    other = Address(Address.decode(exporter.handle.ways["cuda-ipc"]).handle, 1 << 40)  # beyond the allocation
+    other = IpcAllocation(
+        IpcAllocation.decode(exporter.handle.ways["cuda-ipc"]).handle, 1 << 40
+    )  # beyond the allocation
     exporter.handle.ways["cuda-ipc"] = other.encode()
     with pytest.raises(TransportError, match="CUDA_ERROR_INVALID_VALUE"):
         transport.copy(exporter.handle, [1], store, [0])

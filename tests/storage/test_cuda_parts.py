@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hydrainfer.storage import Unreachable, cuda_ipc, exports, nccl
-from hydrainfer.storage.cuda_ipc import Address
+from hydrainfer.storage.cuda_ipc import IpcAllocation
 from hydrainfer.storage.two_sided import GLOO, Backend, TwoSidedTransport
 from tests.storage.peers import SECRET, Instance, content
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.cpu
 
 
 def test_an_address_of_cuda_memory_is_short_and_comes_back():
-    address = Address(os.urandom(64), 3 << 30)
-    assert Address.decode(address.encode()) == address and len(address.encode()) < 104
+    address = IpcAllocation(os.urandom(64), 3 << 30)
+    assert IpcAllocation.decode(address.encode()) == address and len(address.encode()) < 104
 
 
 @pytest.mark.parametrize("text", ["", "a/b", "AAAA/0", "?" * 88 + "/1", base64.b64encode(bytes(64)).decode() + "/-1"])
 def test_anything_else_is_refused(text):
     with pytest.raises(Unreachable, match="no CUDA memory"):
-        Address.decode(text)
+        IpcAllocation.decode(text)
 
 
 def test_without_a_driver_the_error_is_typed():

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from hydrainfer.storage import TransportError
-from hydrainfer.storage.frames import Hello, Join, Pull, Put, Read
-from hydrainfer.storage.wire import HANDSHAKE_S, MAGIC, Connection, address_of, enter
+from hydrainfer.storage.frames import Attach, Join, Pull, Put, Read
+from hydrainfer.storage.wire import HANDSHAKE_S, MAGIC, PeerSocket, address_of, enter
 from tests.storage.peers import SECRET, SPECS, Instance
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(60)]
@@ -69,7 +69,7 @@ def test_strangers_are_cut_off_hold_up_nobody_and_fill_no_log(pair, caplog):
 
 
 def open_as(connect, secret=SECRET, owner="E0:1"):
-    connection = Connection(connect())
+    connection = PeerSocket(connect())
     connection.limit(5)
     enter(connection, secret, owner)
     return connection
@@ -97,7 +97,7 @@ def test_who_does_not_know_the_secret_stays_out(pair):
         Join("mpi"),
         Pull(1, "kv", KV, ((0, 1),)),
         Put("key", b"value"),
-        Hello("E0:1"),
+        Attach("E0:1"),
     ],
 )
 def test_impossible_requests_are_refused_and_end_the_connection(pair, request_):

@@ -17,7 +17,7 @@ from hydrainfer.core import ConfigError, ExportHandle
 from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
 from hydrainfer.storage.places import here, ways_here
 from hydrainfer.storage.tcp import shares
-from hydrainfer.storage.transport import Piece, runs
+from hydrainfer.storage.transport import BlockRun, runs
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(60)]
 
@@ -243,7 +243,7 @@ def test_neighbours_move_in_one_copy():
 
 
 def test_connections_share_the_blocks():
-    pieces = [Piece(1, 5, 3), Piece(7, 8, 2), Piece(4, 0, 1)]
+    pieces = [BlockRun(1, 5, 3), BlockRun(7, 8, 2), BlockRun(4, 0, 1)]
     assert list(shares(pieces, 2)) == [[(1, 5, 3)], [(7, 8, 2), (4, 0, 1)]]
     assert list(shares(pieces, 4)) == [[(1, 5, 2)], [(3, 7, 1), (7, 8, 1)], [(8, 9, 1), (4, 0, 1)]]
     assert list(shares(pieces[:1], 1)) == [pieces[:1]]

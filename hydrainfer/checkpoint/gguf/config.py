@@ -15,16 +15,16 @@ _GEMMA_PATTERN, _GEMMA_27B_LAYERS = 6, 62
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-class _Text(NamedTuple):
+class _TextArchitecture(NamedTuple):
     architecture: str
     model_type: str
 
 
 _TEXTS = {
-    "llama": _Text("LlamaForCausalLM", "llama"),
-    "qwen2": _Text("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": _Text("Qwen3ForCausalLM", "qwen3"),
-    "gemma3": _Text("Gemma3ForCausalLM", "gemma3_text"),
+    "llama": _TextArchitecture("LlamaForCausalLM", "llama"),
+    "qwen2": _TextArchitecture("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": _TextArchitecture("Qwen3ForCausalLM", "qwen3"),
+    "gemma3": _TextArchitecture("Gemma3ForCausalLM", "gemma3_text"),
 }
 ARCHITECTURES = tuple(_TEXTS)
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hydrainfer.checkpoint.files import require
+from hydrainfer.checkpoint.gguf.config import Json
 from hydrainfer.checkpoint.gguf.file import GgufFile
 
-Json = dict[str, Any]
 IMAGE = "<image>"
 _NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -60,7 +60,7 @@ def tokenizer_json(file: GgufFile, *, pictures: bool = False) -> GgufTokenizer:
     """`pictures`: the prompt has a placeholder, `<image>`. A file of a model that learned without one lacks it; there
     it takes the place of the unknown token, which a tokenizer that falls back to bytes never makes. Raises
     `CheckpointError`."""
-    vocabulary = _Vocabulary(file)
+    vocabulary = _GgufVocabulary(file)
     image = vocabulary.place_for_pictures() if pictures else None
     kind = file.fields.get("tokenizer.ggml.model")
     known = kind in ("llama", "gpt2")
@@ -84,7 +84,7 @@ def tokenizer_json(file: GgufFile, *, pictures: bool = False) -> GgufTokenizer:
     return GgufTokenizer(tokenizer, config, vocabulary.ends(), image)
 
 
-class _Vocabulary:
+class _GgufVocabulary:
     """What the file says of its tokens, checked. `kinds`: as llama.cpp counts them."""
 
     def __init__(self, file: GgufFile) -> None:
@@ -156,7 +156,7 @@ class _Vocabulary:
         return found
 
 
-def _pieces(vocabulary: _Vocabulary) -> tuple[bool, Json]:
+def _pieces(vocabulary: _GgufVocabulary) -> tuple[bool, Json]:
     """Llama 2's and Gemma's: spaces are marks, characters outside the vocabulary bytes, and of all neighbours that make
     a token those with the best score are joined first."""
     begun = vocabulary.switch("add_space_prefix", True)
@@ -194,7 +194,7 @@ def _by_score(by_token: Mapping[str, int], scores: Sequence[float], kinds: Seque
     return [merge for *_, merge in found]
 
 
-def _bytes(vocabulary: _Vocabulary) -> tuple[bool, Json]:
+def _bytes(vocabulary: _GgufVocabulary) -> tuple[bool, Json]:
     """GPT-2's and its heirs', which differ in how they cut a text into words."""
     name = vocabulary.file.fields.get("tokenizer.ggml.pre", "gpt-2")
     known = name in _WORDS
@@ -221,7 +221,7 @@ def _model(by_token: Mapping[str, int], merges: list[list[str]]) -> Json:
     return {"type": "BPE", "vocab": dict(by_token), "merges": merges, "unk_token": None}
 
 
-def _around(vocabulary: _Vocabulary, first: int | None, last: int | None) -> Json | None:
+def _around(vocabulary: _GgufVocabulary, first: int | None, last: int | None) -> Json | None:
     """What is put before and after every text."""
     if first is None and last is None:
         return None

@@ -3,32 +3,32 @@
 Called by `search` and `inputs`, and by `assemble`, which measures. Never runs a batch, simulated or real.
 """
 
-from hydrainfer.planner.costs.budgets import Choice, Mix, Share, best_of, budgets_for, choices_for, mix_of
+from hydrainfer.planner.costs.budgets import Choice, Mix, RequestShare, best_of, budgets_for, choices_for, mix_of
 from hydrainfer.planner.costs.costfile import (
+    BatchShape,
     BatchTime,
     Copies,
     CostFile,
-    Work,
     link_of,
     read_cost_file,
     write_cost_file,
 )
-from hydrainfer.planner.costs.engine import Engine, read_engine, slowed
+from hydrainfer.planner.costs.engine import EngineModel, read_engine, slowed
 from hydrainfer.planner.costs.fitting import fit_cost
 from hydrainfer.planner.costs.hardware import Hardware, read_hardware
 from hydrainfer.planner.costs.shape import ModelShape, blocks_of, cost_of
 
 __all__ = [
+    "BatchShape",
     "BatchTime",
     "Choice",
     "Copies",
     "CostFile",
-    "Engine",
+    "EngineModel",
     "Hardware",
     "Mix",
     "ModelShape",
-    "Share",
-    "Work",
+    "RequestShare",
     "best_of",
     "blocks_of",
     "budgets_for",

@@ -172,19 +172,19 @@ class Choice(NamedTuple):
     chunk_s: float
     step_s: float
 
-    def request_s(self, share: Share, n_output: float) -> float:
+    def request_s(self, share: RequestShare, n_output: float) -> float:
         """Seconds that the instance takes for each request of the deployment. Every step is one token for all that
         decode; some of the steps hold a chunk, too."""
         n_chunks = share.prefill * self.chunks
         n_steps = max(0.0, share.decode * n_output / self.decodes - n_chunks)
         return share.encode * self.encode_s + n_chunks * self.chunk_s + n_steps * self.step_s
 
-    def interval_s(self, share: Share, n_output: float) -> float:
+    def interval_s(self, share: RequestShare, n_output: float) -> float:
         """Mean seconds between two tokens of a sequence while the instance is never idle."""
         return self.decodes * self.request_s(share, n_output) / (share.decode * n_output)
 
 
-class Share(NamedTuple):
+class RequestShare(NamedTuple):
     """The part of all requests whose pictures, prompts and answers an instance computes."""
 
     encode: float
@@ -214,7 +214,7 @@ def choices_for(
     return tuple(found)
 
 
-def best_of(choices: Sequence[Choice], share: Share, slo: Slo, n_output: float) -> Choice:
+def best_of(choices: Sequence[Choice], share: RequestShare, slo: Slo, n_output: float) -> Choice:
     """The choice with which the instance carries most, of those with which its sequences go on fast enough even if it
     is never idle; if none does, the one with which they go on fastest."""
     limit_s = math.inf if slo.tpot_s is None else MARGIN * slo.tpot_s

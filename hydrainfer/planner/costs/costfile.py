@@ -14,7 +14,7 @@ from hydrainfer.core import ConfigError, CostModel
 from hydrainfer.planner.simulation import Link
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BatchShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One batch. Vision: `pictures` of `tokens` embedding tokens each. Language: a chunk of `chunk` tokens behind
     `start` others, and `decodes` sequences that have `context` tokens each."""
 
@@ -33,8 +33,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class BatchTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Times of a batch, alone or `beside` batches of the other lane, of `n` runs: least, median, 90th percentile."""
 
-    work: Work
-    beside: Work | None = None
+    work: BatchShape
+    beside: BatchShape | None = None
     n: int
     min_s: float
     p50_s: float

@@ -14,7 +14,7 @@ from hydrainfer.config import check_known, locate, read_yaml
 from hydrainfer.core import ConfigError, CostModel
 from hydrainfer.engine import Overlap
 from hydrainfer.planner.costs.hardware import Hardware
-from hydrainfer.planner.simulation import Server
+from hydrainfer.planner.simulation import ServerCost
 from hydrainfer.scheduler import Budgets, Policy
 
 Scheduling = Literal["stage-level", "decode-first", "prefill-first"]
@@ -30,7 +30,7 @@ _ARITHMETIC = (
 _OVERLAP: dict[Scheduling, Overlap] = {"stage-level": "free", "decode-first": "off", "prefill-first": "off"}
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine, as files of configs/engines describe it.
 
     `scheduling`: "stage-level" (HydraInfer), "decode-first" (decodes of all, then chunks within the budget; pictures
@@ -38,7 +38,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     whatever the SLO; None: by the SLO. `step_base_s`, `encode_base_s`: host time per step and per vision batch that no
     device hides, None: the device's. `slower`: times longer than described that arithmetic takes, and `mixed` times
     that where an instance encodes besides (both fitted: `profiling.calibrating`). `request_s`, `megapixel_s`,
-    `token_s`: see `Server`, which has `server_cores` (None: enough), or one with as many before each instance
+    `token_s`: see `ServerCost`, which has `server_cores` (None: enough), or one with as many before each instance
     (`server_each`). `error`: what was measured lies within a factor of 1 + `error` of what was predicted, nine times in
     ten (docs/planning.md); None: not known. `sources`: of the numbers. Raises `ConfigError`.
     """
@@ -61,7 +61,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sources: str = ""
 
     def __post_init__(self) -> None:
-        for field in msgspec.structs.fields(Engine):
+        for field in msgspec.structs.fields(EngineModel):
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not 0.0 <= value < math.inf:
                 raise ConfigError(f"engine {self.name}: {field.name} must not be negative", param=field.name)
@@ -99,8 +99,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return msgspec.structs.replace(cost, **{name: getattr(cost, name) * by for name in _ARITHMETIC})
 
     @property
-    def server(self) -> Server:
-        return Server(
+    def server(self) -> ServerCost:
+        return ServerCost(
             request_s=self.request_s,
             megapixel_s=self.megapixel_s,
             token_s=self.token_s,
@@ -116,13 +116,13 @@ def slowed(cost: CostModel, by: float) -> CostModel:
     return msgspec.structs.replace(cost, **times)
 
 
-def read_engine(name: str) -> Engine:
+def read_engine(name: str) -> EngineModel:
     """The engine that a file, or the one of this name in configs/engines, describes. Raises `ConfigError`."""
     path = locate("engines", name)
     content: dict[str, Any] = read_yaml(path)
     for key in content:
-        check_known(key, [f.name for f in msgspec.structs.fields(Engine)], str(path))
+        check_known(key, [f.name for f in msgspec.structs.fields(EngineModel)], str(path))
     try:
-        return msgspec.convert({"name": path.stem, **content}, Engine)
+        return msgspec.convert({"name": path.stem, **content}, EngineModel)
     except msgspec.ValidationError as e:
         raise ConfigError(f"{path}: {str(e)[0].lower()}{str(e)[1:]}", param="engine") from None

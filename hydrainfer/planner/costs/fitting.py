@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from hydrainfer.core import ConfigError, CostModel
-from hydrainfer.planner.costs.costfile import BatchTime, Work
+from hydrainfer.planner.costs.costfile import BatchShape, BatchTime
 from hydrainfer.planner.costs.shape import slowdown_of
 
 _FOLDS = 4
@@ -56,13 +56,13 @@ def fit_cost(points: Sequence[BatchTime], of: Literal["p50_s", "min_s"] = "p50_s
     return Fitted(cost, errors)
 
 
-def _stage(w: Work) -> str:
+def _stage(w: BatchShape) -> str:
     if w.is_vision:
         return "encode"
     return ("mixed" if w.decodes else "prefill") if w.chunk else "decode"
 
 
-def predicted_s(cost: CostModel, w: Work) -> float:
+def predicted_s(cost: CostModel, w: BatchShape) -> float:
     if w.is_vision:
         return cost.encode_s([w.tokens] * w.pictures)
     contexts = w.decodes * (w.context + 1)
@@ -123,11 +123,11 @@ def _roofline(points: Sequence[BatchTime]) -> Terms:
     return terms
 
 
-def _arithmetic(w: Work) -> tuple[float, ...]:
+def _arithmetic(w: BatchShape) -> tuple[float, ...]:
     return w.chunk, w.chunk * (w.start + w.chunk), w.decodes, w.decodes * (w.context + 1)
 
 
-def _contexts(w: Work) -> float:
+def _contexts(w: BatchShape) -> float:
     return w.decodes * (w.context + 1) + w.start
 
 
@@ -154,7 +154,7 @@ def _slowdowns(points: Sequence[BatchTime]) -> Terms:
     """The slowdowns of batches that ran beside each other: the speeds of both, relative to either alone, add up.
     Medians, since the fastest run beside another batch is one whose neighbour was held up."""
     alone = {p.work: p.p50_s for p in points if p.beside is None}
-    pairs: dict[tuple[Work, Work], float] = {}
+    pairs: dict[tuple[BatchShape, BatchShape], float] = {}
     for p in points:
         if p.beside is not None and p.work in alone:
             pair = (p.work, p.beside) if p.work.is_vision else (p.beside, p.work)

@@ -14,7 +14,7 @@ from hydrainfer.checkpoint import Fit, ModelConfig, family_of, is_hub_name, loca
 from hydrainfer.config.shipped import here_or_shipped, shipped
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.costs import ModelShape
-from hydrainfer.planner.inputs.workloads import Prompts, words_to_tokens
+from hydrainfer.planner.inputs.workloads import PromptRules, words_to_tokens
 from hydrainfer.processor import (
     ChatMessage,
     ImagePart,
@@ -69,7 +69,7 @@ def shape_of(name: str, dtype: str | None = None) -> ModelShape:
     )
 
 
-def prompts_of(name: str) -> Prompts:
+def prompts_of(name: str) -> PromptRules:
     """The model's rules for counting tokens: pictures by its own; text by its tokenizer and template or, where a
     configuration is all there is, by words. Raises `ConfigError` or `CheckpointError`."""
     path = locate_model(name)
@@ -80,7 +80,7 @@ def prompts_of(name: str) -> Prompts:
         return family.n_template + family.n_around * n_pictures + words_to_tokens(words)
 
     written = (path / "tokenizer.json").is_file()
-    return Prompts(
+    return PromptRules(
         name=name_of(path),
         picture=_fit(parsed.model),
         text=_exactly(load_description(path, parsed=parsed)) if written else roughly,

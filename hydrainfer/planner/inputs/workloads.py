@@ -17,7 +17,7 @@ import msgspec
 from PIL import Image
 
 from hydrainfer.core import ConfigError
-from hydrainfer.planner.simulation import ANSWER, Part, TraceRequest
+from hydrainfer.planner.simulation import ANSWER, PromptPart, TraceRequest
 from hydrainfer.workload.sources import (
     DEFAULT,
     TOKENS_PER_WORD,
@@ -35,7 +35,7 @@ _ORIENTATION = 0x0112
 _SHARED_TOKENS = 16  # a block
 
 
-class Prompts(NamedTuple):
+class PromptRules(NamedTuple):
     """A model's rules for counting tokens. `picture(width, height)`: embedding tokens, None for a model without eyes;
     `text(text, n_pictures)`: all other tokens of a prompt, chat template included; `n_context`: prompt and answer at
     most."""
@@ -46,7 +46,7 @@ class Prompts(NamedTuple):
     n_context: int
 
 
-class _Size(NamedTuple):
+class _PictureSize(NamedTuple):
     """A picture's size in pixels, a name for each picture, and one for those that may be seen again at any time."""
 
     width: int
@@ -67,7 +67,7 @@ def words_to_tokens(text: str) -> int:
     return math.ceil(len(text.split()) * TOKENS_PER_WORD)
 
 
-def trace_of(workload: Workload, prompts: Prompts, n: int, seed: int = 0) -> list[TraceRequest]:
+def trace_of(workload: Workload, prompts: PromptRules, n: int, seed: int = 0) -> list[TraceRequest]:
     """`n` requests of the workload as `prompts` counts them, with answers as long as that model's. Arrivals are Poisson
     at 1/s, or those of the recording if it has times; `trace.at_rate` brings them to a rate. The same for the same
     seed. Raises `ConfigError`: pictures for a model without eyes, or of unknown size, or prompts beyond its context."""
@@ -129,9 +129,9 @@ def _like(workload: Workload, model: str) -> str:
     return max(names, key=len, default=model)
 
 
-def _request(i: int, chat: ChatRequest, at_s: float, prompts: Prompts) -> TraceRequest:
+def _request(i: int, chat: ChatRequest, at_s: float, prompts: PromptRules) -> TraceRequest:
     pieces = list(_pieces(chat))
-    pictures = [p for p in pieces if isinstance(p, _Size)]
+    pictures = [p for p in pieces if isinstance(p, _PictureSize)]
     if pictures and prompts.picture is None:
         raise ConfigError(
             f"request {i} has pictures, but {prompts.name} cannot see; use a workload without", param="model"
@@ -156,26 +156,26 @@ def _request(i: int, chat: ChatRequest, at_s: float, prompts: Prompts) -> TraceR
     )
 
 
-def _parts_of(pieces: Sequence[_Text | _Size], prompts: Prompts) -> Iterator[Part]:
+def _parts_of(pieces: Sequence[_Text | _PictureSize], prompts: PromptRules) -> Iterator[PromptPart]:
     """The parts of a prompt. What is between two texts, the template's, counts to the second."""
     texts: list[str] = []
     n_pictures = n_before = 0
     last = max(i for i, piece in enumerate(pieces) if isinstance(piece, _Text))
     for i, piece in enumerate(pieces):
-        if isinstance(piece, _Size):
+        if isinstance(piece, _PictureSize):
             assert prompts.picture is not None
             n_pictures += 1
-            yield Part(f"picture {piece.name}", prompts.picture(piece.width, piece.height), True)
+            yield PromptPart(f"picture {piece.name}", prompts.picture(piece.width, piece.height), True)
             continue
         texts.append(piece.text)
-        n_shown = sum(isinstance(p, _Size) for p in pieces) if i == last else n_pictures
+        n_shown = sum(isinstance(p, _PictureSize) for p in pieces) if i == last else n_pictures
         n_tokens = max(n_before, int(i == last), prompts.text("\n".join(texts), n_shown))
         if n_tokens > n_before:
-            yield Part(ANSWER if piece.answer else f"text {piece.text}", n_tokens - n_before)
+            yield PromptPart(ANSWER if piece.answer else f"text {piece.text}", n_tokens - n_before)
         n_before = n_tokens
 
 
-def _pieces(chat: ChatRequest) -> Iterator[_Text | _Size]:
+def _pieces(chat: ChatRequest) -> Iterator[_Text | _PictureSize]:
     """The texts and pictures of a request, in order; at least one text."""
     if chat.messages:
         pieces = list(_conversation(chat.messages))
@@ -191,7 +191,7 @@ def _pieces(chat: ChatRequest) -> Iterator[_Text | _Size]:
     yield _Text(chat.text)
 
 
-def _conversation(messages: Sequence[dict[str, Any]]) -> Iterator[_Text | _Size]:
+def _conversation(messages: Sequence[dict[str, Any]]) -> Iterator[_Text | _PictureSize]:
     for message in messages:
         content = message.get("content") or ""
         for part in [content] if isinstance(content, str) else content:
@@ -205,10 +205,10 @@ def _conversation(messages: Sequence[dict[str, Any]]) -> Iterator[_Text | _Size]
                 raise ConfigError(f"cannot plan for parts of type {part.get('type')!r}; known are text and image_url")
 
 
-def _size_of(picture: DrawnPicture | FilePicture | EncodedPicture) -> _Size:
+def _size_of(picture: DrawnPicture | FilePicture | EncodedPicture) -> _PictureSize:
     """A picture's size, without decoding it. Raises `ConfigError`."""
     if isinstance(picture, DrawnPicture):
-        return _Size(picture.width, picture.height, f"{picture.seed} {picture.width} {picture.height}")
+        return _PictureSize(picture.width, picture.height, f"{picture.seed} {picture.width} {picture.height}")
     if isinstance(picture, FilePicture):
         return _header(picture.path, picture.path, picture.path)
     head, comma, data = picture.url.partition(",")
@@ -221,11 +221,11 @@ def _size_of(picture: DrawnPicture | FilePicture | EncodedPicture) -> _Size:
     return _header(io.BytesIO(content), "a data: URL", hashlib.sha256(content).hexdigest())
 
 
-def _header(file: Any, name: str, content: str) -> _Size:
+def _header(file: Any, name: str, content: str) -> _PictureSize:
     try:
         with Image.open(file) as image:
             width, height = image.size
             turned = image.getexif().get(_ORIENTATION) in _TURNED
     except (OSError, ValueError) as e:
         raise ConfigError(f"{name}: no picture that can be read ({type(e).__name__})", param="path") from None
-    return _Size(*((height, width) if turned else (width, height)), content, content)
+    return _PictureSize(*((height, width) if turned else (width, height)), content, content)

@@ -16,7 +16,7 @@ from hydrainfer.engine import Overlap
 from hydrainfer.planner.costs import (
     Choice,
     CostFile,
-    Engine,
+    EngineModel,
     Hardware,
     ModelShape,
     blocks_of,
@@ -27,7 +27,7 @@ from hydrainfer.planner.costs import (
 )
 from hydrainfer.planner.search.layouts import layouts
 from hydrainfer.planner.search.study import Station, Study
-from hydrainfer.planner.simulation import Server, TraceRequest
+from hydrainfer.planner.simulation import ServerCost, TraceRequest
 from hydrainfer.scheduler import STEP_S, Budgets
 
 DeviceKind = Literal["gpu", "cpu", "emulated"]
@@ -41,8 +41,8 @@ def study_of(
     *,
     cost: CostModel | CostFile | None = None,
     kind: DeviceKind = "gpu",
-    engine: Engine | None = None,
-    server: Server | None = None,
+    engine: EngineModel | None = None,
+    server: ServerCost | None = None,
     target: float = 0.9,
     more: Sequence[TraceRequest] = (),
 ) -> Study:
@@ -53,7 +53,7 @@ def study_of(
     fits, and for an empty trace."""
     if not trace:
         raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
-    engine = engine or Engine(name="hydrainfer")
+    engine = engine or EngineModel(name="hydrainfer")
     described = cost_of(shape, engine.on(device)) if cost is None else None
     stations, too_large = {}, {}
     for name in ROLE_NAMES:
@@ -84,7 +84,7 @@ def study_of(
     )
 
 
-def _overlap(kind: DeviceKind, engine: Engine) -> Overlap:
+def _overlap(kind: DeviceKind, engine: EngineModel) -> Overlap:
     return "slice" if kind == "cpu" else engine.overlap
 
 
@@ -95,7 +95,7 @@ def _station(
     trace: Sequence[TraceRequest],
     slo: Slo,
     kind: DeviceKind,
-    engine: Engine,
+    engine: EngineModel,
 ) -> Station:
     """An instance of this role, with the engine's budgets or those that the SLO allows."""
     base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=64, step_s=STEP_S)

@@ -35,7 +35,7 @@ _NEAR = 0.95  # of the best: worth a closer look
 _AT_ONCE = 2  # finals after a wave
 
 
-class Effort(NamedTuple):
+class SearchEffort(NamedTuple):
     """The effort of a final: see `metrics.Search`. `finals`: layouts that get one, `best`: of them a second, exact
     one."""
 
@@ -45,7 +45,7 @@ class Effort(NamedTuple):
     best: int = 2
 
 
-COARSE, EXACT, QUICK = Effort(), Effort(3, 0.05), Effort(1, 0.15, 2, 0)
+COARSE, EXACT, QUICK = SearchEffort(), SearchEffort(3, 0.05), SearchEffort(1, 0.15, 2, 0)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ def search(
     *,
     n_processes: int | None = None,
     exhaustive: bool = False,
-    effort: Effort = COARSE,
+    effort: SearchEffort = COARSE,
     on_progress: OnProgress = lambda *_: None,
 ) -> list[Finding]:
     """The findings of all candidates, best first. `exhaustive`: nothing is pruned or screened. `effort`: of finals."""
@@ -116,7 +116,7 @@ class _Waves:
         order: Sequence[Layout],
         bounds: dict[Layout, float],
         run: RunJobs,
-        effort: Effort,
+        effort: SearchEffort,
         on_progress: OnProgress,
     ) -> None:
         self._effort = effort
@@ -161,7 +161,7 @@ class _Waves:
         open_ = [k for k, rate in rough.items() if rate > least and k not in self._finals]
         return sorted(open_, key=lambda k: -rough[k])
 
-    def _measure(self, layouts: Sequence[Layout], effort: Effort | None = None) -> None:
+    def _measure(self, layouts: Sequence[Layout], effort: SearchEffort | None = None) -> None:
         jobs = []
         for k in layouts:
             known = self._finals.get(k, self._screened[k]).goodput
@@ -194,7 +194,7 @@ def _rough(study: Study, layout: Layout, bound: float, at_least: float) -> Findi
     )
 
 
-def measured(study: Study, layout: Layout, bound: float, near: float, effort: Effort = COARSE) -> Finding:
+def measured(study: Study, layout: Layout, bound: float, near: float, effort: SearchEffort = COARSE) -> Finding:
     """The layout's goodput in the steady state, with its confidence interval; the search begins near `near`."""
     tried: list[Attempt] = []
     near = min(near, 0.95 * bound)

@@ -15,12 +15,12 @@ from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request, Stage
 from hydrainfer.engine import EventSink, Overlap
 from hydrainfer.metrics import FAILED, Series, Timelines, Verdict, judge
-from hydrainfer.planner.costs import Choice, Share, best_of, slowed
+from hydrainfer.planner.costs import Choice, RequestShare, best_of, slowed
 from hydrainfer.planner.simulation import (
     InstanceModel,
     Link,
     ServedRequest,
-    Server,
+    ServerCost,
     Simulator,
     TraceRequest,
     as_requests,
@@ -55,7 +55,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = Policy()
     overlap: Overlap = "free"
     balancing: Balancing = "least_load"
-    server: Server = Server()
+    server: ServerCost = ServerCost()
 
     def budgets(self, layout: Layout) -> dict[str, Budgets]:
         """The budgets of each role of the layout, which depend on how much of the work an instance has there."""
@@ -67,11 +67,11 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         for role in layout.instances:
             name, s = str(role), self.stations[str(role)]
             runs = (role.runs(Stage.ENCODE), role.runs(Stage.PREFILL), role.runs(Stage.DECODE))
-            share = Share(*(int(mine) / max(1, of) for mine, of in zip(runs, n)))
+            share = RequestShare(*(int(mine) / max(1, of) for mine, of in zip(runs, n)))
             found[name] = best_of(s.choices, share, self.slo, max(1.0, n_output)).budgets if s.choices else s.budgets
         return found
 
-    def front(self, layout: Layout) -> Server:
+    def front(self, layout: Layout) -> ServerCost:
         """The server before the layout, with all its cores."""
         first = Stage.ENCODE if any(t.pictures for t in self.trace) else Stage.PREFILL
         n = sum(role.runs(first) for role in layout.instances) if self.server.each else 1

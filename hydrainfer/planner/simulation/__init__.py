@@ -4,17 +4,17 @@ Called by `search` and the benchmarks. Never loads a model, and never knows wher
 """
 
 from hydrainfer.planner.simulation.links import Link
-from hydrainfer.planner.simulation.server import Server
+from hydrainfer.planner.simulation.server import ServerCost
 from hydrainfer.planner.simulation.simulator import InstanceModel, ServedRequest, Simulator
-from hydrainfer.planner.simulation.trace import ANSWER, Part, TraceRequest, as_requests, at_rate
+from hydrainfer.planner.simulation.trace import ANSWER, PromptPart, TraceRequest, as_requests, at_rate
 
 __all__ = [
     "ANSWER",
     "InstanceModel",
     "Link",
-    "Part",
+    "PromptPart",
     "ServedRequest",
-    "Server",
+    "ServerCost",
     "Simulator",
     "TraceRequest",
     "as_requests",

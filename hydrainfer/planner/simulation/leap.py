@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from itertools import pairwise
 
-from hydrainfer.core import DeviceTime, Lane, Load, Request, Sequence, Span, Stage, StepBatch, StepResult
+from hydrainfer.core import DeviceTime, Lane, LiveSequence, Load, Request, Span, Stage, StepBatch, StepResult
 from hydrainfer.engine import Engine
 from hydrainfer.scheduler import backlog, skip
 
@@ -98,7 +98,7 @@ class Leap:
     def land(
         self,
         now: float,
-        decoded: Callable[[Sequence, list[float]], list[int]],
+        decoded: Callable[[LiveSequence, list[float]], list[int]],
         answer: Callable[[Request, int], int],
     ) -> None:
         """Write down the steps that are done before `now`; the next one is in flight. `decoded(seq, times)` records the

@@ -13,7 +13,7 @@ from hydrainfer.planner.simulation.trace import TraceRequest
 _CROWDED = 0.95  # of the cores: with more, requests come faster than they are prepared
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
+class ServerCost(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one core: `request_s` for a request, `megapixel_s` for a million pixels of its pictures
     (decoding, resizing), `token_s` for each token of its answer (detokenising, streaming). `cores`: for this, all over;
     infinite: more than it wants; `each`: so many before every instance that encodes or, without pictures, prefills.

@@ -17,7 +17,6 @@ from functools import partial
 
 import msgspec
 
-from hydrainfer import core
 from hydrainfer.cache import CacheSet, CacheSpec
 from hydrainfer.cluster.instance import Instance, Pulse
 from hydrainfer.cluster.messages import Beat, Learned, Peer, Submit
@@ -30,6 +29,7 @@ from hydrainfer.core import (
     ExportHandle,
     Lane,
     LifecycleEvent,
+    LiveSequence,
     Load,
     Output,
     Parcel,
@@ -238,7 +238,7 @@ class ModelledNode(Instance):
         self.wake_at = 0.0
         scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy)
         self.device = SlicedTime(i.cost) if i.overlap == "slice" else DeviceTime(i.cost)
-        self._runners = {lane: _Runner(self.device, sim) for lane in i.role.lanes}
+        self._runners = {lane: _ModelledLane(self.device, sim) for lane in i.role.lanes}
         moves = Moves(i.name, _INCARNATION, scheduler, roster, self, self)
         self.engine = Engine(scheduler, self._runners, self.sink, record, i.overlap, moves, self.moved)
 
@@ -277,7 +277,7 @@ class ModelledNode(Instance):
             self._sim.report(self.name, load, at_s)
         leap.land(now, self._decoded, self._sim.answer)
 
-    def _decoded(self, seq: core.Sequence, at_s: list[float]) -> list[int]:
+    def _decoded(self, seq: LiveSequence, at_s: list[float]) -> list[int]:
         """Record a token of `seq` at each of these times. Returns the tokens."""
         served, first = self._sim.served[seq.id], seq.n_computed + 1
         tokens = [self._sim.answer(seq.request, first + i) for i in range(len(at_s))]
@@ -300,7 +300,7 @@ class ModelledNode(Instance):
         """Nothing to do: nothing runs outside the virtual clock."""
 
 
-class _Runner:
+class _ModelledLane:
     """One lane of a modelled device. `ticket`: of its latest batch."""
 
     ticket: ModelledTicket

@@ -17,7 +17,7 @@ ANSWER = ""
 """The name of a part that the server itself has said."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class PromptPart(msgspec.Struct, frozen=True):
     """A piece of a prompt. What parts of one name begin with is the same content; `picture`: it is one."""
 
     name: str
@@ -36,7 +36,7 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     pictures: tuple[int, ...] = ()
     n_output: int
     content: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PromptPart, ...] = ()
     megapixels: float = 0.0
 
     @property
@@ -90,9 +90,9 @@ class _Prompts:
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._ids: dict[str, int] = {ANSWER: TOKEN}
-        self._keys: dict[tuple[Part, ...], list[bytes]] = {(): [chain_root(b"trace")]}
+        self._keys: dict[tuple[PromptPart, ...], list[bytes]] = {(): [chain_root(b"trace")]}
 
-    def of(self, parts: tuple[Part, ...]) -> tuple[tuple[int, ...], tuple[MediaSpan, ...], bytes]:
+    def of(self, parts: tuple[PromptPart, ...]) -> tuple[tuple[int, ...], tuple[MediaSpan, ...], bytes]:
         """Ids, pictures and keys of a prompt."""
         ids = tuple(chain.from_iterable(self._of(part) for part in parts))
         media = tuple(_spans(parts))
@@ -104,12 +104,12 @@ class _Prompts:
             self._keys[parts[:n]] = keys
         return ids, media, b"".join(keys)
 
-    def _of(self, part: Part) -> tuple[int, ...]:
+    def _of(self, part: PromptPart) -> tuple[int, ...]:
         token = _ID if part.picture else self._ids.setdefault(part.name, _FIRST_ID + len(self._ids))
         return (token,) * part.n_tokens
 
 
-def _spans(parts: Iterable[Part]) -> Iterator[MediaSpan]:
+def _spans(parts: Iterable[PromptPart]) -> Iterator[MediaSpan]:
     at = 0
     for part in parts:
         if part.picture:

@@ -42,7 +42,7 @@ class Patience(NamedTuple):
     read_s: float
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """The answer to a request. `headers`: lower-case names, the last value of each. `chunks` ends with the body."""
 
     status: int
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
     chunks: AsyncIterator[bytes]
 
 
-class Pace:
+class PieceBudget:
     """A limit on what small pieces of all downloads cost together, since each takes as much work as a large one. A
     download pays for a piece with `PIECE_BYTES` received; pieces that are not paid for wait their turn."""
 
@@ -125,8 +125,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 @asynccontextmanager
 async def request(
-    address: Address, network: CheckedNetwork, tls: ssl.SSLContext | None, patience: Patience, pace: Pace
-) -> AsyncIterator[Answer]:
+    address: Address, network: CheckedNetwork, tls: ssl.SSLContext | None, patience: Patience, pace: PieceBudget
+) -> AsyncIterator[HttpResponse]:
     """Send a GET. The connection is closed at the end, however it comes. Raises `NoPublicAddress`,
     `h11.RemoteProtocolError` and what httpcore's network raises."""
     try:
@@ -143,7 +143,7 @@ async def request(
 class _Conversation:
     """One request and its answer. Other tasks of the loop run between two pieces of the answer."""
 
-    def __init__(self, stream: httpcore.AsyncNetworkStream, patience: Patience, pace: Pace) -> None:
+    def __init__(self, stream: httpcore.AsyncNetworkStream, patience: Patience, pace: PieceBudget) -> None:
         self._stream = stream
         self._patience = patience
         self._pace = pace
@@ -151,14 +151,14 @@ class _Conversation:
         self._n_received = 0
         self._n_pieces = 0  # those that have waited do not count
 
-    async def ask(self, address: Address) -> Answer:
+    async def ask(self, address: Address) -> HttpResponse:
         headers = [(b"Host", address.netloc.encode()), *_HEADERS]
         asked = h11.Request(method=b"GET", target=address.target.encode(), headers=headers)
         data = (self._http.send(asked) or b"") + (self._http.send(h11.EndOfMessage()) or b"")
         await self._stream.write(data, self._patience.read_s)
         head = await self._head()
         found = {k.decode("latin-1"): v.decode("latin-1") for k, v in head.headers}
-        return Answer(head.status_code, found, self._body())
+        return HttpResponse(head.status_code, found, self._body())
 
     async def _head(self) -> h11.Response:
         n_interim = 0
@@ -189,8 +189,8 @@ class _Conversation:
 
     async def _yield(self) -> None:
         self._n_pieces += 1
-        if self._n_pieces > self._n_received // Pace.PIECE_BYTES + Pace.AT_ONCE:
-            self._n_pieces -= Pace.AT_ONCE
+        if self._n_pieces > self._n_received // PieceBudget.PIECE_BYTES + PieceBudget.AT_ONCE:
+            self._n_pieces -= PieceBudget.AT_ONCE
             await self._pace.wait()
         else:
             await asyncio.sleep(0)

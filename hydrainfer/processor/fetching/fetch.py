@@ -21,8 +21,8 @@ from hydrainfer.processor.fetching.addresses import Address, Hosts, check_host, 
 from hydrainfer.processor.fetching.connection import (
     CheckedNetwork,
     NoPublicAddress,
-    Pace,
     Patience,
+    PieceBudget,
     Resolve,
     request,
     resolve,
@@ -89,7 +89,7 @@ class Fetcher:
         self._network = network or httpcore.AnyIOBackend()
         self._tls = tls
         self._slots = asyncio.Semaphore(self.limits.n_parallel)
-        self._pace = Pace()
+        self._pace = PieceBudget()
         self.lock = threading.Lock()  # guards `held_bytes`
         self._thread = LoopThread("hydra-fetch", self.limits.n_parallel)
 
@@ -102,7 +102,7 @@ class Fetcher:
         if not parts:
             yield messages
             return
-        held = Held(self)
+        held = DownloadMemory(self)
         try:
             found = await self._thread.run(self._all(parts, held))
             yield [_with_bytes(m, found) for m in messages]
@@ -117,7 +117,7 @@ class Fetcher:
         - `RequestTooLarge`; `Overloaded` if too much is held already; `Unavailable` when closed;
         - `DeadlineExceeded` if it takes longer than `wanted.total_s`.
         """
-        held = Held(self)
+        held = DownloadMemory(self)
         try:
             return await self._thread.run(self._load(self.locate(url, param), wanted, param, held))
         finally:
@@ -145,7 +145,7 @@ class Fetcher:
 
     # ---- on the thread
 
-    async def _all(self, parts: Mapping[str, Any], held: Held) -> dict[str, bytes]:
+    async def _all(self, parts: Mapping[str, Any], held: DownloadMemory) -> dict[str, bytes]:
         """The bytes of each URL. Every URL is checked before any is fetched."""
         picture, video = self.limits.picture(), self.limits.video()
         places = {url: self.locate(url, part.param) for url, part in parts.items()}
@@ -162,7 +162,7 @@ class Fetcher:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _load(self, place: Address | Path, wanted: Wanted, param: str, held: Held) -> bytes:
+    async def _load(self, place: Address | Path, wanted: Wanted, param: str, held: DownloadMemory) -> bytes:
         async with self._slots:
             try:
                 async with asyncio.timeout(wanted.total_s):
@@ -184,7 +184,7 @@ class Fetcher:
                 why = "the URL's host has no address that this server connects to"
                 raise MediaError(f"the {wanted.noun} cannot be fetched: {why}", param=param) from None
 
-    async def _follow(self, address: Address, wanted: Wanted, param: str, held: Held) -> bytes:
+    async def _follow(self, address: Address, wanted: Wanted, param: str, held: DownloadMemory) -> bytes:
         for _ in range(1 + self.limits.max_redirects):
             found = await self._ask(address, wanted, param, held)
             if isinstance(found, bytes):
@@ -192,7 +192,7 @@ class Fetcher:
             address = self._redirected(address, found, wanted, param)
         raise MediaError(f"the {wanted.noun}'s URL redirects more than {self.limits.max_redirects} times", param=param)
 
-    async def _ask(self, address: Address, wanted: Wanted, param: str, held: Held) -> bytes | str:
+    async def _ask(self, address: Address, wanted: Wanted, param: str, held: DownloadMemory) -> bytes | str:
         """The body, or the location it redirects to."""
         limits = self.limits
         network = CheckedNetwork(limits.hosts, self._resolve, self._network)
@@ -231,7 +231,7 @@ class Fetcher:
         return self._tls
 
 
-class Held:
+class DownloadMemory:
     """Memory of one request's downloads. Thread-safe."""
 
     def __init__(self, fetcher: Fetcher) -> None:

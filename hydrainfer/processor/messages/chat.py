@@ -13,7 +13,7 @@ from PIL import Image
 from hydrainfer.core import InvalidRequest
 from hydrainfer.processor.messages.tools import ToolCall, parse_calls
 from hydrainfer.processor.messages.video_part import VideoPart
-from hydrainfer.processor.pictures import MediaLimits, Picture, Target, decode_image, from_image, read_image_url
+from hydrainfer.processor.pictures import MediaLimits, Picture, ResizeTarget, decode_image, from_image, read_image_url
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _UNSUPPORTED_PARTS = ("input_audio", "audio_url", "file", "image_embeds", "refusal", "image", "image_pil", "video")
@@ -44,7 +44,7 @@ class ImagePart(msgspec.Struct, frozen=True):
                 raise InvalidRequest(f"cannot read the picture: {e}", param=self.param) from None
         return ImagePart(source, self.param)
 
-    def load(self, limits: MediaLimits, wanted: Callable[[int, int], Target] | None = None) -> Picture:
+    def load(self, limits: MediaLimits, wanted: Callable[[int, int], ResizeTarget] | None = None) -> Picture:
         """The decoded picture, as `decode_image` returns it. Raises `MediaError`, `InvalidRequest` or
         `RequestTooLarge`."""
         source = self.read(limits).source
@@ -54,7 +54,7 @@ class ImagePart(msgspec.Struct, frozen=True):
         return decode_image(source, limits, self.param, wanted)
 
 
-Part = TextPart | ImagePart | VideoPart
+ContentPart = TextPart | ImagePart | VideoPart
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     says so. `reasoning`: what an assistant thought before, for templates that show it."""
 
     role: str
-    parts: tuple[Part, ...]
+    parts: tuple[ContentPart, ...]
     calls: tuple[ToolCall, ...] = ()
     call_id: str | None = None
     name: str | None = None
@@ -128,7 +128,7 @@ def _reasoning(message: Mapping, role: str) -> str | None:
     return said if role == "assistant" and isinstance(said, str) else None
 
 
-def _parse_content(content: object, role: str, where: str, local: bool) -> tuple[Part, ...]:
+def _parse_content(content: object, role: str, where: str, local: bool) -> tuple[ContentPart, ...]:
     where = f"{where}.content"
     if isinstance(content, str):
         return (TextPart(content),)
@@ -142,7 +142,7 @@ def _parse_content(content: object, role: str, where: str, local: bool) -> tuple
     return parts
 
 
-def _parse_part(part: object, where: str, local: bool) -> Part:
+def _parse_part(part: object, where: str, local: bool) -> ContentPart:
     if not isinstance(part, Mapping):
         raise InvalidRequest(f"{where} must be an object with a type", param=where)
     kind = part.get("type")

@@ -11,7 +11,7 @@ import numpy as np
 
 from hydrainfer.core import InvalidRequest, MediaError
 from hydrainfer.processor.pictures import VideoShape, read_data_url
-from hydrainfer.processor.video import Backend, Video, VideoLimits, open_video
+from hydrainfer.processor.video import Video, VideoBackend, VideoLimits, open_video
 
 
 class VideoReading(NamedTuple):
@@ -20,7 +20,7 @@ class VideoReading(NamedTuple):
 
     limits: VideoLimits = VideoLimits()
     n_decoders: int = 1
-    backend: Backend = "auto"
+    backend: VideoBackend = "auto"
     resampler: str = ""
 
 

@@ -18,7 +18,7 @@ from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.media import (
     MediaLimits,
     Picture,
-    Target,
+    ResizeTarget,
     decode_image,
     from_image,
     header_pixels,
@@ -37,7 +37,7 @@ __all__ = [
     "Picture",
     "PixelStore",
     "Pixels",
-    "Target",
+    "ResizeTarget",
     "VideoAdapter",
     "VideoShape",
     "agrees",

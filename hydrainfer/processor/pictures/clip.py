@@ -11,7 +11,7 @@ from PIL import Image
 
 from hydrainfer.checkpoint import ClipSettings, ModelConfig
 from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem, without_options
-from hydrainfer.processor.pictures.media import Picture, Target
+from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 from hydrainfer.processor.pictures.resample import Box
 
@@ -30,10 +30,10 @@ class ClipImages:
     def fit(self, width: int, height: int) -> MediaItem:  # noqa: ARG002  # one size for all
         return self._fit
 
-    def resized(self, width: int, height: int) -> Target:
+    def resized(self, width: int, height: int) -> ResizeTarget:
         if self.settings.resize is not None and not self.settings.pad:
             height, width = _target(width, height, self.settings.resize)
-        return Target(width, height, self.settings.resample)
+        return ResizeTarget(width, height, self.settings.resample)
 
     def pixels(self, picture: Picture) -> Pixels:
         """uint8 [height, width, 3]."""

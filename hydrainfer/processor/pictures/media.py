@@ -58,7 +58,7 @@ class MediaLimits(msgspec.Struct, frozen=True):
     dali: bool = False
 
 
-class Target(NamedTuple):
+class ResizeTarget(NamedTuple):
     """The size a picture will be resized to, and Pillow's filter for it."""
 
     width: int
@@ -115,7 +115,7 @@ def read_data_url(url: str, noun: str, example: str, max_bytes: int, param: str)
 
 
 def decode_image(
-    data: bytes, limits: MediaLimits, param: str = "messages", wanted: Callable[[int, int], Target] | None = None
+    data: bytes, limits: MediaLimits, param: str = "messages", wanted: Callable[[int, int], ResizeTarget] | None = None
 ) -> Picture:
     """Check, decode, turn upright and convert to RGB; of an animation, the first frame. `wanted` maps width and height
     to the size after resizing; used if `limits.fast_jpeg` or `limits.dali`.
@@ -159,7 +159,7 @@ def silence_pillow() -> None:
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def _by_dali(data: bytes, image: Image.Image, target: Target) -> Image.Image | None:
+def _by_dali(data: bytes, image: Image.Image, target: ResizeTarget) -> Image.Image | None:
     """The resized picture, made by DALI from a file of which only the header has been read. None leaves it to Pillow,
     which has words for what is wrong and knows every kind of JPEG."""
     plain = image.format == "JPEG" and image.mode == "RGB" and image.info.get("adobe_transform", 1) == 1

@@ -11,7 +11,7 @@ import msgspec
 from hydrainfer.checkpoint import MAX_ASPECT, ModelConfig, PixelBounds, QwenSettings
 from hydrainfer.core import InvalidRequest, MediaError
 from hydrainfer.processor.pictures.adapter import ImageAdapter, MediaItem
-from hydrainfer.processor.pictures.media import Picture, Target
+from hydrainfer.processor.pictures.media import Picture, ResizeTarget
 from hydrainfer.processor.pictures.pixels import Pixels
 
 KNOWN = ("min_pixels", "max_pixels", "size", "fps", "num_frames", "max_frames")
@@ -85,9 +85,9 @@ class QwenImages:
         """uint8 [1, height, width, 3]."""
         return picture.resized(*self.resized(*picture.size))[None]
 
-    def resized(self, width: int, height: int) -> Target:
+    def resized(self, width: int, height: int) -> ResizeTarget:
         h, w = self._target(width, height)
-        return Target(w * self.settings.factor, h * self.settings.factor, self.settings.resample)
+        return ResizeTarget(w * self.settings.factor, h * self.settings.factor, self.settings.resample)
 
     def _target(self, width: int, height: int) -> tuple[int, int]:
         """(rows, columns) in tokens."""

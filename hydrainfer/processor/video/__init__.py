@@ -4,11 +4,11 @@ Called by `messages`. Knows no model: which frames are read, and how they are re
 """
 
 from hydrainfer.processor.video.file import VideoLimits
-from hydrainfer.processor.video.frames import Backend, Video, open_video
+from hydrainfer.processor.video.frames import Video, VideoBackend, open_video
 
 __all__ = [
-    "Backend",
     "Video",
+    "VideoBackend",
     "VideoLimits",
     "open_video",
 ]

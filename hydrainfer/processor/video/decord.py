@@ -13,7 +13,7 @@ import decord
 import numpy as np
 
 from hydrainfer.processor.video.file import Stopwatch, damaged
-from hydrainfer.processor.video.frames import Source
+from hydrainfer.processor.video.frames import VideoSource
 from hydrainfer.processor.video.pyav import PyavDecoder
 
 _CODECS = ("h264", "vp8", "vp9")  # for H.265 and MPEG-4 it returns neighbouring frames after a seek
@@ -23,7 +23,7 @@ _AT_ONCE = 4  # frames between two looks at the clock
 class DecordDecoder:
     """A `Decoder` by decord. PyAV does what decord cannot read, does not read exactly or numbers differently."""
 
-    def read(self, source: Source, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
+    def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
         table = source.table
         exact = source.codec in _CODECS and not (table.open_groups or table.counted or source.turns)
         reader = _open(source) if exact else None
@@ -38,7 +38,7 @@ class DecordDecoder:
                 raise damaged(source.param) from None
 
 
-def _open(source: Source) -> decord.VideoReader | None:
+def _open(source: VideoSource) -> decord.VideoReader | None:
     decord.logging.set_level(decord.logging.QUIET)  # its FFmpeg's words belong nowhere
     try:
         reader = decord.VideoReader(io.BytesIO(source.data), ctx=decord.cpu(0), num_threads=1)

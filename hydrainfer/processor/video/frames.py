@@ -25,7 +25,7 @@ from hydrainfer.processor.video.file import (
     too_long,
 )
 
-Backend = Literal["auto", "pyav", "decord"]
+VideoBackend = Literal["auto", "pyav", "decord"]
 
 
 class VideoFacts(NamedTuple):
@@ -39,7 +39,7 @@ class VideoFacts(NamedTuple):
     duration_s: float
 
 
-class Source(NamedTuple):
+class VideoSource(NamedTuple):
     """A checked file. `kind`, `codec`: FFmpeg's names of container and decoder. `turns`: quarter turns
     counter-clockwise that make a stored frame upright."""
 
@@ -53,10 +53,10 @@ class Source(NamedTuple):
     param: str
 
 
-class Decoder(Protocol):
+class FrameDecoder(Protocol):
     """A backend that decodes frames."""
 
-    def read(self, source: Source, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
+    def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
         """Write frame `indices[i]` into `out[i]` ([n, height, width, 3] uint8), `indices` ascending. Called from
         several threads at once; the frames do not depend on which others are asked for. Raises `MediaError` or
         `DeadlineExceeded`."""
@@ -65,7 +65,7 @@ class Decoder(Protocol):
 class Video:
     """A file that has been checked; holds its bytes and a table of its frames, never frames."""
 
-    def __init__(self, source: Source, limits: VideoLimits, decoder: Decoder) -> None:
+    def __init__(self, source: VideoSource, limits: VideoLimits, decoder: FrameDecoder) -> None:
         self._source = source
         self._limits = limits
         self._decoder = decoder
@@ -111,7 +111,7 @@ class Video:
 
 
 def open_video(
-    data: bytes, limits: VideoLimits | None = None, *, backend: Backend = "auto", param: str = "messages"
+    data: bytes, limits: VideoLimits | None = None, *, backend: VideoBackend = "auto", param: str = "messages"
 ) -> Video:
     """Check a file: format, completeness, size, duration, and that its first frame can be decoded. `backend="auto"` is
     PyAV; decord is for one's own files only (see there).
@@ -139,11 +139,11 @@ def open_video(
     fps = n / table.duration_s if table.duration_s > 0 else float(stream.average_rate or 1)
     facts = VideoFacts(n, fps, width, height, table.duration_s or n / fps)
     codec = stream.codec_context.name
-    source = Source(data, kind, codec, table, facts, turns, limits.max_frame_pixels, param)
+    source = VideoSource(data, kind, codec, table, facts, turns, limits.max_frame_pixels, param)
     return Video(source, limits, decoder)
 
 
-def _decoder(backend: Backend) -> Decoder:
+def _decoder(backend: VideoBackend) -> FrameDecoder:
     if backend == "decord":
         if importlib.util.find_spec("decord") is None:
             raise ConfigError("decord is not installed; install hydrainfer[video]", param="video_backend")

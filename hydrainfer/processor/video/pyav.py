@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hydrainfer.processor.video.file import Stopwatch, damaged, frames_of, opened
-from hydrainfer.processor.video.frames import Source
+from hydrainfer.processor.video.frames import VideoSource
 
 _SKIPPING = ("h264", "hevc", "mpeg4", "vp8", "vp9")  # decoders that can be told packet by packet what to leave out
 
@@ -18,7 +18,7 @@ class PyavDecoder:
     """A `Decoder`. Every wanted frame is decoded from its own key frame, whatever was decoded before, so that the same
     frame comes out the same."""
 
-    def read(self, source: Source, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
+    def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
         if source.table.counted:
             self._count(source, indices, out, watch)
             return
@@ -37,7 +37,7 @@ class PyavDecoder:
         self,
         container: Any,
         stream: Any,
-        source: Source,
+        source: VideoSource,
         key: int,
         wanted: dict[int, int],
         out: np.ndarray,
@@ -59,7 +59,7 @@ class PyavDecoder:
                 return True
         return not left
 
-    def _count(self, source: Source, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
+    def _count(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
         """Decode from the start: frame i is the i-th that comes out."""
         rows = {index: row for row, index in enumerate(indices)}
         n_left = len(rows)
@@ -73,7 +73,7 @@ class PyavDecoder:
         raise damaged(source.param)
 
 
-def upright(frame: Any, source: Source) -> np.ndarray:
+def upright(frame: Any, source: VideoSource) -> np.ndarray:
     """[height, width, 3] uint8, at the size of the first frame even where the file changes it."""
     facts = source.facts
     width, height = (facts.height, facts.width) if source.turns % 2 else (facts.width, facts.height)
@@ -81,7 +81,7 @@ def upright(frame: Any, source: Source) -> np.ndarray:
     return np.rot90(array, source.turns) if source.turns else array
 
 
-def _packets_from(container: Any, stream: Any, source: Source, key: int, watch: Stopwatch) -> Iterator[Any]:
+def _packets_from(container: Any, stream: Any, source: VideoSource, key: int, watch: Stopwatch) -> Iterator[Any]:
     """Packets from key frame `key` on, and a last empty one that flushes the decoder. Where the container's own index
     leads behind the key frame, from the start."""
     at_pts = int(source.table.key_pts[key])

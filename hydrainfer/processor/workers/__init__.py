@@ -6,14 +6,14 @@ Never reads text, never fetches.
 
 from hydrainfer.processor.workers.pool import MediaWorkers
 from hydrainfer.processor.workers.prepare import Encodable, Seal, prepare_image
-from hydrainfer.processor.workers.preprocess import Adapters, Preprocessor, Ticket
+from hydrainfer.processor.workers.preprocess import Adapters, JobTicket, Preprocessor
 
 __all__ = [
     "Adapters",
     "Encodable",
+    "JobTicket",
     "MediaWorkers",
     "Preprocessor",
     "Seal",
-    "Ticket",
     "prepare_image",
 ]

@@ -27,7 +27,7 @@ from hydrainfer.core.errors import KINDS
 from hydrainfer.processor.pictures import MediaLimits
 from hydrainfer.processor.workers.channel import Channel
 from hydrainfer.processor.workers.prepare import Encodable
-from hydrainfer.processor.workers.worker import Failed, Job, Made, Wants
+from hydrainfer.processor.workers.worker import Job, JobFailed, Made, Wants
 
 _log = logging.getLogger(__name__)
 _COMMAND = "from hydrainfer.processor.workers.worker import main; main()"
@@ -42,7 +42,7 @@ _WARM_BLOCKS = 6  # 16 MiB blocks that a worker keeps between pictures: fresh pa
 _PIXEL_BYTES = 28  # the worst case: RGBA, turned upright, composited, and what the adapter makes of it
 _BESIDE_BYTES = 512 << 20
 _KINDS = {kind.__name__: kind for kind in KINDS}
-_decode_answer = msgspec.msgpack.Decoder(Wants | Made | Failed).decode
+_decode_answer = msgspec.msgpack.Decoder(Wants | Made | JobFailed).decode
 
 
 class MediaWorkers:
@@ -237,11 +237,11 @@ class _Worker:
                 answer = self._answer(limit_s)
                 if isinstance(answer, Made):
                     return self._receive(answer, time.monotonic() + limit_s)
-        if isinstance(answer, Failed) and answer.kind in _KINDS:
+        if isinstance(answer, JobFailed) and answer.kind in _KINDS:
             raise _KINDS[answer.kind](answer.message[:1000], param=answer.param, code=answer.code)
         raise EOFError("an answer out of turn")
 
-    def _answer(self, limit_s: float) -> Wants | Made | Failed:
+    def _answer(self, limit_s: float) -> Wants | Made | JobFailed:
         return _decode_answer(self._channel.receive(_MAX_ANSWER_BYTES, time.monotonic() + limit_s))
 
     def _receive(self, answer: Made, deadline_s: float) -> tuple[Encodable, ...]:

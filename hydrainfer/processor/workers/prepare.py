@@ -11,7 +11,7 @@ from hydrainfer.processor.pictures import (
     MediaItem,
     MediaLimits,
     Pixels,
-    Target,
+    ResizeTarget,
     VideoAdapter,
     VideoShape,
     content_key,
@@ -49,7 +49,7 @@ class Resizing(Protocol):
     """An adapter that resizes a picture once, and may be given a smaller one (`Picture.full`) that is no smaller than
     this."""
 
-    def resized(self, width: int, height: int) -> Target:
+    def resized(self, width: int, height: int) -> ResizeTarget:
         """The size that a picture of this size is resized to."""
 
 

@@ -19,7 +19,7 @@ from hydrainfer.processor.workers.prepare import Encodable, Seal, prepare_image,
 _MAX_REMEMBERED = 4096
 
 
-class Held(NamedTuple):
+class HeldItem(NamedTuple):
     """An item whose pixels are held in the store. `ref`: one share of them. `key` names its embedding."""
 
     item: MediaItem
@@ -27,7 +27,7 @@ class Held(NamedTuple):
     ref: str
 
 
-Part = ImagePart | VideoPart
+MediaPart = ImagePart | VideoPart
 
 
 class Adapters(NamedTuple):
@@ -37,11 +37,11 @@ class Adapters(NamedTuple):
     video: VideoAdapter | None
     ids: Mapping[type, int]
 
-    def token_id(self, part: Part) -> int:
+    def token_id(self, part: MediaPart) -> int:
         return self.ids[type(part)]
 
 
-class Ticket:
+class JobTicket:
     """The jobs of one request in the workers' queue. Any thread may cancel it."""
 
     def __init__(self) -> None:
@@ -89,20 +89,20 @@ class Preprocessor:
         self.workers = workers
         self._pixels = pixels
         self._seal = seal
-        self._remembered: OrderedDict[bytes, tuple[Held, ...]] = OrderedDict()
+        self._remembered: OrderedDict[bytes, tuple[HeldItem, ...]] = OrderedDict()
         self._lock = threading.Lock()
         silence_pillow()
 
     def prepare(
-        self, parts: Sequence[Part], adapters: Adapters, ticket: Ticket | None = None
-    ) -> list[tuple[Held, ...]]:
+        self, parts: Sequence[MediaPart], adapters: Adapters, ticket: JobTicket | None = None
+    ) -> list[tuple[HeldItem, ...]]:
         """The items of each part, in order; the caller holds every `ref`. A video waits for those before it: together
         they have no more frames than one may. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge`,
         `DeadlineExceeded`, `Overloaded`, `Unavailable` or `CancelledError`; then nothing is held."""
-        ticket = ticket or Ticket()
+        ticket = ticket or JobTicket()
         n_ahead = 1 if self.workers is None else 2 * self.workers.n
-        started: deque[Callable[[], tuple[Held, ...]]] = deque()
-        found: list[tuple[Held, ...]] = []
+        started: deque[Callable[[], tuple[HeldItem, ...]]] = deque()
+        found: list[tuple[HeldItem, ...]] = []
         refs: list[str] = []  # every share taken from the store
         n_frames = 0
 
@@ -127,7 +127,7 @@ class Preprocessor:
             raise
         return found
 
-    def items(self, parts: Sequence[Part], adapters: Adapters) -> list[list[MediaItem]]:
+    def items(self, parts: Sequence[MediaPart], adapters: Adapters) -> list[list[MediaItem]]:
         """The items of each part, for the prompt; nothing is held."""
         found = self.prepare(parts, adapters)
         for held in found:
@@ -141,8 +141,8 @@ class Preprocessor:
             self.workers.close()
 
     def _start(
-        self, part: Part, adapters: Adapters, n_frames: int, ticket: Ticket, refs: list[str]
-    ) -> Callable[[], tuple[Held, ...]]:
+        self, part: MediaPart, adapters: Adapters, n_frames: int, ticket: JobTicket, refs: list[str]
+    ) -> Callable[[], tuple[HeldItem, ...]]:
         """Begin with one part; the returned function waits for it. Every share taken is added to `refs`. `n_frames`
         counts those of the videos before."""
         if isinstance(part.source, Path):
@@ -163,7 +163,7 @@ class Preprocessor:
         return lambda: self._keep(future.result(), digest, refs)
 
     def _job(
-        self, part: Part, adapters: Adapters, n_frames: int
+        self, part: MediaPart, adapters: Adapters, n_frames: int
     ) -> tuple[Callable[..., tuple[Encodable, ...]], tuple[Any, ...], bytes]:
         """The function to call with the part, its further arguments, and a name for all that these decide."""
         if isinstance(part, ImagePart):
@@ -177,7 +177,7 @@ class Preprocessor:
         name = b"video|%d|%a|" % (left, part.fps) + adapters.video.parameters
         return prepare_video, (adapters.video, self.videos, self._seal, left), name
 
-    def _keep(self, made: tuple[Encodable, ...], digest: bytes | None, refs: list[str]) -> tuple[Held, ...]:
+    def _keep(self, made: tuple[Encodable, ...], digest: bytes | None, refs: list[str]) -> tuple[HeldItem, ...]:
         held = []
         sizes = {ref: self._pixels.get(ref).nbytes for ref in refs}
         for item, key, pixels in made:
@@ -185,7 +185,7 @@ class Preprocessor:
             if len(sizes) > 1 and sum(sizes.values()) > self._pixels.budget_bytes:  # waiting would not help
                 raise _too_large()
             refs.append(self._pixels.put(key, pixels))
-            held.append(Held(item, key, refs[-1]))
+            held.append(HeldItem(item, key, refs[-1]))
         if digest is not None:
             with self._lock:
                 self._remembered[digest] = tuple(held)
@@ -193,7 +193,7 @@ class Preprocessor:
                     self._remembered.popitem(last=False)
         return tuple(held)
 
-    def _recall(self, digest: bytes) -> tuple[Held, ...] | None:
+    def _recall(self, digest: bytes) -> tuple[HeldItem, ...] | None:
         """The earlier result for these bytes, with one more share of each array, if all are still there."""
         with self._lock:
             held = self._remembered.get(digest)

@@ -58,7 +58,7 @@ class Made(msgspec.Struct, tag=True, frozen=True):
     made: tuple[tuple[MediaItem, bytes, tuple[int, ...]], ...]
 
 
-class Failed(msgspec.Struct, tag=True, frozen=True):
+class JobFailed(msgspec.Struct, tag=True, frozen=True):
     """The error of a job. `kind`: name of a `HydraError`."""
 
     kind: str
@@ -80,7 +80,7 @@ def serve(channel: Channel) -> None:
             del job, data, arrays
 
 
-def _do(job: Job, data: bytes, channel: Channel) -> tuple[Made | Failed, list[Any]]:
+def _do(job: Job, data: bytes, channel: Channel) -> tuple[Made | JobFailed, list[Any]]:
     part = msgspec.structs.replace(job.part, source=data.decode("utf-8", "surrogatepass") if job.text else data)
     try:
         if isinstance(part, ImagePart):
@@ -93,16 +93,18 @@ def _do(job: Job, data: bytes, channel: Channel) -> tuple[Made | Failed, list[An
         channel.receive(0)
         made = job.prepare(part, *job.args)
     except HydraError as e:
-        return Failed(type(e).__name__, e.message, e.param, e.code), []
+        return JobFailed(type(e).__name__, e.message, e.param, e.code), []
     except MemoryError:
         gc.collect()
         message = "decoding it takes more memory than this server allows; send a smaller or simpler one"
-        return Failed(MediaError.__name__, message, part.param, None), []
+        return JobFailed(MediaError.__name__, message, part.param, None), []
     except EOFError:
         raise
     except Exception:
         _log.exception("a media worker failed")
-        return Failed(InternalError.__name__, "a picture could not be prepared; see the server's log", None, None), []
+        return JobFailed(
+            InternalError.__name__, "a picture could not be prepared; see the server's log", None, None
+        ), []
     return Made(tuple((e.item, e.key, e.pixels.shape) for e in made)), [e.pixels for e in made]
 
 

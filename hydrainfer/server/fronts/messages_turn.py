@@ -10,14 +10,14 @@ import orjson
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
 from hydrainfer.server.errors import error_body
-from hydrainfer.server.fronts.turn import Part, Turn
+from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
 from hydrainfer.server.sse import event
 from hydrainfer.server.timings import breakdown
 
 PATH = "/v1/messages"
 
 
-class MessageTurn(Turn):
+class MessageTurn(ReplyTurn):
     """`message_start`, then each part as a content block, then `message_delta` and `message_stop`."""
 
     def opening(self) -> bytes:
@@ -25,16 +25,16 @@ class MessageTurn(Turn):
         message = {**self._message([], usage), "stop_reason": None, "stop_sequence": None}
         return _event("message_start", message=message)
 
-    def begin(self, part: Part) -> bytes:
+    def begin(self, part: ReplyPart) -> bytes:
         block = _call(part, {}) if part.kind == "call" else {"type": "text", "text": ""}
         return _event("content_block_start", index=len(self.parts) - 1, content_block=block)
 
-    def add(self, part: Part, new: str) -> bytes:
+    def add(self, part: ReplyPart, new: str) -> bytes:
         is_call = part.kind == "call"
         delta = {"type": "input_json_delta", "partial_json": new} if is_call else {"type": "text_delta", "text": new}
         return _event("content_block_delta", index=len(self.parts) - 1, delta=delta)
 
-    def end(self, part: Part) -> bytes:  # noqa: ARG002
+    def end(self, part: ReplyPart) -> bytes:  # noqa: ARG002
         return _event("content_block_stop", index=len(self.parts) - 1)
 
     def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
@@ -83,7 +83,7 @@ def _event(name: str, /, **fields: Any) -> bytes:
     return event(orjson.dumps({"type": name, **fields}), name)
 
 
-def _call(part: Part, arguments: Any) -> dict[str, Any]:
+def _call(part: ReplyPart, arguments: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments}
 
 

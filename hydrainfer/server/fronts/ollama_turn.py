@@ -11,21 +11,21 @@ import orjson
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
 from hydrainfer.server.errors import error_body
-from hydrainfer.server.fronts.turn import Part, Turn
+from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
 
 
-class GenerateTurn(Turn):
+class GenerateTurn(ReplyTurn):
     """The turn of /api/generate: `response` is the text."""
 
     media_type = "application/x-ndjson"
 
-    def begin(self, part: Part) -> bytes:  # noqa: ARG002
+    def begin(self, part: ReplyPart) -> bytes:  # noqa: ARG002
         return b""
 
-    def add(self, part: Part, new: str) -> bytes:
+    def add(self, part: ReplyPart, new: str) -> bytes:
         return b"" if part.kind == "call" else self._line(self._said(new, []))
 
-    def end(self, part: Part) -> bytes:
+    def end(self, part: ReplyPart) -> bytes:
         return self._line(self._said("", [part])) if part.kind == "call" else b""
 
     def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
@@ -39,7 +39,7 @@ class GenerateTurn(Turn):
     def error(self, error: HydraError) -> bytes:
         return error_body(error, "/api/") + b"\n"
 
-    def _said(self, text: str, calls: Sequence[Part]) -> dict[str, Any]:  # noqa: ARG002
+    def _said(self, text: str, calls: Sequence[ReplyPart]) -> dict[str, Any]:  # noqa: ARG002
         return {"response": text}
 
     def _line(self, said: dict[str, Any], **end: Any) -> bytes:
@@ -65,7 +65,7 @@ class GenerateTurn(Turn):
 class ChatTurn(GenerateTurn):
     """The turn of /api/chat: `message` has the text, and every call once it is whole."""
 
-    def _said(self, text: str, calls: Sequence[Part]) -> dict[str, Any]:
+    def _said(self, text: str, calls: Sequence[ReplyPart]) -> dict[str, Any]:
         made = [{"function": {"name": call.name, "arguments": _arguments(call.text)}} for call in calls]
         return {"message": {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}}
 

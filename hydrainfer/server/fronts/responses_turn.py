@@ -9,7 +9,7 @@ import orjson
 
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
-from hydrainfer.server.fronts.turn import Part, Turn
+from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
 from hydrainfer.server.sse import event
 from hydrainfer.server.timings import breakdown
 
@@ -29,7 +29,7 @@ _ECHOED: dict[str, Any] = {
 """Fields of a request that its answer says again, and what it says where they are not set."""
 
 
-class ResponseTurn(Turn):
+class ResponseTurn(ReplyTurn):
     """`response.created`, then each part as an item of `output`, then `response.completed` or `response.incomplete`."""
 
     _n_events = 0
@@ -40,18 +40,18 @@ class ResponseTurn(Turn):
             "response.in_progress", response=response
         )
 
-    def begin(self, part: Part) -> bytes:
+    def begin(self, part: ReplyPart) -> bytes:
         added = self._event("response.output_item.added", item=self._item(part, "in_progress"), **self._at())
         if part.kind == "call":
             return added
         return added + self._event("response.content_part.added", part=_text(""), **self._inside())
 
-    def add(self, part: Part, new: str) -> bytes:
+    def add(self, part: ReplyPart, new: str) -> bytes:
         if part.kind == "call":
             return self._event("response.function_call_arguments.delta", delta=new, **self._at(), **self._id())
         return self._event("response.output_text.delta", delta=new, logprobs=[], **self._inside())
 
-    def end(self, part: Part) -> bytes:
+    def end(self, part: ReplyPart) -> bytes:
         if part.kind == "call":
             fields = {"name": part.name, "arguments": part.text, **self._at(), **self._id()}
             said = self._event("response.function_call_arguments.done", **fields)
@@ -92,7 +92,7 @@ class ResponseTurn(Turn):
             "previous_response_id": None,
         }
 
-    def _item(self, part: Part, status: str, index: int | None = None) -> dict[str, Any]:
+    def _item(self, part: ReplyPart, status: str, index: int | None = None) -> dict[str, Any]:
         id = self._item_id(part, len(self.parts) - 1 if index is None else index)
         if part.kind == "call":
             head = {"type": "function_call", "id": id, "call_id": part.id, "name": part.name}
@@ -100,7 +100,7 @@ class ResponseTurn(Turn):
         content = [_text(part.text)] if status == "completed" else []
         return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}
 
-    def _item_id(self, part: Part, index: int) -> str:
+    def _item_id(self, part: ReplyPart, index: int) -> str:
         return f"{'fc' if part.kind == 'call' else 'msg'}_{self.prepared.id.partition('-')[2]}_{index}"
 
     def _id(self) -> dict[str, Any]:

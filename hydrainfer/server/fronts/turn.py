@@ -17,7 +17,7 @@ from hydrainfer.server.stream import Completion, Delta
 from hydrainfer.server.tool_reply import call_stream
 
 
-class Part(msgspec.Struct):
+class ReplyPart(msgspec.Struct):
     """A text, or a call with its `id` and `name`; then `text` is that of its arguments."""
 
     kind: Literal["text", "call"]
@@ -26,7 +26,7 @@ class Part(msgspec.Struct):
     name: str = ""
 
 
-class Turn(Reply):
+class ReplyTurn(Reply):
     """The one choice of an answer. A part is begun, grows and ends; what these say is sent as it comes, and thrown away
     where the answer is wanted whole. What the model thinks first is left out: no request here can ask for it."""
 
@@ -40,7 +40,7 @@ class Turn(Reply):
         """`asked`: the request's body as the client wrote it."""
         super().__init__(*args)
         self.asked, self.include_usage = asked, True
-        self.parts: list[Part] = []
+        self.parts: list[ReplyPart] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._open = False
@@ -48,15 +48,15 @@ class Turn(Reply):
         self._calls = call_stream(self.prepared, tools, how) if tools is not None and how is not None else None
 
     @abstractmethod
-    def begin(self, part: Part) -> bytes:
+    def begin(self, part: ReplyPart) -> bytes:
         """The last of `parts` is new, and empty."""
 
     @abstractmethod
-    def add(self, part: Part, new: str) -> bytes:
+    def add(self, part: ReplyPart, new: str) -> bytes:
         """`new` was added to the last of `parts`."""
 
     @abstractmethod
-    def end(self, part: Part) -> bytes:
+    def end(self, part: ReplyPart) -> bytes:
         """The last of `parts` is whole."""
 
     @abstractmethod
@@ -89,15 +89,15 @@ class Turn(Reply):
         if self._thoughts is not None:
             text = self._thoughts.push(text, last=last).content
         said = self._calls.push(text, last=last) if self._calls else ToolDelta(text)
-        out = self._grow(Part("text"), said.content) if said.content else b""
+        out = self._grow(ReplyPart("text"), said.content) if said.content else b""
         for call in said.calls:
-            new = Part("call", "", call.id, call.name or "") if call.id is not None else None
+            new = ReplyPart("call", "", call.id, call.name or "") if call.id is not None else None
             out += self._grow(new, call.arguments)
         if finish_reason is not None:
             self.finish_reason, self.stop_reason = finish_reason, stop_reason
         return out
 
-    def _grow(self, new: Part | None, text: str) -> bytes:
+    def _grow(self, new: ReplyPart | None, text: str) -> bytes:
         """Add to the open part or, if that is another than `new` would be, to `new`."""
         out = b""
         if new is not None and not (new.kind == "text" and self._open and self.parts[-1].kind == "text"):
@@ -114,6 +114,6 @@ class Turn(Reply):
         return self.end(self.parts[-1]) if was_open else b""
 
 
-def shape_of(prefix: str, turn: Callable[..., Turn], asked: Mapping[str, Any]) -> Shape:
+def shape_of(prefix: str, turn: Callable[..., ReplyTurn], asked: Mapping[str, Any]) -> Shape:
     """The words of a protocol that says everything by one kind of turn."""
     return Shape(prefix, partial(turn, asked=asked), partial(turn, asked=asked))

@@ -3,7 +3,7 @@
 Called by `measuring`, `deployments` and `benchmarks/`. Keeps what happened to each request and when; never judges it.
 """
 
-from hydrainfer.workload.client.client import ChatClient, Target
+from hydrainfer.workload.client.client import ChatClient, Endpoint
 from hydrainfer.workload.client.failures import Failure, FailureKind, RequestFailed
 from hydrainfer.workload.client.probe import ServerFacts, probe
 from hydrainfer.workload.client.record import RequestRecord
@@ -12,6 +12,7 @@ from hydrainfer.workload.client.sse import EventSplitter, parse_chunk
 
 __all__ = [
     "ChatClient",
+    "Endpoint",
     "EventSplitter",
     "Failure",
     "FailureKind",
@@ -20,7 +21,6 @@ __all__ = [
     "RequestRecord",
     "ServerFacts",
     "Stop",
-    "Target",
     "parse_chunk",
     "probe",
     "run_load",

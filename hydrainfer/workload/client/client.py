@@ -16,7 +16,7 @@ from hydrainfer.workload.client.sse import EventSplitter, Usage, parse_chunk
 MAX_ERROR_BYTES = 2000
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """An OpenAI-style server. `base_url` has no `/v1`. `timeout_s` bounds one whole request."""
 
     base_url: str
@@ -76,7 +76,7 @@ def _message(body: bytes) -> str:
 class ChatClient:
     """Use within one event loop: `async with ChatClient(target, clock)`. `clock` is in seconds, of any origin."""
 
-    def __init__(self, target: Target, clock: Callable[[], float]) -> None:
+    def __init__(self, target: Endpoint, clock: Callable[[], float]) -> None:
         """Raises `ConfigError` for an address that is none."""
         headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else None
         self._http = HttpPool(target.base_url, headers)

@@ -20,7 +20,7 @@ from hydrainfer.workload.client.failures import FailureKind, RequestFailed
 OnData = Callable[[bytes], None]
 
 
-class _Connection(asyncio.Protocol):
+class _KeptConnection(asyncio.Protocol):
     """One keep-alive connection; one exchange at a time. `unanswered`: not a byte of the answer has come."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class HttpPool:
         self._prefix = url.path.rstrip("/")
         fixed = {"host": url.netloc.rpartition("@")[2], "accept-encoding": "identity"} | (headers or {})
         self._headers = "".join(f"{k}: {v}\r\n" for k, v in fixed.items())
-        self._idle: list[_Connection] = []
+        self._idle: list[_KeptConnection] = []
 
     async def send(self, method: str, path: str, body: bytes, on_data: OnData) -> int:
         """One exchange; returns the status. `on_data` gets the body as it arrives; what it raises ends the exchange.
@@ -128,17 +128,17 @@ class HttpPool:
         while self._idle:
             self._idle.pop().transport.close()
 
-    def _take_idle(self) -> _Connection | None:
+    def _take_idle(self) -> _KeptConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.open and not connection.transport.is_closing():
                 return connection
         return None
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> _KeptConnection:
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+            _, connection = await loop.create_connection(_KeptConnection, self._host, self._port, ssl=self._tls)
         except OSError as e:
             raise RequestFailed(FailureKind.CONNECTION, f"no connection to {self._host}:{self._port}: {e}") from e
         return connection

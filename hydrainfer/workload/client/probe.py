@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from hydrainfer.core import ConfigError
-from hydrainfer.workload.client.client import ChatClient, Target
+from hydrainfer.workload.client.client import ChatClient, Endpoint
 from hydrainfer.workload.client.failures import Failure, FailureKind, RequestFailed
 from hydrainfer.workload.sources import BodyOptions, ChatRequest
 
@@ -33,8 +33,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def probe(
-    target: Target, *, clock: Callable[[], float] = time.perf_counter
-) -> tuple[Target, BodyOptions, ServerFacts]:
+    target: Endpoint, *, clock: Callable[[], float] = time.perf_counter
+) -> tuple[Endpoint, BodyOptions, ServerFacts]:
     """The target with its model's name filled in, and how to ask it. One request of two tokens is made, more if fields
     are refused. Raises `ConfigError` that says what is wrong with the server or the address."""
     async with ChatClient(target, clock) as client:
@@ -60,7 +60,7 @@ async def probe(
     return target, options, facts
 
 
-async def _accepted(client: ChatClient, target: Target) -> tuple[BodyOptions, tuple[str, ...], bool]:
+async def _accepted(client: ChatClient, target: Endpoint) -> tuple[BodyOptions, tuple[str, ...], bool]:
     refused: tuple[str, ...] = ()
     while True:
         options = BodyOptions(timings=True)
@@ -81,7 +81,7 @@ async def _accepted(client: ChatClient, target: Target) -> tuple[BodyOptions, tu
         refused += (named or next(f for f in OPTIONAL if f not in refused),)
 
 
-def _explained(target: Target, failure: Failure) -> ConfigError:
+def _explained(target: Endpoint, failure: Failure) -> ConfigError:
     url, said = target.base_url, failure.message
     if failure.kind is FailureKind.CONNECTION:
         return ConfigError(f"no server at {url}: {said}; is it running, and is that its address?")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 import msgspec
 
 from hydrainfer.core import ConfigError
-from hydrainfer.workload.client.client import ChatClient, Target
+from hydrainfer.workload.client.client import ChatClient, Endpoint
 from hydrainfer.workload.client.failures import FailureKind
 from hydrainfer.workload.client.record import RequestRecord
 from hydrainfer.workload.sources import Arrivals, BodyOptions, ChatRequest, Closed, due_times_s
@@ -68,7 +68,7 @@ class Stop:
 
 
 async def run_load(
-    target: Target,
+    target: Endpoint,
     chats: Sequence[ChatRequest],
     arrivals: Arrivals,
     *,
@@ -87,7 +87,7 @@ async def run_load(
     bodies = [(options.body(chat, target.model), chat.max_tokens) for chat in chats]
     stop = Stop() if stop is None else stop
     async with ChatClient(target, clock) as client:
-        load = _Load(client, stop, clock)
+        load = _Sender(client, stop, clock)
         warmup, _ = await load.run(bodies[:n_warmup], arrivals, seed + 1, None)
         records, n_cut = await load.run(bodies[n_warmup:], arrivals, seed, on_record)
     return LoadResult(
@@ -101,7 +101,7 @@ async def run_load(
     )
 
 
-class _Load:
+class _Sender:
     """Sends bodies at their times until they are through or `stop` says so."""
 
     def __init__(self, client: ChatClient, stop: Stop, clock: Callable[[], float]) -> None:

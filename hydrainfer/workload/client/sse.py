@@ -40,13 +40,13 @@ class EventSplitter:
         return bool(self._rest.strip() or self._data)
 
 
-class _Delta(msgspec.Struct):
+class _ChunkDelta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
 
 
-class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
+class _ChunkChoice(msgspec.Struct):
+    delta: _ChunkDelta = msgspec.field(default_factory=_ChunkDelta)
     token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
 
@@ -60,12 +60,12 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct):
-    choices: tuple[_Choice, ...] | None = None
+    choices: tuple[_ChunkChoice, ...] | None = None
     usage: Usage | None = None
     error: Any = None
 
 
-class Piece(NamedTuple):
+class ChunkPiece(NamedTuple):
     """The content of one chunk. `n_tokens` is 0 for a chunk with the role only; without ids, a chunk with content
     counts as one token. `usage` may come with any chunk."""
 
@@ -77,10 +77,10 @@ class Piece(NamedTuple):
 
 
 _DECODER = msgspec.json.Decoder(_Chunk)
-_NOTHING = _Choice()
+_NOTHING = _ChunkChoice()
 
 
-def parse_chunk(event: bytes) -> Piece:
+def parse_chunk(event: bytes) -> ChunkPiece:
     """Raises `RequestFailed`: `MALFORMED` for what is no chat chunk, `SERVER` for an error event."""
     try:
         chunk = _DECODER.decode(event)
@@ -92,4 +92,4 @@ def parse_chunk(event: bytes) -> Piece:
     choice = chunk.choices[0] if chunk.choices else _NOTHING
     text = choice.delta.content or choice.delta.reasoning_content or ""
     n_tokens = len(choice.token_ids) if choice.token_ids else int(bool(text))
-    return Piece(n_tokens, text, choice.token_ids, choice.finish_reason, chunk.usage)
+    return ChunkPiece(n_tokens, text, choice.token_ids, choice.finish_reason, chunk.usage)

@@ -3,14 +3,14 @@
 Called by `measuring` and `benchmarks/`. Leaves no process behind; never sends a request but to see that one is healthy.
 """
 
-from hydrainfer.workload.deployments.deploy import Deployment, Place, command_of, running
+from hydrainfer.workload.deployments.deploy import Deployment, HardwareSlice, command_of, running
 from hydrainfer.workload.deployments.noise import Noise
 from hydrainfer.workload.deployments.processes import ServerFailed, ServerProcess, all_stats, free_port
 
 __all__ = [
     "Deployment",
+    "HardwareSlice",
     "Noise",
-    "Place",
     "ServerFailed",
     "ServerProcess",
     "all_stats",

@@ -43,7 +43,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return len(Layout.parse(self.layout).instances) if self.layout and not is_file else None
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HardwareSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The hardware that each deployment gets as a whole: `cores` such as "0-3,8" (empty: all), `gpus` for
     CUDA_VISIBLE_DEVICES. `threads_per_instance` of a layout; None: every core of them, since instances seldom work at
     the same time on few cores. `model`: a checkpoint for the layouts; None: the built-in one."""
@@ -83,7 +83,7 @@ def parse_cores(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def command_of(one: Deployment, place: Place, port: int) -> list[str]:
+def command_of(one: Deployment, place: HardwareSlice, port: int) -> list[str]:
     """The command of a deployment that is started here."""
     if one.start:
         cores = place.cores or ",".join(str(c) for c in sorted(place.core_set))
@@ -96,7 +96,7 @@ def command_of(one: Deployment, place: Place, port: int) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def running(one: Deployment, place: Place, log: Path) -> AsyncIterator[tuple[str, ServerProcess | None]]:
+async def running(one: Deployment, place: HardwareSlice, log: Path) -> AsyncIterator[tuple[str, ServerProcess | None]]:
     """Its URL, healthy, and its process if it was started here; which is gone afterwards, with all that it started.
     Raises `ServerFailed`, `ConfigError`."""
     if one.url:
@@ -110,7 +110,7 @@ async def running(one: Deployment, place: Place, log: Path) -> AsyncIterator[tup
         yield process.url, process
 
 
-def _environment(one: Deployment, place: Place) -> Mapping[str, str]:
+def _environment(one: Deployment, place: HardwareSlice) -> Mapping[str, str]:
     """A foreign server gets none of the settings that suit ours."""
     gpus = {} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}
     if one.start:

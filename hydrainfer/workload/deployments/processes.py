@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.workload.client import ChatClient, Target
+from hydrainfer.workload.client import ChatClient, Endpoint
 
 
 class ServerFailed(Exception):
@@ -69,7 +69,7 @@ class ServerProcess:
 
     async def wait_healthy(self, limit_s: float) -> None:
         """Wait until `/health` answers 200; then `startup_s` is set. Raises `ServerFailed`."""
-        async with ChatClient(Target(base_url=self.url), time.perf_counter) as client:
+        async with ChatClient(Endpoint(base_url=self.url), time.perf_counter) as client:
             while not await client.healthy():
                 self.check_alive()
                 if time.perf_counter() - self._started_s > limit_s:

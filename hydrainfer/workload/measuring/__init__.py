@@ -3,18 +3,18 @@
 Called by those verbs and `hydrainfer profile --validate`. Returns results; shows nothing but to a `Watcher`.
 """
 
-from hydrainfer.workload.measuring.compare import Comparison, Plan, read_plan
+from hydrainfer.workload.measuring.compare import Comparison, ComparisonPlan, read_plan
 from hydrainfer.workload.measuring.session import Effort
-from hydrainfer.workload.measuring.single import Asked, Load, bench, command_line
+from hydrainfer.workload.measuring.single import Asked, LoadPlan, bench, command_line
 from hydrainfer.workload.measuring.tracing import FirstPass, first_pass
 
 __all__ = [
     "Asked",
     "Comparison",
+    "ComparisonPlan",
     "Effort",
     "FirstPass",
-    "Load",
-    "Plan",
+    "LoadPlan",
     "bench",
     "command_line",
     "first_pass",

@@ -15,15 +15,23 @@ from hydrainfer.config import Slo, check_known, read_yaml
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import versions
 from hydrainfer.metrics import Goodput, Search, Series
-from hydrainfer.workload.client import Stop, Target
-from hydrainfer.workload.deployments import Deployment, Noise, Place, ServerFailed, ServerProcess, command_of, running
+from hydrainfer.workload.client import Endpoint, Stop
+from hydrainfer.workload.deployments import (
+    Deployment,
+    HardwareSlice,
+    Noise,
+    ServerFailed,
+    ServerProcess,
+    command_of,
+    running,
+)
 from hydrainfer.workload.measuring.session import DEAD_AFTER, Effort, Session, Traffic, Watcher, hopeless
-from hydrainfer.workload.measuring.single import Load, command_line, seed_of, until_interrupted
+from hydrainfer.workload.measuring.single import LoadPlan, command_line, seed_of, until_interrupted
 from hydrainfer.workload.results import PACKAGES, BenchResult, Run, Server, hardware, now
 from hydrainfer.workload.sources import Workload
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A comparison as a file of benchmarks/compare describes it. `layouts` become deployments of the
     same name with `flags`; `servers` are others. Every round starts each deployment afresh, in another order, and runs
     all `rates`; those above one at which attainment fell below `give_up_below` are left out for that deployment.
@@ -33,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     layouts: tuple[str, ...] = ()
     servers: tuple[Deployment, ...] = ()
     flags: str = ""
-    place: Place = Place()
+    place: HardwareSlice = HardwareSlice()
     workload: str = "textcaps"
     data: str | None = None
     pictures: str | None = None
@@ -59,14 +67,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return every
 
 
-def read_plan(path: Path | None, given: dict[str, Any]) -> Plan:
+def read_plan(path: Path | None, given: dict[str, Any]) -> ComparisonPlan:
     """`given` goes before the file. Raises `ConfigError`."""
     content = read_yaml(path) if path else {}
     for key in content:
-        check_known(key, [f.name for f in msgspec.structs.fields(Plan)], str(path))
+        check_known(key, [f.name for f in msgspec.structs.fields(ComparisonPlan)], str(path))
     place = {**content.get("place", {}), **given.pop("place", {})}
     try:
-        return msgspec.convert({**content, **given, "place": place}, Plan)
+        return msgspec.convert({**content, **given, "place": place}, ComparisonPlan)
     except (msgspec.ValidationError, TypeError) as e:
         raise ConfigError(f"{path or 'the plan'}: {str(e)[0].lower()}{str(e)[1:]}", param="config") from None
 
@@ -76,7 +84,7 @@ class Comparison:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ComparisonPlan,
         workload: Workload,
         slo: Slo,
         effort: Effort,
@@ -89,7 +97,7 @@ class Comparison:
             raise ConfigError("a comparison needs the rates to run: --rates 1,2,4", param="rates")
         self._plan, self._workload, self._slo, self._effort = plan, workload, slo, effort
         self._deployments = plan.deployments()
-        self._load = Load(kind=plan.arrivals, rates=tuple(sorted(plan.rates)))
+        self._load = LoadPlan(kind=plan.arrivals, rates=tuple(sorted(plan.rates)))
         self._load.fixed()
         self._cores = plan.place.core_set
         self._traffic = Traffic(workload, plan.like)
@@ -125,7 +133,7 @@ class Comparison:
         self._say(f"round {round_ + 1} of {self._plan.rounds}: {one.name}" + (" is started" if not one.url else ""))
         mine = Stop(DEAD_AFTER, stop)
         async with running(one, self._plan.place, log) as (url, process):
-            target = Target(base_url=url, model=one.model, timeout_s=self._effort.timeout_s)
+            target = Endpoint(base_url=url, model=one.model, timeout_s=self._effort.timeout_s)
             session = Session(one.name, target, self._traffic, self._slo, self._effort, mine, self._watch, self._clock)
             await session.open(self._plan.seed << 20)
             if one.name not in self._servers:

@@ -11,8 +11,8 @@ import msgspec
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
 from hydrainfer.metrics import Goodput, Search, Series
-from hydrainfer.workload.client import RequestRecord, ServerFacts, Stop, Target, probe, run_load
-from hydrainfer.workload.results import Reference, Report, Run, report_of, run_of, series_of
+from hydrainfer.workload.client import Endpoint, RequestRecord, ServerFacts, Stop, probe, run_load
+from hydrainfer.workload.results import LoadReport, Reference, Run, report_of, run_of, series_of
 from hydrainfer.workload.sources import (
     Arrivals,
     BodyOptions,
@@ -82,7 +82,7 @@ class Session:
     def __init__(
         self,
         name: str,
-        target: Target,
+        target: Endpoint,
         traffic: Traffic,
         slo: Slo | None,
         effort: Effort,
@@ -96,7 +96,7 @@ class Session:
         self._reference = Reference()
         self.series: Series | None = None
         self.facts: ServerFacts
-        self.unloaded: Report
+        self.unloaded: LoadReport
 
     async def open(self, seed: int) -> None:
         """Find out what is there and how long a request takes alone. Raises `ConfigError`."""
@@ -172,7 +172,7 @@ class Session:
         return search.result(), runs
 
 
-def hopeless(unloaded: Report, slo: Slo) -> str:
+def hopeless(unloaded: LoadReport, slo: Slo) -> str:
     """The reason that no request can meet the SLO, if not even one alone does; empty if one can."""
     said = []
     for name, limit, found in (

@@ -16,13 +16,13 @@ from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import versions
 from hydrainfer.metrics import Search
-from hydrainfer.workload.client import Stop, Target
+from hydrainfer.workload.client import Endpoint, Stop
 from hydrainfer.workload.measuring.session import DEAD_AFTER, Effort, Session, Traffic, Watcher, hopeless
 from hydrainfer.workload.results import PACKAGES, BenchResult, Run, Server, hardware, now
 from hydrainfer.workload.sources import Arrivals, Closed, Constant, Gamma, Poisson, Replay, Workload
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The load of a server: each of `rates` with arrivals of `kind`, each of `concurrency`, a `replay`; with
     none of them, the search for goodput: from `first_rate` (None: half of what one request at a time makes) up to
     `max_rate`, to within `tolerance`."""
@@ -61,7 +61,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
     like: str | None = None
     slo: Slo | None = None
-    load: Load = Load()
+    load: LoadPlan = LoadPlan()
     effort: Effort = Effort()
     seed: int = 0
     runs: int = 1
@@ -89,7 +89,7 @@ def until_interrupted(stop: Stop) -> Iterator[None]:
 
 async def bench(
     asked: Asked,
-    target: Target,
+    target: Endpoint,
     watch: Watcher,
     stop: Stop | None = None,
     clock: Callable[[], float] = time.perf_counter,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hydrainfer.workload.client import Failure, FailureKind, RequestRecord, Stop, Target, probe, run_load
+from hydrainfer.workload.client import Endpoint, Failure, FailureKind, RequestRecord, Stop, probe, run_load
 from hydrainfer.workload.measuring.session import DEAD_AFTER, Watcher
 from hydrainfer.workload.measuring.single import until_interrupted
 from hydrainfer.workload.results import now
@@ -26,7 +26,7 @@ class FirstPass(NamedTuple):
 
 async def first_pass(
     dataset: str,
-    target: Target,
+    target: Endpoint,
     chats: Sequence[ChatRequest],
     max_tokens: int,
     concurrency: int,

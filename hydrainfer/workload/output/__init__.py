@@ -8,14 +8,14 @@ from hydrainfer.workload.output.following import say_next
 from hydrainfer.workload.output.html import document, table
 from hydrainfer.workload.output.page import page_of
 from hydrainfer.workload.output.progress import Quiet, Shown
-from hydrainfer.workload.output.svg import Axis, Point, Series, legend, lines, words
+from hydrainfer.workload.output.svg import Axis, PlotSeries, Point, legend, lines, words
 from hydrainfer.workload.output.tables import conclusions, ms, percent, tables_of
 
 __all__ = [
     "Axis",
+    "PlotSeries",
     "Point",
     "Quiet",
-    "Series",
     "Shown",
     "conclusions",
     "document",

@@ -8,7 +8,7 @@ from html import escape
 
 from hydrainfer.metrics import Proportion
 from hydrainfer.workload.output.html import document, table
-from hydrainfer.workload.output.svg import COLOURS, Axis, Bar, Point, Series, legend, lines, stacked
+from hydrainfer.workload.output.svg import COLOURS, Axis, Bar, PlotSeries, Point, legend, lines, stacked
 from hydrainfer.workload.output.tables import conclusions, ms, percent, with_interval
 from hydrainfer.workload.results import PARTS, BenchResult, Run, Server, by_rate
 
@@ -104,7 +104,7 @@ def _attainment(result: BenchResult, colours: dict[str, str]) -> str:
                 p = _pooled(runs, what)
                 if p.n:
                     points.append(Point(rate, p.share, p.low, p.high))
-            series.append(Series(server.name, colours[server.name], points))
+            series.append(PlotSeries(server.name, colours[server.name], points))
         y = Axis(title, 0.0, 1.0, limit=0.9 if what == "met" else None, percent=True)
         figures.append(f"<div><h3>{escape(title)}</h3>{lines(title, x, y, series)}</div>")
     names = legend(list(colours), list(colours.values()))
@@ -151,7 +151,7 @@ def _distributions(result: BenchResult, colours: dict[str, str]) -> Iterator[str
                     curve = sorted(r.curves[name] for r in runs)[len(runs) // 2]
                     reach += [max(curve[98], FLOOR_S), max(curve[1], FLOOR_S)]
                     points = [Point(max(s, FLOOR_S) * 1e3, q / 100, 0, 0) for q, s in enumerate(curve)]
-                    series.append(Series(server.name, colours[server.name], points, marks=False))
+                    series.append(PlotSeries(server.name, colours[server.name], points, marks=False))
             if series:
                 top = max([*reach, limit or 0.0]) * 1e3
                 log = max(reach) > 20 * min(reach)

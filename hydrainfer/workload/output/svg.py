@@ -23,7 +23,7 @@ class Point(NamedTuple):
     name: str = ""
 
 
-class Series(NamedTuple):
+class PlotSeries(NamedTuple):
     """`marks`: a dot and its interval per point; else a bare line."""
 
     name: str
@@ -105,7 +105,7 @@ def _frame(title: str, x: Axis, y: Axis) -> list[str]:
     return out
 
 
-def lines(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
+def lines(title: str, x: Axis, y: Axis, series: Sequence[PlotSeries]) -> str:
     """A line per series."""
     out, bottom = _frame(title, x, y), HEIGHT - BOTTOM
 

@@ -5,7 +5,7 @@ Called by `measuring`, `output` and `benchmarks/`. Pure: sends nothing, and prin
 
 from hydrainfer.workload.results.attribution import PARTS, Reference
 from hydrainfer.workload.results.judged import series_of, verdict_of
-from hydrainfer.workload.results.report import Percentiles, Report, report_of
+from hydrainfer.workload.results.report import LoadReport, Percentiles, report_of
 from hydrainfer.workload.results.result import (
     NOISY_CORES,
     PACKAGES,
@@ -23,9 +23,9 @@ __all__ = [
     "PACKAGES",
     "PARTS",
     "BenchResult",
+    "LoadReport",
     "Percentiles",
     "Reference",
-    "Report",
     "Run",
     "Server",
     "by_rate",

@@ -39,7 +39,7 @@ class Percentiles(msgspec.Struct, frozen=True):
         return cls(len(ordered), float(values.mean()), p50, p90, p99, ordered[-1], intervals)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Latencies in seconds, of successful requests. `duration_s`: from the first measured request sent to the last one
     ended. `late_s`: how far the client lagged behind its own schedule. `n_count_differs`: answers whose ids are not as
     many as `usage` says. `n_wrong_length`: answers that are not as long as was asked for. `n_cut`: requests under way
@@ -74,14 +74,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2)
 
 
-def report_of(result: LoadResult) -> Report:
+def report_of(result: LoadResult) -> LoadReport:
     """Rates count successful requests and their tokens over `duration_s`."""
     records = result.records
     ok = [r for r in records if r.ok]
     failed = [r.failure for r in records if r.failure is not None]
     span_s = max((r.end_s for r in records), default=0.0) - min((r.sent_s for r in records), default=0.0)
     n_tokens = sum(r.n_tokens for r in ok)
-    return Report(
+    return LoadReport(
         arrivals=result.arrivals,
         seed=result.seed,
         n_requests=len(records),

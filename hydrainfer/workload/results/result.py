@@ -16,7 +16,7 @@ from hydrainfer.metrics import Goodput
 from hydrainfer.workload.client import LoadResult, ServerFacts
 from hydrainfer.workload.results.attribution import Breakdown, Reference, breakdown_of
 from hydrainfer.workload.results.judged import Attainment, attainment_of
-from hydrainfer.workload.results.report import Report, report_of
+from hydrainfer.workload.results.report import LoadReport, report_of
 from hydrainfer.workload.sources import Workload, label
 
 LATE_S = 0.05
@@ -37,7 +37,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float | None
     round: int
     seed: int
-    report: Report
+    report: LoadReport
     attainment: Attainment | None = None
     breakdown: Breakdown | None = None
     curves: dict[str, tuple[float, ...]] = {}
@@ -57,7 +57,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     cores: str = ""
     threads_per_instance: str = ""
     startup_s: float | None = None
-    unloaded: Report | None = None
+    unloaded: LoadReport | None = None
     failed: str = ""
 
 

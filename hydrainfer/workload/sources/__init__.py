@@ -7,7 +7,7 @@ from hydrainfer.workload.sources.arrivals import Arrivals, Closed, Constant, Gam
 from hydrainfer.workload.sources.chat import BodyOptions, ChatRequest, Said, distinct_chats, encoded
 from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
 from hydrainfer.workload.sources.dialogues import Dialogues
-from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, FilePicture, Picture, draw_picture
+from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, FilePicture, SentPicture, draw_picture
 from hydrainfer.workload.sources.recorded import Recording, read_recording, write_recording
 from hydrainfer.workload.sources.spec import DEFAULT, SOURCES, Workload, read_workload
 from hydrainfer.workload.sources.spread import Spread
@@ -28,11 +28,11 @@ __all__ = [
     "EncodedPicture",
     "FilePicture",
     "Gamma",
-    "Picture",
     "Poisson",
     "Recording",
     "Replay",
     "Said",
+    "SentPicture",
     "Spread",
     "Workload",
     "distinct_chats",

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, Picture, data_urls
+from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, SentPicture, data_urls
 
 QUESTIONS = (
     "What is shown in this picture?",
@@ -25,7 +25,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     """An earlier turn of a conversation."""
 
     text: str
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[SentPicture, ...] = ()
     answer: str
 
 
@@ -35,7 +35,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     whole conversation, sent as it is in place of all of them. `at_s`: when it arrived in the trace it is from."""
 
     text: str = ""
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[SentPicture, ...] = ()
     max_tokens: int = 32
     messages: tuple[dict[str, Any], ...] = ()
     at_s: float | None = None
@@ -43,7 +43,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     before: tuple[Said, ...] = ()
 
     @property
-    def shown(self) -> tuple[Picture, ...]:
+    def shown(self) -> tuple[SentPicture, ...]:
         """The pictures of all turns."""
         return (*(p for said in self.before for p in said.pictures), *self.pictures)
 
@@ -95,10 +95,10 @@ def encoded(chats: Iterable[ChatRequest]) -> list[ChatRequest]:
     """The same requests with their pictures drawn or read, once: to send them again costs nothing more. Raises
     `ConfigError`."""
     chats = list(chats)
-    shown: list[Picture] = list(dict.fromkeys(p for chat in chats for p in chat.shown))
+    shown: list[SentPicture] = list(dict.fromkeys(p for chat in chats for p in chat.shown))
     known = dict(zip(shown, map(EncodedPicture, data_urls(shown))))
 
-    def of(pictures: Sequence[Picture]) -> tuple[Picture, ...]:
+    def of(pictures: Sequence[SentPicture]) -> tuple[SentPicture, ...]:
         return tuple(known[p] for p in pictures)
 
     def before(chat: ChatRequest) -> tuple[Said, ...]:

@@ -70,10 +70,10 @@ class EncodedPicture(msgspec.Struct, frozen=True, tag="encoded"):
         return self.url
 
 
-Picture = DrawnPicture | FilePicture | EncodedPicture
+SentPicture = DrawnPicture | FilePicture | EncodedPicture
 
 
-def data_urls(pictures: Sequence[Picture]) -> list[str]:
+def data_urls(pictures: Sequence[SentPicture]) -> list[str]:
     """The pictures as `data:` URLs. Many are drawn by as many processes as there are cores. Raises `ConfigError`."""
     if sum(isinstance(p, DrawnPicture) for p in pictures) < _MANY:
         return [p.data_url() for p in pictures]
@@ -82,7 +82,7 @@ def data_urls(pictures: Sequence[Picture]) -> list[str]:
         return list(pool.map(_data_url_of, pictures, chunksize=8))
 
 
-def _data_url_of(picture: Picture) -> str:
+def _data_url_of(picture: SentPicture) -> str:
     return picture.data_url()
 
 

@@ -30,14 +30,14 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     chats: tuple[ChatRequest, ...] = ()
 
 
-class _Head(msgspec.Struct, tag="hydrainfer-recording", tag_field="kind"):
+class _RecordingHead(msgspec.Struct, tag="hydrainfer-recording", tag_field="kind"):
     recording: Recording
     version: int = 1
 
 
 def write_recording(path: Path, recording: Recording) -> None:
     """Raises `ConfigError` if it cannot be written."""
-    head = _Head(msgspec.structs.replace(recording, chats=()))
+    head = _RecordingHead(msgspec.structs.replace(recording, chats=()))
     lines: Sequence[object] = (head, *recording.chats)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def read_recording(path: Path) -> Recording:
     """Raises `ConfigError`."""
     first, *rest = read_bytes(path).splitlines() or [b""]
     try:
-        head = msgspec.json.decode(first, type=_Head)
+        head = msgspec.json.decode(first, type=_RecordingHead)
     except msgspec.DecodeError:
         raise wrong(path, "not a recording of `hydrainfer trace`: its first line does not say so") from None
     chats = []

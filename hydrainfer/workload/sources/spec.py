@@ -18,7 +18,7 @@ from hydrainfer.workload.sources.pictures import FilePicture
 from hydrainfer.workload.sources.questions import READERS, Question
 from hydrainfer.workload.sources.recorded import read_recording
 from hydrainfer.workload.sources.spread import Spread
-from hydrainfer.workload.sources.synthetic import Size, Texts, chats_of_arrivals, synthetic_chats
+from hydrainfer.workload.sources.synthetic import SizeWeight, Texts, chats_of_arrivals, synthetic_chats
 from hydrainfer.workload.sources.traces import TRACES, read_arrivals
 
 SOURCES = ("synthetic", *READERS, *CONVERSATIONS, *TRACES, "recording")
@@ -39,7 +39,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     questions: tuple[str, ...] = ("Tell me about {words}.",)
     words: str | float = 3
     n_pictures: int = 1
-    picture_sizes: tuple[Size, ...] = ((640, 480, 1.0),)
+    picture_sizes: tuple[SizeWeight, ...] = ((640, 480, 1.0),)
     max_side_px: int | None = None
     output_tokens: dict[str, str | float] = msgspec.field(default_factory=lambda: {DEFAULT: 32})
     max_tokens: int = 512

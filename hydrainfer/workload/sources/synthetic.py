@@ -46,7 +46,7 @@ class Texts:
         return re.sub(r"\{word(s?)\}", word, template)
 
 
-Size = tuple[int, int, float]
+SizeWeight = tuple[int, int, float]
 """Width and height in pixels, and how often."""
 
 
@@ -61,7 +61,7 @@ def synthetic_chats(
     *,
     seed: int,
     texts: Texts,
-    sizes: Sequence[Size],
+    sizes: Sequence[SizeWeight],
     n_pictures: int,
     max_side_px: int | None,
     output_tokens: Spread,
@@ -73,7 +73,7 @@ def synthetic_chats(
     chats = []
     weights = [weight for *_, weight in sizes]
 
-    def drawn(number: int, size: Size) -> DrawnPicture:
+    def drawn(number: int, size: SizeWeight) -> DrawnPicture:
         return DrawnPicture((seed << 32) + number, *fitted(*size[:2], max_side_px), "jpeg")
 
     pooled = [drawn(i, size) for i, size in enumerate(rng.choices(sizes, weights, k=pool))]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Role
 from hydrainfer.planner.costs.budgets import CHUNKS, MARGIN, PICTURES, SEQUENCES, Mix, budgets_for, largest, mix_of
-from hydrainfer.planner.costs.costfile import BatchTime, CostFile, Work
+from hydrainfer.planner.costs.costfile import BatchShape, BatchTime, CostFile
 from hydrainfer.planner.costs.fitting import predicted_s
 from hydrainfer.planner.simulation import TraceRequest
 from hydrainfer.scheduler import Budgets
@@ -34,11 +34,11 @@ def measured(noise=0.0, co_run=True):
         p50 = (predicted_s(COST, work) + more_s) * (1 + draw.uniform(0, noise))
         return BatchTime(work=work, beside=beside, n=9, min_s=p50, p50_s=p50, p90_s=1.1 * p50)
 
-    encodes = [Work(pictures=n, tokens=576) for n in (1, 2, 4, 8)]
-    mixed = [Work(chunk=c, decodes=16, context=1024) for c in (64, 128, 256, 512, 1024)]
+    encodes = [BatchShape(pictures=n, tokens=576) for n in (1, 2, 4, 8)]
+    mixed = [BatchShape(chunk=c, decodes=16, context=1024) for c in (64, 128, 256, 512, 1024)]
     points = [point(w) for w in encodes + mixed]
-    points += [point(Work(chunk=c)) for c in (64, 256, 512, 1024, 2048)]
-    points += [point(Work(decodes=n, context=1024)) for n in (1, 4, 16, 64)]
+    points += [point(BatchShape(chunk=c)) for c in (64, 256, 512, 1024, 2048)]
+    points += [point(BatchShape(decodes=n, context=1024)) for n in (1, 4, 16, 64)]
     if co_run:
         points += [point(w, e, predicted_s(COST, e)) for w in mixed for e in encodes[::2]]
     return CostFile(

@@ -9,7 +9,7 @@ import pytest
 from hydrainfer.config import Slo, read_cost_model
 from hydrainfer.core import ConfigError, CostModel, Role
 from hydrainfer.planner.costs.budgets import Mix, budgets_for
-from hydrainfer.planner.costs.costfile import BatchTime, Copies, CostFile, Work, read_cost_file, write_cost_file
+from hydrainfer.planner.costs.costfile import BatchShape, BatchTime, Copies, CostFile, read_cost_file, write_cost_file
 from hydrainfer.planner.costs.fitting import fit_cost, non_negative, predicted_s
 from hydrainfer.planner.costs.shape import slowdown_of
 
@@ -25,10 +25,10 @@ CPU = CostModel(
     prefill_attention_s=1.4e-7, decode_token_s=8e-4, decode_context_s=7e-7, overlap_slowdown=1000.0,
 )  # fmt: skip
 WORKS = [
-    *(Work(pictures=n, tokens=t) for n in (1, 2, 4, 8) for t in (144, 576, 1500)),
-    *(Work(decodes=n, context=c) for n in (1, 4, 16, 64) for c in (64, 512, 2048)),
-    *(Work(chunk=c, start=s) for c in (16, 128, 512, 2048) for s in (0, 1024)),
-    *(Work(chunk=c, decodes=16, context=512) for c in (64, 512, 1024)),
+    *(BatchShape(pictures=n, tokens=t) for n in (1, 2, 4, 8) for t in (144, 576, 1500)),
+    *(BatchShape(decodes=n, context=c) for n in (1, 4, 16, 64) for c in (64, 512, 2048)),
+    *(BatchShape(chunk=c, start=s) for c in (16, 128, 512, 2048) for s in (0, 1024)),
+    *(BatchShape(chunk=c, decodes=16, context=512) for c in (64, 512, 1024)),
 ]
 
 

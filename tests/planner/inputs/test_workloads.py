@@ -10,7 +10,7 @@ from PIL import Image
 from hydrainfer.builtin import MODEL
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.inputs.models import prompts_of
-from hydrainfer.planner.inputs.workloads import Prompts, summary, trace_of, words_to_tokens
+from hydrainfer.planner.inputs.workloads import PromptRules, summary, trace_of, words_to_tokens
 from hydrainfer.planner.simulation import as_requests, at_rate
 from hydrainfer.workload.sources import (
     ChatRequest,
@@ -24,7 +24,7 @@ from hydrainfer.workload.sources import (
 
 pytestmark = pytest.mark.cpu
 DATASETS = ("textcaps", "pope", "mme", "vizwiz", "textvqa")
-BLIND = Prompts("blind", None, lambda text, n: words_to_tokens(text), 4096)
+BLIND = PromptRules("blind", None, lambda text, n: words_to_tokens(text), 4096)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.core import CostModel, Layout
 from hydrainfer.planner.simulation.links import Link
 from hydrainfer.planner.simulation.simulator import InstanceModel, Simulator
-from hydrainfer.planner.simulation.trace import ANSWER, Part, TraceRequest, as_requests
+from hydrainfer.planner.simulation.trace import ANSWER, PromptPart, TraceRequest, as_requests
 from hydrainfer.scheduler import Budgets
 from tests.cache.other_kinds import STATE, WINDOW
 
@@ -51,14 +51,14 @@ def dialogues(seed, n=60, rate=12.0):
     rng, at, begun = random.Random(seed), 0.0, []
     for i in range(n):
         at += rng.expovariate(rate)
-        parts = rng.choice([*begun[-12:], (Part("system", 21),), (Part("another", 9),)])
+        parts = rng.choice([*begun[-12:], (PromptPart("system", 21),), (PromptPart("another", 9),)])
         if rng.random() < 0.3:
-            parts = (*parts, Part(f"picture {rng.randint(0, 5)}", 20, True))
-        parts = (*parts, Part(f"text {i}", rng.randint(1, 30)))
+            parts = (*parts, PromptPart(f"picture {rng.randint(0, 5)}", 20, True))
+        parts = (*parts, PromptPart(f"text {i}", rng.randint(1, 30)))
         n_output, n_seen = rng.choice((1, 2, 9, 40, 120)), tuple(p.n_tokens for p in parts if p.picture)
         n_text = sum(p.n_tokens for p in parts) - sum(n_seen)
         yield TraceRequest(arrival_s=at, n_text=n_text, pictures=n_seen, n_output=n_output, parts=parts)
-        begun += [(*parts, Part(ANSWER, n_output))] * (sum(p.n_tokens for p in parts) < 60 and len(n_seen) < 3)
+        begun += [(*parts, PromptPart(ANSWER, n_output))] * (sum(p.n_tokens for p in parts) < 60 and len(n_seen) < 3)
 
 
 TRACES = {"alone": trace, "dialogues": dialogues}

@@ -4,16 +4,16 @@ import msgspec
 import pytest
 
 from hydrainfer.config import Slo
-from hydrainfer.planner.inputs.workloads import Prompts, trace_of, words_to_tokens
+from hydrainfer.planner.inputs.workloads import PromptRules, trace_of, words_to_tokens
 from hydrainfer.planner.search import Bounds, Study
 from hydrainfer.planner.search.study import Station
-from hydrainfer.planner.simulation import ANSWER, Part, Simulator, TraceRequest, as_requests, at_rate
+from hydrainfer.planner.simulation import ANSWER, PromptPart, Simulator, TraceRequest, as_requests, at_rate
 from hydrainfer.planner.simulation.leap import TOKEN
 from hydrainfer.workload.sources import Dialogues, Workload
 from tests.planner.simulation.test_leaps import COST, EMBED, KV, deployment, dialogues
 
 pytestmark = pytest.mark.unit
-PROMPTS = Prompts("seeing", lambda width, height: 40, lambda text, n: 3 + words_to_tokens(text), 4096)
+PROMPTS = PromptRules("seeing", lambda width, height: 40, lambda text, n: 3 + words_to_tokens(text), 4096)
 CHAT = Workload(
     dataset="chat",
     output_tokens={"default": "uniform:8:20"},
@@ -82,5 +82,5 @@ def test_the_bound_counts_nothing_twice():
     shared, alone = bound(trace), bound([msgspec.structs.replace(t, parts=()) for t in trace])
     assert shared.prefill_s < 0.4 * alone.prefill_s and shared.encode_s == pytest.approx(alone.encode_s * 4 / 100)
     assert shared.decode_s == alone.decode_s
-    again = TraceRequest(arrival_s=0.0, n_text=9, n_output=2, parts=(Part("a", 9),))
+    again = TraceRequest(arrival_s=0.0, n_text=9, n_output=2, parts=(PromptPart("a", 9),))
     assert bound([again, again]).prefill_s == pytest.approx((bound([again]).prefill_s + COST.prefill_token_s) / 2)

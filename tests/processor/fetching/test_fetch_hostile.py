@@ -9,7 +9,7 @@ import pytest
 from hydrainfer.core import DeadlineExceeded, MediaError, RequestTooLarge, Unavailable
 from hydrainfer.processor import Fetcher, FetchLimits, Wanted
 from hydrainfer.processor.fetching import fetch
-from hydrainfer.processor.fetching.connection import Pace
+from hydrainfer.processor.fetching.connection import PieceBudget
 from tests.processor.fetching.test_fetch import PICTURE, A, get, refused, shown, slow
 from tests.processor.fetching.websites import PUBLIC, ok, resolver, website
 
@@ -85,7 +85,7 @@ async def test_a_few_interim_answers_are_no_harm():
 
 
 async def test_tiny_chunks_do_not_keep_the_loop(monkeypatch):
-    monkeypatch.setattr(Pace, "PER_S", 1e9)  # as quickly as they can be read
+    monkeypatch.setattr(PieceBudget, "PER_S", 1e9)  # as quickly as they can be read
 
     async def tiny(_, writer):
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -118,14 +118,14 @@ async def test_tiny_chunks_do_not_keep_the_loop(monkeypatch):
 
 
 async def test_small_pieces_wait_their_turn_and_large_ones_do_not(monkeypatch):
-    n_waits, wait = 0, Pace.wait
+    n_waits, wait = 0, PieceBudget.wait
 
     async def counted(self):
         nonlocal n_waits
         n_waits += 1
         await wait(self)
 
-    monkeypatch.setattr(Pace, "wait", counted)
+    monkeypatch.setattr(PieceBudget, "wait", counted)
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     pages = {
         "/small": chunked + b"1\r\na\r\n" * 3_000 + b"0\r\n\r\n",
@@ -139,7 +139,7 @@ async def test_small_pieces_wait_their_turn_and_large_ones_do_not(monkeypatch):
         assert not n_waits
         start_s = time.monotonic()
         assert await get(site, "http://a.example/small", wanted=large) == b"a" * 3_000
-        assert n_waits >= 2_800 / Pace.AT_ONCE and time.monotonic() - start_s > 2_800 / Pace.PER_S
+        assert n_waits >= 2_800 / PieceBudget.AT_ONCE and time.monotonic() - start_s > 2_800 / PieceBudget.PER_S
 
 
 async def test_all_is_done_on_a_thread_of_its_own(tmp_path, monkeypatch):

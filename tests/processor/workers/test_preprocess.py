@@ -15,7 +15,7 @@ from PIL import Image
 
 from hydrainfer.checkpoint import ClipSettings
 from hydrainfer.core import MediaError, Overloaded
-from hydrainfer.processor import ImagePart, MediaLimits, MediaWorkers, PixelStore, Ticket, VideoReading
+from hydrainfer.processor import ImagePart, JobTicket, MediaLimits, MediaWorkers, PixelStore, VideoReading
 from hydrainfer.processor.pictures.clip import ClipImages
 from hydrainfer.processor.pictures.media import decode_image
 from hydrainfer.processor.workers import preprocess as room
@@ -195,7 +195,7 @@ class Scripted:
 
 
 def test_a_cancelled_request_leaves_the_queue_and_holds_nothing(store):
-    scripted, ticket, ended = Scripted(), Ticket(), []
+    scripted, ticket, ended = Scripted(), JobTicket(), []
     media = made_by(store, scripted)
     one = room.prepare_image(parts(picture(0))[0], ADAPTER, LIMITS, Seal(b"w", "float32"))
 
@@ -220,7 +220,7 @@ def test_a_cancelled_request_leaves_the_queue_and_holds_nothing(store):
     scripted.futures[1].set_result(one)
     thread.join(10)
     assert ended and len(scripted.futures) == 5
-    late = Ticket()
+    late = JobTicket()
     late.cancel()
     with pytest.raises(CancelledError):
         media.prepare(parts(picture(1)), ADAPTER, late)

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from hydrainfer.core import ConfigError
-from hydrainfer.workload.client import ChatClient, FailureKind, RequestFailed, Target, run_load
+from hydrainfer.workload.client import ChatClient, Endpoint, FailureKind, RequestFailed, run_load
 from hydrainfer.workload.mock import MockServer, Script
 from hydrainfer.workload.results import report_of
 from hydrainfer.workload.sources import ChatRequest, Closed
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 async def one(script, n=1, timeout_s=5.0):
     async with MockServer(script) as server:
-        target = Target(base_url=server.url, model="m", timeout_s=timeout_s)
+        target = Endpoint(base_url=server.url, model="m", timeout_s=timeout_s)
         result = await run_load(target, [ChatRequest(text="x", max_tokens=4)] * n, Closed(1))
     return server, result
 
@@ -69,7 +69,7 @@ async def test_a_kept_connection_that_the_server_closed_is_replaced():
 async def test_nobody_listens():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        target = Target(base_url=f"http://127.0.0.1:{s.getsockname()[1]}")
+        target = Endpoint(base_url=f"http://127.0.0.1:{s.getsockname()[1]}")
         result = await run_load(target, [ChatRequest(text="x")], Closed(1))
         assert result.records[0].failure.kind is FailureKind.CONNECTION
         async with ChatClient(target, asyncio.get_running_loop().time) as client:
@@ -96,7 +96,7 @@ async def test_servers_that_speak_something_else(answer, kind):
 
     server = await asyncio.start_server(speak, "127.0.0.1", 0)
     async with server:
-        target = Target(base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", timeout_s=5.0)
+        target = Endpoint(base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", timeout_s=5.0)
         result = await run_load(target, [ChatRequest(text="x")], Closed(1))
     failure = result.records[0].failure
     assert failure is None if kind is None else failure.kind is kind
@@ -105,7 +105,7 @@ async def test_servers_that_speak_something_else(answer, kind):
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "", "http://"])
 async def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ConfigError, match="looks like"):
-        await run_load(Target(base_url=url), [ChatRequest(text="x")], Closed(1))
+        await run_load(Endpoint(base_url=url), [ChatRequest(text="x")], Closed(1))
 
 
 async def test_headers_and_path():
@@ -119,7 +119,7 @@ async def test_headers_and_path():
     server = await asyncio.start_server(speak, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/under/"
-        async with ChatClient(Target(base_url=url, api_key="k"), asyncio.get_running_loop().time) as client:
+        async with ChatClient(Endpoint(base_url=url, api_key="k"), asyncio.get_running_loop().time) as client:
             assert await client.models() == ["a", "b c"]
     assert heads[0].startswith("GET /under/v1/models HTTP/1.1\r\nhost: 127.0.0.1:")
     assert "authorization: Bearer k\r\n" in heads[0]

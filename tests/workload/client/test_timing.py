@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hydrainfer.core import ConfigError
-from hydrainfer.workload.client import Target, run_load
+from hydrainfer.workload.client import Endpoint, run_load
 from hydrainfer.workload.mock import MockServer, Script
 from hydrainfer.workload.results import report_of
 from hydrainfer.workload.sources import ChatRequest, Closed, Constant, Poisson, due_times_s
@@ -23,7 +23,7 @@ def chats(n, max_tokens=4):
 
 async def load(script, n, arrivals, max_tokens=4, **options):
     async with MockServer(script) as server:
-        result = await run_load(Target(base_url=server.url, model="m"), chats(n, max_tokens), arrivals, **options)
+        result = await run_load(Endpoint(base_url=server.url, model="m"), chats(n, max_tokens), arrivals, **options)
     return server, result
 
 
@@ -130,7 +130,7 @@ async def test_warm_up_is_excluded_and_reported():
 
 async def test_warm_up_must_leave_something():
     with pytest.raises(ConfigError):
-        await run_load(Target(base_url="http://127.0.0.1:1"), chats(2), Closed(1), n_warmup=2)
+        await run_load(Endpoint(base_url="http://127.0.0.1:1"), chats(2), Closed(1), n_warmup=2)
 
 
 async def test_records_come_as_they_end():
@@ -141,7 +141,7 @@ async def test_records_come_as_they_end():
 
 async def test_cancelling_a_load_leaves_no_task():
     async with MockServer(Script(ttft_s=30.0)) as server:
-        task = asyncio.create_task(run_load(Target(base_url=server.url), chats(3), Closed(3)))
+        task = asyncio.create_task(run_load(Endpoint(base_url=server.url), chats(3), Closed(3)))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -9,8 +9,8 @@ import pytest
 
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
-from hydrainfer.workload.client import Stop, Target
-from hydrainfer.workload.measuring import Asked, Comparison, Effort, Load, Plan, bench, first_pass
+from hydrainfer.workload.client import Endpoint, Stop
+from hydrainfer.workload.measuring import Asked, Comparison, ComparisonPlan, Effort, LoadPlan, bench, first_pass
 from hydrainfer.workload.measuring.session import Traffic
 from hydrainfer.workload.mock import MockServer, Script
 from hydrainfer.workload.output import Quiet, conclusions, page_of, tables_of, write_files
@@ -38,15 +38,15 @@ def run(script, load=None, slo=SLO, effort=SMALL, target=None, stop_at=None, wor
             return script(i) if callable(script) else script
 
         async with MockServer(scripted, clock=clock, **server) as mock:
-            asked = Asked(workload=workload, slo=slo, load=load or Load(rates=(20.0,)), effort=effort, seed=2)
-            at = msgspec.structs.replace(target or Target(base_url=""), base_url=mock.url)
+            asked = Asked(workload=workload, slo=slo, load=load or LoadPlan(rates=(20.0,)), effort=effort, seed=2)
+            at = msgspec.structs.replace(target or Endpoint(base_url=""), base_url=mock.url)
             return await bench(asked, at, Quiet(), stop, clock), mock
 
     return virtual.run(main())
 
 
 def test_rates_and_concurrency_and_replay():
-    load = Load(rates=(5.0, 20.0), concurrency=(2,), replay=Replay((0.0, 0.5, 0.7), source="t.csv"))
+    load = LoadPlan(rates=(5.0, 20.0), concurrency=(2,), replay=Replay((0.0, 0.5, 0.7), source="t.csv"))
     result, mock = run(FAST, load)
     assert [r.arrivals for r in result.runs] == ["poisson 5/s", "poisson 20/s", "closed 2", "replay of t.csv × 1"]
     assert all(r.report.n_ok == 30 and r.attainment.met.share == 1.0 for r in result.runs)
@@ -59,7 +59,7 @@ def test_rates_and_concurrency_and_replay():
 
 def test_the_report_is_whole_and_stands_alone(tmp_path):
     timings = {"e2e_s": 0.04, "ttft_s": 0.02, "encode_queue_s": 0.0, "prefill_s": 0.02, "decode_s": 0.02}
-    result, _ = run(Script(ttft_s=0.02, itl_s=0.01, timings=timings), Load(rates=(5.0, 50.0)))
+    result, _ = run(Script(ttft_s=0.02, itl_s=0.01, timings=timings), LoadPlan(rates=(5.0, 50.0)))
     paths = write_files(result, tmp_path / "out")
     assert [p.name for p in paths] == ["result.json", "runs.csv", "report.html"]
     assert msgspec.json.decode(paths[0].read_bytes(), type=BenchResult) == result
@@ -71,14 +71,14 @@ def test_the_report_is_whole_and_stands_alone(tmp_path):
 
 
 def test_an_slo_that_no_request_can_meet():
-    result, mock = run(Script(ttft_s=0.5), Load())
+    result, mock = run(Script(ttft_s=0.5), LoadPlan())
     assert not result.runs and not result.goodput and len(mock.served) == 5
     assert page_of(result) and not next(iter(tables_of(result))).row_count
     assert "one request alone misses the SLO: TTFT is 500 ms where the SLO is 100 ms" in conclusions(result)[-1]
 
 
 def test_goodput_is_searched():
-    result, _ = run(Script(service_s=0.05, itl_s=0.001), Load(first_rate=2.0, tolerance=0.2), slots=1)
+    result, _ = run(Script(service_s=0.05, itl_s=0.001), LoadPlan(first_rate=2.0, tolerance=0.2), slots=1)
     found = result.goodput["server"]
     assert 4 < found.rate_per_s < 20 and "goodput" in conclusions(result)[0]
 
@@ -88,8 +88,8 @@ def test_a_server_that_dies_midway():
         clock = asyncio.get_running_loop().time
         mock = MockServer(lambda i: mock.die() or FAST if i == 20 else FAST, clock=clock)
         async with mock:
-            asked = Asked(workload=TEXT, slo=SLO, load=Load(rates=(20.0, 40.0)), effort=SMALL)
-            return await bench(asked, Target(base_url=mock.url), Quiet(), Stop(5), clock)
+            asked = Asked(workload=TEXT, slo=SLO, load=LoadPlan(rates=(20.0, 40.0)), effort=SMALL)
+            return await bench(asked, Endpoint(base_url=mock.url), Quiet(), Stop(5), clock)
 
     result = virtual.run(main())
     assert "the server is gone: 5 requests in a row failed" in result.stopped
@@ -99,7 +99,7 @@ def test_a_server_that_dies_midway():
 
 
 def test_interrupted():
-    result, mock = run(FAST, Load(rates=(20.0, 40.0)), stop_at=20)
+    result, mock = run(FAST, LoadPlan(rates=(20.0, 40.0)), stop_at=20)
     (only,) = result.runs
     assert result.stopped == "interrupted (test)" and 0 < only.report.n_ok < 30
     assert only.report.n_requests + only.report.n_cut + only.report.n_unsent == 30 and only.report.n_cut >= 1
@@ -115,7 +115,7 @@ def test_malformed_streams_are_misses_and_the_rest_is_kept():
 @pytest.mark.parametrize(
     ("script", "target", "pages", "said"),
     [
-        (FAST, Target(base_url="", model="gpt"), {}, "has no model 'gpt'; it has mock"),
+        (FAST, Endpoint(base_url="", model="gpt"), {}, "has no model 'gpt'; it has mock"),
         (Script(status=401, error_body=b'{"error":{"message":"no key"}}'), None, {}, "wants a key"),
         (Script(status=500, error_body=b"oops"), None, {}, "not an OpenAI-style chat server, or not well: 500: oops"),
         (FAST, None, {"/v1/models": "<html>"}, "not a list of models"),
@@ -131,7 +131,7 @@ def test_servers_that_cannot_be_measured(script, target, pages, said):
 def test_nobody_listens():
     asked = Asked(workload=TEXT, slo=SLO)
     with pytest.raises(ConfigError, match=r"no server at http://127\.0\.0\.1:1: no connection"):
-        virtual.run(bench(asked, Target(base_url="http://127.0.0.1:1"), Quiet()))
+        virtual.run(bench(asked, Endpoint(base_url="http://127.0.0.1:1"), Quiet()))
 
 
 @pytest.mark.parametrize("refused", [("timings",), ("ignore_eos", "return_token_ids"), ("stream_options",)])
@@ -145,9 +145,9 @@ def test_fields_that_a_server_refuses_are_left_out(refused):
 @pytest.mark.parametrize(
     ("load", "said"),
     [
-        (Load(rates=(0.0,)), "rate must be a positive number"),
-        (Load(kind="weekly", rates=(1.0,)), "no arrivals 'weekly'"),
-        (Load(concurrency=(0,)), "concurrency must be at least 1"),
+        (LoadPlan(rates=(0.0,)), "rate must be a positive number"),
+        (LoadPlan(kind="weekly", rates=(1.0,)), "no arrivals 'weekly'"),
+        (LoadPlan(concurrency=(0,)), "concurrency must be at least 1"),
     ],
 )
 def test_impossible_loads(load, said):
@@ -157,7 +157,7 @@ def test_impossible_loads(load, said):
 
 def test_nothing_asked():
     with pytest.raises(ConfigError, match="say what to find out"):
-        run(FAST, Load(), slo=None)
+        run(FAST, LoadPlan(), slo=None)
 
 
 def test_what_peers_say_of_their_prefix_cache():
@@ -177,7 +177,7 @@ def test_first_pass_records_lengths():
     async def main():
         async with MockServer(lambda i: Script(n_tokens=i + 1), clock=asyncio.get_running_loop().time) as mock:
             chats = TEXT.chats(6, seed=1)
-            return await first_pass("text", Target(base_url=mock.url), chats, 4, 1, 1, Quiet()), mock
+            return await first_pass("text", Endpoint(base_url=mock.url), chats, 4, 1, 1, Quiet()), mock
 
     (recording, *_), mock = virtual.run(main())
     assert [c.max_tokens for c in recording.chats] == [2, 3, 4, 4, 4, 4] and recording.n_cut_short == 4
@@ -192,7 +192,7 @@ def test_first_pass_asks_without_a_limit_where_the_context_is_less():
 
     async def main():
         async with MockServer(script, clock=asyncio.get_running_loop().time) as mock:
-            return await first_pass("text", Target(base_url=mock.url), TEXT.chats(6, seed=1), 4, 1, 1, Quiet()), mock
+            return await first_pass("text", Endpoint(base_url=mock.url), TEXT.chats(6, seed=1), 4, 1, 1, Quiet()), mock
 
     made, mock = virtual.run(main())
     assert [s.body["max_tokens"] for s in mock.served] == [2, *[4] * 6, *[None] * 3]
@@ -208,7 +208,7 @@ def test_first_pass_says_what_failed_and_why():
         async with MockServer(
             lambda i: scripts[min(i, 4)] if i < 5 else scripts[3], clock=asyncio.get_running_loop().time
         ) as mock:
-            return await first_pass("text", Target(base_url=mock.url), TEXT.chats(4, seed=1), 4, 1, 1, Quiet())
+            return await first_pass("text", Endpoint(base_url=mock.url), TEXT.chats(4, seed=1), 4, 1, 1, Quiet())
 
     made = virtual.run(main())
     assert len(made.recording.chats) == 1 and made.recording.n_failed == 3
@@ -223,7 +223,9 @@ def test_compare_gives_all_the_same_traffic():
         async with MockServer(FAST, clock=clock) as a, MockServer(slow, slots=1, clock=clock) as b:
             servers = [{"name": n, "url": m.url} for n, m in (("a", a), ("b", b))]
             plan = {"servers": servers, "rates": (3.0, 20.0, 40.0), "rounds": 2, "notes": ("said by hand",)}
-            comparison = Comparison(msgspec.convert(plan, Plan), TEXT, SLO, SMALL, Quiet(), lines.append, clock)
+            comparison = Comparison(
+                msgspec.convert(plan, ComparisonPlan), TEXT, SLO, SMALL, Quiet(), lines.append, clock
+            )
             return await comparison.run(), a, b
 
     lines = []
@@ -255,7 +257,7 @@ def test_a_deployment_that_fails_does_not_end_a_comparison():
         clock = asyncio.get_running_loop().time
         async with MockServer(FAST, clock=clock) as a:
             servers = [{"name": "gone", "url": "http://127.0.0.1:1"}, {"name": "a", "url": a.url}]
-            plan = msgspec.convert({"servers": servers, "rates": (20.0,), "rounds": 2}, Plan)
+            plan = msgspec.convert({"servers": servers, "rates": (20.0,), "rounds": 2}, ComparisonPlan)
             return await Comparison(plan, TEXT, SLO, SMALL, Quiet(), lambda _: None, clock).run()
 
     result = virtual.run(main())
@@ -278,4 +280,4 @@ def test_a_deployment_that_fails_does_not_end_a_comparison():
 )
 def test_impossible_comparisons(plan, said):
     with pytest.raises(ConfigError, match=said):
-        Comparison(msgspec.convert(plan, Plan), TEXT, SLO, SMALL, Quiet(), print)
+        Comparison(msgspec.convert(plan, ComparisonPlan), TEXT, SLO, SMALL, Quiet(), print)

@@ -9,7 +9,7 @@ import pytest
 
 from hydrainfer.config import Slo
 from hydrainfer.metrics import Search
-from hydrainfer.workload.client import Target, run_load
+from hydrainfer.workload.client import Endpoint, run_load
 from hydrainfer.workload.mock import MockServer, Script, drawn
 from hydrainfer.workload.results import report_of, series_of
 from hydrainfer.workload.results.judged import attainment_of
@@ -23,7 +23,7 @@ async def load(script, n, arrivals, max_tokens=6, seed=1, **options):
     clock = asyncio.get_running_loop().time
     async with MockServer(script, clock=clock, **options) as server:
         chats = [ChatRequest(text="x", max_tokens=max_tokens)] * n
-        return await run_load(Target(base_url=server.url, model="m"), chats, arrivals, seed=seed, clock=clock)
+        return await run_load(Endpoint(base_url=server.url, model="m"), chats, arrivals, seed=seed, clock=clock)
 
 
 def inside(value, interval):

@@ -7,7 +7,7 @@ import pytest
 
 from hydrainfer.workload.client import Failure, FailureKind, LoadResult, RequestRecord
 from hydrainfer.workload.client.sse import Usage
-from hydrainfer.workload.results import Percentiles, Report, report_of
+from hydrainfer.workload.results import LoadReport, Percentiles, report_of
 from hydrainfer.workload.sources import Closed
 
 pytestmark = pytest.mark.unit
@@ -88,4 +88,4 @@ def test_percentiles():
 def test_json_round_trip():
     got = report(record(), record(1, 2.0))
     assert json.loads(got.to_json())["arrivals"] == {"type": "closed", "concurrency": 1}
-    assert msgspec.json.decode(got.to_json(), type=Report) == got
+    assert msgspec.json.decode(got.to_json(), type=LoadReport) == got
