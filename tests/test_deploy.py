@@ -10,7 +10,7 @@ import yaml
 from hydrainfer.config import load
 from hydrainfer.core import InstanceInfo, InstanceStats
 from hydrainfer.metrics import PrometheusRecorder
-from hydrainfer.metrics.prometheus import Waiting
+from hydrainfer.metrics.prometheus import QueueStats
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parent.parent
@@ -37,7 +37,7 @@ def test_files_exist():
 def test_metrics_of_the_dashboard_exist():
     stats = InstanceStats("EPD", 0, 0, 0, 0, 0, {"kv": (8, 0, 0)}, 0, 0, 0, 0, 0.0)
     infos = [InstanceInfo("EPD0", "EPD", "alive", stats=stats)]
-    page = PrometheusRecorder("m", lambda: infos, lambda: Waiting({"text": 0.0}, {"queue": 0})).page().decode()
+    page = PrometheusRecorder("m", lambda: infos, lambda: QueueStats({"text": 0.0}, {"queue": 0})).page().decode()
     there = set(re.findall(r"# TYPE (\S+)", page))
     dashboard = json.loads((DEPLOY / "grafana.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]

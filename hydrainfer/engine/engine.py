@@ -33,7 +33,6 @@ from hydrainfer.core import (
     Stage,
     StepBatch,
     StepResult,
-    TokenLogprobs,
 )
 from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.lanes import Lanes, Overlap
@@ -93,7 +92,7 @@ class Engine:
         try:
             seq = self.scheduler.add(request, now, produced)
         except HydraError as e:
-            self._end(request.id, now, "error", error=e)
+            self._end(_failed(request.id, e), now)
             return
         self._watch(seq)
         self._queued(seq, now)
@@ -109,7 +108,7 @@ class Engine:
     def cancel(self, request_ids: Iterable[str], now: float) -> None:
         for request_id in request_ids:
             if self._stop(request_id, now):
-                self._end(request_id, now, "abort")
+                self._end(Output(request_id, finish_reason="abort"), now)
             elif self._moves is not None:
                 self._moves.cancel_arrival(request_id)
 
@@ -124,7 +123,7 @@ class Engine:
         Blocks of a batch in flight come back when it is applied."""
         request_ids = sorted(self._open)
         for request_id in request_ids:
-            self._finish(request_id, "error", error=error)
+            self._finish(_failed(request_id, error))
         self._flush()  # before the books, which may be what is broken
         for request_id in request_ids:
             self._stop(request_id, now)
@@ -163,7 +162,7 @@ class Engine:
                     self.costs.pulled(n_tokens, seconds)
                 case Stranded(request_id, error):
                     if self._stop(request_id, now):
-                        self._end(request_id, now, "error", error=error)
+                        self._end(_failed(request_id, error), now)
 
     # ---- the loop
 
@@ -229,10 +228,12 @@ class Engine:
                 self._event(seq.id, EventKind.ENDED, now, o.ended)
             prompt = seq.take_prompt_logprobs() if seq.prompt_logprobs else ()
             if o.finish is not None:
-                self._end(seq.id, now, o.finish, tokens, o.logprobs, o.error, start, n_cached, prompt)
-            elif tokens:
+                stop, error = tokens[-1] if o.finish == "stop" else None, ErrorInfo.of(o.error) if o.error else None
+                self._end(Output(seq.id, tokens, o.logprobs, prompt, o.finish, stop, error, start, n_cached), now)
+                continue
+            if tokens:
                 outputs.append(Output(seq.request.id, tokens, o.logprobs, prompt, start=start, n_cached=n_cached))
-            if o.ended is not None and o.finish is None:
+            if o.ended is not None:
                 self._queued(seq, now)
 
     def _queued(self, seq: LiveSequence, now: float) -> None:
@@ -245,47 +246,14 @@ class Engine:
         if self._moves is not None:
             self._moves.depart(seq, now)
 
-    def _end(
-        self,
-        request_id: str,
-        now: float,
-        finish: str,
-        tokens: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        error: HydraError | None = None,
-        start: int = 0,
-        n_cached: int = 0,
-        prompt: tuple[TokenLogprobs, ...] = (),
-    ) -> None:
-        self._finish(request_id, finish, tokens, logprobs, error, start, n_cached, prompt)
-        self._event(request_id, EventKind.FINISHED, now, detail=finish)
+    def _end(self, final: Output, now: float) -> None:
+        self._finish(final)
+        self._event(final.request_id, EventKind.FINISHED, now, detail=final.finish_reason or "")
 
-    def _finish(
-        self,
-        request_id: str,
-        finish: str,
-        tokens: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        error: HydraError | None = None,
-        start: int = 0,
-        n_cached: int = 0,
-        prompt: tuple[TokenLogprobs, ...] = (),
-    ) -> None:
-        """The one place where a request's final output is made. `prompt`: the log-probabilities of its prompt."""
-        self._open.discard(request_id)
-        self._outputs.append(
-            Output(
-                request_id,
-                token_ids=tokens,
-                logprobs=logprobs,
-                prompt_logprobs=prompt,
-                finish_reason=finish,
-                stop_token=tokens[-1] if finish == "stop" else None,
-                error=ErrorInfo.of(error) if error else None,
-                start=start,
-                n_cached=n_cached,
-            )
-        )
+    def _finish(self, final: Output) -> None:
+        """The one place where a request's final output is handed out."""
+        self._open.discard(final.request_id)
+        self._outputs.append(final)
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -301,7 +269,7 @@ class Engine:
             else:
                 late = "the request's deadline passed before it was done; retry or raise the timeout"
             if self._stop(request_id, now):
-                self._end(request_id, now, "error", error=DeadlineExceeded(late))
+                self._end(_failed(request_id, DeadlineExceeded(late)), now)
 
     def _flush(self) -> None:
         if self._outputs:
@@ -391,3 +359,7 @@ class Engine:
         if self._moves is not None:
             self._moves.shut()
         self._lanes.close()
+
+
+def _failed(request_id: str, error: HydraError) -> Output:
+    return Output(request_id, finish_reason="error", error=ErrorInfo.of(error))

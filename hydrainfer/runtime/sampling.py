@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from hydrainfer.core import LiveSequence, SamplingParams, TokenWork
+from hydrainfer.core import SamplingParams, TokenWork
 from hydrainfer.core.random import uniform
 from hydrainfer.grammar import Guided
 
@@ -61,7 +60,9 @@ class SamplingPlan:
 def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
     """The plan for the sampled rows of `work`, numbered in the order of `StepResult.tokens`."""
     plan = SamplingPlan()
-    for row, (seq, position, drafts) in enumerate(row for w in work if w.sample for row in _rows(w)):
+    rows = ((w, i) for w in work if w.sample for i in range(len(w.drafts) + 1))
+    for row, (w, n_before) in enumerate(rows):
+        seq, drafts, position = w.seq, w.drafts[:n_before], w.start + w.count - len(w.drafts) + n_before
         request = seq.request
         s = request.sampling
         if s.penalised:
@@ -82,13 +83,6 @@ def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
         if s.logprobs is not None:
             plan.logprobs.append((row, s.logprobs))
     return plan
-
-
-def _rows(work: TokenWork) -> Iterator[tuple[LiveSequence, int, tuple[int, ...]]]:
-    """For each token that is sampled: its sequence, its position there, and the drafts before it."""
-    n = len(work.drafts)
-    for i in range(n + 1):
-        yield work.seq, work.start + work.count - n + i, work.drafts[:i]
 
 
 def _penalty(row: int, tokens: list[int], n_prompt: int, s: SamplingParams) -> Penalty:
