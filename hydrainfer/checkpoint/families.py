@@ -172,18 +172,21 @@ def parse_config(path: str | Path) -> ParsedConfig:
     family = FAMILIES[name]
     fits = kind == family.model_type
     require(fits, path, f"{name} with model_type {kind!r} is not supported; use {family.model_type}")
-    _check_wide(raw, path)
+    _check_wide(raw, family, path)
     hf = _hf_config(path)
     return ParsedConfig(_describe(name, family, hf, path), hf)
 
 
-def _check_wide(raw: dict[str, Any], path: Path) -> None:
-    """Refuse weights that somebody has quantised: AWQ, GPTQ, compressed-tensors, FP8 and others all say so here."""
+def _check_wide(raw: dict[str, Any], family: Family, path: Path) -> None:
+    """Refuse weights that somebody has quantised, but in a way that the family is read in: AWQ, GPTQ,
+    compressed-tensors, FP8 and others all say so here."""
     text = raw.get("text_config") or {}
     found = raw.get("quantization_config") or raw.get("compression_config") or text.get("quantization_config")
     if found is None:
         return
     method = found.get("quant_method", "an unknown method") if isinstance(found, dict) else "an unknown method"
+    if family.decoder is not None and method in family.decoder.quantized:
+        return
     bits = f" in {found['bits']} bits" if isinstance(found, dict) and isinstance(found.get("bits"), int) else ""
     raise CheckpointError(
         f"{path}: its weights are quantised by {method}{bits}, which is not supported; serve the checkpoint that they "
@@ -206,16 +209,12 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
     supported = ", ".join(decoders)
     known = text.model_type in decoders
     require(known, path, f"text model {text.model_type!r} is not supported; supported: {supported}")
-    decoder = decoders[text.model_type]
-    method, taken = (getattr(hf, "quantization_config", None) or {}).get("quant_method", "none"), decoder.quantized
-    fits = method in ("none", *taken)
-    require(fits, path, f"weights quantized by {method!r} are not supported; supported: {', '.join(('none', *taken))}")
     tied = bool(hf.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))
     dtype = hf.dtype or text.dtype or family.dtype
     media = (*(["image_token_id"] if family.pictures else []), *(["video_token_id"] if family.videos else []))
     return ModelConfig(
         architecture=name,
-        text=text_config(text, decoder, path, tied=tied),
+        text=text_config(text, decoders[text.model_type], path, tied=tied),
         vision=family.vision(hf, path) if family.vision is not None else None,
         media_tokens=tuple(getattr(hf, field) for field in media),
         dtype=str(dtype).removeprefix("torch."),

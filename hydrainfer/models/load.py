@@ -7,12 +7,12 @@ from io import FileIO
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from hydrainfer.checkpoint import ModelConfig, read_config, require
 from hydrainfer.checkpoint.gguf import VISION_FILE, WEIGHT_FILE
 from hydrainfer.core import CheckpointError, Role
 from hydrainfer.models.layers import layers_of
+from hydrainfer.models.matrices import copy_matrices
 from hydrainfer.models.model import Model
 from hydrainfer.models.safetensors_file import StoredTensor, read_into
 from hydrainfer.models.slots import Slot
@@ -20,8 +20,6 @@ from hydrainfer.models.stored import PLAIN, pieces, weight_headers
 from hydrainfer.ops import Int8Weight, OpSet, select_ops
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-_MXFP4_BIAS = 127
 
 
 def load_model(
@@ -107,7 +105,8 @@ def _fill(
 def _copy(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
     """One tensor from file to slot: directly where the bytes are alike, else some rows at a time."""
     if slot.how:
-        return _copy_matrices(file, stored, slot)
+        copy_matrices(file, stored, slot, PLAIN.get(stored.dtype, torch.uint8))
+        return
     into = slot.into
     if isinstance(into, Int8Weight):
         for first, rows in pieces(file, stored):
@@ -121,32 +120,3 @@ def _copy(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
             flat[first * rows.shape[1] :][: rows.numel()].copy_(rows.view(-1))
     if slot.plus + stored.plus:
         flat.add_(slot.plus + stored.plus)
-
-
-def _copy_matrices(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
-    """The matrices of a tensor [matrices, ...], one at a time, each brought to [out, in]."""
-    n, *shape = stored.shape
-    kind, outer = PLAIN.get(stored.dtype, torch.uint8), slot.into.shape[0] // n
-    buffer = torch.empty(shape, dtype=kind)
-    for i in range(n):
-        read_into(file, stored.offset + i * buffer.nbytes, buffer.view(-1).view(torch.uint8).numpy().data)
-        into = slot.into[i * outer : (i + 1) * outer]
-        if slot.how == "transposed":
-            take(into, buffer.t())
-        elif slot.how == "mxfp4":
-            take(into, four_bits(buffer).flatten(1))
-        else:
-            assert isinstance(into, torch.Tensor), "MXFP4 becomes numbers of the model's type"
-            wide = into.unflatten(1, (buffer.shape[1], -1))  # [out, blocks, numbers of each]
-            wide.copy_(torch.ldexp(wide.float(), (buffer.int() - _MXFP4_BIAS)[..., None]))
-
-
-def take(into: Tensor | Int8Weight, rows: Tensor) -> None:
-    into.take(rows) if isinstance(into, Int8Weight) else into.copy_(rows)
-
-
-def four_bits(packed: Tensor) -> Tensor:
-    """[..., bytes] uint8 → [..., 2 * bytes] float32: two numbers in each byte, the lower half first, not scaled yet
-    (E2M1 of the OCP Microscaling Formats, version 1.0)."""
-    numbers = torch.tensor(_E2M1 + [-x for x in _E2M1])
-    return numbers[torch.stack([packed & 15, packed >> 4], -1).int()].flatten(-2)
