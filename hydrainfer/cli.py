@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -130,9 +130,27 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads: waiting threads leave cores to others
     _share_arenas()
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except HydraError as e:
-        Console(stderr=True, highlight=False).print(f"[red]error:[/red] {escape(e.message)}", soft_wrap=True)
+        _say_error(e.message)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    except Exception as e:
+        if not hasattr(e, "format_message"):
+            raise
+        sys.exit(_wrong_words(e))
+
+
+def _wrong_words(e: Any) -> int:
+    """Say what is wrong with a command line, and return the exit status. `e` is click's or typer's own."""
+    path = e.ctx.command_path if getattr(e, "ctx", None) is not None else "hydrainfer"
+    if type(e).__name__ == "NoArgsIsHelpError":
+        e.show()
+    else:
+        _say_error(f"{e.format_message().rstrip('.')}; see {path} --help")
+    return e.exit_code
+
+
+def _say_error(message: str) -> None:
+    Console(stderr=True, highlight=False).print(f"[red]error:[/red] {escape(message)}", soft_wrap=True)

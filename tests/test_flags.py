@@ -1,5 +1,6 @@
 """Flags from structs: every verb declares each of its flags once, under a heading of its `--help`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from hydrainfer.benching.options import Compare, RunOptions, Trace
-from hydrainfer.cli import app
+from hydrainfer.cli import app, main
 from hydrainfer.config import ServeConfig, load
 from hydrainfer.flags import flag, with_flags
 from hydrainfer.profiling.options import Profile
@@ -75,3 +76,19 @@ def test_every_flag_of_a_verb_is_a_field_under_a_heading(verb):
 
 def test_serve_and_profile_measure_equally_long():
     assert Profile(model="x", devices=1).measure_minutes == ServeConfig(model="x").measure_minutes
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["serve", "--no-such"], "error: No such option: --no-such; see hydrainfer serve --help\n"),
+        (["nothing"], "error: No such command 'nothing'; see hydrainfer --help\n"),
+        (["serve", "--port", "70000"], "error: port (flag): must be a whole number up to 65535, got '70000'\n"),
+    ],
+)
+def test_a_wrong_command_line_ends_in_one_line(words, wanted, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["hydrainfer", *words])
+    with pytest.raises(SystemExit) as e:
+        main()
+    assert e.value.code == 2
+    assert capsys.readouterr().err == wanted

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 
@@ -23,6 +24,9 @@ _OF_SERVICE = {
     r"PORT_\d+_(TCP|UDP|SCTP)_PROTO": r"tcp|udp|sctp",
 }
 """Names and values of the variables that Kubernetes gives every container for a service, after the service's name."""
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+_SIGNS = {">=": "of at least", "<=": "up to", ">": "above", "<": "below"}
 
 
 class Loaded(NamedTuple):
@@ -92,7 +96,7 @@ def _convert(key: str, value: Any, source: str) -> Any:
         converted = msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError as e:
         raise ConfigError(
-            f"{key} ({source}): {_rule(field.type) or str(e).lower().split(', got ')[0]}, got {value!r}", param=key
+            f"{key} ({source}): must be {_rule(field.type) or _in_words(str(e))}, got {value!r}", param=key
         ) from None
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{key} ({source}): must be finite, got {value!r}", param=key)
@@ -100,5 +104,23 @@ def _convert(key: str, value: Any, source: str) -> Any:
 
 
 def _rule(annotated: Any) -> str:
-    choices = get_args(annotated.__origin__) if get_origin(annotated.__origin__) is Literal else ()
-    return f"must be one of {', '.join(choices)}" if choices else ""
+    """What a value may be, in words, if there is a list of them; else ""."""
+    kinds = get_args(annotated.__origin__) if get_origin(annotated.__origin__) in (Union, UnionType) else ()
+    literals = [kind for kind in (annotated.__origin__, *kinds) if get_origin(kind) is Literal]
+    if not literals:
+        return ""
+    choices = [str(choice) for kind in literals for choice in get_args(kind)]
+    others = [_KINDS[kind.__origin__.__name__] for kind in kinds if get_origin(kind) is Annotated]
+    return " or ".join([*choices, *others]) if others else f"one of {', '.join(choices)}"
+
+
+def _in_words(message: str) -> str:
+    """msgspec's "Expected `int | null` >= 1, got `str`" as "a whole number of at least 1"."""
+    found = re.match(r"Expected `([^`]+)`(?: (of length )?(>=|<=|>|<) (\S+?))?(?:,|$| -)", message)
+    if found is None:
+        return message.lower()
+    kinds, of_length, sign, bound = found.groups()
+    what = " or ".join(_KINDS.get(kind, kind) for kind in kinds.split(" | ") if kind != "null")
+    if of_length:
+        return f"{what} that is not empty"
+    return f"{what} {_SIGNS[sign]} {float(bound):g}" if sign else what
