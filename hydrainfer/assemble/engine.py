@@ -14,6 +14,7 @@ from hydrainfer.assemble.sizes import (
     cache_sizes,
     dtype_of,
     gap_of,
+    landing_sizes,
     no_memory,
     overlap_of,
     quantization_of,
@@ -24,7 +25,7 @@ from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
-from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Runner, Timing
+from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Runner, Shifts, Timing
 from hydrainfer.grammar import Grammars
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import DTYPES, Model, load_model
@@ -40,7 +41,7 @@ from hydrainfer.runtime import (
     spoken_ids,
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
+from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport, Routes, StorePuller, needs_shared
 
 _BROKEN_AFTER = 3  # failed batches
 Progress = Callable[[int, int], None]
@@ -107,7 +108,9 @@ def build_engine(
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # lanes and copies have streams of their own, which wait for no other
     caches = CacheSet(sizes)
-    scheduler = _scheduler(config, role, caches, overlap)
+    landing = landing_sizes(config, described, role, dtype, sizing.n_context)
+    hosted = _host_stores(landing, device)
+    scheduler = _scheduler(config, role, caches, overlap, CacheSet(landing))
     engine: Engine
     if model is None:
         assert sizing.cost is not None
@@ -116,11 +119,13 @@ def build_engine(
         busy = (lambda _: False) if overlap == "slice" else lambda lane: engine.in_flight(lane)
         lanes |= _lanes(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
         runners = _runners(config, model, lanes, stores, around)
-    moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores)
+    moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores, hosted)
+    shifts = _shifts(scheduler, stores, hosted, around.wake) if hosted else None
     moved = None if around.node is None else around.node.moved
     give_up_after = float("inf") if around.node is None else _BROKEN_AFTER  # who is alone is not started again
     expect = None if around.grammars is None else around.grammars.expect
-    engine = Engine(scheduler, runners, around.sink, around.record, overlap, moves, moved, give_up_after, expect)
+    told = around.sink, around.record
+    engine = Engine(scheduler, runners, *told, overlap, moves, moved, give_up_after, expect, shifts)
     facts: Facts = {
         "device": str(device) if model is not None else "emulated",
         "dtype": dtype,
@@ -128,6 +133,7 @@ def build_engine(
         "threads": sizing.n_threads,
         "overlap": overlap,
         **_gib_by_option(sizes),
+        **({"landing_gib": round(sum(s.n_bytes for s in hosted.values()) / GIB, 3)} if hosted else {}),
         **({} if model is None else _operators(model)),
     }
     kv_tokens = tokens_in(sizes)
@@ -194,7 +200,14 @@ def _emulated(
     return {lane: EmulatedRunner(device, lane) for lane in lanes}
 
 
-def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overlap) -> Scheduler:
+def _host_stores(sizes: dict[CacheSpec, int], device: torch.device) -> dict[str, BlockStore]:
+    try:
+        return {spec.name: BlockStore(spec, n, pinned=device.type == "cuda") for spec, n in sizes.items()}
+    except (MemoryError, RuntimeError, OSError):
+        raise no_memory(sizes) from None
+
+
+def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overlap, landing: CacheSet) -> Scheduler:
     policy = Policy(
         order=config.order,
         encode_gate=config.encode_gate,
@@ -212,21 +225,36 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overl
         step_s=config.step_s,
         gap_s=gap_of(config, overlap),
     )
-    return Scheduler(role, caches, budgets, policy)
+    return Scheduler(role, caches, budgets, policy, landing=landing)
 
 
 def _moves(
-    config: ServeConfig, node: Node, local: LocalExports | None, scheduler: Scheduler, stores: dict[str, BlockStore]
+    config: ServeConfig,
+    node: Node,
+    local: LocalExports | None,
+    scheduler: Scheduler,
+    stores: dict[str, BlockStore],
+    hosted: dict[str, BlockStore],
 ) -> Moves:
-    """The engine's dealings with its peers: its caches offered to them, and the ways to theirs."""
+    """The engine's dealings with its peers: its caches offered to them, and the ways from theirs, to those in host
+    memory (`hosted`), too."""
     device = next(iter(stores.values())).device
     owner, secret, host = owner_of(node.name, node.incarnation), node.plan.secret, node.ip
     exports = Exports(owner, stores, config.transport, host=host, secret=secret, local=local)
     copy_blocks = block_copier(device) if config.native_kernels else None
     routes = Routes(config.transport, device, secret=secret, local=local, copy_blocks=copy_blocks)
-    puller = StorePuller(stores, exports, routes, node.wake)
+    puller = StorePuller(stores | hosted, exports, routes, node.wake)
     timing = Timing(patience_s=node.plan.pulse.patience_s)
     return Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)
+
+
+def _shifts(
+    scheduler: Scheduler, stores: dict[str, BlockStore], hosted: dict[str, BlockStore], wake: Callable[[], None]
+) -> Shifts:
+    """The copies between the caches of this instance and those in host memory."""
+    own, both = LocalExports(), stores | hosted
+    exports = Exports("host", both, "local", local=own)
+    return Shifts(scheduler, StorePuller(both, exports, LocalTransport(own), wake))
 
 
 def _gib_by_option(sizes: dict[CacheSpec, int]) -> Facts:

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, size_caches, too_small
+from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, size_caches, size_landing, too_small
 from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
 from hydrainfer.config import ServeConfig, is_slo_part, parse_slo
 from hydrainfer.config.schema import Quantization
-from hydrainfer.core import ConfigError, Role
+from hydrainfer.core import ConfigError, Role, Stage
 from hydrainfer.engine import Overlap
 from hydrainfer.machine import memory_bytes
 from hydrainfer.models import DTYPES, cache_specs
@@ -114,6 +114,24 @@ def cache_sizes(
         )
     if sum(spec.block_bytes * n for spec, n in sizes.items()) > _total_bytes(device):
         raise no_memory(sizes)
+    return sizes
+
+
+def landing_sizes(
+    config: ServeConfig, model: ModelConfig, role: Role, dtype: str, n_context: int
+) -> dict[CacheSpec, int]:
+    """Blocks per cache in host memory of an instance that decodes; empty if it is to have none. Raises `ConfigError`
+    if it cannot."""
+    if not config.landing_gib or not role.runs(Stage.DECODE):
+        return {}
+    if config.transport == "nccl":
+        raise ConfigError("transport nccl copies to GPUs only; use auto with --landing-gib", param="landing_gib")
+    n_bytes = int(config.landing_gib * GIB)
+    if n_bytes > memory_bytes():
+        raise ConfigError(f"--landing-gib {config.landing_gib:g} is more than this machine has", param="landing_gib")
+    sizes = size_landing(cache_specs(model, role, dtype, config.block_tokens), Wishes(n_longest=n_context), n_bytes)
+    if not sizes:
+        raise ConfigError(f"--landing-gib {config.landing_gib:g} holds not one block", param="landing_gib")
     return sizes
 
 

@@ -5,6 +5,7 @@ kind of state is a subclass of `CacheSpec`.
 """
 
 from hydrainfer.cache.kinds import EmbedSpec, FullSpec, WindowSpec, specs_of
+from hydrainfer.cache.landing import counterpart, landing_of, origin_of, size_landing
 from hydrainfer.cache.leases import NO_HIT, CacheSet, Hit, Lease
 from hydrainfer.cache.pool import BlockPool, SlidingPool
 from hydrainfer.cache.sizing import size_caches, tokens_in, too_small
@@ -30,8 +31,12 @@ __all__ = [
     "StateSpec",
     "WindowSpec",
     "Wishes",
+    "counterpart",
     "for_stage",
+    "landing_of",
+    "origin_of",
     "size_caches",
+    "size_landing",
     "specs_of",
     "tokens_in",
     "too_small",

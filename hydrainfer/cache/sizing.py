@@ -36,14 +36,19 @@ def size_caches(
 def _shared_out(specs: list[CacheSpec], wishes: Wishes, n_bytes: int) -> dict[CacheSpec, int]:
     """Blocks of caches that have so many bytes together: what each needs at least, and of the rest as many as hold the
     same number of usual requests; less than the least if there is too little."""
-    n_tokens = min(_USUAL_TOKENS, wishes.n_longest or _USUAL_TOKENS)
     least = {spec: spec.least(wishes) for spec in specs}
     spare = n_bytes - sum(spec.block_bytes * n for spec, n in least.items())
-    parts = least if spare < 0 else {spec: spec.held_by(n_tokens) for spec in specs}
+    parts = least if spare < 0 else usual_parts(specs, wishes)
     total = sum(spec.block_bytes * n for spec, n in parts.items())
     if spare < 0:
         return {spec: n_bytes * n // total for spec, n in parts.items()}
     return {spec: least[spec] + spare * n // total for spec, n in parts.items()}
+
+
+def usual_parts(specs: Iterable[CacheSpec], wishes: Wishes) -> dict[CacheSpec, int]:
+    """Blocks of each cache that a usual request holds while it decodes."""
+    n_tokens = min(_USUAL_TOKENS, wishes.n_longest or _USUAL_TOKENS)
+    return {spec: spec.held_by(n_tokens) for spec in specs}
 
 
 def too_small(sizes: Mapping[CacheSpec, int], wishes: Wishes) -> bool:

@@ -412,7 +412,7 @@ class Front:
 
 
 def _has_work(stats: InstanceStats) -> bool:
-    return bool(stats.n_waiting or stats.n_running or stats.n_migrating or stats.n_arriving)
+    return bool(stats.n_waiting or stats.n_running or stats.n_migrating or stats.n_arriving or stats.n_parked)
 
 
 def _needs(live: _LiveRequest, stage: Stage) -> bool:

@@ -49,13 +49,14 @@ class _LayoutEntry(MachineShare, frozen=True, kw_only=True):
     count: _Count = 1
     kv_cache_gib: _Amount | None = None
     image_cache_gib: _Amount | None = None
+    landing_gib: _Share | None = None
     token_budget: _Count | None = None
     image_budget: _Count | None = None
     max_running: _Count | None = None
     overlap: Literal["free", "step", "off", "slice"] | None = None
 
 
-_OWN = ("kv_cache_gib", "image_cache_gib", "token_budget", "image_budget", "max_running", "overlap")
+_OWN = ("kv_cache_gib", "image_cache_gib", "landing_gib", "token_budget", "image_budget", "max_running", "overlap")
 _GROUP_KEYS = [f.name for f in msgspec.structs.fields(_LayoutEntry)]
 
 

@@ -248,6 +248,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     image_cache_gib: Annotated[
         Positive | None, _help("Memory", "Image embedding cache size of an instance; default: 64 pictures.")
     ] = None
+    landing_gib: Annotated[
+        float,
+        _help(
+            "Memory",
+            "Host memory of an instance that decodes, for requests that find no room in its KV cache: they leave the "
+            "prefill instance and wait there.",
+            ge=0,
+        ),
+    ] = 0.0
     prefix_cache: Annotated[
         bool,
         _help(

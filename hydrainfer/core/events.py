@@ -131,6 +131,7 @@ class InstanceStats(msgspec.Struct, frozen=True):
     tokens_found: int = 0  # computed already, of those that requests wanted prefilled here
     tokens_wanted: int = 0
     tokens_missed: int = 0  # of those not found: kept by the caches of all tokens, but by another not so far
+    n_parked: int = 0  # came to decode and wait in host memory
 
 
 class InstanceInfo(msgspec.Struct, frozen=True):
@@ -183,4 +184,5 @@ def total(parts: list[InstanceStats]) -> InstanceStats:
         tokens_found=add("tokens_found"),
         tokens_wanted=add("tokens_wanted"),
         tokens_missed=add("tokens_missed"),
+        n_parked=add("n_parked"),
     )

@@ -8,6 +8,7 @@ from hydrainfer.engine.lanes import Overlap
 from hydrainfer.engine.migration import Timing
 from hydrainfer.engine.moves import Moves
 from hydrainfer.engine.ports import CopyTicket, EngineHandle, PeerLink, Placement, Puller, Runner, Ticket
+from hydrainfer.engine.shifts import Shifts
 from hydrainfer.engine.thread import EngineThread
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Placement",
     "Puller",
     "Runner",
+    "Shifts",
     "Ticket",
     "Timing",
 ]

@@ -38,6 +38,7 @@ from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.lanes import Lanes, Overlap
 from hydrainfer.engine.moves import Arrived, Left, Moves, Pulled, Stranded
 from hydrainfer.engine.ports import Runner
+from hydrainfer.engine.shifts import Shifts
 from hydrainfer.scheduler import Outcome, Scheduler, backlog
 
 EventSink = Callable[[LifecycleEvent], None]
@@ -48,7 +49,8 @@ class Engine:
     """`overlap`: see `Lanes`. `sink` gets the outputs of each step, `record` every lifecycle event, if given.
     `moves`: its dealings with other instances, if any. `moved(request id, instance, hops)` hears who owns a request
     that came or went. `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a
-    whole. `expect` hears of every grammar that will be followed here, as early as it is known."""
+    whole. `expect` hears of every grammar that will be followed here, as early as it is known. `shifts`: the copies to
+    host memory and back, if it has caches there."""
 
     def __init__(
         self,
@@ -61,11 +63,12 @@ class Engine:
         moved: Callable[[str, str, int], None] | None = None,
         give_up_after: float = float("inf"),
         expect: Callable[[Grammar], None] | None = None,
+        shifts: Shifts | None = None,
     ) -> None:
         self._expect = expect or (lambda _: None)
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler
-        self._moves = moves
+        self._moves, self._shifts = moves, shifts
         self._lanes = Lanes(runners, overlap)
         self._sink = sink
         self._record = record
@@ -174,12 +177,16 @@ class Engine:
                 self.observe(result.batch, seconds)
             self._judge(result)
             self._commit(self.scheduler.apply(result, now), now)
-        moves = self._moves
+        moves, shifts = self._moves, self._shifts
+        for seq in shifts.turn(now) if shifts is not None else ():  # before offers: who is parked goes first
+            self._queued(seq, now)
         if moves is not None:
             self._move(moves, now)
         if self._deadlines:
             self._expire(now)
         self._launch(now)
+        if shifts is not None:
+            shifts.begin(now)  # of who has landed, or was preempted, in this turn
         if moves is not None:
             moves.place(now)
         self._flush()
@@ -288,6 +295,8 @@ class Engine:
                 wake_at = gate
         if self._moves is not None:
             wake_at = min(wake_at, self._moves.wake_at())
+        if self._shifts is not None:
+            wake_at = min(wake_at, self._shifts.wake_at())
         return wake_at if wake_at < _NEVER else None
 
     def _event(self, request_id: str, kind: EventKind, at_s: float, stage: Stage | str = "", detail: str = "") -> None:
@@ -301,7 +310,8 @@ class Engine:
         if self._lanes.in_flight:
             return True
         s = self.scheduler
-        return bool(s.n_running or s.n_waiting or (self._moves is not None and not self._moves.idle))
+        n = s.n_running + s.n_waiting + s.parking.n_live
+        return bool(n or not self.still or (self._moves is not None and not self._moves.idle))
 
     def in_flight(self, lane: Lane) -> bool:
         return self._lanes.busy(lane)
@@ -314,7 +324,7 @@ class Engine:
     @property
     def still(self) -> bool:
         """True if no lane is executing and no copy is running: threads can end."""
-        return not self._lanes.in_flight and not (self._moves is not None and self._moves.copying)
+        return not (self._lanes.in_flight or any(m is not None and m.copying for m in (self._moves, self._shifts)))
 
     def news(self) -> Cached | None:
         """The prefixes that came and went since the last call; the first one begins it."""
@@ -332,7 +342,7 @@ class Engine:
             n_encoding=len(s.encoding),
             n_prefilling=len(s.prefilling),
             n_decoding=len(s.decoding),
-            cache_blocks=caches.usage(),
+            cache_blocks=caches.usage() | s.parking.caches.usage(),
             pictures_found=s.room.n_pictures_found,
             pictures_wanted=s.room.n_pictures_wanted,
             tokens_found=s.room.n_tokens_found,
@@ -346,6 +356,7 @@ class Engine:
             n_arriving=self._moves.n_arriving if self._moves is not None else 0,
             blocks_pulled=dict(self._moves.blocks_pulled) if self._moves is not None else {},
             n_landed=self._moves.n_landed if self._moves is not None else 0,
+            n_parked=s.parking.n_live,
         )
 
     def _stalled_s(self, now: float) -> float:
@@ -358,6 +369,8 @@ class Engine:
     def close(self) -> None:
         if self._moves is not None:
             self._moves.shut()
+        if self._shifts is not None:
+            self._shifts.close()
         self._lanes.close()
 
 

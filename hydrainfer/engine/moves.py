@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hydrainfer.cache import Lease
+from hydrainfer.cache import Lease, origin_of
 from hydrainfer.core import (
     Admit,
     ErrorInfo,
@@ -130,6 +130,7 @@ class Moves:
         for parcel in parcels:
             if (parcel.sender, parcel.incarnation) in self._dead:
                 continue
+            self._scheduler.parking.hear(parcel.load)
             for message in parcel.messages:
                 self._handle(parcel.sender, message, now)
         if self._copies and now >= self._copies_at:
@@ -350,9 +351,9 @@ class Moves:
             return
         self._being_pulled.update(dict.fromkeys(brought, key))
         for spec, (_, into) in pulls.items():
-            self.blocks_pulled[spec] += len(into)
+            self.blocks_pulled[origin_of(spec)] += len(into)
         self._target.pulling(key)
-        copy = self._copies[key] = self._puller.pull({spec: handoff.exports[spec] for spec in pulls}, pulls)
+        copy = self._copies[key] = self._puller.pull({spec: handoff.exports[origin_of(spec)] for spec in pulls}, pulls)
         self._copied[key] = now, self._scheduler.room.tokens_of(pulls)
         self._copies_at = min(self._copies_at, _done_at(copy))
 

@@ -40,6 +40,7 @@ _OF_INSTANCES = {
     "num_requests_decoding": "Running requests that are in decode.",
     "num_requests_migrating": "Requests that wait for another instance to pull them.",
     "num_requests_arriving": "Requests that other instances offer, and that are not here yet.",
+    "num_requests_parked": "Requests that came to decode and wait in host memory for room on the device.",
     "cache_usage_perc": "Share of the cache's blocks that requests hold; 1 is all.",
     "cache_blocks": "Blocks of the cache.",
     "cache_reusable_blocks": "Blocks that nobody holds and whose content can be found again.",
@@ -268,6 +269,7 @@ def _gauges(s: InstanceStats) -> dict[str, float]:
         "num_requests_decoding": s.n_decoding,
         "num_requests_migrating": s.n_migrating,
         "num_requests_arriving": s.n_arriving,
+        "num_requests_parked": s.n_parked,
     }
     for spec, (total, leased, cached) in s.cache_blocks.items():
         gauges[f"{spec}_cache_usage_perc"] = leased / total if total else 0.0

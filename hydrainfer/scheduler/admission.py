@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, takewhile
 
+from hydrainfer.cache import Hit
 from hydrainfer.core import Handoff, InvalidRequest, LiveSequence, Role, Stage
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import Rank
+from hydrainfer.scheduler.parking import Parking
 from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
 from hydrainfer.scheduler.waiting import Waiting
@@ -34,9 +36,11 @@ class Admission:
         prefilling: Mapping[str, LiveSequence],
         live: Mapping[str, LiveSequence],
         fair: Fair,
+        parking: Parking,
     ) -> None:
         self._role, self._room, self._budgets, self._policy = role, room, budgets, policy
         self._n_running, self._prefilling, self._live, self._fair = n_running, prefilling, live, fair
+        self._parking = parking
         self.waiting = Waiting(fair)
         self.arriving: dict[str, LiveSequence] = {}
         self._blocked: dict[str, LiveSequence] = {}  # by id, those that found no room
@@ -165,7 +169,7 @@ class Admission:
         return None if seq.id in self._blocked or self.repeats(seq) else seq
 
     def _full(self) -> bool:
-        return self._n_running() + len(self.arriving) >= self._budgets.running
+        return self._n_running() + len(self.arriving) + self._parking.n_coming >= self._budgets.running
 
     def _may_pass(self, seq: LiveSequence) -> bool:
         """Not before a better one that waits for room in the same caches. (In other caches it may: who already holds KV
@@ -181,14 +185,34 @@ class Admission:
     # ---- requests that arrive
 
     def expect(self, seq: LiveSequence, handoff: Handoff) -> Pulls | None:
-        """Reserve room for what has been offered and say what to copy into it; None if there is no room now. A request
-        that brings nothing needs none."""
-        if not self._may_pass(seq):
-            return None
+        """Reserve room for what has been offered, or else host memory, and say what to copy into it; None if there is
+        neither now. A request that brings nothing needs none."""
         if not handoff.blocks:
+            if not self._may_pass(seq):
+                return None
             self.arriving[seq.id] = seq
             return {}
-        if self._full():
+        hit = self._reserve(seq)
+        if hit is not None:
+            pulls: Pulls | None = self._room.pulls(seq, handoff.blocks, handoff.n_computed, hit)
+        else:
+            pulls = self._parking.land(seq, handoff)
+        if pulls is not None:
+            self.arriving[seq.id] = seq
+            self._fair.admitted(seq)
+        return pulls
+
+    def unpark(self) -> None:
+        """Take those back who are parked in host memory, best first, while there is room and nobody is passed."""
+        for seq in sorted(self._parking.parked.values(), key=self._fair.turn_of):
+            hit = self._reserve(seq)
+            if hit is None:
+                return
+            self._parking.enter(seq, hit)
+
+    def _reserve(self, seq: LiveSequence) -> Hit | None:
+        """Room for the visit of one that brings its blocks; None if there is none now."""
+        if self._full() or not self._may_pass(seq):
             return None
         visit = self.visit(seq)
         hit = self._room.match(seq, visit)
@@ -196,14 +220,18 @@ class Admission:
             self._blocked[seq.id] = seq
             return None
         self._blocked.pop(seq.id, None)
-        self.arriving[seq.id] = seq
-        self._fair.admitted(seq)
-        return self._room.pulls(seq, handoff, hit)
+        return hit
 
     def taken_back(self, request_id: str) -> None:
         """An offer that waited for room is there no more."""
         if request_id not in self.arriving:
             self._room.forget(request_id)
+        self._blocked.pop(request_id, None)
+
+    def dropped(self, request_id: str) -> None:
+        """It does not come; nothing writes to its blocks any more."""
+        self._room.release(self.arriving.pop(request_id), landed=False)
+        self._parking.release(request_id)
         self._blocked.pop(request_id, None)
 
     # ---- requests that go

@@ -9,7 +9,8 @@ from hydrainfer.scheduler.scheduler import Scheduler
 def backlog(s: Scheduler) -> tuple[int, int, int]:
     """Pictures that wait to be encoded here, tokens to be prefilled, and sequences that decode or come to."""
     prefills = s.role.runs(Stage.PREFILL)
-    pictures, tokens, decoding = s.waiting.n_pictures, s.waiting.n_tokens if prefills else 0, len(s.decoding)
+    pictures, tokens = s.waiting.n_pictures, s.waiting.n_tokens if prefills else 0
+    decoding = len(s.decoding) + s.parking.n_live
     for group in (s.encoding, s.prefilling, s.arriving):
         for seq in group.values():
             stage = seq.plan[seq.cursor]

@@ -80,10 +80,10 @@ class Fair:
     def offers(self, waiting: list[tuple[Stage, Handoff]]) -> list[tuple[Stage, Handoff]]:
         """Offers in the order of their ranks, as their tenants go."""
         tenants = {handoff.request.share.tenant for _, handoff in waiting}
-        if len(tenants) < 2:
-            return waiting
         for tenant in tenants:
             self._lift(tenant)
+        if len(tenants) < 2:
+            return waiting
         return sorted(waiting, key=lambda pair: self._excess(self.counters[pair[1].request.share.tenant]))
 
     def _lift(self, tenant: str) -> None:

@@ -27,7 +27,7 @@ class Pace:
     """
 
     def __init__(self, role: Role) -> None:
-        self._encodes, self._prefills = role.runs(Stage.ENCODE), role.runs(Stage.PREFILL)
+        self._encodes, self.prefills = role.runs(Stage.ENCODE), role.runs(Stage.PREFILL)
         self._recent = dict.fromkeys(Lane, (0.0, 0.0))  # seconds, pictures or tokens
         self._fastest: dict[Lane, float] = {}
         self._in_force = self._now = _Seconds(_PICTURE_S, _TOKEN_S)
@@ -76,7 +76,7 @@ class Pace:
 
     def seconds(self, n_tokens: int, n_pictures: int) -> float:
         """How long so much work takes here, by the pace in force."""
-        tokens_s = n_tokens * self._in_force.token if self._prefills else 0.0
+        tokens_s = n_tokens * self._in_force.token if self.prefills else 0.0
         return tokens_s + n_pictures * self._in_force.picture if self._encodes else tokens_s
 
     def least_s(self, n_tokens: int, n_pictures: int) -> float:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from hydrainfer.cache import CacheSet, CacheSpec, Found, Hit, Lease
+from hydrainfer.cache import CacheSet, CacheSpec, Found, Hit, Lease, origin_of
 from hydrainfer.core import Handoff, LiveSequence, Request, Stage
 
 Visit = tuple[Stage, ...]
@@ -277,15 +277,16 @@ class SequenceRoom:
             blocks[spec.name] = tuple(seq.blocks[spec.name][moved.start - first : moved.stop - first])
         return blocks
 
-    def pulls(self, seq: LiveSequence, handoff: Handoff, hit: Hit) -> Pulls:
-        """The blocks to copy into those just reserved: not what the cache already has, nothing twice."""
+    def pulls(self, seq: LiveSequence, blocks: Mapping[str, Iterable[int]], n_computed: int, hit: Hit) -> Pulls:
+        """The copies from `blocks`, which hold what it needs of `n_computed` tokens by spec, into those just reserved:
+        not what the cache already has, nothing twice."""
         pulls: Pulls = {}
         for spec in self._held(seq):
-            source = handoff.blocks.get(spec.name)
+            source = blocks.get(spec.name)
             if source is None:
                 continue
             targets, found, first = seq.blocks[spec.name], hit.blocks.get(spec.name, ()), seq.first_block[spec.name]
-            numbers = spec.moved(seq.request, handoff.n_computed)
+            numbers = spec.moved(seq.request, n_computed)
             pairs = {
                 targets[i - first]: block
                 for i, block in zip(numbers, source, strict=True)
@@ -297,9 +298,8 @@ class SequenceRoom:
 
     def tokens_of(self, pulls: Pulls) -> int:
         """Tokens whose KV is copied."""
-        return max(
-            (len(pulls[s][0]) * self.caches.specs[s].block_tokens for s in self._chains if s in pulls), default=0
-        )
+        copied = {origin_of(name): len(ids) for name, (ids, _) in pulls.items()}
+        return max((copied[s] * self.caches.specs[s].block_tokens for s in self._chains if s in copied), default=0)
 
     def recall(self, seq: LiveSequence, visit: Visit) -> bool:
         """Lease what the caches of `visit` keep of its beginning, to be prefilled on from there elsewhere. False if

@@ -4,7 +4,7 @@
               ^                    │             │            │
               └──── preempted (youngest first, rewound, keeps its tokens and its age)
 
-    expect ─reserve─> arriving ─land─> the stage its cursor names; the next stage runs elsewhere ─> migrating
+    expect ─reserve─> arriving ─land─> the stage its cursor names, or parked; the next stage runs elsewhere ─> migrating
 
 Order of a language batch: all decodes, then prefill chunks within the token budget, of those who have begun and those
 who wait alike, by rank (`order.py`; FCFS has first those who have begun. `Policy.batching` has the baseline in which
@@ -35,7 +35,9 @@ from hydrainfer.scheduler.gap import Gap
 from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight
 from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.pace import Pace
+from hydrainfer.scheduler.parking import Parking
 from hydrainfer.scheduler.policy import Budgets, Policy
+from hydrainfer.scheduler.preemption import Preemption
 from hydrainfer.scheduler.room import Pulls, SequenceRoom
 
 _IDLE = Turn()
@@ -53,7 +55,9 @@ class Scheduler:
         budgets: Budgets,
         policy: Policy | None = None,
         draft: Drafter | None = None,
+        landing: CacheSet | None = None,
     ) -> None:
+        """`landing`: the caches in host memory."""
         self.role = role
         self.budgets = budgets
         self.policy = policy or Policy()
@@ -67,9 +71,11 @@ class Scheduler:
         self._live: dict[str, LiveSequence] = {}
         self._order = Order(role, self.policy)
         self.fair, running = self._order.fair, (lambda: self.n_running, self.prefilling, self._live)
-        self._admission = Admission(role, self.room, budgets, self.policy, *running, self.fair)
+        self.parking = Parking(landing, self.room, self.decoding, self._order.pace, self._restart)
+        self._admission = Admission(role, self.room, budgets, self.policy, *running, self.fair, self.parking)
         self.waiting = self._admission.waiting
         self.arriving = self._admission.arriving
+        self._preemption = Preemption(self._running, self.arriving, self.room, self.parking, self._restart)
         self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
         before = (self.encoding, self.prefilling)
         self._gap = Gap(budgets, lambda: waiting_since(self.waiting, before))
@@ -116,6 +122,7 @@ class Scheduler:
             return False
         seq.cancelled = True
         if self._running[seq.stage].pop(seq.id, None) is None and self.migrating.pop(seq.id, None) is None:
+            self.parking.forget(seq)
             self._admission.forget(seq)
         if not seq.in_flight:
             self._admission.free(seq)
@@ -141,11 +148,12 @@ class Scheduler:
     # ---- arrivals from other instances
 
     def expect(self, handoff: Handoff, now: float) -> Pulls | None:
-        """Reserve room for its visit here and say what to copy into it; None if there is no room now. A request that
-        brings nothing needs none. Raises `InvalidRequest` if there could never be enough."""
+        """Reserve room for its visit here, or to be parked, and say what to copy into it; None if there is no room now.
+        A request that brings nothing needs none. Raises `InvalidRequest` if there could never be enough."""
         seq = handoff.sequence(now)
         self.room.check_fits_empty(seq.request, self._admission.visit(seq))
-        if seq.id in self._live or seq.id in self.arriving or self.room.holds(seq.id):
+        held = self.room.holds(seq.id) or self.parking.holds(seq.id)
+        if held or seq.id in self._live or seq.id in self.arriving:
             return None  # a late copy of an old offer
         self._order.place(seq, *rest_of(handoff))
         return self._admission.expect(seq, handoff)
@@ -167,7 +175,9 @@ class Scheduler:
         seq = self.arriving.pop(request_id)
         seq.queued_s = now
         self._live[seq.id] = seq
-        if seq.blocks:
+        if self.parking.landed(seq):
+            pass
+        elif seq.blocks:
             self.room.landed(seq)
             self._running[seq.stage][seq.id] = seq
         else:
@@ -176,12 +186,17 @@ class Scheduler:
 
     def drop_arrival(self, request_id: str) -> None:
         """It does not come; nothing writes to its blocks any more."""
-        self.room.release(self.arriving.pop(request_id), landed=False)
+        self._admission.dropped(request_id)
 
     def forget_blocked(self, request_id: str) -> None:
         """An offer that waited for room was taken back."""
         if request_id not in self._live:
             self._admission.taken_back(request_id)
+
+    def unpark(self) -> None:
+        """Take back who is parked and finds room, once those who decode have theirs: `parking` has copies to begin."""
+        if self.parking.parked and all(len(s.tokens) <= s.capacity for s in self.decoding.values()):
+            self._admission.unpark()
 
     # ---- batches
 
@@ -222,7 +237,8 @@ class Scheduler:
         """The work, its tokens, and how many of its first items decode."""
         budget = self.budgets.tokens
         if full := [s for s in self.decoding.values() if len(s.tokens) > s.capacity]:
-            preempted += self._make_room(full, now)
+            preempted += self._preemption.make_room(full, now)
+            self.n_preemptions += len(preempted)
         draft, decoding = self._draft, self.decoding.values()
         ready = decodes(decoding) if draft is None else drafted(decoding, budget, draft)
         n_ready = len(ready) if draft is None else sum(item.count for item in ready)
@@ -300,6 +316,13 @@ class Scheduler:
 
     # ---- from stage to stage
 
+    def _restart(self, seq: LiveSequence, now: float) -> None:
+        """The failure path: release, rewind, wait again at its old age. Its produced tokens stay."""
+        self._admission.free(seq)
+        seq.rewind()
+        seq.queued_s = now
+        self._wait(seq)
+
     def _enter(self, seq: LiveSequence) -> bool:
         """Put it among those that run the stage its cursor names. False if that stage runs elsewhere: it migrates."""
         here = self.role.runs(seq.stage)
@@ -315,38 +338,6 @@ class Scheduler:
         seq.queued_s = now
         if self._enter(seq) and seq.stage is Stage.PREFILL:
             self._order.place(seq, len(seq.tokens) - seq.n_computed, 0)
-
-    # ---- when blocks run out
-
-    def _make_room(self, full: list[LiveSequence], now: float) -> list[LiveSequence]:
-        """Grow these decoding sequences, oldest first; where there is no room, preempt the youngest. Returns those."""
-        preempted: list[LiveSequence] = []
-        for seq in sorted(full, key=lambda s: s.order):
-            while seq.id in self.decoding and not self.room.grow(seq):
-                victim = self._youngest_idle(than=seq)
-                if victim is None:
-                    break  # a younger one is executing on the other lane: wait for it to land
-                self._preempt(victim, now)
-                preempted.append(victim)
-        return preempted
-
-    def _youngest_idle(self, than: LiveSequence) -> LiveSequence | None:
-        """The youngest running sequence that no lane is executing; `than` itself only if nobody younger runs at all or
-        is about to (who arrives can be preempted once it has landed)."""
-        running = [*self.encoding.values(), *self.prefilling.values(), *self.decoding.values()]
-        younger = [s for s in running if s.order > than.order]
-        if not younger:
-            return None if self.arriving else than
-        return max((s for s in younger if not s.in_flight), key=lambda s: s.order, default=None)
-
-    def _preempt(self, seq: LiveSequence, now: float) -> None:
-        """The failure path: release, rewind, wait again at its old age. Its produced tokens stay."""
-        del self._running[seq.stage][seq.id]
-        self._admission.free(seq)
-        seq.rewind()
-        seq.queued_s = now
-        self._wait(seq)
-        self.n_preemptions += 1
 
     # ---- results
 
@@ -436,6 +427,7 @@ class Scheduler:
         is left at the end is the caller's to check, after the last batch was applied.)"""
         queued, running = [*self.waiting.pictured, *self.waiting.ready], self._running.values()
         places = [*queued, *(s for group in running for s in group.values()), *self.migrating.values()]
+        places += self.parking.live
         assert not self.arriving.keys() & self._live.keys(), "seen before it landed"
         assert not any(self.role.runs(s.stage) for s in self.migrating.values()), "migrates though it could stay"
         assert len(places) == len({s.id for s in places}) == len(self._live), "a sequence is lost or doubled"
@@ -443,3 +435,4 @@ class Scheduler:
             assert all(s.stage is stage for s in group.values()), f"a sequence is not in {stage.value}"
         self.waiting.check()
         self.room.caches.check()
+        self.parking.check()

@@ -57,6 +57,7 @@ def _load(s: InstanceStats) -> dict[str, Any]:
         "decoding": s.n_decoding,
         "migrating": s.n_migrating,
         "arriving": s.n_arriving,
+        "parked": s.n_parked,
         "cache_blocks": blocks,
         "preemptions": s.n_preemptions,
         "landed": s.n_landed,
@@ -69,7 +70,7 @@ def _stalled_stage(s: InstanceStats) -> str:
     counts = {
         "encode": s.n_encoding,
         "prefill": s.n_prefilling,
-        "decode": s.n_decoding,
+        "decode": s.n_decoding + s.n_parked,
         "migration": s.n_migrating + s.n_arriving,
     }
     return next((stage for stage, n in counts.items() if n), "admission")

@@ -75,7 +75,8 @@ class CudaIpcTransport:
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
-        device, size = store.device, store.spec.block_bytes
+        size, on_host = store.spec.block_bytes, store.device.type == "cpu"
+        device = torch.device("cuda", torch.cuda.current_device()) if on_host else store.device
         with self._peers.use(source.owner, lambda: _OpenAllocations(device)) as mappings, torch.cuda.device(device):
             theirs, ours = mappings.of(source), store.bytes.data_ptr()
             stream = torch.cuda.current_stream(device).cuda_stream
@@ -83,7 +84,7 @@ class CudaIpcTransport:
             if not pieces:
                 return
             try:
-                _copy([(ours + p.into * size, theirs + p.first * size, p.n * size) for p in pieces], stream)
+                _copy([(ours + p.into * size, theirs + p.first * size, p.n * size) for p in pieces], stream, on_host)
             finally:  # without a timeout: a copy cannot be taken back, so it has to end, also if another was refused
                 _call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
@@ -148,13 +149,14 @@ class _CopyAttributes(ctypes.Structure):
     ]
 
 
-def _copy(copies: list[tuple[int, int, int]], stream: int) -> None:
-    """Start all (target, source, bytes) on the stream: in one call where the driver has it (CUDA 13), since many small
-    copies take as long as their calls."""
-    if not hasattr(_driver(), "cuMemcpyBatchAsync_v2"):
+def _copy(copies: list[tuple[int, int, int]], stream: int, to_host: bool) -> None:
+    """Start all (target, source, bytes) on the stream: within a device in one call where the driver has it (CUDA 13),
+    since many small copies take as long as their calls."""
+    if to_host or not hasattr(_driver(), "cuMemcpyBatchAsync_v2"):
+        name = "cuMemcpyDtoHAsync_v2" if to_host else "cuMemcpyDtoDAsync_v2"
         for target, source, n in copies:
             args = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(n), ctypes.c_void_p(stream)
-            _call("cuMemcpyDtoDAsync_v2", *args)
+            _call(name, *args)
         return
     n, (targets, sources, sizes) = len(copies), zip(*copies)
     pointers = ctypes.c_uint64 * n

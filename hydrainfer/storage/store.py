@@ -29,11 +29,17 @@ class BlockStore:
     `layers`: for each of `spec.layers` its parts by name, each a strided view of all blocks, `[n_blocks, *part.shape]`.
     `rows`, of a spec with one layer and one part whose first dimension is tokens: [n_blocks * block_tokens, ...]; row
     `block * block_tokens + offset` is one token's state, for embeddings [width].
-    `memory`: the file behind it if `shared` (CPU only), which other processes of this host may map.
+    `memory`: the file behind it if `shared` (CPU only), which other processes of this host may map. `pinned`: host
+    memory to and from which a GPU copies by itself.
     """
 
     def __init__(
-        self, spec: CacheSpec, n_blocks: int, device: torch.device | str = "cpu", shared: bool = False
+        self,
+        spec: CacheSpec,
+        n_blocks: int,
+        device: torch.device | str = "cpu",
+        shared: bool = False,
+        pinned: bool = False,
     ) -> None:
         self.spec = spec
         self.n_blocks = n_blocks
@@ -44,6 +50,8 @@ class BlockStore:
             self.memory, pages = _memory_file(f"hydrainfer:{spec.name}", n_blocks * spec.block_bytes)
             weakref.finalize(self, self.memory.close)
             self.bytes = torch.frombuffer(pages, dtype=torch.uint8)[: n_blocks * spec.block_bytes].view(shape)
+        elif pinned:
+            self.bytes = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
         else:
             self.bytes = _zeros(shape, device)
 

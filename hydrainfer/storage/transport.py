@@ -119,8 +119,9 @@ class LocalTransport:
             pieces = []
         for first, into, n in pieces:
             store.bytes[into : into + n].copy_(theirs.bytes[first : first + n], non_blocking=True)
-        if store.device.type == "cuda":
-            torch.cuda.current_stream(store.device).synchronize()
+        for device in {theirs.device, store.device}:  # one of them may be in host memory
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
 
     def forget(self, owner: str) -> None:
         pass

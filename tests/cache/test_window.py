@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydrainfer.cache import CacheSet, FullSpec, SlidingPool, WindowSpec, Wishes, size_caches, tokens_in, too_small
+from hydrainfer.cache import (
+    CacheSet,
+    FullSpec,
+    SlidingPool,
+    WindowSpec,
+    Wishes,
+    origin_of,
+    size_caches,
+    size_landing,
+    tokens_in,
+    too_small,
+)
 from hydrainfer.core import Lane, Role, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.scheduler.fakes import KV, FakeDevice, expected_tokens, make_request
@@ -91,3 +102,8 @@ def test_caches_of_both_kinds_are_full_at_the_same_time():
     assert sum(spec.block_bytes * n for spec, n in given.items()) == pytest.approx(8 << 30, rel=1e-3)
     tiny = size_caches([full, window], wishes, 0.0, {"kv_cache_gib": 20 << 20})
     assert too_small(tiny, wishes)
+    hosted = size_landing([full, window], wishes, 8 << 30)
+    n_hosted = {origin_of(spec.name): n / spec.held_by(8192) for spec, n in hosted.items()}
+    assert n_hosted[full.name] == pytest.approx(n_hosted[window.name], rel=0.01)
+    assert sum(spec.block_bytes * n for spec, n in hosted.items()) == pytest.approx(8 << 30, rel=1e-3)
+    assert not size_landing([full, window], wishes, 1 << 20)

@@ -3,6 +3,7 @@
     at: "send Offer"    before that message leaves        "launch encode"    a batch of that stage is running
         "sent Offer"    after it has left
         "hear Admit"    it has come, and is not read yet
+        "parked"        a request has come to lie in host memory; "entering", "leaving": it is copied from or to there
 
 The file is renamed by the instance that dies of it; until then its other troubles hold for every instance. Nothing of
 this is in the instances' own code: `inject` wraps their sockets, runners and copies.
@@ -115,6 +116,23 @@ def inject(node, engine, faults):
         _tap_launch(runner, faults)
     transport = engine._moves._puller._transport
     transport.copy = _slowly(transport.copy, faults)
+    _tap_parking(engine.scheduler.parking, faults)
+
+
+def _tap_parking(parking, faults):
+    landed, shift = parking.landed, parking._shift
+
+    def tapped(seq):
+        there = landed(seq)
+        if there:
+            faults.reach("parked")
+        return there
+
+    def shifted(copy):
+        shift(copy)
+        faults.reach("entering" if copy.enters else "leaving")
+
+    parking.landed, parking._shift = tapped, shifted
 
 
 def _tap_launch(runner, faults):

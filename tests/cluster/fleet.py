@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec
+from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec, landing_of
 from hydrainfer.cluster import Front, Hub, Mesh, NodePlan, PixelClient, Pulse, Roster
 from hydrainfer.config import read_layout
 from hydrainfer.core import CostModel, Role, Stage, owner_of
-from hydrainfer.engine import Engine, Moves, Timing
+from hydrainfer.engine import Engine, Moves, Shifts, Timing
 from hydrainfer.machine import host_identity
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from hydrainfer.storage import BlockStore, Exports, Routes, StorePuller
+from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport, Routes, StorePuller
 from tests.cluster.faults import Faults, inject
 from tests.cluster.processes import Processes, alive, memories
 from tests.scheduler.fakes import make_request
@@ -32,30 +32,38 @@ TIMING = Timing(lease_s=1.0, renew_s=0.3, resend_s=0.2)
 PULSE = Pulse(beat_s=0.1, gap_s=0.5)
 
 
-def engine_parts(role, clock, pixels, shared, max_running=64):
+def engine_parts(role, clock, pixels, shared, max_running=64, kv_blocks=512, headroom=32):
+    """Those that decode have room in host memory, too: for whoever finds no other."""
     sizes = {}
     if role.runs(Stage.ENCODE) or role.runs(Stage.PREFILL):
         sizes[EMBED] = 64
     if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
-        sizes[KV] = 512
+        sizes[KV] = kv_blocks
     stores = {spec.name: BlockStore(spec, n, shared=shared) for spec, n in sizes.items()}
+    landing = {landing_of(KV): 128} if role.runs(Stage.DECODE) else {}
+    hosted = {spec.name: BlockStore(spec, n) for spec, n in landing.items()}
     device = EmulatedDevice(COST, clock, stores, SPOKEN, pixels)
-    scheduler = Scheduler(role, CacheSet(sizes), Budgets(tokens=64, images=2, running=max_running), Policy())
-    return scheduler, {lane: EmulatedRunner(device, lane) for lane in role.lanes}, stores
+    budgets, policy = Budgets(tokens=64, images=2, running=max_running), Policy(headroom_tokens=headroom)
+    scheduler = Scheduler(role, CacheSet(sizes), budgets, policy, landing=CacheSet(landing))
+    return scheduler, {lane: EmulatedRunner(device, lane) for lane in role.lanes}, stores, hosted
 
 
-def emulated(folder, plan):
-    """`folder`: where faults are told."""
+def emulated(folder, few, plan):
+    """`folder`: where faults are told. `few`: what there is less of than usual."""
 
     def build(node):
         pixels = PixelClient(plan.pixels)
         role = Role.parse(plan.roles[plan.name])
-        scheduler, runners, stores = engine_parts(role, node.clock, pixels, shared=True)
+        scheduler, runners, stores, hosted = engine_parts(role, node.clock, pixels, shared=True, **few)
         exports = Exports(owner_of(node.name, node.incarnation), stores, "shared-memory")
-        puller = StorePuller(stores, exports, Routes("shared-memory"), node.wake)
+        puller = StorePuller(stores | hosted, exports, Routes("shared-memory"), node.wake)
         timing = TIMING._replace(patience_s=plan.pulse.patience_s)
         moves = Moves(node.name, node.incarnation, scheduler, node.roster, node, puller, timing)
-        engine = Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved)
+        shifts, local = None, LocalExports()
+        if hosted:
+            both = Exports("host", stores | hosted, "local", local=local)
+            shifts = Shifts(scheduler, StorePuller(stores | hosted, both, LocalTransport(local), node.wake))
+        engine = Engine(scheduler, runners, node.sink, node.record, moves=moves, moved=node.moved, shifts=shifts)
         inject(node, engine, Faults(folder, plan.name))
         last = Path(folder) / f"{plan.name}.leased"
         node.at_end += [pixels.close, lambda: last.write_text(str(leased(engine.stats(node.clock()))))]
@@ -71,7 +79,7 @@ def leased(stats):
 def undisturbed(request):
     """The answer of one instance that has it alone."""
     now, outputs = 0.0, []
-    scheduler, runners, _ = engine_parts(Role.parse("EPD"), lambda: now, None, shared=False)
+    scheduler, runners, *_ = engine_parts(Role.parse("EPD"), lambda: now, None, shared=False)
     engine = Engine(scheduler, runners, outputs.extend)
     engine.submit(request, now)
     while not engine.idle:
@@ -84,13 +92,13 @@ def picture(_):
 
 
 class Fleet:
-    """A hub with its instances. `folder`: for faults and last words."""
+    """A hub with its instances. `folder`: for faults and last words. `few`: see `engine_parts`."""
 
-    def __init__(self, layout, folder, pulse=PULSE, timeout_s=60.0):
+    def __init__(self, layout, folder, pulse=PULSE, timeout_s=60.0, **few):
         specs = read_layout(layout)
         self.folder, self.sockets = Path(folder), Path(tempfile.mkdtemp(prefix="hydrainfer-test-"))
         self.faults = Faults(folder)
-        self.launcher = Processes(partial(emulated, str(folder)))
+        self.launcher = Processes(partial(emulated, str(folder), few))
         self.outputs, self.heard = [], threading.Condition()
         self.front = Front(Roster({s.name: s.role for s in specs}), self._sink, pulse=pulse)
         at = f"ipc://{self.sockets}/"

@@ -57,24 +57,33 @@ ROWS = {
     "expired": [Fault("P", "sent Withdraw", **LATE), Fault("D", "hear Withdraw", **LATE)],
     "refused": [Fault("P", "hear Release", **FAILING), Fault("D", "sent Release", **FAILING)],
 }
+FEW = {"max_running": 3, "kv_blocks": 24, "headroom": 0}  # so that requests are parked in host memory
+PARKED = {
+    "parked": [Fault("D", "parked"), Fault("P", "hear Release", nth=4)],
+    "entering": [Fault("D", "entering")],
+    "leaving": [Fault("D", "leaving")],
+}
 PICTURES = itertools.count()
-CASES = [pytest.param(row, f, id=f"{row}-{f.who}-{f.at.replace(' ', '-')}") for row, fs in ROWS.items() for f in fs]
+
+
+def cases(rows):
+    return [pytest.param(row, f, id=f"{row}-{f.who}-{f.at.replace(' ', '-')}") for row, fs in rows.items() for f in fs]
 
 
 class Fleets:
-    """Lends one fleet after the other, each as long as it is whole and its layout is asked for."""
+    """Lends one fleet after the other, each as long as it is whole and what it has is asked for."""
 
     def __init__(self, folder):
-        self._folder, self._fleet, self._layout = folder, None, ""
+        self._folder, self._fleet, self._asked = folder, None, None
 
-    def lend(self, layout):
-        if self._layout != layout:
+    def lend(self, layout, few):
+        if self._asked != (layout, few):
             self.close()
-            self._fleet, self._layout = Fleet(layout, self._folder("faults")), layout
+            self._fleet, self._asked = Fleet(layout, self._folder("faults"), **few), (layout, few)
         return self._fleet
 
     def close(self):
-        fleet, self._fleet, self._layout = self._fleet, None, ""
+        fleet, self._fleet, self._asked = self._fleet, None, None
         if fleet is not None:
             fleet.close()
 
@@ -92,8 +101,13 @@ def layout():
 
 
 @pytest.fixture
-def fleet(fleets, layout):
-    fleet = fleets.lend(layout)
+def few():
+    return {}
+
+
+@pytest.fixture
+def fleet(fleets, layout, few):
+    fleet = fleets.lend(layout, few)
     yield fleet
     if fleet.front.n_live or any(i.state != "alive" for i in fleet.infos().values()):
         fleets.close()
@@ -111,12 +125,22 @@ def kill(info):
     os.kill(info.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("row", "fault"), CASES)
+@pytest.mark.parametrize("few", [FEW], ids=[""])
+@pytest.mark.parametrize(("row", "fault"), cases(PARKED))
+def test_a_death_of_who_has_parked_some(row, fault, fleet):
+    die_at(row, fault, fleet, n=16)
+
+
+@pytest.mark.parametrize(("row", "fault"), cases(ROWS))
 def test_a_death_at(row, fault, fleet):
+    die_at(row, fault, fleet)
+
+
+def die_at(row, fault, fleet, n=6):
     fleet.wait_whole()
     before, n_recovered = fleet.infos(), fleet.front.n_recovered
     fleet.faults.arm(fault)
-    requests = ask_some(fleet, f"{row}-{fault.who}-{fault.at}")
+    requests = ask_some(fleet, f"{row}-{fault.who}-{fault.at}", n)
     if row == "hello":
         kill(before["P0"])
     fleet.wait(fleet.faults.fired)
@@ -192,4 +216,4 @@ def test_a_stage_that_does_not_come_back_is_a_503(tmp_path):
 def test_every_row_of_the_table_has_its_death():
     table = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
     rows = re.findall(r"^\| `([a-z]+)` \|", table, re.MULTILINE)
-    assert rows == list(ROWS)
+    assert rows == [*ROWS, *PARKED]

@@ -255,11 +255,14 @@ traffic = st.lists(
     balancing=st.sampled_from(["least_load", "round_robin", "random"]),
     chaos=st.booleans(),
     more=st.sampled_from([{}, {WINDOW: 5, STATE: 6}]),
+    landing=st.sampled_from([0, 6, 40]),
     crashes=crashes,
     seed=st.integers(0, 2**16),
 )
-def test_random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, more, crashes, seed):
-    random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, more)
+def test_random_traffic(
+    specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, more, landing, crashes, seed
+):
+    random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, more, landing)
 
 
 @pytest.mark.slow
@@ -275,9 +278,11 @@ def test_ten_thousand_schedules_of_a_whole_cluster(specs, layout, crashes, seed)
     random_traffic(specs, layout, 16, 6, 2, "least_load", True, crashes, seed)
 
 
-def random_traffic(specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, more=None):
+def random_traffic(
+    specs, layout, kv_blocks, embed_blocks, headroom, balancing, chaos, crashes, seed, more=None, landing=0
+):
     """Every request ends once: with its tokens, or for a reason that was given it; nothing told twice."""
-    cluster = Cluster(layout, kv_blocks, embed_blocks, seed, chaos, headroom, balancing, more=more)
+    cluster = Cluster(layout, kv_blocks, embed_blocks, seed, chaos, headroom, balancing, more=more, landing=landing)
     names, requests, salts = list(cluster.roles), [], random.Random(seed)
     for at_s, who, notice_s, restart_s in crashes:
         name = names[who % len(names)]

@@ -7,11 +7,11 @@ import heapq
 import random
 from collections import Counter
 
-from hydrainfer.cache import CacheSet
+from hydrainfer.cache import CacheSet, counterpart, landing_of, origin_of
 from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster
 from hydrainfer.cluster.messages import Hello, Orders, decode_to_hub, encode
-from hydrainfer.core import ExportHandle, Lane, Layout, StepResult
-from hydrainfer.engine import Engine, Moves, Timing
+from hydrainfer.core import ExportHandle, Lane, Layout, Stage, StepResult
+from hydrainfer.engine import Engine, Moves, Shifts, Timing
 from hydrainfer.machine import host_identity
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.engine.test_engine import TimedRunner
@@ -40,6 +40,11 @@ class FakePuller:
         self.exports = {spec: ExportHandle(self.me) for spec in cluster.caches[name].specs}
         self.n_blocks = Counter()
 
+    @staticmethod
+    def origin(name):
+        """The cache of a peer that is copied into the cache `name` here."""
+        return origin_of(name)
+
     def pull(self, sources, pulls):
         rng, now = self.cluster.rng, self.cluster.now
         mine = self.cluster.memory[self.me]
@@ -52,7 +57,7 @@ class FakePuller:
                 theirs = self.cluster.memory[sources[spec].owner]
                 self.n_blocks[spec] += len(ids)
                 for a, b in zip(source_ids, ids, strict=True):
-                    mine.copy(spec, theirs, a, b)
+                    mine.copy(spec, theirs, self.origin(spec), a, b)
 
         self.cluster.at(end, copy)
         return FakeCopy(end, True)
@@ -62,6 +67,16 @@ class FakePuller:
 
     def close(self):
         pass
+
+
+class HostPuller(FakePuller):
+    """The same between an instance's device and its host."""
+
+    def __init__(self, name, incarnation, cluster):
+        super().__init__(name, incarnation, cluster)
+        self.exports |= {counterpart(spec): ExportHandle(self.me) for spec in self.exports}
+
+    origin = staticmethod(counterpart)
 
 
 class CheckedDevice(FakeDevice):
@@ -106,7 +121,7 @@ class Wire:
 
 class Cluster:
     """`chaos`: messages between instances are lost, doubled and reordered, copies fail. `more`: blocks of caches beside
-    KV and embeddings."""
+    KV and embeddings. `landing`: blocks in host memory of every cache that decoding requests hold, where some run."""
 
     def __init__(
         self,
@@ -119,10 +134,11 @@ class Cluster:
         balancing="least_load",
         tokens=16,
         more=None,
+        landing=0,
     ):
         self.sizes = {EMBED: embed_blocks, KV: kv_blocks, **(more or {})}
         self.rng, self.chaos, self.now, self.copy_s = random.Random(seed), chaos, 0.0, 2.0
-        self.headroom, self.tokens_budget = headroom, tokens
+        self.headroom, self.tokens_budget, self.landing = headroom, tokens, landing
         self.events, self.n_events, self.n_awaited = [], 0, 0
         self.outputs, self.lifecycle, self.forgotten, self.failures = [], [], [], {}
         self.roles = {f"{role}{i}": role for i, role in enumerate(Layout.parse(layout).instances)}
@@ -131,7 +147,8 @@ class Cluster:
         at = {"hub": "hub/0", "pixels": "", "bind": "", "hub_host": host_identity()}
         names = {name: str(role) for name, role in self.roles.items()}
         self.plans = {n: NodePlan(n, names, **at, balancing=balancing, pulse=PULSE) for n in self.roles}
-        self.engines, self.caches, self.devices, self.pullers, self.nodes, self.wires = {}, {}, {}, {}, {}, {}
+        self.engines, self.caches, self.devices, self.nodes, self.wires = {}, {}, {}, {}, {}
+        self.pullers, self.hosts = {}, {}
         self.memory = {}  # by address; outlives its instance
         self.wakes, self.links, self.incarnations = {}, {}, dict.fromkeys(self.roles, 0)
         for name in self.roles:
@@ -149,7 +166,9 @@ class Cluster:
         self.pullers[name] = FakePuller(name, incarnation, self)
         policy = Policy(encode_wait_s=2.0, headroom_tokens=self.headroom, shared_tokens=8)
         budgets = Budgets(tokens=self.tokens_budget, images=2, running=6)
-        s = Scheduler(role, self.caches[name], budgets, policy)
+        decodes = [spec for spec in sizes if role.runs(Stage.DECODE) and Stage.DECODE in spec.stages]
+        hosted = CacheSet({landing_of(spec): self.landing for spec in decodes if self.landing})
+        s = Scheduler(role, self.caches[name], budgets, policy, landing=hosted)
         runners = {
             lane: TimedRunner(self.devices[name], lambda: self.now, 3.0 if lane is Lane.VISION else 1.0)
             for lane in role.lanes
@@ -157,7 +176,9 @@ class Cluster:
         wire = self.wires[name] = Wire(self, name, incarnation)
         node = self.nodes[name] = Node(self.plans[name], incarnation, wire, lambda: self.now)
         moves = Moves(name, incarnation, s, node.roster, node, self.pullers[name], TIMING)
-        self.engines[name] = Engine(s, runners, node.sink, node.record, moves=moves, moved=node.moved)
+        host = self.hosts[name] = HostPuller(name, incarnation, self)
+        shifts = Shifts(s, host) if hosted.specs else None
+        self.engines[name] = Engine(s, runners, node.sink, node.record, moves=moves, moved=node.moved, shifts=shifts)
         node.start(self.engines[name], {})
         self.wakes[wire.address] = self.now
 
@@ -311,3 +332,4 @@ class Cluster:
             assert engine._moves._source.idle, name
             engine.scheduler.check()
             self.caches[name].check(idle=True)
+            engine.scheduler.parking.caches.check(idle=True)

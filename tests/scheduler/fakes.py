@@ -1,6 +1,6 @@
 """A device without tensors: it keeps what each cache slot holds and fails if a batch reads what was not written."""
 
-from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec
+from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec, origin_of
 from hydrainfer.core import (
     MediaSpan,
     Request,
@@ -83,12 +83,14 @@ class Guess:
 
 class FakeDevice:
     """Executes batches at once. `kv[(block, offset)] = (position, all up to there)`, `embed[block] = (key, part)`;
-    where there are such caches, `window` is as `kv`, and `state[block] = (tokens, all of them)`."""
+    where there are such caches, `window` is as `kv`, and `state[block] = (tokens, all of them)`. `hosted`: the same of
+    caches in host memory, by their names."""
 
     def __init__(self, window=WINDOW):
         self.kv, self.embed, self.window, self.state = {}, {}, {}, {}
         self.window_spec = window
         self.n_encoded = {}
+        self.hosted = {}
         self.batches = []
 
     def run(self, batch: StepBatch) -> StepResult:
@@ -101,13 +103,16 @@ class FakeDevice:
                 self._encode(item)
         return result
 
-    def copy(self, spec, theirs, source, target):
-        """Block `source` of another device's cache `spec` becomes block `target` of this one's."""
-        if spec in ("kv", "window"):
-            held = getattr(theirs, spec)
-            getattr(self, spec).update({(target, i): held.get((source, i)) for i in range(4)})
+    def slots(self, name):
+        return self.hosted.setdefault(name, {}) if name.startswith("landing_") else getattr(self, name)
+
+    def copy(self, name, theirs, origin, source, target):
+        """Block `source` of another device's cache `origin` becomes block `target` of this one's cache `name`."""
+        held, mine = theirs.slots(origin), self.slots(name)
+        if origin_of(name) in ("kv", "window"):
+            mine.update({(target, i): held.get((source, i)) for i in range(4)})
         else:
-            getattr(self, spec)[target] = getattr(theirs, spec).get(source)
+            mine[target] = held.get(source)
 
     def _window(self, seq, start, held):
         spec = self.window_spec

@@ -95,3 +95,16 @@ def test_offers_go_by_tenant():
     assert s.fair.offers(offers[:2]) == offers[:2]
     s.fair.counters["a"] = 1.0
     assert [h.request.id for _, h in s.fair.offers(offers)] == ["r2", "r0", "r1"]
+
+
+def test_a_tenant_whose_first_request_finds_no_room_waits_for_it():
+    """The instance is full of another's, and this one's offer is asked about again and again."""
+    s, offers = make("D"), []
+    for share in TENANTS[:2]:
+        seq = Scheduler(Role.parse("P"), make_caches(), Budgets()).add(request(share.tenant, share, n_text=200), 0.0)
+        seq.cursor, seq.n_computed = seq.plan.index(Stage.DECODE), 200
+        offers.append(Handoff.of(seq, {"kv": tuple(range(50))}, "P0", 1, {"kv": None}))
+    assert s.expect(offers[0], 0.0) is not None
+    for _ in range(2):
+        ((_, offer),) = s.fair.offers([(Stage.DECODE, offers[1])])
+        assert s.expect(offer, 0.0) is None

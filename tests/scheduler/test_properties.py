@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.cache import CacheSet
+from hydrainfer.cache import CacheSet, counterpart, landing_of
 from hydrainfer.core import Lane, Role, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
@@ -43,6 +43,7 @@ requests = st.lists(
     states=st.sampled_from([0, 3, 9]),
     gap_s=st.sampled_from([None, 0.0, 0.003]),
     drafts=st.sampled_from([None, 0.0, 0.5, 0.9]),
+    landing=st.sampled_from([0, 8, 60]),
     seed=st.integers(0, 2**16),
 )
 def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_whole(
@@ -60,9 +61,11 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     states,
     gap_s,
     drafts,
+    landing,
     seed,
 ):
-    """Also with kinds that keep little of a request: a window, and a state, which cannot take back what was drafted."""
+    """Also with kinds that keep little of a request, a window and a state, which cannot take back what was drafted; and
+    with host memory for preempted ones, to and from which some copies fail."""
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s)
     shared = rng.choice([1, 8, 64])
@@ -71,7 +74,9 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     )
     sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, STATE: states}
     caches = CacheSet({spec: n for spec, n in sizes.items() if n})
-    s = Scheduler(Role.parse("EPD"), caches, budgets, policy, None if drafts is None else Guess(drafts, rng))
+    hosted = CacheSet({landing_of(spec): landing for spec in caches.specs.values() if landing and spec is not EMBED})
+    draft = None if drafts is None else Guess(drafts, rng)
+    s, shifts = Scheduler(Role.parse("EPD"), caches, budgets, policy, draft, hosted), []
     device, flying, got, ended, cancelled = FakeDevice(), {}, {}, set(), set()
     todo = []
     for i, (n_text, pictures, max_tokens, arrives, cancel_at) in enumerate(specs):
@@ -86,6 +91,20 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
             if outcome.finish:
                 ended.add(outcome.seq.id)
 
+    def shift():
+        """Copies begin, and end in any order."""
+        s.unpark()
+        shifts.extend(s.parking.shifts())
+        for copy in [c for c in shifts if rng.random() < 0.5]:
+            shifts.remove(copy)
+            if rng.random() < 0.1:
+                assert s.parking.done(copy, None, float(step)) == (not copy.seq.cancelled)
+                continue
+            for name, blocks in copy.pulls.items():
+                for source, target in zip(*blocks, strict=True):
+                    device.copy(name, device, counterpart(name), source, target)
+            assert not s.parking.done(copy, 0.001, float(step))
+
     added = set()
     for step in range(4000):
         for arrives, cancel_at, request in todo:
@@ -94,6 +113,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
                 added.add(request.id)
             if cancel_at is not None and cancel_at == step and request.id in added and s.cancel(request.id):
                 cancelled.add(request.id)
+        shift()
         for lane in rng.sample(list(Lane), 2):  # lanes start and land in any order
             if lane in flying and rng.random() < 0.7:
                 settle(lane)
@@ -107,7 +127,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
                     assert batch.n_items <= max(tokens, n_decodes)
                 assert s.n_running <= running
             s.check()
-        if len(added) == len(todo) and not flying and not s.n_running and not s.n_waiting:
+        if len(added) == len(todo) and not (flying or shifts or s.n_running or s.n_waiting or s.parking.n_live):
             break
     else:
         raise AssertionError("some request never ended")
@@ -119,6 +139,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
             assert request.id in ended
             assert got[request.id] == expected_tokens(request)
     s.room.caches.check(idle=True)
+    s.parking.caches.check(idle=True)
 
 
 def test_a_prefix_computed_before_is_not_computed_again():

@@ -87,6 +87,7 @@ def test_instances(start):
             "decoding": 0,
             "migrating": 2,
             "arriving": 0,
+            "parked": 0,
             "cache_blocks": {"kv": {"total": 10, "leased": 5, "reusable": 3}},
             "preemptions": 4,
             "landed": 0,

@@ -143,6 +143,16 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void *stream) {
     return stream ? start(to, from, n) : INVALID;
 }
 
+int cuMemcpyDtoHAsync_v2(uint64_t to, uint64_t from, size_t n, void *stream) {
+    note("copy to host");
+    Allocation *source = at(from, n);
+    if (!n || at(to, n) || !source || !stream) return INVALID;
+    if (lost(source)) return NOT_MAPPED;
+    if (n_copies == room) copies = realloc(copies, (room = room * 2 + 64) * sizeof *copies);
+    copies[n_copies++] = (Copy){to, from, n};
+    return OK;
+}
+
 int cuStreamSynchronize(void *stream) {
     note("synchronize");
     for (size_t i = 0; i < n_copies; i++) memcpy((void *)copies[i].to, (void *)copies[i].from, copies[i].n);

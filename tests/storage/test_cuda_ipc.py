@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hydrainfer.core import ExportHandle
-from hydrainfer.storage import TransportError, Unreachable
+from hydrainfer.storage import BlockStore, TransportError, Unreachable
 from hydrainfer.storage.cuda_ipc import CudaIpcTransport, IpcAllocation
 from tests.storage import driver
 from tests.storage.peers import SPECS, _context, content
@@ -92,6 +92,15 @@ def test_blocks_of_an_invisible_gpu_in_one_call(library, log, exporter):
     transport.close()
     assert calls(log)[-2:] == ["synchronize", "close"]
     store.free()
+
+
+def test_blocks_may_land_in_host_memory(log, exporter, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    store, transport = BlockStore(SPECS["kv"], 9), CudaIpcTransport()
+    transport.copy(exporter.handle, IDS, store, INTO)
+    assert torch.equal(store.bytes[INTO], content("kv", 8, 1)[IDS])
+    assert calls(log) == ["open", *["copy to host"] * 3, "synchronize"]
+    transport.close()
 
 
 def test_who_is_forgotten_is_opened_again(log, exporter):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import msgspec
+
+from hydrainfer.core import ExportHandle
+from hydrainfer.scheduler import Pulls
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
     """The link between any two instances: `bytes_per_s` and `latency_s` of a copy, of which each instance sends one and
-    takes one at a time; `message_s`: how long a message takes."""
+    takes one at a time; `message_s`: how long a message takes; `host_bytes_per_s`: between a device and its host's
+    memory, one copy at a time."""
 
     bytes_per_s: float = 20e9
     latency_s: float = 50e-6
     message_s: float = 300e-6
+    host_bytes_per_s: float = 20e9
 
 
 class LinkEnds:
@@ -28,6 +35,27 @@ class LinkEnds:
         end_s = start_s + self._link.latency_s + n_bytes / self._link.bytes_per_s
         self._sends_until[source] = self._takes_until[target] = end_s
         return end_s
+
+
+class HostLink:
+    """The way between one instance's device and host memory: an `engine.ports.Puller`. `block_bytes` by cache."""
+
+    def __init__(self, link: Link, block_bytes: Mapping[str, int], clock: Callable[[], float]) -> None:
+        self.exports = {name: ExportHandle("host") for name in block_bytes}
+        self._link, self._block_bytes, self._clock = link, block_bytes, clock
+        self._until_s = 0.0
+
+    def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> ModelledCopy:  # noqa: ARG002 - its own
+        n_bytes = sum(len(ids) * self._block_bytes[name] for name, (_, ids) in pulls.items())
+        begin_s = max(self._until_s, self._clock())
+        self._until_s = begin_s + self._link.latency_s + n_bytes / self._link.host_bytes_per_s
+        return ModelledCopy(self._until_s)
+
+    def forget(self, owner: str) -> None:
+        """Nothing to do: no modelled instance dies."""
+
+    def close(self) -> None:
+        """Nothing to do: nothing runs outside the virtual clock."""
 
 
 class ModelledCopy:

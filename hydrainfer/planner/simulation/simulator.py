@@ -40,9 +40,9 @@ from hydrainfer.core import (
     StepResult,
     owner_of,
 )
-from hydrainfer.engine import Engine, EventSink, Moves, Overlap
+from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Shifts
 from hydrainfer.planner.simulation.leap import TOKEN, Leap, ModelledTicket
-from hydrainfer.planner.simulation.links import Link, LinkEnds, ModelledCopy
+from hydrainfer.planner.simulation.links import HostLink, Link, LinkEnds, ModelledCopy
 from hydrainfer.scheduler import Budgets, Policy, Pulls, Scheduler
 
 _INCARNATION = 1
@@ -50,7 +50,8 @@ _BEAT_S = Pulse().beat_s
 
 
 class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance of a deployment: `blocks` per cache, as many as its memory holds."""
+    """One instance of a deployment: `blocks` per cache, as many as its memory holds; `landing`: those of caches in host
+    memory, by what `cache.landing_of` made of a spec."""
 
     name: str
     role: Role
@@ -59,6 +60,7 @@ class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
     budgets: Budgets = Budgets()
     policy: Policy = Policy()
     overlap: Overlap = "free"
+    landing: Mapping[CacheSpec, int] = {}
 
 
 @dataclass(slots=True)
@@ -232,15 +234,17 @@ class ModelledNode(Instance):
         self.number, self._sim, self._record = number, sim, record
         self.caches = CacheSet(dict(i.blocks))
         self.exports = {spec.name: ExportHandle(owner_of(i.name, _INCARNATION)) for spec in i.blocks}
-        self._block_bytes = {spec.name: spec.block_bytes for spec in i.blocks}
+        self._block_bytes = {spec.name: spec.block_bytes for spec in (*i.blocks, *i.landing)}
         self.inbox: list[Parcel | Submit] = []
         self.leap: Leap | None = None
         self.wake_at = 0.0
-        scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy)
+        scheduler = Scheduler(i.role, self.caches, i.budgets, i.policy, landing=CacheSet(dict(i.landing)))
         self.device = SlicedTime(i.cost) if i.overlap == "slice" else DeviceTime(i.cost)
         self._runners = {lane: _ModelledLane(self.device, sim) for lane in i.role.lanes}
         moves = Moves(i.name, _INCARNATION, scheduler, roster, self, self)
-        self.engine = Engine(scheduler, self._runners, self.sink, record, i.overlap, moves, self.moved)
+        shifts = Shifts(scheduler, HostLink(sim.link, self._block_bytes, lambda: sim.now)) if i.landing else None
+        told = self.sink, record
+        self.engine = Engine(scheduler, self._runners, *told, i.overlap, moves, self.moved, shifts=shifts)
 
     def turn(self, now: float) -> float:
         """Hear, step, report, post. Returns when the next turn is due."""

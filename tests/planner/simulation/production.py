@@ -12,12 +12,12 @@ from hydrainfer.cache import CacheSet
 from hydrainfer.cluster import Front, Node, NodePlan, Pulse, Roster
 from hydrainfer.cluster.messages import Hello, Orders, decode_to_hub, encode
 from hydrainfer.core import owner_of
-from hydrainfer.engine import Engine, Moves
+from hydrainfer.engine import Engine, Moves, Shifts
 from hydrainfer.machine import host_identity
-from hydrainfer.planner.simulation.links import LinkEnds, ModelledCopy
+from hydrainfer.planner.simulation.links import HostLink, LinkEnds, ModelledCopy
 from hydrainfer.runtime import EmulatedDevice, EmulatedRunner
 from hydrainfer.scheduler import Scheduler
-from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller
+from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport, Routes, StorePuller
 
 
 class Wire:
@@ -52,13 +52,28 @@ class TimedPuller:
         self.forget, self.close = inner.forget, inner.close
 
     def pull(self, sources, pulls):
-        copy = self.inner.pull(sources, pulls)
-        while (ok := copy.poll(0.0)) is None:
-            time.sleep(1e-4)
-        assert ok
+        _done(self.inner.pull(sources, pulls))
         n_bytes = sum(len(ids) * self.cluster.block_bytes[spec] for spec, (_, ids) in pulls.items())
         source = next(iter(sources.values())).owner.partition(":")[0]
         return ModelledCopy(self.cluster.copies.begin(source, self.name, n_bytes, self.cluster.now))
+
+
+class TimedHost:
+    """The same between the device and the host of one instance."""
+
+    def __init__(self, cluster, inner, link):
+        self.cluster, self.inner, self.link = cluster, inner, link
+        self.exports, self.close = inner.exports, inner.close
+
+    def pull(self, sources, pulls):
+        _done(self.inner.pull(sources, pulls))
+        return self.link.pull(sources, pulls)
+
+
+def _done(copy):
+    while (ok := copy.poll(0.0)) is None:
+        time.sleep(1e-4)
+    assert ok
 
 
 class Production:
@@ -66,7 +81,7 @@ class Production:
         self.now, self.link, self.copies = 0.0, link, LinkEnds(link)
         self.events, self.n_events = [], 0
         self.batches, self.outputs = [], []
-        self.block_bytes = {spec.name: spec.block_bytes for i in instances for spec in i.blocks}
+        self.block_bytes = {spec.name: spec.block_bytes for i in instances for spec in (*i.blocks, *i.landing)}
         self.roles = {i.name: i.role for i in instances}
         self.front = Front(Roster(self.roles), self.hear, self.hear_event)
         self.tokens_s, self.tokens, self.lifecycle = {}, {}, []
@@ -78,20 +93,29 @@ class Production:
             node = self.nodes[i.name] = Node(plan, 1, wire, lambda: self.now)
             stores = {spec.name: BlockStore(spec, n, "cpu") for spec, n in i.blocks.items()}
             self.caches[i.name] = CacheSet(dict(i.blocks))
-            scheduler = Scheduler(i.role, self.caches[i.name], i.budgets, i.policy)
+            hosted = {spec.name: BlockStore(spec, n) for spec, n in i.landing.items()}
+            scheduler = Scheduler(i.role, self.caches[i.name], i.budgets, i.policy, landing=CacheSet(dict(i.landing)))
             device = EmulatedDevice(i.cost, lambda: self.now, stores, spoken, sliced=i.overlap == "slice")
             runners = {lane: self.logged(i.name, EmulatedRunner(device, lane)) for lane in i.role.lanes}
             exports = Exports(owner_of(i.name, 1), stores, "local", local=local)
             routes = Routes("local", stores[next(iter(stores))].device, local=local)
-            self.pullers.append(StorePuller(stores, exports, routes, wire.wake))
-            moves = Moves(i.name, 1, scheduler, node.roster, node, TimedPuller(self, i.name, self.pullers[-1]))
-            engine = Engine(scheduler, runners, node.sink, node.record, i.overlap, moves, node.moved)
+            puller = StorePuller(stores | hosted, exports, routes, wire.wake)
+            moves = Moves(i.name, 1, scheduler, node.roster, node, TimedPuller(self, i.name, puller))
+            shifts = self.shifts(scheduler, stores | hosted, wire) if hosted else None
+            engine = Engine(scheduler, runners, node.sink, node.record, i.overlap, moves, node.moved, shifts=shifts)
+            self.pullers.append(puller)
             self.wakes[i.name] = 0.0
             node.start(engine, {})
         for _, _, call in self.events:  # every Hello arrives before the first request
             call()
         self.events.clear()
         self.pump()
+
+    def shifts(self, scheduler, stores, wire):
+        local = LocalExports()
+        puller = StorePuller(stores, Exports("host", stores, "local", local=local), LocalTransport(local), wire.wake)
+        self.pullers.append(puller)
+        return Shifts(scheduler, TimedHost(self, puller, HostLink(self.link, self.block_bytes, lambda: self.now)))
 
     def logged(self, name, runner):
         launch = runner.launch

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hydrainfer.cache import EmbedSpec, FullSpec
+from hydrainfer.cache import EmbedSpec, FullSpec, landing_of
 from hydrainfer.core import CostModel, Layout
 from hydrainfer.planner.simulation.links import Link
 from hydrainfer.planner.simulation.simulator import InstanceModel, Simulator
@@ -22,12 +22,14 @@ COST = CostModel(
 )  # fmt: skip
 
 
-def deployment(layout, kv_blocks=400, embed_blocks=40, kinds=(), step_s=float("inf"), gap_s=None, **more):
+def deployment(layout, kv_blocks=400, embed_blocks=40, kinds=(), step_s=float("inf"), gap_s=None, landing=0, **more):
     sizes = {EMBED: embed_blocks, KV: kv_blocks, **dict(kinds)}
     budgets = Budgets(tokens=64, step_s=step_s, gap_s=gap_s)
     for n, role in enumerate(Layout.parse(layout).instances):
         blocks = {spec: n for spec, n in sizes.items() if any(role.runs(stage) for stage in spec.stages)}
-        yield InstanceModel(name=f"{role}{n}", role=role, cost=COST, blocks=blocks, budgets=budgets, **more)
+        hosted = {landing_of(spec): landing for spec in blocks if landing and spec is not EMBED}
+        same = {"cost": COST, "blocks": blocks, "budgets": budgets, "landing": hosted}
+        yield InstanceModel(name=f"{role}{n}", role=role, **same, **more)
 
 
 def trace(seed, n=60, rate=12.0, pictured=0.6):
@@ -81,11 +83,12 @@ def outcome(layout, seed, leaps, requests=trace, **more):
     ("kv_blocks", "more"),
     [
         (90, {}),
+        (90, {"landing": 200}),
         (400, {}),
         (400, {"kinds": ((WINDOW, 30), (STATE, 20))}),
         (400, {"overlap": "slice", "gap_s": 0.0}),
     ],
-    ids=["90", "400", "more-kinds", "sliced"],
+    ids=["90", "90-landing", "400", "more-kinds", "sliced"],
 )
 @pytest.mark.parametrize("requests", TRACES)
 def test_the_same_with_and_without(layout, kv_blocks, more, requests):

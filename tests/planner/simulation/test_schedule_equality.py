@@ -35,11 +35,21 @@ def logged(simulator):
     return batches
 
 
-@pytest.mark.parametrize("layout", ["1EPD", "3EPD", "1E1P1D", "2EP1D", "1ED2P", "1E1PD+1EPD", "2E2P3D"])
+LAYOUTS = ["1EPD", "3EPD", "1E1P1D", "2EP1D", "1ED2P", "1E1PD+1EPD", "2E2P3D"]
+CASES = {
+    "100-rank": (100, "rank", {}),
+    "400-fcfs": (400, "fcfs", {}),
+    "400-rank-in-turns": (400, "rank", {"overlap": "off", "step_s": 0.012}),
+    "400-rank-sliced": (400, "rank", SLICE),
+}
+
+
 @pytest.mark.parametrize(
-    ("kv_blocks", "order", "more"),
-    [(100, "rank", {}), (400, "fcfs", {}), (400, "rank", {"overlap": "off", "step_s": 0.012}), (400, "rank", SLICE)],
-    ids=["100-rank", "400-fcfs", "400-rank-in-turns", "400-rank-sliced"],
+    ("layout", "kv_blocks", "order", "more"),
+    [
+        *(pytest.param(layout, *case, id=f"{name}-{layout}") for name, case in CASES.items() for layout in LAYOUTS),
+        *(pytest.param(layout, 90, "rank", {"landing": 200}, id=f"landing-{layout}") for layout in ("1EPD", "2EP1D")),
+    ],
 )
 @pytest.mark.parametrize("workload", TRACES)
 def test_batches_migrations_and_tokens_are_the_same(layout, kv_blocks, order, more, workload):

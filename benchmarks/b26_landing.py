@@ -1,0 +1,163 @@
+"""What does it gain that requests without room on the device that decodes land in its host's memory?
+
+    python -m benchmarks.b26_landing [--bursts 6] [--seeds 3]
+
+The production scheduler, engines and migration in the simulator, 1P1D, LLaVA-1.5-7B on an H100 as assumed in
+`configs/costs`. The caches of either instance hold 16 sequences, host memory beside the decoding one 64 (`landing`) or
+none. `bursts`: 64 requests at once, about as often as they can be decoded. `growing`: answers of which half find room,
+so that they outgrow it and the youngest are preempted: they are computed again, or parked.
+
+`stalled`: seconds in which prompts wait for the prefill instance and it computes nothing. `interval`: between two
+tokens of a request, but the first two. `TPOT`: from its first token to its last over their number, with the wait
+for room to decode, where the first token does not wait for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.figure import Panel, save_bars
+from benchmarks.record import RESULTS, ROOT, write_result
+from hydrainfer.cache import FullSpec, landing_of
+from hydrainfer.core import CostModel, EventKind, LifecycleEvent, Role, Stage
+from hydrainfer.planner.simulation import InstanceModel, Link, ServedRequest, Simulator, TraceRequest, as_requests
+from hydrainfer.scheduler import Budgets, Policy
+from hydrainfer.workload.results import Percentiles
+
+QUESTION = (__doc__ or "").partition("\n")[0]
+COST = ROOT / "configs" / "costs" / "illustrative-h100-llava-7b.yaml"
+KV = FullSpec.of(layers=32, kv_heads=32, head_dim=128, dtype="bfloat16", block_tokens=16)
+ROOM, HOST, BURST = 16, 64, 64  # sequences
+PROMPT, ANSWER = (800, 1200), (128, 384)  # tokens
+CASES = {"bursts": (ANSWER, 32), "growing": ((512, 1024), 0)}  # answers, headroom
+EVERY_S = {"bursts": 12.0, "growing": 40.0}
+
+
+def blocks_for(n_sequences: int, n_tokens: float) -> int:
+    return n_sequences * KV.blocks_for(round(n_tokens))
+
+
+def trace(case: str, bursts: int, seed: int) -> Iterable[TraceRequest]:
+    draw = random.Random(seed)
+    for i in range(bursts * BURST):
+        yield TraceRequest(
+            arrival_s=EVERY_S[case] * (i // BURST) + 1e-4 * (i % BURST),
+            n_text=draw.randint(*PROMPT),
+            n_output=draw.randint(*CASES[case][0]),
+        )
+
+
+def simulate(case: str, landing: bool, bursts: int, seed: int, host_gb_s: float) -> tuple[list[ServedRequest], Any]:
+    """The requests served, and what is read off the events of the instances."""
+    cost, events = msgspec.yaml.decode(COST.read_bytes(), type=CostModel), list[LifecycleEvent]()
+    (low, high), headroom = CASES[case]
+    prompt = statistics.fmean(PROMPT)
+    answer = (low + high) / 2 + headroom if case == "bursts" else 128
+    room = blocks_for(ROOM, prompt + answer)
+    hosted = {landing_of(KV): blocks_for(HOST, prompt + high)} if landing else {}
+    policy, budgets = Policy(headroom_tokens=headroom), Budgets(tokens=2048, running=64)
+    same = {"cost": cost, "blocks": {KV: room}, "budgets": budgets, "policy": policy}
+    instances = [
+        InstanceModel(name="P0", role=Role.parse("P"), **same),
+        InstanceModel(name="D0", role=Role.parse("D"), landing=hosted, **same),
+    ]
+    simulator = Simulator(instances, Link(host_bytes_per_s=host_gb_s * 1e9), record=events.append)
+    served = simulator.run(as_requests(trace(case, bursts, seed)))
+    stats = simulator.nodes["D0"].engine.stats(simulator.now)
+    return served, {"stalled_s": stalled_s(events), "preemptions": stats.n_preemptions, "end_s": simulator.now}
+
+
+def stalled_s(events: list[LifecycleEvent]) -> float:
+    """Seconds in which prompts wait for prefill and none is computed."""
+    begun: dict[tuple[str, EventKind], float] = {}
+    marks: list[tuple[float, int, int]] = []  # time, change of those that wait, of those that are computed
+    for e in events:
+        if e.stage != Stage.PREFILL or e.kind not in (EventKind.QUEUED, EventKind.STARTED, EventKind.ENDED):
+            continue
+        begun[e.request_id, e.kind] = e.at_s
+        waits = {EventKind.QUEUED: 1, EventKind.STARTED: -1}.get(e.kind, 0)
+        computes = {EventKind.STARTED: 1, EventKind.ENDED: -1}.get(e.kind, 0)
+        marks.append((e.at_s, waits, computes))
+    total = 0.0
+    n_wait = n_compute = 0
+    for (at_s, waits, computes), (next_s, *_) in pairwise(sorted(marks, key=lambda m: m[0])):
+        n_wait, n_compute = n_wait + waits, n_compute + computes
+        total += (next_s - at_s) * (n_wait > 0 and n_compute == 0)
+    return total
+
+
+def figures(served: list[ServedRequest], seen: list[dict[str, float]]) -> dict[str, Any]:
+    def of(samples: Iterable[float]) -> Any:
+        return msgspec.to_builtins(Percentiles.of(samples))
+
+    gaps = [[b - a for a, b in pairwise(r.token_s)] for r in served]
+    return {
+        "ttft_s": of(r.token_s[0] - r.arrival_s for r in served),
+        "second_token_s": of(g[0] for g in gaps),
+        "interval_s": of(gap for g in gaps for gap in g[1:]),
+        "tpot_s": of(statistics.fmean(g) for g in gaps),
+        "e2e_s": of(r.token_s[-1] - r.arrival_s for r in served),
+        **{key: statistics.fmean(s[key] for s in seen) for key in seen[0]},
+    }
+
+
+def experiment(args: argparse.Namespace) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for case in CASES:
+        for name, landing in (("none", False), ("landing", True)):
+            runs = [simulate(case, landing, args.bursts, seed, args.host_gb_s) for seed in range(args.seeds)]
+            results[f"{case}, {name}"] = figures([r for served, _ in runs for r in served], [seen for _, seen in runs])
+    return results
+
+
+SHOWN = {
+    "P stalled, s": lambda r: r["stalled_s"],
+    "TTFT p50, s": lambda r: r["ttft_s"]["p50"],
+    "TTFT p90, s": lambda r: r["ttft_s"]["p90"],
+    "interval p50, ms": lambda r: r["interval_s"]["p50"] * 1e3,
+    "interval p99, ms": lambda r: r["interval_s"]["p99"] * 1e3,
+    "TPOT p50, ms": lambda r: r["tpot_s"]["p50"] * 1e3,
+    "total p50, s": lambda r: r["e2e_s"]["p50"],
+    "total p90, s": lambda r: r["e2e_s"]["p90"],
+    "preempted": lambda r: r["preemptions"],
+    "all done, s": lambda r: r["end_s"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bursts", type=int, default=6)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--host-gb-s", type=float, default=20.0, help="copies between device and host memory")
+    parser.add_argument("--out", type=Path)
+    args, console = parser.parse_args(), Console(width=160)
+    results = experiment(args)
+    table = Table(title=QUESTION)
+    for column in ("", *SHOWN):
+        table.add_column(column, justify="right" if column else "left")
+    for name, row in results.items():
+        table.add_row(name, *(f"{of(row):.2f}" for of in SHOWN.values()))
+    console.print(table)
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    path = write_result("b26_landing", QUESTION, settings, results, args.out)
+    names = [name for name in SHOWN if name not in ("TTFT p50, s", "interval p99, ms", "preempted", "all done, s")]
+    panels = [
+        Panel(name, list(CASES), {w: [[SHOWN[name](results[f"{c}, {w}"])] for c in CASES] for w in ("none", "landing")})
+        for name in names
+    ]
+    save_bars(RESULTS / "b26_landing.png" if args.out is None else args.out.with_suffix(".png"), QUESTION, panels)
+    console.print(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()

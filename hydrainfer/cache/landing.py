@@ -1,0 +1,36 @@
+"""Caches in host memory beside those of a device, with blocks alike: for sequences that have no room there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from hydrainfer.cache.sizing import usual_parts
+from hydrainfer.cache.spec import CacheSpec, Wishes
+from hydrainfer.core import Stage
+
+_PREFIX = "landing_"
+
+
+def landing_of(spec: CacheSpec) -> CacheSpec:
+    """The same cache in host memory."""
+    return msgspec.structs.replace(spec, name=_PREFIX + spec.name)
+
+
+def origin_of(name: str) -> str:
+    """The name of a cache as other instances have it: of the device's, if it is one in host memory."""
+    return name.removeprefix(_PREFIX)
+
+
+def counterpart(name: str) -> str:
+    """The name of the cache in host memory beside one of the device, or the reverse."""
+    return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else _PREFIX + name
+
+
+def size_landing(specs: Iterable[CacheSpec], wishes: Wishes, n_bytes: int) -> dict[CacheSpec, int]:
+    """Blocks in host memory of the caches that decoding requests hold, `n_bytes` together; empty if none fits."""
+    parts = usual_parts([spec for spec in specs if Stage.DECODE in spec.stages], wishes)
+    total = sum(spec.block_bytes * n for spec, n in parts.items())
+    sizes = {landing_of(spec): n_bytes * n // total for spec, n in parts.items()}
+    return sizes if all(sizes.values()) else {}

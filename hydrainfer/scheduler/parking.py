@@ -1,0 +1,193 @@
+"""Sequences that decode here while their KV is in host memory, for want of room in the device's caches.
+
+    offer without room ─pulled─> parked ─entering─> decoding
+    preempted ──────────leaving────^
+
+Parked sequences ask for room by rank like offers, before any that go after them, and hold nothing of the device
+meanwhile. Where there are no caches in host memory, nobody is parked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from hydrainfer.cache import CacheSet, CacheSpec, Hit, Lease, counterpart, origin_of
+from hydrainfer.core import Handoff, LiveSequence, Load, Stage
+from hydrainfer.scheduler.pace import Pace
+from hydrainfer.scheduler.room import Pulls, SequenceRoom
+
+_BYTE_S = 1e-10  # of a copy between device and host, before one was measured
+_NEWEST = 0.2  # weight of the newest measurement
+
+
+class Shift(NamedTuple):
+    """A copy of all that a sequence needs, from the device's caches to those in host memory or, if it `enters`, back.
+    `pulls` by the cache that is written."""
+
+    seq: LiveSequence
+    enters: bool
+    pulls: Pulls
+    n_bytes: int
+
+
+class Parking:
+    """`caches`: those in host memory (`cache.landing_of`), if there are any. `decoding`: where sequences enter, by id.
+    `restart(seq, now)`: have it computed again."""
+
+    def __init__(
+        self,
+        caches: CacheSet | None,
+        room: SequenceRoom,
+        decoding: dict[str, LiveSequence],
+        pace: Pace,
+        restart: Callable[[LiveSequence, float], None],
+    ) -> None:
+        self.caches = CacheSet({}) if caches is None else caches
+        self.landing: dict[str, LiveSequence] = {}  # offered ones that are pulled to host memory; not live yet
+        self.parked: dict[str, LiveSequence] = {}  # wait for room
+        self.entering: dict[str, LiveSequence] = {}  # have room, and are copied into it
+        self.leaving: dict[str, LiveSequence] = {}  # preempted; their room is free once they are copied
+        self._token_s = 0.0  # to prefill where preempted ones would be computed again, as told by others
+        self._room, self._decoding, self._pace, self._restart = room, decoding, pace, restart
+        self._leases: dict[str, Lease] = {}
+        self._shifts: list[Shift] = []
+        self._byte_s = _BYTE_S
+
+    # ---- into host memory
+
+    def land(self, seq: LiveSequence, handoff: Handoff) -> Pulls | None:
+        """Reserve host memory for what is offered to decode, and say what to copy into it; None if there is none."""
+        if handoff.stage is not Stage.DECODE or not self._reserve(seq):
+            return None
+        self.landing[seq.id] = seq
+        return self._into(seq, handoff.blocks)
+
+    def landed(self, seq: LiveSequence) -> bool:
+        """Its blocks are written. False if that is not in host memory."""
+        if self.landing.pop(seq.id, None) is None:
+            return False
+        self.parked[seq.id] = seq
+        return True
+
+    def park(self, seq: LiveSequence) -> bool:
+        """Move a sequence that decodes out of its room, if there is host memory and that takes less than computing it
+        again."""
+        if not self.caches.specs or not seq.blocks or seq.stage is not Stage.DECODE:
+            return False
+        n_bytes = sum(len(spec.moved(seq.request, seq.n_computed)) * spec.block_bytes for spec in self._specs_of(seq))
+        again_s = seq.n_computed * (self._token_s or self._pace.token_s())
+        if 2 * n_bytes * self._byte_s >= again_s or not self._reserve(seq):
+            return False
+        self._room.settle(seq)
+        seq.started = False
+        self.leaving[seq.id] = seq
+        self._shift(Shift(seq, False, self._into(seq, self._room.offered(seq)), n_bytes))
+        return True
+
+    def _into(self, seq: LiveSequence, blocks: Mapping[str, Iterable[int]]) -> Pulls:
+        """The copies of `blocks` into its host memory."""
+        held = self._leases[seq.id].blocks
+        return {name: (list(blocks[origin_of(name)]), ids) for name, ids in held.items() if ids}
+
+    def _reserve(self, seq: LiveSequence) -> bool:
+        need = {spec.name: spec.moved(seq.request, seq.n_computed) for spec in self._specs_of(seq)}
+        lease = self.caches.reserve(seq.id, need) if need else None
+        if lease is not None:
+            self._leases[seq.id] = lease
+        return lease is not None
+
+    def _specs_of(self, seq: LiveSequence) -> list[CacheSpec]:
+        return [spec for spec in self.caches.specs.values() if spec.used_by(seq.request)]
+
+    def hear(self, load: Load) -> None:
+        """How busy another instance is, and how fast."""
+        self._token_s = 0.0 if self._pace.prefills else load.token_s or self._token_s
+
+    # ---- back to the device
+
+    def enter(self, seq: LiveSequence, hit: Hit) -> None:
+        """Bring a parked sequence back to the room that is reserved for it. What `hit` has need not be copied."""
+        held = {origin_of(name): ids for name, ids in self._leases[seq.id].blocks.items()}
+        pulls = self._room.pulls(seq, held, seq.n_computed, hit)
+        seq.remapped += 1
+        self.entering[seq.id] = self.parked.pop(seq.id)
+        sizes = {name: self.caches.specs[counterpart(name)].block_bytes for name in pulls}
+        self._shift(Shift(seq, True, pulls, sum(len(ids) * sizes[name] for name, (ids, _) in pulls.items())))
+
+    def _shift(self, shift: Shift) -> None:
+        shift.seq.in_flight += 1  # its blocks stay until the copy is over, also if it is cancelled
+        self._shifts.append(shift)
+
+    def shifts(self) -> list[Shift]:
+        """The copies to begin, which were not asked for before."""
+        shifts, self._shifts = self._shifts, []
+        return shifts
+
+    def done(self, shift: Shift, seconds: float | None, now: float) -> bool:
+        """A copy is over and took so long; None if it failed. Returns whether its sequence is computed again."""
+        seq, enters = shift.seq, shift.enters
+        seq.in_flight -= 1
+        self.entering.pop(seq.id, None)
+        self.leaving.pop(seq.id, None)
+        if seconds is not None and shift.n_bytes:
+            self._byte_s += _NEWEST * (seconds / shift.n_bytes - self._byte_s)
+        if seq.cancelled or seconds is None:
+            self._room.release(seq, landed=not enters)
+            self.release(seq.id)
+        elif enters:
+            self.release(seq.id)
+            self._room.landed(seq)
+            self._decoding[seq.id] = seq
+        else:
+            self._room.release(seq)
+            self.parked[seq.id] = seq
+        if seconds is not None or seq.cancelled:
+            return False
+        self._restart(seq, now)
+        return True
+
+    # ---- giving back
+
+    def forget(self, seq: LiveSequence) -> bool:
+        """It is cancelled. Returns whether it was here; its host memory is given back at once, or when its copy is
+        over."""
+        groups = (self.parked, self.entering, self.leaving)
+        group = next((group for group in groups if seq.id in group), None)
+        if group is None:
+            return False
+        del group[seq.id]
+        if not seq.in_flight:
+            self.release(seq.id)
+        return True
+
+    def release(self, request_id: str) -> None:
+        """Give its host memory back. Safe if it has none."""
+        self.landing.pop(request_id, None)
+        lease = self._leases.pop(request_id, None)
+        if lease is not None:
+            self.caches.release(lease)
+
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._leases
+
+    @property
+    def n_coming(self) -> int:
+        """By how many the sequences that are about to run differ from those that arrive."""
+        return len(self.entering) - len(self.landing)
+
+    @property
+    def n_live(self) -> int:
+        """All that are here and do not decode now."""
+        return len(self.parked) + len(self.entering) + len(self.leaving)
+
+    @property
+    def live(self) -> list[LiveSequence]:
+        return [*self.parked.values(), *self.entering.values(), *self.leaving.values()]
+
+    def check(self) -> None:
+        """Who holds host memory is in one state, and its pools are whole. For tests."""
+        held = {s.id for s in (*self.landing.values(), *self.live)}
+        assert held <= self._leases.keys() and len(held) == len(self.landing) + self.n_live
+        assert all(not s.blocks for s in (*self.parked.values(), *self.landing.values())), "parked, with device blocks"
+        self.caches.check()

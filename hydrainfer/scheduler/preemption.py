@@ -1,0 +1,53 @@
+"""Room for decodes that have run out of blocks: others give up theirs, the youngest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hydrainfer.core import LiveSequence, Stage
+from hydrainfer.scheduler.parking import Parking
+from hydrainfer.scheduler.room import SequenceRoom
+
+
+class Preemption:
+    """`running`: the sequences of each stage, by id. `arriving`: those whose room is being filled. `restart(seq, now)`:
+    have it computed again."""
+
+    def __init__(
+        self,
+        running: Mapping[Stage, dict[str, LiveSequence]],
+        arriving: Mapping[str, LiveSequence],
+        room: SequenceRoom,
+        parking: Parking,
+        restart: Callable[[LiveSequence, float], None],
+    ) -> None:
+        self._running, self._arriving = running, arriving
+        self._room, self._parking, self._restart = room, parking, restart
+
+    def make_room(self, full: list[LiveSequence], now: float) -> list[LiveSequence]:
+        """Grow these decoding sequences, oldest first; where there is no room, preempt the youngest. Returns those."""
+        preempted: list[LiveSequence] = []
+        for seq in sorted(full, key=lambda s: s.order):
+            while seq.id in self._running[Stage.DECODE] and not self._room.grow(seq):
+                victim = None if self._parking.leaving else self._youngest_idle(than=seq)
+                if victim is None:
+                    break  # wait for one that leaves, or for a younger one that is executing on the other lane
+                self._preempt(victim, now)
+                preempted.append(victim)
+        return preempted
+
+    def _youngest_idle(self, than: LiveSequence) -> LiveSequence | None:
+        """The youngest running sequence that no lane is executing; `than` itself only if nobody younger runs at all or
+        is about to (who arrives can be preempted once it has landed)."""
+        younger = [s for group in self._running.values() for s in group.values() if s.order > than.order]
+        if not younger:
+            coming = any(s.blocks for s in self._arriving.values()) or self._parking.entering
+            return None if coming else than
+        return max((s for s in younger if not s.in_flight), key=lambda s: s.order, default=None)
+
+    def _preempt(self, seq: LiveSequence, now: float) -> None:
+        """Take its room; its age and its tokens stay. Unless it is parked, it is computed again."""
+        del self._running[seq.stage][seq.id]
+        seq.queued_s = now
+        if not self._parking.park(seq):
+            self._restart(seq, now)
