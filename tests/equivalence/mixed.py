@@ -8,6 +8,7 @@ from PIL import Image
 
 from hydrainfer import SamplingParams
 from hydrainfer.cluster import Pulse
+from hydrainfer.scheduler.parking import Parking
 from tests.checkpoints import make_picture
 from tests.parts import parts
 
@@ -61,6 +62,18 @@ def check_moves(stats, layout):
         assert n_requests <= stats.n_landed <= n_requests + n_pictures, "each KV crosses once"
     if layout == "4EPD":
         assert stats.n_landed == 0 and not stats.blocks_pulled
+
+
+def parkings(monkeypatch):
+    """A list of where requests were parked in host memory, once for each that came back from there."""
+    entered, enter = [], Parking.enter
+
+    def tapped(self, *args):
+        entered.append(self)
+        enter(self, *args)
+
+    monkeypatch.setattr(Parking, "enter", tapped)
+    return entered
 
 
 def settled_stats(llm):

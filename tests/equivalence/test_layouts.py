@@ -15,7 +15,17 @@ from hydrainfer import LLM, SamplingParams
 from hydrainfer.cluster.messages import Close, Orders, encode
 from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.processor import parse_messages
-from tests.equivalence.mixed import CHATS, CHUNKED, LAYOUTS, PARAMS, TRANSPORTS, ask, check_moves, settled_stats
+from tests.equivalence.mixed import (
+    CHATS,
+    CHUNKED,
+    LAYOUTS,
+    PARAMS,
+    TRANSPORTS,
+    ask,
+    check_moves,
+    parkings,
+    settled_stats,
+)
 from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
@@ -103,6 +113,18 @@ def test_few_blocks(tiny, wanted, layout, copies):
         assert most[0] >= 64 or copies < 4, most
         check_whole(llm)
         assert settled_stats(llm).n_preemptions > 0 or layout == "2E1P2D"
+
+
+@pytest.mark.parametrize("layout", ["1E1P1D", "1EPD"])
+def test_few_blocks_and_host_memory(tiny, wanted, layout, monkeypatch):
+    """Where there is no room to decode, and who is preempted, waits in host memory."""
+    entered = parkings(monkeypatch)
+    with start(tiny, layout, few=True, landing_gib=4 * FEW_BLOCKS * KV_BLOCK / 2**30) as llm:
+        assert ask(llm, 2) == wanted
+        check_whole(llm)
+        assert settled_stats(llm).n_parked == 0 and len(entered) > 5
+    for parking in set(entered):
+        parking.caches.check(idle=True)
 
 
 @pytest.mark.parametrize("layout", ["1E1P1D", "1ED1P"])

@@ -12,7 +12,7 @@ from hydrainfer.core import Role
 from hydrainfer.models import cache_specs
 from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_qwen import make_qwen
-from tests.equivalence.mixed import CHUNKED, ask, settled_stats
+from tests.equivalence.mixed import CHUNKED, ask, parkings, settled_stats
 from tests.equivalence.test_layouts import check_whole
 from tests.equivalence.test_prefix import converse
 
@@ -62,11 +62,15 @@ def test_tokens_are_those_of_one_instance_without_reuse(path, wanted, layout):
         assert stats.tokens_found > 0.3 * stats.tokens_wanted or layout != "1EPD"
 
 
-@pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
-def test_few_blocks(path, wanted, layout):
-    options = {"kv_cache_gib": few(path), "headroom_tokens": 0, "max_model_len": 140}
+@pytest.mark.parametrize(("layout", "landing"), [("1EPD", 0), ("1E1P1D", 0), ("1E1P1D", 4)])
+def test_few_blocks(path, wanted, layout, landing, monkeypatch):
+    """`landing`: host memory, in such caches."""
+    entered = parkings(monkeypatch)
+    options = {"kv_cache_gib": few(path), "landing_gib": landing * few(path)}
+    options |= {"headroom_tokens": 0, "max_model_len": 140}
     with LLM(path, layout=layout, launcher="inproc", **options, **CHUNKED) as llm:
         assert ask(llm) == wanted[0]
         assert write(llm) == wanted[2]
         check_whole(llm)
         assert settled_stats(llm).n_preemptions > 0
+    assert bool(entered) == bool(landing)

@@ -64,8 +64,8 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     landing,
     seed,
 ):
-    """Also with kinds that keep little of a request, a window and a state, which cannot take back what was drafted; and
-    with host memory for preempted ones, to and from which some copies fail."""
+    """Also with kinds that keep little of a request: a window, and a state, which cannot take back what was drafted;
+    and with host memory for preempted ones, to and from which some copies fail."""
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s)
     shared = rng.choice([1, 8, 64])
