@@ -4,8 +4,9 @@ The production scheduler in the simulator. `burst`: 100 requests at once, every 
 two cores (`configs/costs/llava-small-cpu.yaml`), lanes in turns. `agentic`: to four instances at 0.85 of their
 capacity, 60 % sessions that have 4 to 9 thousand tokens to compute, and prompts of log-normal length; `log-normal`:
 such prompts alone. Each answers with one token, so the time to it is all that there is. Long prompts have more than
-16,000 tokens. `tenants`: four of the same demand share an instance, together 0.6 or 0.8 of what it can do; then one of
-them asks for twenty times as much: what the other three wait for their first tokens.
+16,000 tokens to compute; sessions are long, too (64 to 128 thousand tokens, of which 93 % were found). `tenants`: four
+of the same demand share an instance, together 0.6 or 0.8 of what it can do; then one of them asks for twenty times as
+much: what the other three wait for their first tokens.
 """
 
 from __future__ import annotations
@@ -64,31 +65,37 @@ def alone_s(n_tokens: int) -> float:
     return sum(LARGE.language_s(n, n * (at + n), 0, 0) for at, n in chunks)
 
 
-def prompts(mix: str, n: int, seed: int) -> Iterator[TraceRequest]:
+def prompts(mix: str, n: int, seed: int) -> Iterator[tuple[TraceRequest, str]]:
+    """Each with its kind: small, large, or a session."""
     draw = random.Random(seed)
-    lengths = []
+    lengths: list[tuple[int, str]] = []
     for _ in range(n):
         if mix == "agentic" and draw.random() < 0.6:
-            lengths.append(int(draw.uniform(64_000, 128_000) * 0.07))
+            lengths.append((int(draw.uniform(64_000, 128_000) * 0.07), "session"))
         else:
-            lengths.append(int(min(128_000, max(200, draw.lognormvariate(8.5 if mix == "agentic" else 9.0, 1.25)))))
-    rate, at_s = LOAD * N_INSTANCES * n / sum(map(alone_s, lengths)), 0.0
-    for length in lengths:
+            length = int(min(128_000, max(200, draw.lognormvariate(8.5 if mix == "agentic" else 9.0, 1.25))))
+            lengths.append((length, "large" if length > LONG else "small"))
+    rate, at_s = LOAD * N_INSTANCES * n / sum(alone_s(length) for length, _ in lengths), 0.0
+    for length, kind in lengths:
         at_s += draw.expovariate(rate)
-        yield TraceRequest(arrival_s=at_s, n_text=length, n_output=1)
+        yield TraceRequest(arrival_s=at_s, n_text=length, n_output=1), kind
 
 
-def mixed(mix: str, policy: Policy, step_s: float, n: int, seeds: int) -> list[ServedRequest]:
-    """All but the first tenth of each run."""
+def mixed(mix: str, policy: Policy, step_s: float, n: int, seeds: int) -> dict[str, list[ServedRequest]]:
+    """All but the first tenth of each run, by kind."""
     budgets, role = Budgets(tokens=CHUNK, step_s=step_s), Role.parse("EPD")
-    served = []
+    found: dict[str, list[ServedRequest]] = {"all": []}
     for seed in range(seeds):
         instances = [
             InstanceModel(name=f"EPD{i}", role=role, cost=LARGE, blocks={KV: 200_000}, budgets=budgets, policy=policy)
             for i in range(N_INSTANCES)
         ]
-        served += Simulator(instances).run(as_requests(prompts(mix, n, seed)))[n // 10 :]
-    return served
+        drawn = list(prompts(mix, n, seed))
+        served = Simulator(instances).run(as_requests(t for t, _ in drawn))
+        for one, (_, kind) in list(zip(served, drawn, strict=True))[n // 10 :]:
+            found["all"].append(one)
+            found.setdefault(kind, []).append(one)
+    return found
 
 
 def tenants(factor: float, load: float, n_output: int, seeds: int, named: bool = True) -> list[ServedRequest]:
@@ -136,11 +143,7 @@ def main() -> None:
             }
         for mix in ("agentic", "log-normal"):
             served = mixed(mix, policy, step_s, args.requests, args.seeds)
-            rows[mix] = {
-                "all": first_tokens(served),
-                "small": first_tokens([r for r in served if r.request.n_prompt <= LONG]),
-                "large": first_tokens([r for r in served if r.request.n_prompt > LONG]),
-            }
+            rows[mix] = {kind: first_tokens(some) for kind, some in served.items()}
     console = Console(width=150)
     console.print(table(results))
     results["tenants"] = {}
@@ -157,14 +160,16 @@ def main() -> None:
 
 
 def table(results: dict[str, Any]) -> Table:
-    shown = Table(title="time to first token, s: p50 / p90 of texts or short prompts; of pictures or long prompts; end")
+    title = "time to first token, s: p50 / p90 of texts or short prompts; of pictures or long prompts; of sessions; end"
+    shown = Table(title=title)
     cases = list(next(iter(results.values())))
     for column in ("", *cases):
         shown.add_column(column)
     for name, rows in results.items():
         cells = []
         for row in rows.values():
-            parts = [f"{row[kind]['p50']:.2f} / {row[kind]['p90']:.2f}" for kind in ("small", "large")]
+            kinds = [kind for kind in ("small", "large", "session") if kind in row]
+            parts = [f"{row[kind]['p50']:.2f} / {row[kind]['p90']:.2f}" for kind in kinds]
             cells.append("; ".join([*parts, *([f"{row['end_s']:.1f}"] if "end_s" in row else [])]))
         shown.add_row(name, *cells)
     return shown
