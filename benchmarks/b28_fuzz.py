@@ -65,6 +65,7 @@ def schemathesis(program: Path, n_examples: int) -> dict[str, Any]:
                 capture_output=True,
                 text=True,
                 check=False,
+                cwd=folder,  # it keeps a cache where it runs
             )
             server.check_idle()
         finally:
@@ -94,7 +95,7 @@ def main() -> int:
             print(wrong)
             return 1
     if args.schemathesis:
-        state["schemathesis"] = schemathesis(args.schemathesis, args.examples)
+        state["schemathesis"] = schemathesis(args.schemathesis.absolute(), args.examples)
     settings = {name: getattr(args, name) for name in TARGETS}
     print(f"written to {write_result('b28_fuzz', QUESTION, settings, state, args.out)}")
     return int(state.get("schemathesis", {}).get("status", 0) != 0)
