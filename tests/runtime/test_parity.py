@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hydrainfer.core import TokenWork
-from hydrainfer.models import LayerCache
+from hydrainfer.ops import upload
 from hydrainfer.runtime.packing import pack_tokens
 from hydrainfer.runtime.tables import BlockTables
 from tests.equivalence.criterion import LOGIT_TOLERANCE, Tally
@@ -63,8 +63,7 @@ def teacher_forced(rig: Rig, prompt: Prompt, ids: list[int]) -> torch.Tensor:
         x = rig.model.embed(torch.from_numpy(p.ids))
         if p.embed_at is not None:
             x[torch.from_numpy(p.embed_at)] = rig.embeds.rows[torch.from_numpy(p.embed_rows)]
-        batch = rig.language._attention(p, rig.language._put(p), rig.kv.spec)
-        caches = [LayerCache(parts, batch) for parts in rig.kv.layers]
+        caches = rig.language.caches(p, upload(rig.language.arrays(p), rig.model.device))
         hidden = rig.model.forward(x, torch.from_numpy(p.positions), caches)
         logits = rig.model.logits(hidden)
     rig.release(seq)
