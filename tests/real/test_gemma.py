@@ -25,7 +25,7 @@ PROMPTS = {  # and a word that the continuation holds, "" for any
     "Monday, Tuesday, Wednesday,": "Thursday",
     "one, two, three, four,": "five",
     "January, February, March, April,": "May",
-    "The first president of the United States was": "Washington",
+    "The first president of the United States was": "",
     "The sun rises in the east and sets in the": "west",
     "Water is made of hydrogen and": "oxygen",
     "A, B, C, D, E, F,": "G",
