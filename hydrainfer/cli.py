@@ -130,7 +130,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads: waiting threads leave cores to others
     _share_arenas()
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(prog_name="hydrainfer", standalone_mode=False))
     except HydraError as e:
         _say_error(e.message)
         sys.exit(2)

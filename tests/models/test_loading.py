@@ -325,7 +325,7 @@ SLIDING = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers"
         ("mimo", {"num_experts_per_tok": 7}, ["num_experts_per_tok 7 of 6"]),
         ("llama", {"hidden_act": "gelu"}, ["gelu", "supported: silu"]),
         ("llama", {"architectures": ["Qwen3ForCausalLM"]}, ["Qwen3ForCausalLM", "'llama'", "use qwen3"]),
-        ("llama", {"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM, MistralForCausalLM"]),
+        ("llama", {"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "Llama|Mistral|"]),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )

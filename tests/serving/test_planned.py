@@ -86,7 +86,7 @@ def test_budgets_auto_are_values_that_were_measured():
     given = {**EXPECTED, "cost_model": MEASURED, "layout": "1E1PD", "token_budget": "auto", "image_budget": "auto"}
     loaded = settle(load({**given, "launcher": "inproc", "port": 0, "device": "cpu"}), quiet())
     e, pd = read_layout(loaded.config.layout)
-    assert e.own["image_budget"] in (1, 2, 4, 8) and set(pd.own) == {"token_budget"}
+    assert e.own["image_budget"] in (1, 2, 4, 8) and set(pd.own) == {"token_budget", "overlap"}
     assert loaded.config.cost_model is None
     text, _ = answers(loaded)
     assert text
