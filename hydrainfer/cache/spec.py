@@ -105,7 +105,7 @@ class CacheSpec(msgspec.Struct, frozen=True):
     def scan(self, blocks: Sequence[int], start: int, count: int) -> Scan:
         """What computing tokens `start .. start+count-1` reads and writes, of a cache that is not `paged`, by a request
         that holds `blocks`."""
-        raise NotImplementedError
+        raise AssertionError(f"{self.name} is paged")
 
     # ---- how many blocks
 

@@ -91,7 +91,7 @@ class StateSpec(CacheSpec, frozen=True):
     # ---- reuse
 
     def keys(self, request: Request) -> list[bytes]:
-        """Of each boundary, the start of the prompt included, which is never published."""
+        """One key per boundary; the start of the prompt is one, though it is never published."""
         return split_chain(request.keys)
 
     def more_keys(self, request: Request, tokens: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:

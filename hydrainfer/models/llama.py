@@ -69,7 +69,7 @@ class LlamaLayer:
     sinks: Tensor | None
     experts: Moe | None
     widths: tuple[int, int, int]
-    """Of a row's queries, keys and values."""
+    """The widths of a row's queries, keys and values."""
 
     @classmethod
     def make(cls, c: TextConfig, i: int, ops: OpSet, dtype: torch.dtype, device: torch.device) -> LlamaLayer:

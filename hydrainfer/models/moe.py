@@ -154,7 +154,7 @@ def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
 
 
 def _gated_slots(prefix: str, gate_up: Weight, down: Weight) -> dict[str, Slot]:
-    """Of an MLP whose gate and up projections are one matrix."""
+    """The slots of an MLP whose gate and up projections are one matrix."""
     gate, up = gate_up.split([gate_up.shape[0] // 2] * 2)
     named = {"gate_proj": gate, "up_proj": up, "down_proj": down}
     return {f"{prefix}.{name}.weight": Slot(weight) for name, weight in named.items()}

@@ -252,7 +252,7 @@ def test_a_cancel_names_the_life():
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_what_kills_four_instances_in_a_row_is_a_500(heard):
-    """Of an instance that has said nothing of a request it is unlikely that it died of it."""
+    """An instance that has said nothing of a request is unlikely to have died of it."""
     rig = Rig("EPD0", "EPD1")
     rig.submit()
     lives = []

@@ -189,7 +189,7 @@ def test_attention_and_cache_writes(pair, dtype, heads, kv_heads, head_dim, valu
 
 
 def test_a_sink_is_a_key_that_gives_nothing(pair):
-    """Of a head that attends to one token, it leaves as much as a score of its size would."""
+    """A sink beside one token takes the share that a score of its size would."""
     fast, _ = pair(torch.float32)
     cache, batch = paged([1, 1], [0, 0], 1, 64, torch.float32)
     fast.prepare(batch)

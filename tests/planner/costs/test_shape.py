@@ -102,7 +102,7 @@ def test_a_batch_reads_the_experts_that_it_chooses():
     [("qwen3.5-9b", 8192, 2.9), ("qwen3.5-9b", 32768, 3.65), ("qwen3.5-9b", 131072, 3.9)],
 )
 def test_a_request_with_states_takes_so_many_times_fewer_bytes(name, n_tokens, fewer):
-    """Than if all layers had attention and kept all: states take as much whatever the length."""
+    """The bytes are compared with those of layers that keep every token: a state takes as much at any length."""
     shape = shape_of(name)
     sizes = blocks_of(shape, H800, Role.parse("D"))
     held = sum(spec.block_bytes * spec.held_by(n_tokens) for spec in sizes)
