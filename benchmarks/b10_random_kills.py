@@ -296,7 +296,7 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def violations(s: dict[str, Any]) -> list[str]:
-    """What must not be, in words."""
+    """One line for each thing that a run must not have; none if all is well."""
     found = [
         f"{n} requests: {verdict}" for verdict, n in s["verdicts"].items() if verdict.isupper() or "UNTYPED" in verdict
     ]

@@ -232,7 +232,7 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
 
 
 def violations(s: dict[str, Any]) -> list[str]:
-    """What must not be, in words."""
+    """One line for each thing that a run must not have; none if all is well."""
     found = [f"lost: {what}" for what in s["lost"]]
     found += [f"{name} is not whole" for name in s["not_whole"]]
     found += [f"{kind} left: {', '.join(names)}" for kind, names in s["left"].items() if names]

@@ -36,8 +36,7 @@ from hydrainfer.runtime import (
     LaneThread,
     LanguageRunner,
     VisionRunner,
-    capturable,
-    cuda_capture,
+    capture_for,
     spoken_ids,
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
@@ -173,8 +172,7 @@ def _runners(
         assert embeds is not None, "a vision tower without a cache for what it makes"
         runners[Lane.VISION] = VisionRunner(model, embeds, around.pixels, lanes[Lane.VISION])
     if model.language is not None:
-        graphs = config.cuda_graphs and model.device.type == "cuda" and capturable(model.config.text, model.ops)
-        capture = cuda_capture() if graphs else None
+        capture = capture_for(model) if config.cuda_graphs else None
         language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], around.grammars, capture)
         language.capture()
         runners[Lane.LANGUAGE] = language

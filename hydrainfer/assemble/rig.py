@@ -33,7 +33,7 @@ from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.planner.costs import BatchShape
 from hydrainfer.processor import Picture, Pixels, image_adapter
-from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
+from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_for
 from hydrainfer.storage import BlockStore
 
 _STEP_LIMIT_S = 300.0
@@ -79,7 +79,9 @@ class Rig:
             lane = LaneThread("vision", device, wake, self._threads(Lane.LANGUAGE))
             self._vision = VisionRunner(self.model, embeds, pixels, lane)
         lane = LaneThread("language", device, wake, self._threads(Lane.VISION))
-        self._language = LanguageRunner(self.model, stores, lane)
+        capture = capture_for(self.model) if config.cuda_graphs else None  # as an instance of a server
+        self._language = LanguageRunner(self.model, stores, lane, capture=capture)
+        self._language.capture()
         vocab = described.text.vocab
         prompt = tuple(min(_TEXT, vocab // 2) + i % min(100, vocab // 4) for i in range(self.n_context))
         self._texts = [_sequence(f"t{i}", prompt) for i in range(n_sequences)]

@@ -4,7 +4,7 @@ Called by the engine through its ports. Never schedules, owns no blocks, changes
 """
 
 from hydrainfer.runtime.emulated import EmulatedDevice, EmulatedRunner, spoken_ids
-from hydrainfer.runtime.graphs import capturable, cuda_capture
+from hydrainfer.runtime.graphs import capture_for
 from hydrainfer.runtime.lane import LaneThread
 from hydrainfer.runtime.language import LanguageRunner
 from hydrainfer.runtime.vision import VisionRunner
@@ -15,7 +15,6 @@ __all__ = [
     "LaneThread",
     "LanguageRunner",
     "VisionRunner",
-    "capturable",
-    "cuda_capture",
+    "capture_for",
     "spoken_ids",
 ]

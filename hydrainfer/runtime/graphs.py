@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydrainfer.checkpoint import TextConfig
-from hydrainfer.models import LayerCache
-from hydrainfer.ops import OpSet, packed_bytes, to_device, upload
+from hydrainfer.models import LayerCache, Model
+from hydrainfer.ops import packed_bytes, to_device, upload
 from hydrainfer.runtime.packing import PackedTokens, padded
 
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
@@ -25,11 +24,13 @@ Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Runs a step once and captures it; returns what replays it, and the tensor that it writes."""
 
 
-def capturable(text: TextConfig, ops: OpSet) -> bool:
-    """Whether nothing in a decode step depends on arrays of the host or waits for the device: attention by FlashInfer,
-    which takes no sinks and no values narrower than keys, in every layer; no experts."""
+def capture_for(model: Model) -> Capture | None:
+    """How to capture the model's decode steps; None where something in them depends on arrays of the host or waits for
+    the device. FlashInfer's attention does not, but takes no sinks and no values narrower than keys; experts do."""
+    text = model.config.text
     plain = text.recurrence is None and text.experts is None and text.sinks == "none"
-    return ops.captures and plain and text.value_dim in (0, text.head_dim)
+    plain = plain and text.value_dim in (0, text.head_dim)
+    return _cuda_capture() if model.device.type == "cuda" and model.ops.captures and plain else None
 
 
 class Steps(Protocol):
@@ -100,7 +101,7 @@ class DecodeGraphs:
         return graph
 
 
-def cuda_capture() -> Capture:
+def _cuda_capture() -> Capture:
     """Captures on the current stream, which is not the default one. All graphs compute in one pool of memory: they run
     one after the other."""
     pool = torch.cuda.graph_pool_handle()
