@@ -110,7 +110,7 @@ def test_few_blocks(tiny, wanted, layout, copies):
     with start(tiny, layout, few=True) as llm:
         with watched(llm) as most:
             assert ask(llm, copies) == wanted
-        assert most[0] >= 64 or copies < 4, most
+        assert most[0] > FEW_BLOCKS or copies < 4, most  # not each of them can have a block
         check_whole(llm)
         assert settled_stats(llm).n_preemptions > 0 or layout == "2E1P2D"
 
