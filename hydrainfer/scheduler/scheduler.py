@@ -216,7 +216,8 @@ class Scheduler:
                 seq.cursor -= 1
                 self.migrating[seq.id] = seq
             work, n, n_decodes = self._fill_language(now, preempted, interrupts)
-            after_s = self._gap.other_s(n, now) if interrupts and len(work) == n_decodes else 0.0
+            after_s = self._gap.other_s(work, n, now) if interrupts and len(work) == n_decodes else 0.0
+            self._gap.launched(work[:n_decodes], now)
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         started: list[LiveSequence] = []
@@ -250,7 +251,7 @@ class Scheduler:
 
     def _fill_prefill(self, now: float, work: list[TokenWork], n: int, before: Rank) -> int:
         """Add chunks of who goes before `before` to the `n` tokens of `work`; returns how many it has then."""
-        budget, n_before, other_s = self.budgets.tokens, n, self._gap.other_s(n, now)
+        budget, n_before, other_s = self.budgets.tokens, n, self._gap.other_s(work, n, now)
         if not other_s:
             return n
         pace: Pace | Gap = self._gap if n and self._gap.bounded else self._order.pace
