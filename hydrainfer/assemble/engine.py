@@ -37,6 +37,7 @@ from hydrainfer.runtime import (
     LanguageRunner,
     VisionRunner,
     capture_for,
+    capture_squares_for,
     spoken_ids,
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
@@ -110,12 +111,12 @@ def build_engine(
     landing = landing_sizes(config, described, role, dtype, sizing.n_context)
     hosted = _host_stores(landing, device)
     scheduler = _scheduler(config, role, caches, overlap, CacheSet(landing))
-    engine: Engine
+    engines: list[Engine] = []  # the one, once it is there: lanes work before, to capture graphs
     if model is None:
         assert sizing.cost is not None
         runners = _emulated(described, role, stores, around, sizing.cost, overlap)
     else:
-        busy = (lambda _: False) if overlap == "slice" else lambda lane: engine.in_flight(lane)
+        busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.in_flight(lane) for e in engines)
         lanes |= _lanes(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
         runners = _runners(config, model, lanes, stores, around)
     moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores, hosted)
@@ -125,6 +126,7 @@ def build_engine(
     expect = None if around.grammars is None else around.grammars.expect
     told = around.sink, around.record
     engine = Engine(scheduler, runners, *told, overlap, moves, moved, give_up_after, expect, shifts)
+    engines.append(engine)
     facts: Facts = {
         "device": str(device) if model is not None else "emulated",
         "dtype": dtype,
@@ -170,7 +172,10 @@ def _runners(
     embeds = _store_for(stores, Stage.ENCODE)
     if model.vision is not None:
         assert embeds is not None, "a vision tower without a cache for what it makes"
-        runners[Lane.VISION] = VisionRunner(model, embeds, around.pixels, lanes[Lane.VISION])
+        capture = capture_squares_for(model) if config.cuda_graphs else None
+        vision = VisionRunner(model, embeds, around.pixels, lanes[Lane.VISION], capture)
+        vision.capture()
+        runners[Lane.VISION] = vision
     if model.language is not None:
         capture = capture_for(model) if config.cuda_graphs else None
         language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], around.grammars, capture)

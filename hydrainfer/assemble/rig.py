@@ -33,7 +33,7 @@ from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
 from hydrainfer.planner.costs import BatchShape
 from hydrainfer.processor import Picture, Pixels, image_adapter
-from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_for
+from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_for, capture_squares_for
 from hydrainfer.storage import BlockStore
 
 _STEP_LIMIT_S = 300.0
@@ -43,21 +43,23 @@ _TEXT = 300  # any ordinary token id
 class Rig:
     """`sizes`: pictures in pixels, `n_pictures` of each; `n_sequences` of at most `n_context` tokens hold KV of their
     own, of all tokens in each cache, also where a window would leave some out. Batches leave everything as it was, but
-    for states, and can be repeated. Raises `ConfigError` or `CheckpointError`."""
+    for states, and can be repeated. `model`: one that is there already; else `config`'s is loaded. `priority`: of the
+    language lane, as `LaneThread` takes it. Raises `ConfigError` or `CheckpointError`."""
 
     def __init__(
-        self, config: ServeConfig, sizes: list[tuple[int, int]], n_pictures: int, n_sequences: int, n_context: int
+        self,
+        config: ServeConfig,
+        sizes: list[tuple[int, int]],
+        n_pictures: int,
+        n_sequences: int,
+        n_context: int,
+        model: Model | None = None,
+        priority: int = -1,
     ) -> None:
-        path, device = model_folder(config), torch_device(config)
-        described = read_config(path)
-        self.dtype = dtype_of(config, device, described.dtype)
         self.n_threads = config.threads or torch.get_num_threads()
-        head_dim, native = described.text.head_dim, config.native_kernels
-        kind = quantization_of(config, device)
-        ops = select_ops(
-            device, DTYPES[self.dtype], head_dim, use_native=native, threads=self.n_threads, quantization=kind
-        )
-        self.model: Model = load_model(path, Role.parse("EPD"), device, self.dtype, ops=ops, config=described)
+        self.model = model or _load(config, self.n_threads)
+        described, device = self.model.config, self.model.device
+        self.dtype = str(self.model.dtype).removeprefix("torch.")
         self.n_context = min(n_context, described.text.context)
         specs = self.model.cache_specs(kv_block_tokens=config.block_tokens)
         self.kv = [spec for spec in specs if Stage.DECODE in spec.stages]
@@ -77,9 +79,11 @@ class Rig:
             stores.append(embeds)
             pixels = self._pixels.__getitem__
             lane = LaneThread("vision", device, wake, self._threads(Lane.LANGUAGE))
-            self._vision = VisionRunner(self.model, embeds, pixels, lane)
-        lane = LaneThread("language", device, wake, self._threads(Lane.VISION))
-        capture = capture_for(self.model) if config.cuda_graphs else None  # as an instance of a server
+            capture = capture_squares_for(self.model) if config.cuda_graphs else None  # as an instance of a server
+            self._vision = VisionRunner(self.model, embeds, pixels, lane, capture)
+            self._vision.capture()
+        lane = LaneThread("language", device, wake, self._threads(Lane.VISION), priority)
+        capture = capture_for(self.model) if config.cuda_graphs else None
         self._language = LanguageRunner(self.model, stores, lane, capture=capture)
         self._language.capture()
         vocab = described.text.vocab
@@ -181,6 +185,15 @@ class Rig:
                 return done
             if not self._woken.wait(_STEP_LIMIT_S):
                 raise ConfigError(f"a batch did not end within {_STEP_LIMIT_S:.0f} s")
+
+
+def _load(config: ServeConfig, threads: int) -> Model:
+    path, device = model_folder(config), torch_device(config)
+    described = read_config(path)
+    dtype = dtype_of(config, device, described.dtype)
+    head_dim, native, kind = described.text.head_dim, config.native_kernels, quantization_of(config, device)
+    ops = select_ops(device, DTYPES[dtype], head_dim, use_native=native, threads=threads, quantization=kind)
+    return load_model(path, Role.parse("EPD"), device, dtype, ops=ops, config=described)
 
 
 def _sequence(name: str, prompt: tuple[int, ...], media: tuple[MediaSpan, ...] = ()) -> LiveSequence:

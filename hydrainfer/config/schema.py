@@ -75,7 +75,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         bool, _help("Model", "Compile and use our CPU kernels (true or false; false uses torch's operators).")
     ] = True
     cuda_graphs: Annotated[
-        bool, _help("Model", "On CUDA with FlashInfer, capture decode steps at start and replay them (true or false).")
+        bool,
+        _help(
+            "Model",
+            "On CUDA, capture decode steps (FlashInfer) and passes of few pictures; replay them (true or false).",
+        ),
     ] = True
     max_model_len: Annotated[
         ContextLength | None,

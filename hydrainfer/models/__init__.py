@@ -9,7 +9,7 @@ from hydrainfer.models.layers import Layers
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache, Llama
 from hydrainfer.models.load import DTYPES, load_model
 from hydrainfer.models.model import Model, cache_specs
-from hydrainfer.models.picture import PatchedPicture, VisionTower
+from hydrainfer.models.picture import PatchedPicture, Squares, VisionTower
 
 __all__ = [
     "DTYPES",
@@ -20,6 +20,7 @@ __all__ = [
     "Llama",
     "Model",
     "PatchedPicture",
+    "Squares",
     "VisionTower",
     "cache_specs",
     "load_model",

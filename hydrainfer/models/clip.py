@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch import Tensor
 from hydrainfer.checkpoint import ClipConfig, ClipSettings
 from hydrainfer.models.activations import activation
 from hydrainfer.models.slots import Slot, empty
-from hydrainfer.ops import OpSet, Segments, to_device
+from hydrainfer.ops import OpSet, Segments
 
 
 class Blocks(NamedTuple):
@@ -24,21 +23,27 @@ class Blocks(NamedTuple):
     heads: int
     norm_eps: float
     activation: Callable[[Tensor], Tensor]
+    known: dict[tuple[int, int], Segments]
+
+    def segments(self, n: int, length: int, device: torch.device) -> Segments:
+        """`n` of one length. They are kept, since in a graph nothing may be copied from the host."""
+        if (n, length) not in self.known:
+            self.known[n, length] = Segments([length] * n, device)
+        return self.known[n, length]
 
     def norm(self, x: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
         return F.layer_norm(x, weights[0].shape, weights[0], weights[1], self.norm_eps)
 
 
 class Patches:
-    """uint8 squares of `size` pixels → normalised patches [pictures, patches, 3 * patch ** 2]."""
+    """uint8 [pictures, size, size, 3] → normalised patches [pictures, patches, 3 * patch ** 2]."""
 
     def __init__(self, pixels: ClipSettings, size: int, patch: int, dtype: torch.dtype, device: torch.device) -> None:
         self._side, self._patch, self._scale, self._dtype = size // patch, patch, pixels.scale, dtype
         self._mean, self._std = (torch.tensor(given, device=device) for given in (pixels.mean, pixels.std))
 
-    def __call__(self, pictures: Sequence[np.ndarray]) -> Tensor:
+    def __call__(self, pixels: Tensor) -> Tensor:
         side, p = self._side, self._patch
-        pixels = to_device(np.stack(pictures), self._mean.device)  # [n, size, size, 3] uint8
         scaled = (pixels.float().mul_(self._scale) - self._mean).div_(self._std)
         grid = scaled[:, : side * p, : side * p].unflatten(2, (side, p)).unflatten(1, (side, p))
         return grid.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2).to(self._dtype)
@@ -96,7 +101,7 @@ class Clip:
     def __init__(self, config: ClipConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self._ops = ops
-        self._blocks = Blocks(ops, config.heads, config.norm_eps, activation(config.activation, ops))
+        self._blocks = Blocks(ops, config.heads, config.norm_eps, activation(config.activation, ops), {})
         h, m, patch = config.hidden, config.intermediate, 3 * config.patch_size**2
 
         def make(*shape: int) -> Tensor:
@@ -120,16 +125,16 @@ class Clip:
             found |= layer.slots(f"vision.encoder.layers.{i}")
         return found
 
-    def forward(self, pictures: Sequence[np.ndarray]) -> Tensor:
-        """[pictures, tokens, hidden * len(features)]."""
-        patches = self._patches(pictures)
+    def forward(self, pixels: Tensor) -> Tensor:
+        """uint8 [pictures, size, size, 3] → [pictures, tokens, hidden * len(features)]."""
+        patches = self._patches(pixels)
         n, n_patches, _ = patches.shape
         x = torch.empty((n, n_patches + 1, self.config.hidden), dtype=patches.dtype, device=patches.device)
         x[:, 0] = self.class_row
         x[:, 1:] = self._ops.linear(patches.flatten(0, 1), self.patch).unflatten(0, (n, n_patches))
         x = self._blocks.norm(x.add_(self.positions), self.pre_norm).flatten(0, 1)  # [pictures * (patches + 1), hidden]
         taken = {0: x.clone()} if 0 in self.config.features else {}
-        segments = Segments([n_patches + 1] * n, x.device)
+        segments = self._blocks.segments(n, n_patches + 1, x.device)
         for i, layer in enumerate(self.layers, start=1):
             layer.run(x, segments, self._blocks)
             if i in self.config.features:

@@ -11,10 +11,11 @@ from torch import Tensor
 from hydrainfer.checkpoint import ClipConfig
 from hydrainfer.models.activations import activation
 from hydrainfer.models.clip import Clip
+from hydrainfer.models.picture import Squares
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
-_AT_ONCE = 16  # squares through CLIP in one pass: what bounds its memory, however many come together
+_AT_ONCE = 16  # squares
 
 
 class ClipProjector:
@@ -24,6 +25,7 @@ class ClipProjector:
         self.config = config
         self._clip = Clip(config, ops, dtype, device)
         self._ops = ops
+        self.squares = Squares(self._pass, config.image_size, device, _AT_ONCE)
         self._activation = activation(config.projector_activation, ops)
         inner = config.hidden * len(config.features)
         self.linear_1 = empty((width, inner), dtype, device)
@@ -42,10 +44,10 @@ class ClipProjector:
 
     def encode(self, squares: Sequence[np.ndarray]) -> Tensor:
         """uint8 [image_size, image_size, 3] each → [squares, tokens, width]."""
-        parts = [self._pass(squares[i : i + _AT_ONCE]) for i in range(0, len(squares), _AT_ONCE)]
+        parts = self.squares.encode(squares)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _pass(self, squares: Sequence[np.ndarray]) -> Tensor:
-        features = self._clip.forward(squares)  # [squares, tokens, vision hidden * features]
+    def _pass(self, pixels: Tensor) -> Tensor:
+        features = self._clip.forward(pixels)  # [squares, tokens, vision hidden * features]
         hidden = self._activation(self._ops.linear(features.flatten(0, 1), self.linear_1, self.bias_1))
         return self._ops.linear(hidden, self.linear_2, self.bias_2).unflatten(0, features.shape[:2])

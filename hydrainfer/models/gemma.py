@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,11 +11,11 @@ from hydrainfer.models.activations import activation
 from hydrainfer.models.clip import Blocks, ClipLayer, Patches, pair_slots
 from hydrainfer.models.layers import Layers
 from hydrainfer.models.llava import canonical
-from hydrainfer.models.picture import PatchedPicture
+from hydrainfer.models.picture import PatchedPicture, Squares
 from hydrainfer.models.slots import Slot, empty
-from hydrainfer.ops import OpSet, Segments
+from hydrainfer.ops import OpSet
 
-_AT_ONCE = 8  # pictures in one pass: what bounds its memory, however many come together
+_AT_ONCE = 8  # pictures
 
 
 class GemmaVision:
@@ -25,8 +24,9 @@ class GemmaVision:
     def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         c = self.config = config.vision
         self._ops = ops
-        self._blocks = Blocks(ops, c.heads, c.norm_eps, activation(c.activation, ops))
+        self._blocks = Blocks(ops, c.heads, c.norm_eps, activation(c.activation, ops), {})
         self._patches = Patches(c.pixels, c.image_size, c.patch_size, dtype, device)
+        self.squares = Squares(self._pass, c.image_size, device, _AT_ONCE)
 
         def make(*shape: int) -> Tensor:
             return empty(shape, dtype, device)
@@ -58,16 +58,15 @@ class GemmaVision:
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """uint8 [image_size, image_size, 3] each → [tokens, width] each."""
-        squares = [p.pixels for p in pictures]
-        return [rows for i in range(0, len(squares), _AT_ONCE) for rows in self._pass(squares[i : i + _AT_ONCE])]
+        return [rows for part in self.squares.encode([p.pixels for p in pictures]) for rows in part]
 
-    def _pass(self, squares: list[np.ndarray]) -> Tensor:
-        """[pictures, tokens, width]."""
-        c, patches = self.config, self._patches(squares)
+    def _pass(self, pixels: Tensor) -> Tensor:
+        """uint8 [pictures, size, size, 3] → [pictures, tokens, width]."""
+        c, patches = self.config, self._patches(pixels)
         n, n_patches, _ = patches.shape
         x = self._ops.linear(patches.flatten(0, 1), *self.patch).unflatten(0, (n, n_patches))
         x = x.add_(self.positions).flatten(0, 1)  # [pictures * patches, hidden]
-        segments = Segments([n_patches] * n, x.device)
+        segments = self._blocks.segments(n, n_patches, x.device)
         for layer in self.layers:
             layer.run(x, segments, self._blocks)
         x = self._blocks.norm(x, self.last_norm)

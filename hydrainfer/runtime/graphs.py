@@ -1,24 +1,34 @@
-"""Decode steps of CUDA graphs: one launch for what are some thirty per layer. Not yet run on a GPU.
+"""CUDA graphs: one launch for what are some thirty per layer of a decode step, a dozen of a vision tower.
 
-A graph is captured for each of a few numbers of rows; a step is padded to the next one. What its kernels read lies at
-the same place in every step. What attention needs to know beforehand is planned before each replay.
+A decode graph is captured for each of a few numbers of rows; a step is padded to the next one. What its kernels read
+lies at the same place in every step. What attention needs to know beforehand is planned before each replay.
+
+A tower's graph is captured for each of the first few numbers of pictures, if these have one size: more of them keep a
+GPU busy longer than their launches take, and padding would cost arithmetic.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hydrainfer.models import LayerCache, Model
+from hydrainfer.core import Lane, StepBatch, StepResult
+from hydrainfer.models import LayerCache, Model, Squares
 from hydrainfer.ops import packed_bytes, to_device, upload
+from hydrainfer.runtime.lane import LaneThread
 from hydrainfer.runtime.packing import PackedTokens, padded
 
+_log = logging.getLogger(__name__)
+_POLL_S = 0.005
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
+SQUARES = (1, 2, 3, 4, 5)  # a picture of LLaVA-NeXT is up to five
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Runs a step once and captures it; returns what replays it, and the tensor that it writes."""
@@ -31,6 +41,39 @@ def capture_for(model: Model) -> Capture | None:
     plain = text.recurrence is None and text.experts is None and text.sinks == "none"
     plain = plain and text.value_dim in (0, text.head_dim)
     return _cuda_capture() if model.device.type == "cuda" and model.ops.captures and plain else None
+
+
+def capture_squares_for(model: Model) -> Capture | None:
+    """How to capture the passes of the model's vision tower; None where its pictures have sizes of their own."""
+    return _cuda_capture() if model.device.type == "cuda" and squares_of(model) is not None else None
+
+
+def squares_of(model: Model) -> Squares | None:
+    return getattr(model.vision, "squares", None)
+
+
+def capture_on(lane: LaneThread, name: Lane, device: torch.device, capture_all: Callable[[], None]) -> bool:
+    """Run `capture_all` on the lane's thread, before anything is served. False, and a warning says why, if it fails:
+    everything can be computed without graphs. Raises if the device is lost."""
+    batch, done = StepBatch(0, name, [], 0), []
+
+    def run() -> StepResult:
+        try:
+            with torch.inference_mode():
+                capture_all()
+            done.append(True)
+        except Exception as e:
+            torch.zeros(1, device=device).tolist()  # raises if the device is lost
+            why = str(e).partition("\n")[0] or type(e).__name__
+            _log.warning("CUDA graphs of the %s lane could not be captured; it goes without: %s", name.value, why)
+        return StepResult(batch)
+
+    ticket = lane.submit(batch, run)
+    while ticket.result is None:
+        time.sleep(_POLL_S)
+    if ticket.result.error is not None:
+        raise ticket.result.error
+    return bool(done)
 
 
 class Steps(Protocol):
@@ -99,6 +142,38 @@ class DecodeGraphs:
             graph = self._graphs[rows] = _Graph(memory, step)
         graph.step = step
         return graph
+
+
+class _SquareGraph(NamedTuple):
+    pixels: Tensor
+    replay: Callable[[], None]
+    embeddings: Tensor
+
+
+class SquareGraphs:
+    """The graphs of a tower's passes, in place of the passes."""
+
+    def __init__(self, squares: Squares, capture: Capture) -> None:
+        self._squares, self._capture = squares, capture
+        self._graphs: dict[int, _SquareGraph] = {}
+
+    def capture_all(self) -> None:
+        """Capture every graph, the largest first: the others use its memory. From then on they are used."""
+        size = self._squares.size
+        for n in sorted(SQUARES, reverse=True):
+            pixels = torch.zeros((n, size, size, 3), dtype=torch.uint8, device=self._squares.device)
+            replay, embeddings = self._capture(lambda pixels=pixels: self._squares.compute(pixels))  # type: ignore[misc]
+            self._graphs[n] = _SquareGraph(pixels, replay, embeddings)
+        self._squares.through = self
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """As `Squares.compute`."""
+        graph = self._graphs.get(len(pixels))
+        if graph is None:
+            return self._squares.compute(pixels)
+        graph.pixels.copy_(pixels)
+        graph.replay()
+        return graph.embeddings.clone()  # the next pass of as many overwrites them
 
 
 def _cuda_capture() -> Capture:

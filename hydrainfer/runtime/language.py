@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -14,7 +13,7 @@ from hydrainfer.core import HydraError, Lane, Stage, StepBatch, StepResult, Toke
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
 from hydrainfer.ops import AttentionBatch, Captured, ScanBatch, to_device, upload
-from hydrainfer.runtime.graphs import Capture, DecodeGraphs
+from hydrainfer.runtime.graphs import Capture, DecodeGraphs, capture_on
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
 from hydrainfer.runtime.packing import Asked, PackedTokens, one_token, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
@@ -23,7 +22,6 @@ from hydrainfer.runtime.sampling import SamplingPlan, plan_sampling
 from hydrainfer.runtime.tables import BlockTables
 from hydrainfer.storage import BlockStore
 
-_POLL_S = 0.005
 _ASKED_ROWS = 64
 """Rows of the prompt whose logits are there at a time: each takes 600 KB where the vocabulary has 150,000 tokens."""
 
@@ -75,22 +73,14 @@ class LanguageRunner:
         return self._lane.submit(batch, lambda: self._execute(batch, packed, plan))
 
     def capture(self) -> None:
-        """Capture all graphs; before anything is served, since this writes to block 0 of the caches."""
-        if self._graphs is None:
+        """Capture all graphs; before anything is served, since this writes to block 0 of the caches. Where that fails
+        there are none, and a warning says why; a device that is lost meanwhile raises."""
+        graphs = self._graphs
+        if graphs is None:
             return
-        graphs, batch = self._graphs, StepBatch(0, Lane.LANGUAGE, [], 0)
         one = one_token([tables.spec.name for tables in self._tables], multimodal=self._rotary is not None)
-
-        def run() -> StepResult:
-            with torch.inference_mode():
-                graphs.capture_all(one)
-            return StepResult(batch)
-
-        ticket = self._lane.submit(batch, run)
-        while ticket.result is None:
-            time.sleep(_POLL_S)
-        if ticket.result.error is not None:
-            raise ticket.result.error
+        if not capture_on(self._lane, Lane.LANGUAGE, self.device, lambda: graphs.capture_all(one)):
+            self._graphs = None
 
     def close(self) -> None:
         """Wait for what is running, then end the lane's thread."""

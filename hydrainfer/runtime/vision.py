@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hydrainfer.core import EncodeWork, HydraError, InternalError, MediaSpan, PixelSource, StepBatch, StepResult
+from hydrainfer.core import EncodeWork, HydraError, InternalError, Lane, MediaSpan, PixelSource, StepBatch, StepResult
 from hydrainfer.models import Model, PatchedPicture
 from hydrainfer.ops import to_device
+from hydrainfer.runtime.graphs import Capture, SquareGraphs, capture_on, squares_of
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
 from hydrainfer.storage import BlockStore
 
@@ -27,7 +28,8 @@ class VisionRunner:
     """Executes `EncodeWork` batches; satisfies `engine.ports.Runner`.
 
     `embeds` is the EMBED store, `pixels` resolves a span's reference to its uint8 array. A picture whose pixels are
-    gone, or are not what the model takes, fails its request alone.
+    gone, or are not what the model takes, fails its request alone. `capture`: passes of few pictures are replayed from
+    graphs.
     """
 
     def __init__(
@@ -36,7 +38,10 @@ class VisionRunner:
         embeds: BlockStore,
         pixels: PixelSource,
         lane: LaneThread,
+        capture: Capture | None = None,
     ) -> None:
+        squares = squares_of(model)
+        self._graphs = None if capture is None or squares is None else SquareGraphs(squares, capture)
         self._model = model
         self._embeds = embeds
         self._pixels = pixels
@@ -54,6 +59,12 @@ class VisionRunner:
         if outcome.error is not None:
             return self._lane.complete(outcome)
         return self._lane.submit(batch, lambda: self._execute(batch, places))
+
+    def capture(self) -> None:
+        """Capture all graphs, as `LanguageRunner.capture` does."""
+        graphs = self._graphs
+        if graphs and not capture_on(self._lane, Lane.VISION, self._model.device, graphs.capture_all):
+            self._graphs = None
 
     def close(self) -> None:
         """Wait for what is running, then end the lane's thread."""

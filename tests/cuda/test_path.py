@@ -29,6 +29,7 @@ from hydrainfer.models import Model, PatchedPicture
 from hydrainfer.ops import select, select_ops
 from hydrainfer.ops.cuda import CudaKernels
 from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
+from hydrainfer.runtime.graphs import SQUARES, SquareGraphs
 from hydrainfer.runtime.packing import pack_tokens
 from hydrainfer.runtime.sampler import choose, sample
 from hydrainfer.runtime.sampling import plan_sampling
@@ -227,6 +228,32 @@ def test_a_step_by_a_graph_is_two_copies_and_a_replay(monkeypatch, kernels):
             assert rig.hidden(work).shape == (n, rig.model.config.text.hidden)
             assert kernels.calls.count("rope_write_kv") == (0 if n == 4 else 2), "three are padded to four"
             assert len(recorder.copies) <= 2 and not recorder.waits
+        rig.close()
+
+
+@pytest.mark.parametrize("name", ["llava-1.5-7b", "llava-next-7b"])
+def test_a_picture_by_a_graph_is_two_copies_and_few_launches(monkeypatch, kernels, name):
+    """Its pixels, and where its rows lie; nothing is copied from the host while a graph is captured."""
+    with fake_cuda(monkeypatch) as recorder:
+        rig = FakeRig(name, layers=2)
+        captured = []
+
+        def capture(run):
+            embeddings = run()
+            recorder.copies.clear()
+            run()
+            captured.append(list(recorder.copies))
+            return (lambda: None), embeddings
+
+        SquareGraphs(rig.model.vision.squares, capture).capture_all()
+        assert captured == [[]] * len(SQUARES)
+        for part in (recorder.copies, recorder.waits, recorder.calls):
+            part.clear()
+        result = rig.vision._execute(
+            StepBatch(1, LaneName.VISION, [], 1), [rig.vision._place(EncodeWork(rig.sequence(), 0))]
+        )
+        assert result.error is None and not result.failed
+        assert len(recorder.copies) == 2 and not recorder.waits and len(recorder.calls) < 20, recorder.calls
         rig.close()
 
 

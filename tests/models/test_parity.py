@@ -8,7 +8,7 @@ import transformers
 from PIL import Image
 
 from hydrainfer.core import Role
-from hydrainfer.models import clip_projector, load_model
+from hydrainfer.models import load_model
 from tests.checkpoints import make_picture
 from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_next import SIDE, make_llava_next
@@ -135,7 +135,7 @@ def test_pictures_of_any_sizes_are_encoded_together_as_alone(tmp_path, monkeypat
     assert len({p.pixels.shape for p in pictures}) > 2 and all(p.pixels.shape[1:] == (SIDE, SIDE, 3) for p in pictures)
     alone = [model.encode([p])[0] for p in pictures]
     for at_once in (1, 2, 3, 16):
-        monkeypatch.setattr(clip_projector, "_AT_ONCE", at_once)
+        monkeypatch.setattr(model.vision.squares, "at_once", at_once)
         together = model.encode(pictures)
         for one, other, picture in zip(alone, together, pictures):
             assert one.shape == (model.vision.rows(picture), 64)

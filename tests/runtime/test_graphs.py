@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 
-from hydrainfer.core import TokenWork
-from hydrainfer.runtime.graphs import ROWS
+from hydrainfer import LLM, SamplingParams
+from hydrainfer.assemble import engine as assembling
+from hydrainfer.core import DEVICE_LOST, InternalError, Role, TokenWork
+from hydrainfer.models import PatchedPicture, load_model
+from hydrainfer.runtime.graphs import ROWS, SQUARES, SquareGraphs
+from tests.checkpoints import make_picture
 from tests.runtime.harness import IMAGE, Prompt, Rig
 
 pytestmark = pytest.mark.cpu
@@ -57,6 +62,37 @@ def test_tokens_are_those_without_graphs(checkpoints, rig, before):
         with_graphs.close()
 
 
+def test_embeddings_are_those_without_graphs(checkpoints):
+    captures, model = Captures(), load_model(checkpoints(), Role.parse("E"))
+    pictures = [PatchedPicture(make_picture(i, 56)) for i in range(SQUARES[-1] + 2)]
+    plain = {n: model.encode(pictures[-n:]) for n in (*SQUARES, len(pictures))}
+    with torch.inference_mode():
+        SquareGraphs(model.vision.squares, captures).capture_all()
+    assert captures.n == len(SQUARES)
+    kept = []
+    for n, want in plain.items():
+        kept += zip(model.encode(pictures[-n:]), want)
+    assert captures.replays == len(SQUARES), "more pictures than any graph has go without"
+    for got, want in kept:  # all of them: one pass does not overwrite what another made
+        torch.testing.assert_close(got, want)
+
+
+def test_a_server_captures_before_its_engine_is_there(checkpoints, monkeypatch):
+    """Lanes ask the engine whether the other one is busy, also while graphs are captured."""
+    decodes, squares = Captures(), Captures()
+    chat = [{"role": "user", "content": [{"type": "image", "image": Image.fromarray(make_picture(1, 56))}]}]
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+    found = []
+    for capture in (False, True):
+        monkeypatch.setattr(assembling, "capture_for", lambda _, on=capture: decodes if on else None)
+        monkeypatch.setattr(assembling, "capture_squares_for", lambda _, on=capture: squares if on else None)
+        with LLM(checkpoints(), device="cpu", overlap="free", threads=1) as llm:
+            (answer,) = llm.chat([chat], greedy, use_tqdm=False)
+            found.append(answer.outputs[0].token_ids)
+    assert found[0] == found[1]
+    assert decodes.n == len(ROWS) and squares.n == len(SQUARES) and decodes.replays and squares.replays == 1
+
+
 def test_a_decode_that_does_not_sample_and_too_many_rows(checkpoints, rig):
     captures = Captures()
     with_graphs = Rig(checkpoints(), capture=captures)
@@ -75,13 +111,36 @@ def test_a_decode_that_does_not_sample_and_too_many_rows(checkpoints, rig):
         with_graphs.close()
 
 
-def test_a_capture_that_fails_says_so(checkpoints):
-    def no_memory(run):
-        raise torch.OutOfMemoryError
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory\nmore"), torch.AcceleratorError("no")])
+def test_a_capture_that_fails_is_said_and_steps_go_without(checkpoints, rig, caplog, error):
+    captures = []
 
-    broken = Rig(checkpoints(), capture=no_memory)
+    def fails(run):
+        captures.append(run())
+        if len(captures) == 3:
+            raise error
+        return (lambda: None), captures[-1]
+
+    broken = Rig(checkpoints(), capture=fails)
     try:
-        with pytest.raises(Exception, match="out of memory"):
+        broken.language.capture()
+        (warning,) = caplog.records
+        assert "goes without" in warning.message and "\n" not in warning.message and warning.levelname == "WARNING"
+        assert outputs(broken) == outputs(rig)
+        assert len(captures) == 3
+    finally:
+        broken.close()
+
+
+def test_a_device_that_is_lost_while_capturing_ends_the_start(checkpoints, monkeypatch):
+    def lost(*args, **kwargs):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    broken = Rig(checkpoints(), capture=lost)
+    monkeypatch.setattr(torch, "zeros", lost)
+    try:
+        with pytest.raises(InternalError) as failed:
             broken.language.capture()
+        assert failed.value.code == DEVICE_LOST
     finally:
         broken.close()
