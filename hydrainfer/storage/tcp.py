@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 
 import torch
 
@@ -87,8 +88,9 @@ def _read(connection: PeerSocket, spec: str, pieces: list[BlockRun], store: Bloc
         connection.send(Read(spec, store.spec.block_bytes, tuple((p.first, p.n) for p in some)))
         if not isinstance(connection.receive(), Granted):
             raise TransportError("the peer answered something else")
-        for views in incoming(store, [(p.into, p.n) for p in some]):
-            connection.fill(views)
+        with closing(incoming(store, [(p.into, p.n) for p in some])) as places:
+            for views in places:
+                connection.fill(views)
 
 
 def shares(pieces: list[BlockRun], n: int) -> Iterator[list[BlockRun]]:
