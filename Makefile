@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo serve test test-full test-real test-clients check format setup bench-peers fuzz soak gpu-check clean
+.PHONY: demo serve test test-full test-real test-clients check format setup bench-peers fuzz soak gpu-session clean
 
 setup: $(STAMP)
 
@@ -75,9 +75,10 @@ fuzz: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.b29_soak $(ARGS)
 
-# Builds, tests and measures everything CUDA on a machine that has it; writes JSON under $$OUT.
-gpu-check:
-	bash benchmarks/gpu_check.sh
+# One of the five steps of a session on a lent GPU, at most eight minutes each; JSON and a summary in words under $$OUT.
+# ARGS="--device cpu": the same parts with tiny shapes, to see that each of them starts.
+gpu-session:
+	bash benchmarks/gpu_session.sh $(STEP) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info

@@ -5,7 +5,8 @@ Inside are the model's embedding, layers and output head; everything else is ove
 the hand-over between threads, and detokenisation by the same process, as in the server.
 
 On CUDA the device is synchronised before and after each of these calls, so that a call's time is its work's and not its
-launch's. Host work that would have run beside the device then runs after it: the overhead is an upper bound.
+launch's; a forward pass is then what the runner does for one, since a graph calls no layer. Host work that would have
+run beside the device then runs after it: the overhead is an upper bound.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figure import Panel, save_bars
+from benchmarks.floors import waits_for
 from benchmarks.record import spread, write_result
 from benchmarks.runs import make_model
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.models import Model
+from hydrainfer.runtime import LanguageRunner
+from hydrainfer.runtime.packing import PackedTokens
 from hydrainfer.workload.results import Percentiles
 
 TARGET = 0.05  # of a step at batch 8
@@ -48,7 +52,7 @@ class Spans:
     inside: list[tuple[float, float]] = field(default_factory=list)
 
     def timed(self, call: Callable[..., Any], forward: bool) -> Callable[..., Any]:
-        def run(model: Model, first: Any, *args: Any) -> Any:
+        def run(model: object, first: Any, *args: Any) -> Any:
             self.wait()
             start_s = time.perf_counter()
             result = call(model, first, *args)
@@ -56,7 +60,8 @@ class Spans:
             end_s = time.perf_counter()
             self.inside.append((start_s, end_s))
             if forward:
-                self.forwards.append((len(first), start_s, end_s))
+                rows = first.ids if isinstance(first, PackedTokens) else first
+                self.forwards.append((len(rows), start_s, end_s))
             return result
 
         return run
@@ -76,19 +81,22 @@ class Spans:
 @contextlib.contextmanager
 def watched(device: str) -> Iterator[Spans]:
     """Time every call into a model."""
-    spans = Spans(torch.cuda.synchronize if device == "cuda" else lambda: None)
+    spans = Spans(waits_for(torch.device(device)))
+    calls = [(Model, "embed"), (Model, "forward"), (Model, "logits")]
+    if device == "cuda":
+        calls = [(LanguageRunner, "_forward"), (Model, "logits")]
     with contextlib.ExitStack() as stack:
-        for name in ("embed", "forward", "logits"):
-            timed = spans.timed(getattr(Model, name), name == "forward")
-            stack.enter_context(mock.patch.object(Model, name, timed))
+        for owner, name in calls:
+            timed = spans.timed(getattr(owner, name), name.endswith("forward"))
+            stack.enter_context(mock.patch.object(owner, name, timed))
         yield spans
 
 
-def measure(llm: LLM, device: str, n: int, output_tokens: int, seed: int) -> dict[str, Any]:
+def measure(llm: LLM, args: argparse.Namespace, n: int, output_tokens: int, seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
-    prompts = [[1] + [draw.randrange(300, 30_000) for _ in range(PROMPT_TOKENS - 1)] for _ in range(n)]
+    prompts = [[1] + [draw.randrange(300, 2_000) for _ in range(args.prompt_tokens - 1)] for _ in range(n)]
     sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0)
-    with watched(device) as spans:
+    with watched(args.device) as spans:
         llm.generate(prompts, sampling, use_tqdm=False)
     steps = spans.steps(n)
     return {
@@ -104,6 +112,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", default="auto", help="auto: float32 on a CPU, 16 bit on CUDA")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--prompt-tokens", type=int, default=PROMPT_TOKENS)
     parser.add_argument("--output-tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
@@ -112,10 +121,10 @@ def main() -> None:
     make_model(args.model)
     runs: dict[int, list[dict[str, Any]]] = {n: [] for n in args.batch}
     with LLM(str(args.model), device=args.device, dtype=args.dtype) as llm:
-        measure(llm, args.device, 1, 16, seed=0)  # buffers made at first use
+        measure(llm, args, 1, 16, seed=0)  # buffers made at first use
         for rank in range(args.rounds):
             for n in args.batch:
-                runs[n].append(measure(llm, args.device, n, args.output_tokens, args.seed * 1000 + rank))
+                runs[n].append(measure(llm, args, n, args.output_tokens, args.seed * 1000 + rank))
     results = {
         str(n): {
             "outside_fraction": spread([r["outside_fraction"] for r in of_n]),

@@ -62,19 +62,21 @@ CHOSEN = "measured"
 class Stages:
     """One model behind its runners, with prompts of one picture that are encoded and prefilled."""
 
-    def __init__(self, path: Path, dtype: str, kernels: str, n_requests: int, prompt_tokens: int, threads: int) -> None:
+    def __init__(self, args: argparse.Namespace, kernels: str, n_requests: int) -> None:
+        path, device, threads, prompt_tokens = args.model, args.device, args.threads, args.prompt_tokens
         config = read_config(path)
         native, head_dim = kernels == "native", config.text.head_dim
-        ops = select_ops("cpu", DTYPES[dtype], head_dim, use_native=native, threads=threads)
-        if native and "native-cpu" not in dict(ops.describe()).values():
+        ops = select_ops(device, DTYPES[args.dtype], head_dim, use_native=native, threads=threads)
+        if native and f"native-{device}" not in dict(ops.describe()).values():
             raise SystemExit("; ".join(ops.notes) or "the compiled kernels do not support this")
-        self.model: Model = load_model(path, Role.parse("EPD"), "cpu", dtype, ops=ops)
+        self.model: Model = load_model(path, Role.parse("EPD"), device, args.dtype, ops=ops)
         embed, kv = self.model.cache_specs()
         picture_blocks, blocks = embed.blocks_for(config.vision.tokens), kv.blocks_for(prompt_tokens)
         size = config.vision.image_size
         draw = np.random.default_rng(0)
         pixels = {str(i): draw.integers(0, 256, (size, size, 3), dtype=np.uint8) for i in range(n_requests)}
-        embeds, cache = BlockStore(embed, n_requests * picture_blocks), BlockStore(kv, n_requests * blocks)
+        embeds = BlockStore(embed, n_requests * picture_blocks, device)
+        cache = BlockStore(kv, n_requests * blocks, device)
         self._woken = threading.Event()
         lanes = [LaneThread(lane, self.model.device, self._woken.set, lambda: threads) for lane in Lane]
         self._vision = VisionRunner(self.model, embeds, pixels.__getitem__, lanes[0])
@@ -152,8 +154,9 @@ def measure_stages(args: argparse.Namespace, models: dict[str, Stages]) -> dict[
     """Per case and kernels a median per round; the machine's rates per round."""
     times: dict[str, dict[str, list[float]]] = {f"{s} {n}": {k: [] for k in models} for s, n, _ in cases(args)}
     rates: list[Rates] = []
+    product = torch.float32 if args.device == "cpu" else DTYPES[args.dtype]
     for _ in range(args.rounds):
-        rates.append(measure_rates())
+        rates.append(measure_rates(device=torch.device(args.device), dtype=product))
         for stage, n, repeats in cases(args):
             for kernels, stages in models.items():
                 step = getattr(stages, stage)
@@ -232,6 +235,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
     parser.add_argument("--dtype", choices=list(DTYPES), default="float32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: the stages, no rows")
     parser.add_argument("--encode", type=int, nargs="*", default=[1, 2, 4], help="batch sizes")
     parser.add_argument("--decode", type=int, nargs="*", default=[1, 4, 8], help="batch sizes")
     parser.add_argument("--prompt-tokens", type=int, default=600, help="of which one picture takes 576")
@@ -299,19 +303,20 @@ def main() -> None:
     args = arguments()
     make_model(args.model)
     torch.set_num_threads(args.threads)
+    by_rows = bool(args.rows) and args.device == "cpu"
     n_requests = max([1, *args.encode, *args.decode])
-    models = {k: Stages(args.model, args.dtype, k, n_requests, args.prompt_tokens, args.threads) for k in KERNELS}
+    models = {k: Stages(args, k, n_requests) for k in KERNELS}
     watch = CpuWatch([])
     try:
         results = measure_stages(args, models)
-        results["rows"] = measure_rows(args, models["native"].model) if args.rows else {"chosen": [], "by_rows": {}}
+        results["rows"] = measure_rows(args, models["native"].model) if by_rows else {"chosen": [], "by_rows": {}}
         results["machine"]["other_cores"] = watch.stop().others
     finally:
         for stages in models.values():
             stages.close()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
     console.print(stage_table(results))
-    if args.rows:
+    if by_rows:
         console.print(row_table(results["rows"]))
     console.print(f"instruction sets: {' '.join(instruction_sets())}")
     if results["machine"]["other_cores"] > QUIET_CORES:

@@ -30,6 +30,7 @@ from hydrainfer.workload.sources import BodyOptions, ChatRequest, distinct_chats
 
 QUESTION = "What does disaggregation cost a single request: first token, migrations, total?"
 QUIET_CORES = 0.1
+ON_ONE_GPU = ["--gpu-share", "0.25", "--kv-cache-gib", "4", "--image-cache-gib", "1"]
 OPTIONS = BodyOptions(extra={"timings": True})
 
 
@@ -39,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layouts", nargs="+", default=["1E1P1D"])
     parser.add_argument("--threads", type=int, default=2, help="of each instance")
     parser.add_argument("--transport", default="auto")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: all instances on one GPU")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -51,10 +53,11 @@ def layout_file(layout: str, threads: int, folder: Path) -> Path:
 
 
 def plans(args: argparse.Namespace, folder: Path) -> Iterator[Plan]:
-    yield hydrainfer_plan("1EPD", args, ["--threads", str(args.threads)])
+    common = ["--device", args.device, *(ON_ONE_GPU if args.device == "cuda" else [])]
+    yield hydrainfer_plan("1EPD", args, [*common, "--threads", str(args.threads)])
     for layout in args.layouts:
         file = layout_file(layout, args.threads, folder)
-        yield hydrainfer_plan(layout, args, ["--layout", str(file), "--transport", args.transport])
+        yield hydrainfer_plan(layout, args, [*common, "--layout", str(file), "--transport", args.transport])
 
 
 async def ask(client: httpx.AsyncClient, url: str, model: str, chat: ChatRequest) -> dict[str, float]:

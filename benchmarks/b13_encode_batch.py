@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figure import save_lines
+from benchmarks.floors import waits_for
 from benchmarks.record import RESULTS, spread, write_result
 from hydrainfer.core import Role
 from hydrainfer.models import Model, PatchedPicture, load_model
@@ -54,8 +55,8 @@ def checkpoint(family: str, folder: Path) -> Path:
 class Tower:
     """One family: its model, and pictures as its adapter makes them."""
 
-    def __init__(self, path: Path) -> None:
-        self.model: Model = load_model(path, Role.parse("E"), "cpu", "float32")
+    def __init__(self, path: Path, device: str) -> None:
+        self.model: Model = load_model(path, Role.parse("E"), device, "float32" if device == "cpu" else "bfloat16")
         images = load_description(path).images
         assert images is not None
         self._adapter = images.adapter
@@ -94,6 +95,7 @@ def _rate_of(tower: Tower, groups: list[list[PatchedPicture]]) -> float:
     start_s = time.perf_counter()
     for group in groups:
         tower.model.encode(group)
+    waits_for(tower.model.device)()
     return sum(map(len, groups)) / (time.perf_counter() - start_s)
 
 
@@ -110,11 +112,12 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="float32 on a CPU, bfloat16 on CUDA")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
-        towers = {family: Tower(checkpoint(family, Path(folder))) for family in args.families}
+        towers = {family: Tower(checkpoint(family, Path(folder)), args.device) for family in args.families}
     results = measure(args, towers)
     show(results, args.batches)
     question = (__doc__ or "").partition("\n")[0]

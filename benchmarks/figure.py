@@ -1,10 +1,11 @@
-"""Figures of results, all alike. Needs matplotlib (the `dev` extra)."""
+"""Figures of results, all alike. Without matplotlib (the `dev` extra) there are none."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 COLOURS = ("#2f6db3", "#d9822b", "#4a9a5d", "#8a5aa8", "#b5484f", "#6b6f76")
 WIDE_LABELS = 32  # characters under one panel, beyond which they are slanted
@@ -22,11 +23,9 @@ class Panel:
 
 def save_bars(path: Path, title: str, panels: list[Panel]) -> None:
     """One bar per series and group at the median, a dot per measurement."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = _pyplot()
+    if plt is None:
+        return
     figure, axes = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3.4), squeeze=False)
     for axis, panel in zip(axes[0], panels, strict=True):
         width = 0.8 / len(panel.series)
@@ -55,11 +54,9 @@ def save_lines(
     path: Path, title: str, x_label: str, y_label: str, x: list[float], series: dict[str, list[float]], log: bool
 ) -> None:
     """One line per series over `x`; `log`: both axes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = _pyplot()
+    if plt is None:
+        return
     figure, axis = plt.subplots(figsize=(5, 3.4))
     assert len(series) <= len(COLOURS)
     for colour, (name, y) in zip(COLOURS, series.items(), strict=False):
@@ -78,3 +75,16 @@ def save_lines(
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _pyplot() -> Any:
+    """None, said in a line, where there is no matplotlib: a lent machine may lack it."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no matplotlib: no figure")
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

@@ -27,7 +27,7 @@ class Work(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What the machine reaches: a large float32 matrix product, and reading an array far larger than its caches."""
+    """What the device reaches: a large matrix product, and reading an array far larger than its caches."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -73,12 +73,26 @@ def fastest_s(call: Callable[[], object], n: int) -> float:
     return min(times)
 
 
-def measure_rates(n: int = 5, side: int = 3072, read_bytes: int = 384 << 20) -> Rates:
-    """With torch's present number of threads. Reading: the faster of a sum and of a matrix-vector product."""
-    a, b = torch.rand(side, side), torch.rand(side, side)
-    matrix = torch.ones(read_bytes // 4 // 4096, 4096)
-    vector = torch.ones(4096)
+def waits_for(device: torch.device) -> Callable[[], object]:
+    """A call that returns once the device has done all it was given."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+def measure_rates(
+    n: int = 5, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, *, tiny: bool = False
+) -> Rates:
+    """With torch's present number of threads. Reading: the faster of a sum and of a matrix-vector product. `tiny`: for
+    a dry run."""
+    device = torch.device(device)
+    side, read_bytes = (8192, 4 << 30) if device.type == "cuda" else (3072, 384 << 20)
+    if tiny:
+        side, read_bytes = 64, 1 << 20
+    on, wait = {"device": device, "dtype": dtype}, waits_for(device)
+    a, b = torch.rand(side, side, **on), torch.rand(side, side, **on)
+    matrix = torch.ones(read_bytes // dtype.itemsize // 4096, 4096, **on)
+    vector = torch.ones(4096, **on)
     with torch.inference_mode():
-        flops_per_s = 2 * side**3 / fastest_s(lambda: a @ b, n)
-        read_s = min(fastest_s(matrix.sum, n), fastest_s(lambda: matrix @ vector, n))
+        flops_per_s = 2 * side**3 / fastest_s(lambda: (a @ b, wait()), n)
+        reads = (matrix.sum, lambda: matrix @ vector)
+        read_s = min(fastest_s(lambda read=read: (read(), wait()), n) for read in reads)
     return Rates(flops_per_s, matrix.nbytes / read_s)

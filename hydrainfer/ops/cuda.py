@@ -1,4 +1,4 @@
-"""The compiled CUDA kernels of `kernels/cuda`, each with its reference's signature. Not yet run on a GPU."""
+"""The compiled CUDA kernels of `kernels/cuda`, each with its reference's signature."""
 
 from __future__ import annotations
 

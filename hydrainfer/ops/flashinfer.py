@@ -1,4 +1,4 @@
-"""Attention over the paged cache by FlashInfer (the `cuda` extra). Not yet run on a GPU.
+"""Attention over the paged cache by FlashInfer (the `cuda` extra).
 
 Whatever mix of chunks and decodes a batch is, one plan and one kernel per layer compute it: FlashInfer's prefill over
 pages, which is also what it decodes with on tensor cores. Its other decode kernel takes only some numbers of query

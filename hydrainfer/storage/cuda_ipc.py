@@ -1,5 +1,5 @@
 """Copies between processes with GPUs on one host: the importer maps the exporter's device memory and copies,
-one-sidedly. Not yet run on a GPU; tests have a driver of their own.
+one-sidedly. Tests have a driver of their own.
 
 Through the driver's own calls: torch's sharing of storages counts references for one reader per export. The exporter's
 death may take the importer's CUDA context with it; then both are lost.

@@ -25,15 +25,20 @@ _WATCHDOG_OFF = {
 }
 
 
-def _make(store: dist.Store, rank: int, host: str, stall_s: float) -> Any:  # noqa: ARG001 - NCCL finds its interfaces
+def options(stall_s: float) -> Any:
+    """How a communicator of ours is made: with time to begin, little memory, and no watchdog that ends the process."""
     for name, value in _WATCHDOG_OFF.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(_FIRST_S, round(stall_s))))
-    options = dist.ProcessGroupNCCL.Options()
-    options.config.blocking = 0  # a peer that dies while communicators are made must not hang us
-    options.config.max_ctas = _CHANNELS
-    options._timeout = _NEVER
-    return dist.ProcessGroupNCCL(store, rank, 2, options)
+    found = dist.ProcessGroupNCCL.Options()
+    found.config.blocking = 0  # a peer that dies while communicators are made must not hang us
+    found.config.max_ctas = _CHANNELS
+    found._timeout = _NEVER
+    return found
+
+
+def _make(store: dist.Store, rank: int, host: str, stall_s: float) -> Any:  # noqa: ARG001 - NCCL finds its interfaces
+    return dist.ProcessGroupNCCL(store, rank, 2, options(stall_s))
 
 
 def _finish(works: list[Any], group: Any, device: torch.device, timeout_s: float) -> None:

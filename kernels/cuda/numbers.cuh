@@ -1,4 +1,4 @@
-// Numbers of 16 and 32 bits, and 16 bytes of them at once. Not yet run on a GPU.
+// Numbers of 16 and 32 bits, and 16 bytes of them at once.
 #pragma once
 #include <cstdint>
 

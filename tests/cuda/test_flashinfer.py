@@ -1,5 +1,4 @@
-"""The FlashInfer backend with a wrapper that demands what the real one does and computes what its plan says, on a CPU.
-Not yet run on a GPU."""
+"""The FlashInfer backend with a wrapper that demands what the real one does and computes its plan, on a CPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """`kernels/cuda` without a GPU: by nvcc for what the machine code is like, by a C++ compiler and under sanitizers for
-what it computes. Not yet run on a GPU."""
+what it computes."""
 
 from __future__ import annotations
 

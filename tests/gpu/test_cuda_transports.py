@@ -8,30 +8,31 @@ import threading
 import pytest
 import torch
 
-from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller
+from hydrainfer.ops import block_copier
+from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
 from tests.storage.peers import SECRET, SPECS, content
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
-
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA device", allow_module_level=True)
 
 IDS, INTO = [7, 0, 1, 2, 5], [0, 1, 2, 3, 4]
 
 
 class Instance:
-    def __init__(self, owner, transport, seed=None) -> None:
-        self.stores = {name: BlockStore(spec, 9, "cuda") for name, spec in SPECS.items()}
+    def __init__(self, owner, transport, device, seed=None) -> None:
+        shared = needs_shared(transport, torch.device(device))
+        self.stores = {name: BlockStore(spec, 9, device, shared) for name, spec in SPECS.items()}
         if seed is not None:
             for name, store in self.stores.items():
                 store.bytes.copy_(content(name, 9, seed))
-        torch.cuda.synchronize()
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize()
         local = LocalExports()
         self.exports = Exports(
             owner, self.stores, transport, secret=SECRET, local=local if transport == "local" else None
         )
         self.woken = threading.Event()
-        routes = Routes(transport, "cuda", secret=SECRET, local=local)
+        copy_blocks = block_copier(torch.device(device))
+        routes = Routes(transport, device, secret=SECRET, local=local, copy_blocks=copy_blocks)
         self.puller = StorePuller(self.stores, self.exports, routes, self.woken.set)
 
     def pull(self, handles):
@@ -41,22 +42,24 @@ class Instance:
         return copy.done
 
 
-def offer(pipe, transport, seed):
-    instance = Instance("E0:1", transport, seed)
+def offer(pipe, transport, device, seed):
+    instance = Instance("E0:1", transport, device, seed)
     pipe.send(instance.exports.handles)
     pipe.recv()
     instance.puller.close()
 
 
-@pytest.mark.parametrize("transport", ["cuda-ipc", "tcp", "auto"])
-def test_blocks_of_another_process_on_the_same_gpu(transport):
+@pytest.mark.parametrize("transport", ["one-sided", "tcp", "auto"])
+def test_blocks_of_another_process_on_the_same_device(device, transport):
+    if transport == "one-sided":
+        transport = "cuda-ipc" if device.type == "cuda" else "shared-memory"
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    peer = context.Process(target=offer, args=(theirs, transport, 1), daemon=True)
+    peer = context.Process(target=offer, args=(theirs, transport, str(device), 1), daemon=True)
     peer.start()
     assert pipe.poll(120)
     handles = pipe.recv()
-    us = Instance("P0:1", transport)
+    us = Instance("P0:1", transport, device)
     for _ in range(3):
         assert us.pull(handles) is True
     for name, store in us.stores.items():
@@ -68,9 +71,15 @@ def test_blocks_of_another_process_on_the_same_gpu(transport):
     assert peer.exitcode == 0
 
 
-def test_local_copies_on_cuda():
-    us = Instance("E0:1", "local", 2)
-    assert us.pull(us.exports.handles) is True
+def test_local_copies(device):
+    us = Instance("E0:1", "local", device, 2)
+    before = {name: store.bytes.clone() for name, store in us.stores.items()}
+    ids, into = [5, 7, 6], [0, 1, 3]
+    us.woken.clear()
+    copy = us.puller.pull(us.exports.handles, dict.fromkeys(us.exports.handles, (ids, into)))
+    assert us.woken.wait(30) and copy.done is True
+    for name, store in us.stores.items():
+        assert torch.equal(store.bytes[into], before[name][ids])
     us.puller.close()
 
 
@@ -78,12 +87,12 @@ def test_local_copies_on_cuda():
 def test_nccl_between_two_gpus():
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    peer = context.Process(target=offer, args=(theirs, "nccl", 1), daemon=True)
+    peer = context.Process(target=offer, args=(theirs, "nccl", "cuda:0", 1), daemon=True)
     peer.start()
     assert pipe.poll(120)
     handles = pipe.recv()
     with torch.cuda.device(1):
-        us = Instance("P0:1", "nccl")
+        us = Instance("P0:1", "nccl", "cuda:1")
         assert us.pull(handles) is True
         for name, store in us.stores.items():
             assert torch.equal(store.bytes[INTO].cpu(), content(name, 9, 1)[IDS])

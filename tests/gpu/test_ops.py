@@ -1,61 +1,94 @@
-"""What CUDA computes against the references on the same device: kernels, FlashInfer, torch. Not yet run on a GPU."""
+"""What a device computes against the references on the same device: kernels, FlashInfer, torch; and the sampler against
+the CPU's."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from hydrainfer.ops import KV, AttentionBatch, block_copier, reference, select_ops
-from tests.ops.test_variants import BATCHES, close, paged, random
+from hydrainfer.core import SamplingParams
+from hydrainfer.ops import KV, AttentionBatch, Segments, block_copier, reference, select_ops
+from hydrainfer.runtime.sampler import choose
+from hydrainfer.runtime.sampling import plan_sampling
+from tests.ops.test_variants import BATCHES, DTYPES, close, paged, random
+from tests.runtime.test_sampler import some_logits, work
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA device", allow_module_level=True)
 
-CUDA = torch.device("cuda", 0)
-
-
-def moved(cache: KV, batch: AttentionBatch) -> tuple[KV, AttentionBatch]:
+def moved(cache: KV, batch: AttentionBatch, device: torch.device) -> tuple[KV, AttentionBatch]:
     for name in ("tables", "lengths", "slots", "starts"):
-        setattr(batch, name, getattr(batch, name).to(CUDA))
-    return KV(*(x.to(CUDA) for x in cache)), batch
+        setattr(batch, name, getattr(batch, name).to(device))
+    return KV(*(x.to(device) for x in cache)), batch
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (28, 4)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("shape", BATCHES)
-def test_a_layer(dtype, heads, kv_heads, head_dim, shape):
+def test_a_layer(device, dtype, heads, kv_heads, head_dim, shape):
     """Rope, the write of keys and values, attention, by whatever is chosen here."""
-    ops = select_ops(CUDA, dtype, head_dim)
+    ops = select_ops(device, dtype, head_dim)
     counts, contexts, *seen = BATCHES[shape]
-    cache, batch = moved(*paged(counts, contexts, kv_heads, head_dim, dtype, *seen))
+    cache, batch = moved(*paged(counts, contexts, kv_heads, head_dim, dtype, *seen), device)
     ops.prepare(batch)
-    qkv = random(sum(counts), heads + 2 * kv_heads, head_dim, dtype=dtype, seed=7).to(CUDA)
-    turns = random(sum(counts), head_dim // 2, dtype=torch.float32, seed=8).to(CUDA)
+    qkv = random(sum(counts), heads + 2 * kv_heads, head_dim, dtype=dtype, seed=7).to(device)
+    turns = random(sum(counts), head_dim // 2, dtype=torch.float32, seed=8).to(device)
     other, turned, n = KV(*(x.clone() for x in cache)), qkv.clone(), heads + kv_heads
     ops.rope_write_kv(turned[:, :n], turned[:, n:], turns.cos(), turns.sin(), cache, batch)
     reference.rope_write_kv(qkv[:, :n], qkv[:, n:], turns.cos(), turns.sin(), other, batch)
     close(turned, qkv)
     for kept, want in zip(cache, other):
         close(kept, want)
+        kept.copy_(want)
     q, kv, scale = qkv[:, :heads], KV(qkv[:, heads:n], qkv[:, n:]), head_dim**-0.5
-    for sinks in (None, random(heads, dtype=torch.float32, seed=9).to(CUDA)):
-        close(ops.attention(q, kv, other, batch, scale, sinks), reference.attention(q, kv, other, batch, scale, sinks))
+    for sinks in (None, random(heads, dtype=torch.float32, seed=9).to(device)):
+        close(ops.attention(q, kv, cache, batch, scale, sinks), reference.attention(q, kv, other, batch, scale, sinks))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_silu_and_mul(dtype):
-    gate_up = random(33, 2 * 18944, dtype=dtype).to(CUDA)
-    close(select_ops(CUDA, dtype, 128).silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 33])
+def test_rows(device, dtype, rows):
+    """Products, norms and activations of 7B widths."""
+    ops = select_ops(device, dtype, 128)
+    x, weight = (random(n, 3584, dtype=dtype, seed=n).to(device) for n in (rows, 512))
+    weight, out = weight / 60, random(rows, 512, dtype=dtype, seed=3).to(device)
+    close(ops.linear(x, weight), reference.linear(x, weight))
+    close(ops.linear_add(out.clone(), x, weight), reference.linear_add(out.clone(), x, weight))
+    close(ops.rms_norm(x, x[0], 1e-5), reference.rms_norm(x, x[0], 1e-5))
+    wide = random(rows, 2 * 18944, dtype=dtype, seed=2).to(device) * 20  # exp at its ends too
+    for name in ("silu_and_mul", "gelu_tanh_and_mul"):
+        close(getattr(ops, name)(wide), getattr(reference, name)(wide))
+    close(ops.quick_gelu(wide.clone()), reference.quick_gelu(wide.clone()))
 
 
-def test_blocks_of_a_migration():
-    copy = block_copier(CUDA)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lengths", [[7], [4, 64, 8, 64, 4, 1, 8], [577, 577]], ids=str)
+def test_attention_within_segments(device, dtype, lengths):
+    ops = select_ops(device, dtype, 80)
+    qkv, segments = random(sum(lengths), 3, 3, 80, dtype=dtype).to(device), Segments(lengths, device)
+    args = (*qkv.unbind(1), segments, 80**-0.5)
+    close(ops.attention_segments(*args), reference.attention_segments(*args))
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"top_k": 5}, {"top_p": 0.8, "min_p": 0.05}, {"repetition_penalty": 1.2}], ids=str
+)
+def test_tokens_are_those_of_the_cpu(device, params):
+    """The same logits and numbers drawn: the same tokens, wherever they are sampled."""
+    SamplingParams(temperature=0.9, **params)  # wrong parameters fail here, not in `work`
+    plan = plan_sampling([work(produced=(5, 5, 9), seed=seed, temperature=0.9, **params) for seed in range(64)])
+    logits = some_logits(64)
+    assert choose(logits.clone().to(device), plan).tolist() == choose(logits.clone(), plan).tolist()
+
+
+def test_blocks_of_a_migration(device):
+    copy = block_copier(device)
+    if device.type == "cpu":
+        pytest.skip("a CPU copies by copy_")
     assert copy is not None, "the CUDA kernels did not build here"
-    to, source = (torch.randint(0, 256, (40, 917504), dtype=torch.uint8, device=CUDA) for _ in range(2))
-    into, ids = (torch.randperm(40, device=CUDA)[:17] for _ in range(2))
+    to, source = (torch.randint(0, 256, (40, 917504), dtype=torch.uint8, device=device) for _ in range(2))
+    into, ids = (torch.randperm(40, device=device)[:17] for _ in range(2))
     want = to.clone()
     want[into] = source[ids]
     copy(to, into, source, ids)

@@ -1,4 +1,4 @@
-"""CUDA IPC over a driver of our own: order of calls, lifetimes, errors, an exporter that dies. Not yet run on a GPU."""
+"""CUDA IPC over a driver of our own: order of calls, lifetimes, errors, an exporter that dies."""
 
 from __future__ import annotations
 

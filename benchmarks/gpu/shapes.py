@@ -1,0 +1,121 @@
+"""Models of 7B shapes with weights drawn on the device: no checkpoint is read. In a dry run, tiny ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from hydrainfer.checkpoint import ModelConfig, read_config
+from hydrainfer.core import Role
+from hydrainfer.models import DTYPES, Model
+from hydrainfer.ops import OpSet, select_ops
+from hydrainfer.planner.costs import BatchShape
+from tests.checkpoints import make_llava
+from tests.checkpoints_qwen import make_qwen
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "models"
+VISION = {  # of LLaVA-1.5: CLIP ViT-L/14 at 336 pixels
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "image_size": 336, "projection_dim": 768,
+}  # fmt: skip
+TEXT = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "head_dim": 128, "vocab_size": 32064,
+}  # fmt: skip
+
+
+class Room(NamedTuple):
+    """Caches for so many sequences of so many tokens each, and the batches that run in them."""
+
+    n_sequences: int
+    n_context: int
+    works: tuple[BatchShape, ...]
+
+
+class Shape(NamedTuple):
+    """A model to measure: pictures of `size` pixels, up to 16 of them; language batches that fit a GPU of 80 GB."""
+
+    size: tuple[int, int]
+    rooms: tuple[Room, ...]
+
+
+def _decodes(counts: tuple[int, ...], contexts: tuple[int, ...]) -> tuple[BatchShape, ...]:
+    return tuple(BatchShape(decodes=n, context=c) for c in contexts for n in counts)
+
+
+def _chunks(*lengths: int) -> tuple[BatchShape, ...]:
+    return tuple(BatchShape(chunk=n) for n in lengths)
+
+
+MODELS = {
+    "llava-1.5-7b": Shape(  # 0.5 MiB of KV per token
+        (336, 336),
+        (
+            Room(33, 2064, (*_decodes((1, 32), (512, 2048)), *_chunks(512, 2048))),
+            Room(128, 592, _decodes((128,), (512,))),
+        ),
+    ),
+    "qwen2-vl-7b": Shape(  # 56 KiB
+        (672, 672),
+        (Room(128, 2064, (*_decodes((1, 32, 128), (512, 2048)), *_chunks(512, 2048))), Room(2, 8192, _chunks(8192))),
+    ),
+}
+PICTURES = (1, 4, 8, 16)
+TINY = Shape((56, 56), (Room(4, 64, (*_decodes((1, 3), (16, 40)), *_chunks(16, 48))), Room(2, 96, _chunks(96))))
+
+
+def folder_of(name: str, tiny: Path | None) -> Path:
+    """The configuration of a 7B model, or a tiny model of its family that is made below `tiny`."""
+    if tiny is None:
+        return CONFIGS / name
+    out = tiny / f"tiny-{name}"
+    if not (out / "config.json").exists():
+        make_qwen("qwen2_vl", out) if name.startswith("qwen") else make_llava(out)
+    return out
+
+
+def random_model(
+    folder: Path, device: torch.device, dtype: str, ops: OpSet | None = None, config: ModelConfig | None = None
+) -> Model:
+    """A model of both towers, of which nothing but config.json is read."""
+    config = config or read_config(folder)
+    ops = ops or select_ops(device, DTYPES[dtype], config.text.head_dim)
+    with torch.inference_mode():
+        model = Model(config, Role.parse("EPD"), ops, DTYPES[dtype], device)
+        draw(model)
+    return model
+
+
+def draw(model: Model, seed: int = 0) -> None:
+    """Matrices that keep the scale of what they multiply; norms that change nothing, biases of zero."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    for name, slot in sorted(model.slots().items()):
+        weight = slot.into
+        assert isinstance(weight, torch.Tensor)
+        if weight.dim() > 1:
+            fan_in = 1 if "embed_tokens" in name else math.prod(weight.shape[1:])
+            weight.normal_(0.0, fan_in**-0.5, generator=generator)
+        else:
+            weight.fill_(1.0 if name.endswith("weight") else 0.0)
+
+
+def make_checkpoint(out: Path, device: torch.device) -> None:
+    """A checkpoint that any part of the project loads: a tiny one's tokenizer and preprocessing with the shapes of
+    LLaVA-1.5-7B and weights drawn on the device. On a CPU the tiny one itself. 14 GB."""
+    if device.type == "cpu":
+        make_llava(out)
+        return
+    from safetensors.torch import save_file
+
+    make_llava(out, image_size=VISION["image_size"], vision={"projection_dim": VISION["projection_dim"]})
+    config = json.loads((out / "config.json").read_text())
+    config["text_config"] |= TEXT
+    config["vision_config"] |= VISION
+    (out / "config.json").write_text(json.dumps(config))
+    model = random_model(out, device, "bfloat16")
+    weights = {name: slot.into.cpu().contiguous() for name, slot in model.slots().items()}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
