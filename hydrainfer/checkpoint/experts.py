@@ -19,7 +19,8 @@ class Experts:
     `groups`. `normed`: the weights sum to one; then they are multiplied by `scale`. `shared`: the width of an MLP that
     all tokens go through, times a gate of its own; 0: there is none. `biased`: router and experts have biases.
     `limit`: gates and what they multiply are clamped to it, as GPT-OSS does, whose `alpha` that is; 0: silu.
-    `stored`: the weights of each expert by itself, those of all together by [in, out], or those in MXFP4.
+    `stored`: the weights of each expert by itself, those of all one after the other, those by [in, out], or those in
+    MXFP4. Files may have them one after the other whatever it says.
     """
 
     layers: tuple[bool, ...]
@@ -35,7 +36,7 @@ class Experts:
     biased: bool = False
     limit: float = 0.0
     alpha: float = 1.0
-    stored: Literal["apart", "together", "mxfp4"] = "apart"
+    stored: Literal["apart", "stacked", "together", "mxfp4"] = "apart"
 
 
 def gpt_oss(hf: Any, path: Path) -> Experts:
@@ -62,21 +63,21 @@ def mixtral(hf: Any, path: Path) -> Experts:
 
 
 def qwen3(hf: Any, path: Path) -> Experts:
-    """Qwen3-MoE's."""
-    layers = tuple(
-        i not in hf.mlp_only_layers and (i + 1) % hf.decoder_sparse_step == 0 for i in range(hf.num_hidden_layers)
-    )
+    """Qwen3-MoE's. Qwen3.5's configuration has no word for layers without experts."""
+    dense, step = getattr(hf, "mlp_only_layers", ()), getattr(hf, "decoder_sparse_step", 1)
+    layers = tuple(i not in dense and (i + 1) % step == 0 for i in range(hf.num_hidden_layers))
     normed = getattr(hf, "norm_topk_prob", True)
     found = Experts(layers, hf.num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size, normed=normed)
     return _checked(found, path)
 
 
 def qwen3_vl(hf: Any, path: Path) -> Experts:
-    return replace(qwen3(hf, path), stored="together")
+    """Qwen3-VL's."""
+    return replace(qwen3(hf, path), normed=True, stored="together")
 
 
 def qwen2(hf: Any, path: Path) -> Experts:
-    """Qwen2-MoE's, beside which stands an expert for all."""
+    """Qwen2-MoE's, Qwen3-Next's and Qwen3.5's, beside which stands an expert for all."""
     return replace(qwen3(hf, path), shared=hf.shared_expert_intermediate_size)
 
 

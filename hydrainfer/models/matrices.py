@@ -1,4 +1,4 @@
-"""Reading tensors that hold many matrices, which a checkpoint has otherwise than we do: [in, out], or in MXFP4."""
+"""Reading tensors that hold many matrices: [out, in], [in, out], or in MXFP4."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def copy_matrices(file: FileIO, stored: StoredTensor, slot: Slot, kind: torch.dt
     for i in range(n):
         read_into(file, stored.offset + i * buffer.nbytes, buffer.view(-1).view(torch.uint8).numpy().data)
         into = slot.into[i * outer : (i + 1) * outer]
+        rows = buffer.t() if slot.how == "transposed" else buffer
         if isinstance(into, Int8Weight):
-            into.take(buffer.t())
-        elif slot.how == "transposed":
-            into.copy_(buffer.t())
+            into.take(rows)
+        elif slot.how in ("stacked", "transposed"):
+            into.copy_(rows)
         elif slot.how == "mxfp4":
             into.copy_(_numbers(buffer).flatten(1))
         else:

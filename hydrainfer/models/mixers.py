@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.checkpoint import Recurrence, TextConfig
 from hydrainfer.models.slots import Slot, Weight, empty
-from hydrainfer.ops import OpSet, ScanBatch
-
-_NORM_EPS = 1e-6  # of queries and keys
+from hydrainfer.ops import DeltaLayer, OpSet, ScanBatch
 
 
 class Mixer(Protocol):
@@ -64,21 +61,25 @@ class GatedDelta:
     bias = False
 
     def __init__(self, c: Recurrence, eps: float, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
-        self.config, self._eps, self._ops = c, eps, ops
+        self.config, self._ops = c, ops
         self.out_width = c.value_heads * c.value_dim
         self._widths = [c.channels, self.out_width, c.value_heads, c.value_heads]
         self.in_width = sum(self._widths)
-        self.weight = empty((c.channels, c.width), dtype, device)
-        self.norm = empty((c.value_dim,), dtype, device)
-        self.log_rate, self.step_bias = (empty((c.value_heads,), torch.float32, device) for _ in range(2))
+        self._layer = DeltaLayer(
+            conv=empty((c.channels, c.width), dtype, device),
+            norm=empty((c.value_dim,), dtype, device),
+            log_rate=empty((c.value_heads,), torch.float32, device),
+            step_bias=empty((c.value_heads,), torch.float32, device),
+            eps=eps,
+        )
 
     def slots(self, prefix: str) -> dict[str, Slot]:
-        channels, width = self.weight.shape
+        layer, (channels, width) = self._layer, self._layer.conv.shape
         return {
-            f"{prefix}.linear_attn.conv1d.weight": Slot(self.weight, (channels, 1, width)),
-            f"{prefix}.linear_attn.norm.weight": Slot(self.norm),
-            f"{prefix}.linear_attn.A_log": Slot(self.log_rate),
-            f"{prefix}.linear_attn.dt_bias": Slot(self.step_bias),
+            f"{prefix}.linear_attn.conv1d.weight": Slot(layer.conv, (channels, 1, width)),
+            f"{prefix}.linear_attn.norm.weight": Slot(layer.norm),
+            f"{prefix}.linear_attn.A_log": Slot(layer.log_rate),
+            f"{prefix}.linear_attn.dt_bias": Slot(layer.step_bias),
         }
 
     def around(self, into: Weight, out: Weight) -> dict[str, Weight]:
@@ -89,18 +90,8 @@ class GatedDelta:
         return {**parts, "linear_attn.out_proj": out}
 
     def mix(self, rows: Tensor, parts: Mapping[str, Tensor], batch: ScanBatch) -> Tensor:
-        c, keys = self.config, self.config.key_heads * self.config.key_dim
-        qkv, gate, beta, step = self._by_head(rows) if c.grouped else rows.split(self._widths, -1)
-        qkv = F.silu(self._ops.short_conv(qkv, self.weight, None, parts["conv"], batch)).float()
-        q, k = (x.unflatten(1, (c.key_heads, c.key_dim)) for x in (qkv[:, :keys], qkv[:, keys : 2 * keys]))
-        v = qkv[:, 2 * keys :].unflatten(1, (c.value_heads, c.value_dim))
-        q, k = (x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + _NORM_EPS) for x in (q, k))
-        decay = -self.log_rate.exp() * F.softplus(step.float() + self.step_bias)
-        mixed = self._ops.delta_rule(
-            q * c.key_dim**-0.5, k, v, decay, beta.sigmoid().float(), parts["matrix"], batch
-        ).to(rows.dtype)
-        normed = self._ops.rms_norm(mixed.flatten(0, 1), self.norm, self._eps).view(len(rows), -1)
-        return (normed * F.silu(gate.float())).to(rows.dtype)
+        split = self._by_head(rows) if self.config.grouped else rows.split(self._widths, -1)
+        return self._ops.gated_delta(*split, self._layer, parts["conv"], parts["matrix"], batch)
 
     def _by_head(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values together, gate, beta and step of rows where they lie head of keys by head."""

@@ -11,23 +11,19 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import Experts
 from hydrainfer.models.slots import Slot, Weight, empty, matrix
-from hydrainfer.ops import OpSet
+from hydrainfer.ops import ExpertWeights, OpSet
 
 
 @dataclass(slots=True)
 class Moe:
-    """One layer's experts. The matrices of all lie one below the other: expert i has rows `i * 2 * intermediate` and on
-    of `gate_up`, and `i * hidden` and on of `down`. `correction` [experts]: added to scores for the choice only.
-    `shared`: gate-up, down, and the gate [1, hidden] of the MLP that all tokens go through."""
+    """One layer's experts. `correction` [experts]: added to scores for the choice only. `shared`: gate-up, down, and
+    the gate [1, hidden] of the MLP that all tokens go through."""
 
     experts: Experts
     hidden: int
     gate: Tensor
-    gate_up: Weight
-    down: Weight
     gate_bias: Tensor | None
-    gate_up_bias: Tensor | None
-    down_bias: Tensor | None
+    matrices: ExpertWeights
     correction: Tensor | None
     shared: tuple[Weight, Weight, Tensor] | None
 
@@ -43,11 +39,16 @@ class Moe:
             experts=e,
             hidden=hidden,
             gate=empty((e.count, hidden), wide, device),
-            gate_up=matrix(ops, (e.count * 2 * m, hidden), dtype, device),
-            down=matrix(ops, (e.count * hidden, m), dtype, device),
             gate_bias=empty((e.count,), dtype, device) if e.biased else None,
-            gate_up_bias=empty((e.count, 2 * m), dtype, device) if e.biased else None,
-            down_bias=empty((e.count, hidden), dtype, device) if e.biased else None,
+            matrices=ExpertWeights(
+                n=e.count,
+                gate_up=matrix(ops, (e.count * 2 * m, hidden), dtype, device),
+                down=matrix(ops, (e.count * hidden, m), dtype, device),
+                gate_up_bias=empty((e.count, 2 * m), dtype, device) if e.biased else None,
+                down_bias=empty((e.count, hidden), dtype, device) if e.biased else None,
+                limit=e.limit,
+                alpha=e.alpha,
+            ),
             correction=empty((e.count,), torch.float32, device) if e.router == "sigmoid" else None,
             shared=shared if e.shared else None,
         )
@@ -55,10 +56,12 @@ class Moe:
     def slots(self, prefix: str) -> dict[str, Slot]:
         """`prefix`: the name of the layer's MLP."""
         found = {f"{prefix}.gate.weight": Slot(self.gate)} | dict(self._stored(f"{prefix}.experts"))
-        if self.gate_bias is not None and self.gate_up_bias is not None and self.down_bias is not None:
-            found[f"{prefix}.gate.bias"] = Slot(self.gate_bias)
-            found[f"{prefix}.experts.gate_up_proj_bias"] = Slot(self.gate_up_bias)
-            found[f"{prefix}.experts.down_proj_bias"] = Slot(self.down_bias)
+        biases = {
+            "gate.bias": self.gate_bias,
+            "experts.gate_up_proj_bias": self.matrices.gate_up_bias,
+            "experts.down_proj_bias": self.matrices.down_bias,
+        }
+        found |= {f"{prefix}.{name}": Slot(bias) for name, bias in biases.items() if bias is not None}
         if self.correction is not None:
             found[f"{prefix}.gate.e_score_correction_bias"] = Slot(self.correction)
         if self.shared is not None:
@@ -72,11 +75,13 @@ class Moe:
         e = self.experts
         if e.stored == "apart":
             for i in range(e.count):
-                yield from _gated_slots(f"{prefix}.{i}", *self._of(i)).items()
+                yield from _gated_slots(f"{prefix}.{i}", *self.matrices.of(i)).items()
             return
-        for name, weight in (("gate_up_proj", self.gate_up), ("down_proj", self.down)):
+        for name, weight in (("gate_up_proj", self.matrices.gate_up), ("down_proj", self.matrices.down)):
             outer, inner = weight.shape[0] // e.count, weight.shape[1]
-            if e.stored == "together":
+            if e.stored == "stacked":
+                yield f"{prefix}.{name}", Slot(weight, (e.count, outer, inner), how="stacked")
+            elif e.stored == "together":
                 yield f"{prefix}.{name}", Slot(weight, (e.count, inner, outer), how="transposed")
             else:
                 rows = e.count, outer, inner // _BLOCK
@@ -84,20 +89,10 @@ class Moe:
                 yield f"{prefix}.{name}_scales", Slot(weight, rows, how="mxfp4 scales")
 
     def run(self, x: Tensor, ops: OpSet) -> Tensor:
-        """[rows, hidden] → [rows, hidden], for normalised rows. The rows of an expert are multiplied together."""
+        """[rows, hidden] → [rows, hidden], for normalised rows."""
         weights, chosen = self.route(x)
         out = torch.zeros_like(x) if self.shared is None else self._shared(x, ops, *self.shared)
-        flat = chosen.flatten()
-        order = flat.argsort(stable=True)
-        rows, weights = order // chosen.shape[1], weights.flatten()[order, None]
-        first = 0
-        for i, n in enumerate(flat.bincount(minlength=self.experts.count).tolist()):
-            if n:
-                mine = rows[first : first + n]
-                given = self._expert(i, x[mine], ops).mul_(weights[first : first + n])
-                out.index_add_(0, mine, given)
-                first += n
-        return out
+        return ops.experts(out, x, weights, chosen, self.matrices, ops)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of the chosen experts in the type of `x`, and which they are, both [rows, chosen]."""
@@ -128,29 +123,12 @@ class Moe:
         out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, False)
         return grouped.masked_fill(out[..., None], float("-inf")).flatten(1)
 
-    def _expert(self, i: int, x: Tensor, ops: OpSet) -> Tensor:
-        e, (gate_up, down) = self.experts, self._of(i)
-        wide = ops.linear(x, gate_up, None if self.gate_up_bias is None else self.gate_up_bias[i])
-        gated = clamped_swiglu(wide, e.limit, e.alpha) if e.limit else ops.silu_and_mul(wide)
-        return ops.linear(gated, down, None if self.down_bias is None else self.down_bias[i])
-
-    def _of(self, i: int) -> tuple[Weight, Weight]:
-        """The matrices of expert `i`: [2 * intermediate, hidden] and [hidden, intermediate]."""
-        h, m = self.hidden, self.experts.intermediate
-        return self.gate_up[i * 2 * m : (i + 1) * 2 * m], self.down[i * h : (i + 1) * h]
-
     def _shared(self, x: Tensor, ops: OpSet, gate_up: Weight, down: Weight, gate: Tensor) -> Tensor:
         given = ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), down)
         return given.mul_(F.linear(x, gate).sigmoid_())
 
 
 _BLOCK = 32  # numbers that share a scale in MXFP4
-
-
-def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
-    """[rows, 2 * width], gates and what they multiply by turns → [rows, width]."""
-    gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
-    return (up + 1) * gate * torch.sigmoid(gate * alpha)
 
 
 def _gated_slots(prefix: str, gate_up: Weight, down: Weight) -> dict[str, Slot]:

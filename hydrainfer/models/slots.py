@@ -14,13 +14,13 @@ Weight = Tensor | Int8Weight
 
 class Slot(NamedTuple):
     """`into` receives one checkpoint tensor; `shape` is that tensor's shape where it differs from `into`'s. `plus` is
-    added to what was read. `how`: the tensor is numbers as `into` has them, or matrices [in, out] one after the other,
-    or it is one of the two of which MXFP4 consists; the scales are read last."""
+    added to what was read. `how`: the tensor is numbers as `into` has them, matrices [out, in] or [in, out] one after
+    the other, or one of the two tensors of which MXFP4 consists; the scales are read last."""
 
     into: Weight
     shape: tuple[int, ...] | None = None
     plus: float = 0.0
-    how: Literal["", "transposed", "mxfp4", "mxfp4 scales"] = ""
+    how: Literal["", "stacked", "transposed", "mxfp4", "mxfp4 scales"] = ""
 
     @property
     def expected(self) -> tuple[int, ...]:

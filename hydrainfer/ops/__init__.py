@@ -5,9 +5,10 @@ Called by models. Never holds weights, caches or state of requests; never decide
 
 from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, visible
 from hydrainfer.ops.cuda import block_copier
+from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.pinned import packed_bytes, to_device, upload
-from hydrainfer.ops.scan import ScanBatch, ScanRows
+from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, variants
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "OPERATORS",
     "AttentionBatch",
     "Captured",
+    "DeltaLayer",
+    "ExpertWeights",
     "Int8Weight",
     "OpSet",
     "ScanBatch",

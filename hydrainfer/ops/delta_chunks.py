@@ -8,7 +8,6 @@ al., "Gated Delta Networks" (2024), section 3.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -29,15 +28,12 @@ def delta_rule(
     beta: Tensor,
     states: Tensor,
     batch: ScanBatch,
-    singles: Callable[..., Tensor] = reference.delta_rule,
 ) -> Tensor:
-    """As `reference.delta_rule`. `singles` takes the requests of one row."""
-    if not batch.pieces:
-        return singles(q, k, v, decay, beta, states, batch)
+    """As `reference.delta_rule`, which takes the requests of one row."""
     out, n = torch.empty(v.shape, device=v.device), batch.n_decodes
     if n:
         decodes = replace(batch, pieces=())
-        out[:n] = singles(q[:n], k[:n], v[:n], decay[:n], beta[:n], states, decodes)
+        out[:n] = reference.delta_rule(q[:n], k[:n], v[:n], decay[:n], beta[:n], states, decodes)
     for rows, source, target in batch.pieces:
         state = states[source] if source >= 0 else torch.zeros_like(states[target])
         out[rows], states[target] = _in_chunks(q[rows], k[rows], v[rows], decay[rows], beta[rows], state)

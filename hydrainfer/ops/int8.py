@@ -84,6 +84,10 @@ class Int8Products:
             return self._wide.linear_add(out, x, weight, bias)
         return self._narrow.way(x, weight).linear_add(out, x, weight, bias)
 
+    @property
+    def native_rows(self) -> int:
+        return self._narrow.native_rows
+
     def describe(self) -> list[str]:
         """One line each: what is chosen for wide weights and why, and for those of 8 bits."""
         return [*self._wide.describe(), f"8 bits: {self._narrow.ranges()}"]

@@ -57,6 +57,12 @@ class Chosen:
         by_rows = self._small if weight.numel() <= _SMALL_UP_TO else self._large
         return by_rows[min(x.shape[0], ROWS[-1])]
 
+    @property
+    def native_rows(self) -> int:
+        """The rows up to which large weights are multiplied by the compiled kernel."""
+        others = (rows for rows, way in enumerate(self._large) if rows and way.name != "native-cpu")
+        return next(others, len(self._large)) - 1
+
     def ranges(self) -> str:
         """ "native-cpu up to 8 rows, onednn above"."""
         runs = [(name, len(list(run))) for name, run in groupby(way.name for way in self._large)]
@@ -79,6 +85,10 @@ class Products:
 
     def linear_add(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._chosen.way(x, weight).linear_add(out, x, weight, bias)
+
+    @property
+    def native_rows(self) -> int:
+        return self._chosen.native_rows
 
     def describe(self) -> list[str]:
         """What was chosen, and the measurements that were the reason, one line each."""

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from hydrainfer.ops import delta_chunks, reference, torch_variants
 from hydrainfer.ops.batch import KV, AttentionBatch, Segments
-from hydrainfer.ops.scan import ScanBatch
+from hydrainfer.ops.experts import ExpertWeights
+from hydrainfer.ops.scan import DeltaLayer, ScanBatch
 
 if TYPE_CHECKING:
     from hydrainfer.ops.int8 import Int8Weight
+    from hydrainfer.ops.select import OpSet
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -34,7 +36,8 @@ class Kernels:
         self._rms_norm = module.rms_norm
         self._silu_and_mul = module.silu_and_mul
         self._quick_gelu = module.quick_gelu
-        self._delta_steps = module.delta_steps
+        self._gated_delta = module.gated_delta
+        self._experts = module.experts
         self._no_bias = {dtype: torch.empty(0, dtype=dtype) for dtype in _DTYPES}
         self._no_ends = torch.empty(0, dtype=torch.int32)
 
@@ -124,18 +127,37 @@ class Kernels:
         )
         return out
 
-    def delta_rule(
-        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, batch: ScanBatch
+    def gated_delta(
+        self,
+        qkv: Tensor,
+        gate: Tensor,
+        beta: Tensor,
+        step: Tensor,
+        layer: DeltaLayer,
+        tails: Tensor,
+        states: Tensor,
+        batch: ScanBatch,
     ) -> Tensor:
-        """Single rows read and write their state once; chunks are left to the matrix form."""
-        return delta_chunks.delta_rule(q, k, v, decay, beta, states, batch, self._delta_rows)
+        """Single rows in one call, which reads and writes their states once; chunks are left to the matrix form."""
+        out, n = torch.empty(gate.shape, dtype=gate.dtype), batch.n_decodes
+        if n:
+            kept = tails, states, batch.sources, batch.targets
+            rows = (part[:n] for part in (qkv, gate, beta, step))
+            self._gated_delta(*rows, *layer[:-1], *kept, out[:n], layer.eps)
+        if batch.pieces:
+            qkv, gate, beta, step = (part[n:] for part in (qkv, gate, beta, step))
+            rule, norm = delta_chunks.delta_rule, self.rms_norm
+            out[n:] = reference.gated_delta(qkv, gate, beta, step, layer, tails, states, batch.chunks, rule, norm)
+        return out
 
-    def _delta_rows(
-        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, batch: ScanBatch
-    ) -> Tensor:
-        out = torch.empty_like(v)
-        rows = (x.contiguous() for x in (q, k, v, decay, beta))
-        self._delta_steps(*rows, states, batch.sources, batch.targets, out)
+    def experts(self, out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWeights, ops: OpSet) -> Tensor:
+        """All experts in one call, each of which multiplies as `linear` does. Weights of 8 bits are left to `ops`."""
+        if not isinstance(e.gate_up, Tensor) or not isinstance(e.down, Tensor):
+            return reference.experts(out, x, weights, chosen, e, ops)
+        none = self._no_bias[x.dtype]
+        biases = (none if bias is None else bias for bias in (e.gate_up_bias, e.down_bias))
+        rows = x.contiguous(), chosen.contiguous(), weights.contiguous()
+        self._experts(*rows, e.gate_up, e.down, *biases, out, e.limit, e.alpha)
         return out
 
     def attention_segments(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.ops.batch import KV, AttentionBatch, Segments, visible
-from hydrainfer.ops.scan import ScanBatch, state_of
+from hydrainfer.ops.experts import ExpertWeights
+from hydrainfer.ops.scan import DeltaLayer, ScanBatch, state_of
+
+if TYPE_CHECKING:
+    from hydrainfer.ops.select import OpSet
+
+_UNIT_EPS = 1e-6  # of queries and keys
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -175,3 +184,57 @@ def delta_rule(
             state = step(state, slice(i, i + 1))
         states[target] = state[0]
     return out
+
+
+def gated_delta(
+    qkv: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    step: Tensor,
+    layer: DeltaLayer,
+    tails: Tensor,
+    states: Tensor,
+    batch: ScanBatch,
+    rule: Callable[..., Tensor] = delta_rule,
+    norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm,
+) -> Tensor:
+    """The gated delta rule over what a short convolution makes of queries, keys and values; what it gives is
+    normalised, head by head, and gated.
+
+    qkv: [rows, channels]; gate: [rows, heads * dim]; beta, step: [rows, heads], before they are brought into range;
+    tails, states: what one layer keeps, see `short_conv` and `delta_rule`, of which `rule` is a variant. Returns [rows,
+    heads * dim]."""
+    _, heads, key_dim, dim = states.shape
+    keys = (qkv.shape[1] - heads * dim) // 2
+    mixed = F.silu(short_conv(qkv, layer.conv, None, tails, batch)).float()
+    q, k = (x.unflatten(1, (-1, key_dim)) for x in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
+    q, k = (x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + _UNIT_EPS) for x in (q, k))
+    v = mixed[:, 2 * keys :].unflatten(1, (heads, dim))
+    decay = -layer.log_rate.exp() * F.softplus(step.float() + layer.step_bias)
+    given = rule(q * key_dim**-0.5, k, v, decay, beta.sigmoid().float(), states, batch).to(qkv.dtype)
+    normed = norm(given.flatten(0, 1), layer.norm, layer.eps).view(len(qkv), -1)
+    return (normed * F.silu(gate.float())).to(qkv.dtype)
+
+
+def experts(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWeights, ops: OpSet) -> Tensor:
+    """out [rows, hidden] += for each row of `x` the sum of what its `chosen` experts make of it, by `weights`, both
+    [rows, chosen]; in place, returns `out`. The rows of an expert are multiplied together, by `ops`."""
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    rows, weights = order // chosen.shape[1], weights.flatten()[order, None]
+    first = 0
+    for i, n in enumerate(flat.bincount(minlength=e.n).tolist()):
+        if n:
+            mine, (gate_up, down) = rows[first : first + n], e.of(i)
+            wide = ops.linear(x[mine], gate_up, None if e.gate_up_bias is None else e.gate_up_bias[i])
+            gated = clamped_swiglu(wide, e.limit, e.alpha) if e.limit else ops.silu_and_mul(wide)
+            given = ops.linear(gated, down, None if e.down_bias is None else e.down_bias[i])
+            out.index_add_(0, mine, given.mul_(weights[first : first + n]))
+            first += n
+    return out
+
+
+def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
+    """[rows, 2 * width], gates and what they multiply by turns → [rows, width]."""
+    gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(gate * alpha)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -29,6 +29,25 @@ class ScanBatch:
     sources: Tensor
     targets: Tensor
     pieces: Sequence[ScanRows]
+
+    @property
+    def chunks(self) -> ScanBatch:
+        """The pieces by themselves, whose rows begin with the first of theirs."""
+        n = self.n_decodes
+        moved = [p._replace(rows=slice(p.rows.start - n, p.rows.stop - n)) for p in self.pieces]
+        return replace(self, n_decodes=0, sources=self.sources[:0], targets=self.targets[:0], pieces=moved)
+
+
+class DeltaLayer(NamedTuple):
+    """What a layer of the gated delta rule has between the matrices around it. `conv` [channels, width], of queries,
+    keys and values, which lie in that order; `norm` [dim], of what each head gives, with its `eps`; `log_rate` and
+    `step_bias` [heads] float32."""
+
+    conv: Tensor
+    norm: Tensor
+    log_rate: Tensor
+    step_bias: Tensor
+    eps: float
 
 
 def state_of(states: Tensor, sources: Tensor) -> Tensor:

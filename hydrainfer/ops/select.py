@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from hydrainfer.config.schema import Quantization
 from hydrainfer.ops import delta_chunks, native, reference, torch_variants
 from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.cuda import CudaKernels, cuda_kernels
+from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.flashinfer import FlashInfer, find_flashinfer
 from hydrainfer.ops.int8 import Int8Products
 from hydrainfer.ops.measured import Products, faster_than_float32, products
@@ -58,7 +60,8 @@ class OpSet:
     attention: Callable
     attention_segments: Callable
     short_conv: Callable
-    delta_rule: Callable
+    gated_delta: Callable
+    experts: Callable
     chosen: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
     products: Products | Int8Products | None = None
@@ -92,7 +95,7 @@ def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:
 OPERATORS = (
     "linear", "linear_add", "rms_norm", "silu_and_mul", "gelu_tanh_and_mul", "quick_gelu", "rope",
     "rope_write_kv", "prepare", "attention", "attention_segments",
-    "short_conv", "delta_rule",
+    "short_conv", "gated_delta", "experts",
 )  # fmt: skip
 
 
@@ -138,6 +141,21 @@ def _product(op: str, name: str) -> Variant:
     return Variant(name, supports, lambda need: getattr(ways(need.dtype, need.native)[name], op))
 
 
+_chunked = partial(reference.gated_delta, rule=delta_chunks.delta_rule, norm=torch_variants.rms_norm_torch)
+
+
+def _experts(need: Need) -> Callable:
+    """The compiled kernel where it multiplies as many rows as come to an expert sooner than all else."""
+    assert need.native is not None
+    together, most = need.native.experts, None if need.products is None else need.products.native_rows
+
+    def experts(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWeights, ops: OpSet) -> Tensor:
+        few = most is None or -(-chosen.numel() // e.n) <= most
+        return (together if few else reference.experts)(out, x, weights, chosen, e, ops)
+
+    return experts
+
+
 def computes_sooner(dtype: torch.dtype, *, use_native: bool, threads: int | None) -> bool:
     """Whether the CPU is faster in this dtype than in float32, by its matrix products."""
     kernels = load_kernels(torch.device("cpu"))[0] if use_native else None
@@ -151,7 +169,7 @@ def variants(op: str) -> list[Variant]:
         "prepare": [Variant("torch-sdpa", _always, _torch(torch_variants.prepare))],
         "attention": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_sdpa))],
         "attention_segments": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_segments_sdpa))],
-        "delta_rule": [Variant("torch-chunks", _always, _torch(delta_chunks.delta_rule))],
+        "gated_delta": [Variant("torch-chunks", _always, _torch(_chunked))],
     }
     if op in ("linear", "linear_add"):
         measured = Variant("measured", _measured, lambda need: getattr(need.products, op))
@@ -160,6 +178,8 @@ def variants(op: str) -> list[Variant]:
             *(_product(op, way) for way in WAYS),
             Variant("reference", _always, _torch(getattr(reference, op))),
         ]
+    if op == "experts":
+        return [Variant("native-cpu", _native, _experts), Variant("reference", _always, _torch(reference.experts))]
     supports = _native_segments if op == "attention_segments" else _native
     found = [Variant("native-cpu", supports, _kernel(op))] if hasattr(native.Kernels, op) else []
     if hasattr(CudaKernels, op):

@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "moe.h"
 #include "scan.h"
 #include "simd.h"
 
@@ -292,27 +293,53 @@ void quick_gelu(TensorView x) {
   });
 }
 
-// One row each of several requests, all contiguous float32: q, k [rows, key_heads, keys]; v, out [rows, heads, dim];
-// decay, beta [rows, heads]. states [blocks, heads, keys, dim], whose blocks may lie apart; sources, targets int64.
-void delta_steps(
-    TensorView q, TensorView k, TensorView v, TensorView decay, TensorView beta, TensorView states, TensorView sources,
-    TensorView targets, TensorView out) {
-  const int64_t rows = v.size(0), heads = v.size(1), dim = v.size(2), key_heads = k.size(1), keys = k.size(2);
-  const int64_t *source = data<int64_t>(sources), *target = data<int64_t>(targets);
+// One row each of several requests, of any row stride: qkv [rows, channels], gate [rows, heads * dim], beta, step [rows,
+// heads]. conv [channels, width], norm [dim]; rate, bias [heads] float32; tails [blocks, width - 1, channels] and states
+// [blocks, heads, keys, dim] float32, whose blocks may lie apart; sources, targets int64; out [rows, heads * dim].
+void gated_delta(TensorView qkv, TensorView gate, TensorView beta, TensorView step, TensorView conv, TensorView norm,
+                 TensorView rate, TensorView bias, TensorView tails, TensorView states, TensorView sources,
+                 TensorView targets, TensorView out, double eps) {
+  by_dtype(qkv, [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t rows = qkv.size(0), channels = conv.size(0), heads = states.size(1), keys = states.size(2);
+    const int64_t dim = states.size(3), key_heads = (channels - heads * dim) / (2 * keys), part = 256;
+    const int64_t parts = (channels + part - 1) / part;
+    const DeltaLayer<T> a{data<T>(conv), data<T>(norm), data<float>(rate), data<float>(bias), data<T>(tails),
+                          data<float>(states), tails.stride(0), states.stride(0), conv.size(1), channels, key_heads,
+                          keys, heads, dim, float(eps)};
+    const int64_t *source = data<int64_t>(sources), *target = data<int64_t>(targets);
+    std::vector<float> mixed(rows * channels);
 #pragma omp parallel if (rows * heads * keys * dim > 32768)
-  {
-    std::vector<float> work(2 * dim);
+    {
+      std::vector<float> work(2 * keys + dim);
 #pragma omp for
-    for (int64_t i = 0; i < rows * heads; ++i) {
-      const int64_t row = i / heads, head = i % heads, key = row * key_heads + head / (heads / key_heads);
-      float* all = data<float>(states) + head * keys * dim;
-      const float* from = source[row] < 0 ? nullptr : all + source[row] * states.stride(0);
-      delta_step(
-          from, all + target[row] * states.stride(0), data<float>(q) + key * keys, data<float>(k) + key * keys,
-          data<float>(v) + i * dim, std::exp(data<float>(decay)[i]), data<float>(beta)[i], keys, dim, work.data(),
-          work.data() + dim, data<float>(out) + i * dim);
+      for (int64_t i = 0; i < rows * parts; ++i) {
+        const int64_t row = i / parts, first = i % parts * part;
+        const T* from = source[row] < 0 ? nullptr : a.tails + source[row] * a.tail_stride;
+        convolve(a, data<T>(qkv) + row * qkv.stride(0), from, a.tails + target[row] * a.tail_stride, first,
+                 std::min(channels, first + part), mixed.data() + row * channels);
+      }
+#pragma omp for
+      for (int64_t i = 0; i < rows * heads; ++i) {
+        const int64_t row = i / heads, head = i % heads;
+        delta_head(a, head, mixed.data() + row * channels, data<T>(beta)[row * beta.stride(0) + head],
+                   data<T>(step)[row * step.stride(0) + head], data<T>(gate) + row * gate.stride(0) + head * dim,
+                   source[row], target[row], work.data(), data<T>(out) + i * dim);
+      }
     }
-  }
+  });
+}
+
+// x, out [rows, width], chosen int64 and weights [rows, each], all contiguous; the rest: see Experts. Adds to out.
+void experts(TensorView x, TensorView chosen, TensorView weights, TensorView gate_up, TensorView down,
+             TensorView gate_up_bias, TensorView down_bias, TensorView out, double limit, double alpha) {
+  by_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    const Experts<T> e{data<T>(gate_up), gate_up_bias.size(0) ? data<T>(gate_up_bias) : nullptr,
+                       data<T>(down), down_bias.size(0) ? data<T>(down_bias) : nullptr,
+                       x.size(1), down.size(1), float(limit), float(alpha)};
+    run_experts(e, data<T>(x), data<int64_t>(chosen), data<T>(weights), x.size(0), chosen.size(1), data<T>(out));
+  });
 }
 
 }  // namespace hydra
@@ -327,4 +354,5 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(rope, hydra::rope);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm, hydra::rms_norm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, hydra::silu_and_mul);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(quick_gelu, hydra::quick_gelu);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(delta_steps, hydra::delta_steps);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gated_delta, hydra::gated_delta);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(experts, hydra::experts);

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hydrainfer.ops import ScanBatch, ScanRows, reference, variants
+from hydrainfer.ops import DeltaLayer, ScanBatch, ScanRows, delta_chunks, reference, variants
 from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.select import Need
 
@@ -43,21 +43,41 @@ def batch_of(counts, fresh):
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("variant", ["native-cpu", "torch-chunks"])
-def test_delta_rule(variant, fresh):
-    made = next(v for v in variants("delta_rule") if v.name == variant)
-    need = Need(torch.device("cpu"), torch.float32, 64, load_kernels(torch.device("cpu"))[0])
-    if not made.supports(need):
-        pytest.skip("no compiler here")
-    run = made.make(need)
+def test_delta_rule_in_chunks(fresh):
     blocks = torch.randn(30, 2, HEADS, KEY_DIM, DIM, generator=torch.Generator().manual_seed(1))  # of two layers
     before = blocks[:, 1]
     batch, rows = batch_of(COUNTS, fresh), inputs(sum(COUNTS))
     states, wanted = blocks.clone()[:, 1], before.clone()
-    got, want = run(*rows, states, batch), reference.delta_rule(*rows, wanted, batch)
+    got, want = (f(*rows, s, batch) for f, s in ((delta_chunks.delta_rule, states), (reference.delta_rule, wanted)))
     assert (got - want).abs().max() < LEAST_DIFFERENCE and (states - wanted).abs().max() < LEAST_DIFFERENCE
     untouched = [i for i in range(30) if i not in {p.target for p in batch.pieces} | set(batch.targets.tolist())]
     assert torch.equal(states[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(("dtype", "dim", "difference"), [(torch.float32, 20, 2e-5), (torch.bfloat16, 96, 4e-2)])
+@pytest.mark.parametrize("variant", ["native-cpu", "torch-chunks"])
+def test_gated_delta(variant, dtype, dim, difference, fresh):
+    made = next(v for v in variants("gated_delta") if v.name == variant)
+    need = Need(torch.device("cpu"), dtype, 64, load_kernels(torch.device("cpu"))[0])
+    if not made.supports(need):
+        pytest.skip("no compiler here")
+    g, n, width = torch.Generator().manual_seed(3), sum(COUNTS), 4
+    channels = 2 * KEY_HEADS * KEY_DIM + HEADS * dim
+
+    def random(*shape, kind=dtype):
+        return torch.randn(shape, generator=g).to(kind)
+
+    rates, steps = torch.linspace(-6.0, 1.5, HEADS), random(HEADS, kind=torch.float32)
+    layer = DeltaLayer(random(channels, width), random(dim), rates, steps, 1e-6)
+    rows = random(n, channels + HEADS * dim + 2 * HEADS).split([channels, HEADS * dim, HEADS, HEADS], 1)
+    kept = random(30, 2, width - 1, channels), random(30, 2, HEADS, KEY_DIM, dim, kind=torch.float32)  # of two layers
+    batch, ours, wanted = batch_of(COUNTS, fresh), *([part.clone()[:, 1] for part in kept] for _ in range(2))
+    got, want = made.make(need)(*rows, layer, *ours, batch), reference.gated_delta(*rows, layer, *wanted, batch)
+    for one, other in zip((got, *ours), (want, *wanted)):
+        torch.testing.assert_close(one.float(), other.float(), rtol=difference, atol=difference)
+    untouched = [i for i in range(30) if i not in {p.target for p in batch.pieces} | set(batch.targets.tolist())]
+    assert all(torch.equal(part[untouched], before[untouched, 1]) for part, before in zip(ours, kept))
 
 
 @pytest.mark.parametrize("width", [2, 4, 7])

@@ -1,0 +1,28 @@
+"""The matrices of a layer's experts, one below the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from hydrainfer.ops.int8 import Int8Weight
+
+
+class ExpertWeights(NamedTuple):
+    """`n` gated MLPs: expert i has rows `i * 2 * width` and on of `gate_up`, and `i * hidden` and on of `down`.
+    Biases: [n, rows of each]. `limit`, `alpha`: as GPT-OSS gates; without a limit it is silu."""
+
+    n: int
+    gate_up: Tensor | Int8Weight
+    down: Tensor | Int8Weight
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    limit: float = 0.0
+    alpha: float = 1.0
+
+    def of(self, i: int) -> tuple[Tensor | Int8Weight, Tensor | Int8Weight]:
+        """The matrices of expert `i`: [2 * width, hidden] and [hidden, width]."""
+        wide, narrow = (weight.shape[0] // self.n for weight in (self.gate_up, self.down))
+        return self.gate_up[i * wide : (i + 1) * wide], self.down[i * narrow : (i + 1) * narrow]

@@ -1,0 +1,42 @@
+"""All experts of a layer in one call: what each alone makes of its rows, summed."""
+
+import pytest
+import torch
+
+from hydrainfer.ops import ExpertWeights, reference, select_ops
+from hydrainfer.ops.build import load_kernels
+
+pytestmark = pytest.mark.cpu
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+N_EXPERTS, CHOSEN = 6, 3
+
+
+def weights_of(width, inner, dtype, g, limit):
+    def random(*shape):
+        return (torch.randn(shape, generator=g) / shape[-1] ** 0.5).to(dtype)
+
+    biases = (random(N_EXPERTS, 2 * inner), random(N_EXPERTS, width)) if limit else (None, None)
+    matrices = random(N_EXPERTS * 2 * inner, width), random(N_EXPERTS * width, inner)
+    return ExpertWeights(N_EXPERTS, *matrices, *biases, limit, 1.7 if limit else 1.0)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.4], ids=["silu", "clamped, biases"])
+@pytest.mark.parametrize(("width", "inner"), [(64, 48), (67, 37), (256, 200)])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_one_call_is_each_expert_by_itself(dtype, width, inner, limit):
+    if load_kernels(torch.device("cpu"))[0] is None:
+        pytest.skip("no compiler here")
+    together = select_ops("cpu", dtype, 64, only="native-cpu")
+    assert dict(together.describe())["experts"] == "native-cpu"
+    alone, g = select_ops("cpu", dtype, 64, only="reference"), torch.Generator().manual_seed(1)
+    e = weights_of(width, inner, dtype, g, limit)
+    for n in (0, 1, 2, 5, 16, 33):
+        x, out = (torch.randn(n, width, generator=g).to(dtype) for _ in range(2))
+        scores = torch.rand(n, N_EXPERTS, generator=g)
+        scores[:, 0] = 0  # an expert that nobody chooses
+        weights, chosen = scores.to(dtype).topk(CHOSEN)
+        want = reference.experts(out.clone(), x, weights, chosen, e, alone)
+        got = together.experts(out, x, weights, chosen, e, together)
+        assert got is out
+        torch.testing.assert_close(got.float(), want.float(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
