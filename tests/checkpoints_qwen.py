@@ -1,5 +1,5 @@
-"""Tiny Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 checkpoints with seeded random weights, as ordinary Hugging Face
-directories.
+"""Tiny Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 checkpoints, the last two with experts too, with seeded random
+weights, as ordinary Hugging Face directories.
 
     python -m tests.checkpoints_qwen FAMILY OUT [--seed N]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.checkpoints_text import DELTA, settle_delta
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
 SPECIAL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
@@ -35,12 +35,18 @@ TEMPLATE = (
     "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_THIRD = ("qwen3_vl", "qwen3_5")
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+EXPERTS = {
+    "qwen3_vl_moe": _EXPERTS | {"mlp_only_layers": [1]},
+    "qwen3_5_moe": _EXPERTS | {"shared_expert_intermediate_size": 40},
+}
 _CLASSES = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
 }
 
 
@@ -99,7 +105,7 @@ def make_qwen(
     out = Path(out)
     tokenizer = make_tokenizer(context)
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
-    qwen3 = family in _THIRD
+    qwen3, dense = family.startswith("qwen3"), family.removesuffix("_moe")
     sections = {"mrope_section": [4, 2, 2], "mrope_interleaved": True} if qwen3 else {"mrope_section": [2, 3, 3]}
     text_fields = {
         "vocab_size": VOCAB,
@@ -114,7 +120,8 @@ def make_qwen(
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
         **({"head_dim": 16} if qwen3 else {}),
-        **(DELTA if family == "qwen3_5" else {}),
+        **(DELTA if dense == "qwen3_5" else {}),
+        **EXPERTS.get(family, {}),
         **(text or {}),
     }
     vision_fields = {
@@ -125,7 +132,7 @@ def make_qwen(
                      "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]},
         "qwen3_5": {"hidden_size": 32, "intermediate_size": 72, "depth": 3, "out_hidden_size": 64,
                     "num_position_embeddings": 64},
-    }[family] | {"num_heads": 2} | (vision or {})  # fmt: skip
+    }[dense] | {"num_heads": 2} | (vision or {})  # fmt: skip
     kind = getattr(transformers, _CLASSES[family])
     whole = kind.config_class(
         text_config=text_fields,
@@ -164,6 +171,8 @@ def randomise(model, seed: int, tied: bool) -> None:
                 scale = 1.0
             elif "lm_head" in name or "embed_tokens" in name:
                 scale = 3.0 / math.sqrt(p.shape[1])
+            elif "experts" in name:
+                scale = 1.0 / math.sqrt(p.shape[-1])
             elif "pos_embed" in name:
                 scale = 0.5
             elif p.ndim == 1:
@@ -198,7 +207,7 @@ def _save_preprocessor(family: str, out: Path, pixels: tuple[int, int]) -> None:
     """As the published repositories have it: pixel bounds by name, for Qwen3-VL as a size, and one more for videos."""
     least, most = pixels
     common = {"temporal_patch_size": 2, "merge_size": 2, "image_processor_type": "Qwen2VLImageProcessor"}
-    if family in _THIRD:
+    if family.startswith("qwen3"):
         half = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
         size = {"shortest_edge": least, "longest_edge": most}
         given = {"size": size, "patch_size": 16, **common, **half}
@@ -222,17 +231,37 @@ def _rename(out: Path, family: str, published: bool) -> None:
         visual, rest = n.startswith("visual."), n.removeprefix("language_model.")
         if n.startswith("lm_head."):
             return n
-        if published and family not in _THIRD:
+        if published and not family.startswith("qwen3"):
             return n if visual else f"model.{rest}"
         return f"model.{n}" if visual else f"model.language_model.{rest}"
 
     for file in out.glob("*.safetensors"):
-        save_file({name(k): v for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
+        tensors = {name(k): v for k, v in load_file(file).items()}
+        if published and family == "qwen3_5_moe":
+            tensors = _stack(tensors)
+        if published and family == "qwen3_vl_moe":  # by [in, out]
+            tensors = {k: v.mT.contiguous() if ".experts." in k else v for k, v in tensors.items()}
+        save_file(tensors, file, metadata={"format": "pt"})
     index = out / "model.safetensors.index.json"
     if index.exists():
         content = json.loads(index.read_text())
         content["weight_map"] = {name(k): v for k, v in content["weight_map"].items()}
         index.write_text(json.dumps(content))
+
+
+def _stack(tensors: dict) -> dict:
+    """The experts of each layer in two tensors, as published with Qwen3.5."""
+    import torch
+
+    found, count = dict(tensors), EXPERTS["qwen3_5_moe"]["num_experts"]
+    for first in [n for n in tensors if n.endswith(".experts.0.down_proj.weight")]:
+        prefix = first.removesuffix(".0.down_proj.weight")
+        gate, up, down = (
+            torch.stack([found.pop(f"{prefix}.{i}.{part}_proj.weight") for i in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        found |= {f"{prefix}.gate_up_proj": torch.cat([gate, up], 1), f"{prefix}.down_proj": down}
+    return found
 
 
 def _flatten_config(out: Path) -> None:

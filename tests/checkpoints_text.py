@@ -125,7 +125,7 @@ def settle_delta(model) -> None:
 
     with torch.no_grad():
         for module in model.modules():
-            if type(module).__name__ in ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm"):
+            if type(module).__name__ in ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"):
                 module.weight.sub_(1.0)
             if hasattr(module, "A_log"):
                 module.A_log.copy_(torch.linspace(-6.0, 1.5, module.A_log.numel()))

@@ -149,7 +149,7 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
     return TextConfig(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
-        intermediate=hf.intermediate_size,
+        intermediate=getattr(hf, "intermediate_size", 0),  # Qwen3.5 with experts has no other layers
         layers=hf.num_hidden_layers,
         heads=hf.num_attention_heads,
         kv_heads=kv_heads,

@@ -66,6 +66,8 @@ _MIMO = Decoder(
 _LFM2 = Decoder("lfm2", False, False, qk_norm=True, named=lfm2_names, recurrence=short_convolutions)
 _QWEN_NEXT = Decoder("qwen3_next", qk_norm=True, partial=True, gated=True, recurrence=gated_delta)
 _QWEN3_5 = _QWEN_NEXT._replace(model_type="qwen3_5_text", sections=(11, 11, 10), interleaved=True)
+_QWEN3_5_MOE = _QWEN3_5._replace(model_type="qwen3_5_moe_text", experts=experts.qwen2)
+_QWEN3_VL = Decoder("qwen3_vl_text", qk_norm=True, sliding="refused", sections=(24, 20, 20), interleaved=True)
 _PICTURES = "hydrainfer.processor.pictures"
 _QWEN = Family(
     "",
@@ -106,6 +108,7 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": _text_only(Decoder("qwen3_moe", qk_norm=True, sliding="all", experts=experts.qwen3)),
     "Qwen3NextForCausalLM": _text_only(_QWEN_NEXT._replace(experts=experts.qwen2))._replace(dtype="bfloat16"),
     "Qwen3_5ForCausalLM": _text_only(_QWEN3_5)._replace(dtype="bfloat16"),
+    "Qwen3_5MoeForCausalLM": _text_only(_QWEN3_5_MOE)._replace(dtype="bfloat16"),
     "GptOssForCausalLM": _text_only(_GPT_OSS)._replace(dtype="bfloat16"),
     "MiMoV2FlashForCausalLM": _text_only(_MIMO)._replace(dtype="bfloat16"),
     "Gemma3ForCausalLM": _text_only(_GEMMA)._replace(dtype="bfloat16"),
@@ -132,12 +135,22 @@ FAMILIES = {
     ),
     "Qwen3VLForConditionalGeneration": _QWEN._replace(
         model_type="qwen3_vl",
-        decoder=Decoder("qwen3_vl_text", qk_norm=True, sliding="refused", sections=(24, 20, 20), interleaved=True),
+        decoder=_QWEN3_VL,
+        n_template=12,
+    ),
+    "Qwen3VLMoeForConditionalGeneration": _QWEN._replace(
+        model_type="qwen3_vl_moe",
+        decoder=_QWEN3_VL._replace(model_type="qwen3_vl_moe_text", experts=experts.qwen3_vl),
         n_template=12,
     ),
     "Qwen3_5ForConditionalGeneration": _QWEN._replace(
         model_type="qwen3_5",
         decoder=_QWEN3_5,
+        n_template=12,
+    ),
+    "Qwen3_5MoeForConditionalGeneration": _QWEN._replace(
+        model_type="qwen3_5_moe",
+        decoder=_QWEN3_5_MOE,
         n_template=12,
     ),
 }
@@ -209,7 +222,7 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
     supported = ", ".join(decoders)
     known = text.model_type in decoders
     require(known, path, f"text model {text.model_type!r} is not supported; supported: {supported}")
-    tied = bool(hf.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))
+    tied = bool(hf.tie_word_embeddings or (family.decoder is None and text.tie_word_embeddings))
     dtype = hf.dtype or text.dtype or family.dtype
     media = (*(["image_token_id"] if family.pictures else []), *(["video_token_id"] if family.videos else []))
     return ModelConfig(

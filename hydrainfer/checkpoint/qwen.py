@@ -80,8 +80,8 @@ class QwenVisionConfig(VisionConfig):
 
 
 def qwen(hf: Any, path: Path) -> QwenVisionConfig:
-    """Check and describe the eyes of a configuration of one of the four. Raises `CheckpointError`."""
-    v, kind = hf.vision_config, hf.model_type
+    """Check and describe the eyes of a configuration of one of these. Raises `CheckpointError`."""
+    v, kind = hf.vision_config, hf.model_type.removesuffix("_moe")
     gated, qwen3 = kind == "qwen2_5_vl", kind in ("qwen3_vl", "qwen3_5")
     out = v.hidden_size if kind == "qwen2_vl" else v.out_hidden_size
     hidden = v.embed_dim if kind == "qwen2_vl" else v.hidden_size

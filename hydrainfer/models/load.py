@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from hydrainfer.models.slots import Slot
 from hydrainfer.models.stored import PLAIN, pieces, weight_headers
 from hydrainfer.ops import Int8Weight, OpSet, select_ops
 
+_EXPERTS = re.compile(r"text\.layers\.\d+\.mlp\.experts\.gate_up_proj")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -44,6 +47,7 @@ def load_model(
     dtype = config.dtype if dtype == "auto" else dtype
     require(dtype in DTYPES, path, f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
     headers = weight_headers(path)
+    config = _as_stored(config, headers)
     device = torch.device(device)
     ops = ops or select_ops(device, DTYPES[dtype], config.text.head_dim)
     experts = config.text.experts
@@ -54,6 +58,18 @@ def load_model(
         model = Model(config, role, ops, DTYPES[dtype], device, pause)  # only now: a damaged shape may be of any size
         _fill(model, wanted, on_progress or (lambda _done, _total: None))
     return model
+
+
+def _as_stored(config: ModelConfig, headers: dict[Path, list[StoredTensor]]) -> ModelConfig:
+    """`config`, with experts one after the other in one tensor where these files have them so, whatever the family is
+    published with: transformers saves some otherwise."""
+    e, hidden, canonical = config.text.experts, config.text.hidden, layers_of(config).canonical
+    if e is None or (e.stored == "together" and hidden == 2 * e.intermediate):
+        return config
+    found = {t.shape for tensors in headers.values() for t in tensors if _EXPERTS.fullmatch(canonical(t.name))}
+    if found != {(e.count, 2 * e.intermediate, hidden)}:
+        return config
+    return replace(config, text=replace(config.text, experts=replace(e, stored="stacked")))
 
 
 def _wanted(

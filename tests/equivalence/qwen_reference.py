@@ -13,8 +13,7 @@ import transformers
 from PIL import Image
 
 from tests.checkpoints_qwen import TEMPLATE
-
-_THIRD = ("qwen3_vl", "qwen3_5")
+from tests.equivalence.reference import generate
 
 
 class Reference:
@@ -57,7 +56,7 @@ class Reference:
 
     def _shown(self, n: int, fps: float, grid: tuple[int, int, int]) -> str:
         each = "<video>" * (grid[1] * grid[2] // 4)
-        if self.family not in _THIRD:
+        if not self.family.startswith("qwen3"):
             return each * grid[0]
         at = [i / fps for i in [*range(n), n - 1]]
         times = [(at[2 * i] + at[2 * i + 1]) / 2 for i in range(grid[0])]
@@ -82,7 +81,7 @@ class Reference:
         size = self.video.get("size") or self.pictures.size
         least, most = size["shortest_edge"], size["longest_edge"]
         factor = 2 * self.pictures.patch_size
-        if self.family not in _THIRD:
+        if not self.family.startswith("qwen3"):
             return smart_resize(height, width, factor, least, most)
         h, w, t = round(height / factor) * factor, round(width / factor) * factor, round(n / 2) * 2
         if t * h * w > most:
@@ -95,12 +94,5 @@ class Reference:
 
     @torch.inference_mode()
     def greedy(self, messages: list[dict], n_new: int, **options) -> tuple[list[int], list[int], list[float]]:
-        inputs = self.inputs(messages, **options)
         self.model.model.rope_deltas = None
-        out = self.model.generate(
-            **inputs, max_new_tokens=n_new, do_sample=False, output_logits=True, return_dict_in_generate=True
-        )
-        n_prompt = inputs["input_ids"].shape[1]
-        best = torch.cat(out.logits).float().topk(2, dim=-1).values
-        gaps = (best[:, 0] - best[:, 1]).tolist()
-        return inputs["input_ids"][0].tolist(), out.sequences[0, n_prompt:].tolist(), gaps
+        return generate(self.model, self.inputs(messages, **options), n_new)

@@ -60,6 +60,20 @@ def _gap(scores: torch.Tensor, router) -> torch.Tensor:
     return torch.minimum(least, best[:, -2] - best[:, -1])
 
 
+def generate(model, inputs: dict[str, torch.Tensor], n_new: int) -> tuple[list[int], list[int], list[float]]:
+    """See `Reference`."""
+    with choices(model) as gaps_of_experts:
+        out = model.generate(
+            **inputs, max_new_tokens=n_new, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+    n_prompt = inputs["input_ids"].shape[1]
+    best = torch.cat(out.logits).float().topk(2, dim=-1).values
+    gaps = (best[:, 0] - best[:, 1]).tolist()
+    close = next((i for i, gap in enumerate(gaps_of_experts()) if gap < ROUTER_GAP), n_prompt + n_new)
+    gaps = [gap if n_prompt - 1 + i < close else ROUTED for i, gap in enumerate(gaps)]
+    return inputs["input_ids"][0].tolist(), out.sequences[0, n_prompt:].tolist(), gaps
+
+
 class Reference:
     """`greedy(messages)` → prompt ids, answer ids, and per answer id the distance of the two best logits. `processor`
     is transformers' of text and pictures, or the tokenizer of a model that takes text only."""
@@ -73,17 +87,7 @@ class Reference:
 
     @torch.inference_mode()
     def greedy(self, messages: list[dict], n_new: int) -> tuple[list[int], list[int], list[float]]:
-        inputs = self.inputs(messages)
-        with choices(self.model) as gaps_of_experts:
-            out = self.model.generate(
-                **inputs, max_new_tokens=n_new, do_sample=False, output_logits=True, return_dict_in_generate=True
-            )
-        n_prompt = inputs["input_ids"].shape[1]
-        best = torch.cat(out.logits).float().topk(2, dim=-1).values
-        gaps = (best[:, 0] - best[:, 1]).tolist()
-        close = next((i for i, gap in enumerate(gaps_of_experts()) if gap < ROUTER_GAP), n_prompt + n_new)
-        gaps = [gap if n_prompt - 1 + i < close else ROUTED for i, gap in enumerate(gaps)]
-        return inputs["input_ids"][0].tolist(), out.sequences[0, n_prompt:].tolist(), gaps
+        return generate(self.model, self.inputs(messages), n_new)
 
     def inputs(self, messages: list[dict]) -> dict[str, torch.Tensor]:
         """What the model is called with."""
