@@ -29,7 +29,7 @@ def window_over(full, window, ahead=8):
 
 def held_while_decoding(spec, n_prompt, n_new, tokens, salt=None):
     """The most blocks of a window that a request holds when it decodes; its answer is checked."""
-    caches = CacheSet({KV: 200, spec: 40})
+    caches = CacheSet({KV: KV.blocks_for(n_prompt + n_new) + 40, spec: spec.most(spec.ahead) + 20})
     scheduler = Scheduler(Role.parse("PD"), caches, Budgets(tokens=tokens), Policy(headroom_tokens=16))
     request, device, said, most = make_request("r", n_prompt, max_tokens=n_new, salt=salt), FakeDevice(spec), [], 0
     scheduler.add(request, 0.0)
@@ -52,6 +52,11 @@ def test_a_decoding_request_holds_as_many_blocks_whatever_its_length(window, tok
     spec = window_over(KV, window)
     most = {held_while_decoding(spec, n, 40, tokens, salt=b"") for n in (20, 50, 131)}
     assert most == {-(-(window - 1) // KV.block_tokens) + 1} == {spec.most(1)}
+
+
+def test_as_many_behind_two_thousand_tokens_as_behind_thirty_thousand():
+    spec = window_over(KV, 128, ahead=2048)
+    assert {held_while_decoding(spec, n, 5, 2048, salt=b"") for n in (2048, 32768)} == {33}
 
 
 @given(st.integers(1, 20), st.lists(st.booleans(), max_size=12), st.integers(0, 60))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrainfer.core import Lane
+from tests.cache.other_kinds import STATE, WINDOW
 from tests.cluster.test_virtual import LAYOUTS
 from tests.cluster.virtual import Cluster
 from tests.scheduler.fakes import KV, expected_tokens, make_request
@@ -16,10 +17,34 @@ pytestmark = pytest.mark.unit
 CONVERSATION = [Turn(i - 1 if i else None, [1, 2] * 5, 1 if i == 0 else None, 9, b"") for i in range(5)]
 
 
+def n_pulled(cluster, spec):
+    """Blocks that came to an instance from another."""
+    return sum(p.n_blocks[spec.name] for p in cluster.pullers.values())
+
+
 def n_prefilled(cluster):
     """Tokens computed in prefill by all instances."""
     batches = [b for name, d in cluster.devices.items() if "P" in name for b in d.batches if b[0] is Lane.LANGUAGE]
     return sum(n for _, n, _ in batches)
+
+
+def test_a_later_turn_moves_the_blocks_that_are_lacking_a_window_and_two_states():
+    """To who decodes, and has the turns before."""
+    caches = {WINDOW: 30, STATE: 24}
+    cluster, moved = Cluster("1EP1D", kv_blocks=200, embed_blocks=32, more=caches), []
+    cluster.copy_s = 200.0  # nothing is fetched back from there
+    requests = requests_of(CONVERSATION)
+    for i, r in enumerate(requests):
+        before = [n_pulled(cluster, spec) for spec in (KV, *caches)]
+        cluster.submit(r)
+        cluster.run()
+        assert cluster.tokens(r.id) == expected_tokens(r)
+        kv, window, states = (n_pulled(cluster, spec) - n for spec, n in zip((KV, *caches), before))
+        assert kv == KV.blocks_for(r.n_prompt) - oracle(r, requests[:i]) // 4
+        assert window <= len(WINDOW.moved(r, r.n_prompt)) and states <= len(STATE.moved(r, r.n_prompt)) <= 2
+        moved.append((kv, window, states))
+    assert max(kv for kv, *_ in moved[1:]) < moved[0][0], "moved anew"
+    cluster.check_whole()
 
 
 @pytest.mark.parametrize("layout", ["1EPD", "1EP1D", "1E1PD", "1E1P1D", "1ED1P"])

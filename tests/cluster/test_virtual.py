@@ -161,13 +161,14 @@ def test_a_stage_that_comes_back_in_time_serves_who_waited(who):
     cluster.check_whole()
 
 
-DEATHS = [(layout, stage) for layout in LAYOUTS if layout != "1EPD" for stage in Stage]
+DEATHS = [(layout, stage, {}) for layout in LAYOUTS if layout != "1EPD" for stage in Stage]
+OF_MORE_KINDS = [(layout, stage, {WINDOW: 16, STATE: 12}) for layout in ("1E1P1D", "2E1P2D") for stage in Stage]
 
 
-@pytest.mark.parametrize(("layout", "stage"), [("1EPD", Stage.PREFILL), *DEATHS])
-def test_every_instance_of_a_stage_may_die_under_load(layout, stage):
+@pytest.mark.parametrize(("layout", "stage", "more"), [("1EPD", Stage.PREFILL, {}), *DEATHS, *OF_MORE_KINDS])
+def test_every_instance_of_a_stage_may_die_under_load(layout, stage, more):
     """All at once, twice, and all are back within ten seconds: nobody is refused, nothing is lost."""
-    cluster = Cluster(layout, kv_blocks=64, embed_blocks=32, chaos=True)
+    cluster = Cluster(layout, kv_blocks=64, embed_blocks=32, chaos=True, more=more)
     requests = [
         make_request(f"r{i}", n_text=3 + i % 9, pictures=[i % 7] * (i % 3), max_tokens=6 + i % 5, arrival_s=0.5 * i)
         for i in range(80)
