@@ -99,7 +99,7 @@ def compare(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             (
                 f"the best method ({said}) changes with SLOs and data set",
                 f"cells won: {text}",
-                "holds" if len(kinds) > 1 and differ else "deviates",
+                "holds" if len(kinds) > 1 and differ else "does not hold",
             )
         )
     strict = {d: [best_of(cells[f"{TTFT_S[0]:g}/{t:g}"], PAPERS) for t in TPOT_S] for d, cells in found.items()}
@@ -109,7 +109,7 @@ def compare(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "under strict TTFT, E+P+D has clear advantages",
             f"TTFT {TTFT_S[0]:g} s, of the three: {text}",
-            "holds" if n > len(strict) * len(TPOT_S) / 2 else "deviates",
+            "holds" if n > len(strict) * len(TPOT_S) / 2 else "does not hold",
         )
     )
     return rows

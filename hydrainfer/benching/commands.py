@@ -22,7 +22,6 @@ from hydrainfer.benching.options import (
     run_to_end,
     sorted_out,
 )
-from hydrainfer.config import is_slo_part
 from hydrainfer.core import ConfigError
 from hydrainfer.flags import with_flags
 
@@ -110,11 +109,7 @@ def compare(**flags: Any) -> None:
     given = Compare(**flags)
     plan = read_plan(given.config, given.as_plan())
     spec = read_workload(plan.workload, data=plan.data, pictures=plan.pictures)
-    said = plan.slo.split()
-    are_parts = bool(said) and all(is_slo_part(part) for part in said)
-    objective = objective_of(
-        said if are_parts else [], None if are_parts else plan.slo or None, plan.like, spec.dataset, True
-    )
+    objective = objective_of([], plan.slo or None, plan.like, spec.dataset, True)
     if objective is None:
         raise ConfigError("a comparison needs an SLO: --goodput 'ttft:250 tpot:40' (ms), --slo or --like", param="slo")
     console = Console(stderr=True, highlight=False)

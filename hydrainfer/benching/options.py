@@ -23,7 +23,9 @@ Data = Annotated[str | None, flag(_SENT, "A local copy of the dataset; see datas
 Pictures = Annotated[str | None, flag(_SENT, "The folder of the dataset's pictures.")]
 Like = Annotated[str | None, flag(_SENT, "Answers as long as this model's, and its SLOs (configs/slo).")]
 Seed = Annotated[int, flag(_SENT, "The same seed sends the same requests at the same times.", ge=0)]
-Preset = Annotated[str | None, flag(_SLO, "A name or file of configs/slo, with :DATASET if not the workload's.")]
+Preset = Annotated[
+    str | None, flag(_SLO, "ttft=0.25,tpot=0.04 (s), or a preset of configs/slo, with :DATASET if not the workload's.")
+]
 Parts = Annotated[list[str] | None, flag(_SLO, "SLOs in ms: ttft:250 tpot:40 e2e:2000.")]
 MinSeconds = Annotated[float | None, flag(_LOAD, "A run lasts so long; auto: 10, or 5 TTFT SLOs.")]
 Timeout = Annotated[float, flag(_LOAD, "A request without an end by then has failed.")]
@@ -165,6 +167,9 @@ def sorted_out(words: Sequence[str] | None, goodput: Sequence[str] | None) -> tu
 def objective_of(parts: Sequence[str], slo: str | None, like: str | None, dataset: str, needed: bool) -> Slo | None:
     if parts and slo:
         raise ConfigError("give --goodput or --slo, not both", param="slo")
+    inline = (slo or "").replace(",", " ").split()
+    if inline and all(is_slo_part(part) for part in inline):
+        parts = inline
     if parts:
         return parse_slo(parts)
     if slo is None and like is None:

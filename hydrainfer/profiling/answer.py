@@ -19,17 +19,20 @@ from hydrainfer.planner.search import (
     Finding,
     LayoutPlan,
     OnProgress,
+    RoleUse,
     Row,
     Study,
     check_possible,
     grid_of,
     layout_file,
+    layout_of,
     least_devices,
     ranked_at,
     rate_for_ratios,
     ratios_of,
     rows_of,
     search,
+    use_of,
 )
 from hydrainfer.profiling.question import ProfileSetup
 from hydrainfer.scheduler import Budgets
@@ -58,7 +61,7 @@ def answer(
     searched = _searched(asked, n_processes, exhaustive, on_progress)
     study, n_devices = searched.study, searched.n_devices
     on_progress("explain", 0, 1)
-    rows = rows_of(study, searched.found)
+    rows = [_priced(row, asked, n_devices) for row in rows_of(study, searched.found, n_processes=n_processes)]
     rate = q.rate or rate_for_ratios(rows)
     cells: tuple[Cell, ...] = ()
     if grid and ttft_s is not None and tpot_s is not None:
@@ -69,7 +72,7 @@ def answer(
         LayoutPlan(
             model=asked.shape.name,
             devices=n_devices,
-            device=asked.device.name,
+            device=asked.hardware,
             measured=isinstance(asked.cost, CostFile),
             workload={"dataset": asked.workload.dataset, "source": asked.workload.source, **summary(asked.trace)},
             slo=asked.slo,
@@ -78,15 +81,17 @@ def answer(
             rate=q.rate,
             requests=len(asked.trace),
             seed=q.seed,
-            budgets={name: _given(b) for name, b in study.budgets(Layout.parse(rows[0].layout)).items()}
-            if rows
-            else {},
+            budgets={name: _given(b) for name, b in study.budgets(layout_of(rows[0].layout)).items()} if rows else {},
             layouts=tuple(rows),
             ratios=ratios_of(study, n_devices, rate, n_processes=n_processes) if ratios and rate else (),
             grid=cells,
+            use=_used(asked, study, rows),
             notes=(*searched.notes, *_two_tpots(rows, asked), *_cautions(asked, study, n_devices)),
             engine=asked.engine.name,
             model_error=asked.model_error,
+            unlike=bool(asked.kinds),
+            price=asked.per_hour(n_devices),
+            watts=asked.watts(n_devices),
             took_s=time.perf_counter() - begin_s,
             command=command,
             version=__version__,
@@ -111,16 +116,16 @@ def _searched(asked: ProfileSetup, n_processes: int | None, exhaustive: bool, on
     check_possible(study, candidates)
     if q.objective == "goodput":
         found = search(study, candidates, n_processes=n_processes, exhaustive=exhaustive, on_progress=on_progress)
-        return _Searched(study, q.devices, found, _undecided(found[0] if found else None))
+        return _Searched(study, asked.n_instances, found, _undecided(found[0] if found else None))
     assert q.rate is not None
     if q.objective == "devices":
-        studies = [(s := asked.study(n_devices=n), _fitting(asked, s, n)) for n in range(1, q.devices + 1)]
+        studies = [(s := asked.study(n_devices=n), _fitting(asked, s, n)) for n in range(1, asked.n_instances + 1)]
         n_devices, found = least_devices(studies, q.rate, n_processes=n_processes, on_progress=on_progress)
         study = studies[n_devices - 1][0]
         if n_devices:
             return _Searched(study, n_devices, found, [])
         note = f"{q.rate:g} requests/s are more than {q.devices} devices carry within the SLO."
-        return _Searched(study, q.devices, found, [note])
+        return _Searched(study, asked.n_instances, found, [note])
     found = ranked_at(
         study,
         candidates,
@@ -129,7 +134,31 @@ def _searched(asked: ProfileSetup, n_processes: int | None, exhaustive: bool, on
         n_processes=n_processes,
         on_progress=on_progress,
     )
-    return _Searched(study, q.devices, found, [])
+    return _Searched(study, asked.n_instances, found, [])
+
+
+def _priced(row: Row, asked: ProfileSetup, n_devices: int) -> Row:
+    """The row with what its requests cost and take."""
+    if not row.goodput:
+        return row
+    per_hour, n_output = row.goodput * 3600.0, sum(t.n_output for t in asked.trace) / len(asked.trace)
+    price, watts = asked.per_hour(n_devices), asked.watts(n_devices)
+    return msgspec.structs.replace(
+        row,
+        request_cost=None if price is None else price / per_hour,
+        million_cost=None if price is None else price / per_hour / n_output * 1e6,
+        request_wh=None if watts is None else watts / per_hour,
+    )
+
+
+def _used(asked: ProfileSetup, study: Study, rows: Sequence[Row]) -> tuple[RoleUse, ...]:
+    """The use of the best layout's roles at its goodput, with their weights."""
+    if not rows or not rows[0].goodput:
+        return ()
+    layout = layout_of(rows[0].layout)
+    weights = {str(role): float(asked.shape.weight_bytes(role)) for role in layout.instances}
+    used = use_of(study, layout, rows[0].goodput)
+    return tuple(msgspec.structs.replace(u, weight_bytes=weights[u.role]) for u in used)
 
 
 def _undecided(best: Finding | None) -> list[str]:
@@ -169,8 +198,14 @@ def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str
         )
     if crowded := _crowded(asked, n_devices):
         yield crowded
-    if asked.device.notes and asked.cost is None:
-        yield f"The device is described, not measured: {asked.device.notes}."
+    if not asked.servable:
+        yield (
+            "HydraInfer itself serves neither groups of devices, nor smaller weights on GPUs, nor unlike devices by "
+            "one file: there is no layout.yaml."
+        )
+    for device in [device for device, _ in asked.kinds] or [asked.device]:
+        if device.notes and asked.cost is None:
+            yield f"The device is described, not measured: {device.notes}."
 
 
 def _fitting(asked: ProfileSetup, study: Study, n_devices: int) -> Sequence[Layout]:
@@ -182,13 +217,14 @@ def _fitting(asked: ProfileSetup, study: Study, n_devices: int) -> Sequence[Layo
 
 
 def winners_file(plan: LayoutPlan, study: Study, asked: ProfileSetup, only: Sequence[str] = PLANNED) -> str | None:
-    """The layout file of what to start, with `only` these options; None if nothing meets the SLO."""
+    """The layout file of what to start, with `only` these options; None if nothing meets the SLO, or HydraInfer cannot
+    serve it."""
     best = plan.choice
-    if best is None:
+    if best is None or not asked.servable:
         return None
     comment = (
         f"{best.layout}: {best.goodput:.3g} requests/s of {plan.workload['dataset']} within {plan.slo},\n"
-        f"by simulation on {plan.devices} x {plan.device}, for {plan.model}. Made by `{plan.command}`."
+        f"by simulation on {plan.hardware}, for {plan.model}. Made by `{plan.command}`."
     )
     return layout_file(Layout.parse(best.layout), study, comment, asked.threads, only)
 

@@ -34,12 +34,12 @@ def profile(**flags: Any) -> None:
     from hydrainfer.profiling.files import write_plan
     from hydrainfer.profiling.live import check_live, validate
     from hydrainfer.profiling.measuring import measurer
-    from hydrainfer.profiling.question import prepare
+    from hydrainfer.profiling.question import prepare, resolved
     from hydrainfer.profiling.tables import conclusions, ranked
     from hydrainfer.workload.measuring import command_line
     from hydrainfer.workload.output import say_next
 
-    q = Profile(**flags)
+    q = resolved(Profile(**flags))
     if q.objective not in get_args(Objective):
         raise ConfigError(
             f"--objective is one of {', '.join(get_args(Objective))}, not {q.objective!r}", param="objective"
@@ -72,7 +72,7 @@ def profile(**flags: Any) -> None:
     if q.out is not None:
         paths = write_plan(plan, winners_file(plan, study, asked), q.out)
         console.print(f"wrote {', '.join(map(str, paths))}", markup=False, soft_wrap=True)
-        if plan.best is not None:
+        if plan.best is not None and asked.servable:
             say_next(console, *_serving(asked, q.out / "layout.yaml"))
     elif not q.json:
         console.print("[dim]for the layout's file and a page with figures, run the same with --out DIR[/dim]")

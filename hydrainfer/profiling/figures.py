@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from hydrainfer.config import Slo
 from hydrainfer.planner.search import Cell, LayoutPlan, Ratio, Row
-from hydrainfer.profiling.tables import interval, said
-from hydrainfer.workload.output import Axis, PlotSeries, Point, legend, lines, ms, words
+from hydrainfer.profiling.tables import interval, regret, said
+from hydrainfer.workload.output import COLOURS, Axis, PlotSeries, Point, legend, lines, ms, words
 
 HUES = {
     "EPD": "#767d86",
@@ -25,7 +25,7 @@ HUES = {
 }
 """By method; lighter beside EPD."""
 _OTHER = "#1f9aa3"
-_BARS, _FEW = 30, 12  # measured bars at most; with bars of those only bounded, at least so many
+_BARS, _CURVES = 10, 5
 _LEAST_S, _REACH = 1e-3, 20.0  # latencies are drawn from 1 ms to as many times their SLO
 
 
@@ -44,30 +44,27 @@ def legend_of(methods: Sequence[str]) -> str:
 
 
 def shown_rows(plan: LayoutPlan) -> list[Row]:
-    """The rows that get a bar, best first: 30 that were measured, at most, the best of each method, and as many others
-    as make a dozen."""
-    chosen = [row for row in plan.layouts if row.goodput][:_BARS]
-    for row in plan.layouts:
-        if row.method not in {c.method for c in chosen}:
-            chosen.append(row)
-    chosen += [row for row in plan.layouts if row not in chosen][: max(0, _FEW - len(chosen))]
-    return sorted(chosen, key=lambda row: (-(row.goodput or 0.0), -(row.goodput_high or row.bound)))
+    """The rows that get a bar, in the order of the plan: the ten best of those that were measured and what splits
+    nothing; if none was measured, the first ten."""
+    measured = [row for row in plan.layouts if row.goodput]
+    return [row for i, row in enumerate(measured) if i < _BARS or row.method == "EPD"] or list(plan.layouts[:_BARS])
 
 
 def bars(rows: Sequence[Row], epd: Row | None = None, width: int = 960) -> str:
-    """Goodput with its interval; a pale bar to what is known to be too much, where that is all that is known. Dashed:
-    what `epd` carries."""
-    left, step, top = 150, 23, 8
+    """Goodput with its interval and how much less than the first it is; a pale bar to what is known to be too much,
+    where that is all that is known. Dashed: what `epd` carries."""
+    narrow = width < 600
+    left, right, step, top = (104 if narrow else 150), (112 if narrow else 230), 23, 8
     most = max([*(row.goodput or 0.0 for row in rows), *(_reach(row) for row in rows)], default=0.0) or 1.0
-    height, scale = top + step * len(rows) + 42, (width - left - 190) / most
+    height, scale = top + step * len(rows) + 42, (width - left - right) / most
     out = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="goodput of the layouts">']
     axis = Axis("requests per second", 0.0, most)
-    for tick in axis.ticks():
+    for tick in axis.ticks()[:: 2 if narrow else 1]:
         x = left + tick * scale
         out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 38}"/>')
         out.append(words(x, height - 23, axis.said(tick)))
     for i, row in enumerate(rows):
-        out += _bar(row, left, top + i * step, step, scale)
+        out += _bar(row, rows[0], left, top + i * step, step, scale, narrow)
     if epd is not None and epd.goodput:
         x = left + epd.goodput * scale
         out.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{top - 6}" y2="{height - 38}"/>')
@@ -82,7 +79,7 @@ def _reach(row: Row) -> float:
     return row.goodput_high or row.bound
 
 
-def _bar(row: Row, left: int, y: int, step: int, scale: float) -> list[str]:
+def _bar(row: Row, best: Row, left: int, y: int, step: int, scale: float, narrow: bool) -> list[str]:
     colour, high = colour_of(row.method), _reach(row)
     told = f"<title>{escape(row.layout)} ({escape(row.method)}): {escape(row.limited_by)}</title>"
     size = f'y="{y + 2}" height="{step - 6}"'
@@ -92,16 +89,35 @@ def _bar(row: Row, left: int, y: int, step: int, scale: float) -> list[str]:
             f'<rect x="{left}" {size} width="{high * scale:.1f}" fill="{colour}" fill-opacity=".18" stroke="{colour}" '
             f'stroke-opacity=".8" stroke-dasharray="3 3">{told}</rect>'
         )
-        out.append(words(left + high * scale + 8, y + 15, f"less than {said(high)}", "start", 'fill="#7c858f"'))
+        out.append(words(left + high * scale + 8, y + 15, f"less than {said(high)}", "start", 'class="faint"'))
         return out
     out.append(f'<rect x="{left}" {size} width="{row.goodput * scale:.1f}" fill="{colour}">{told}</rect>')
     low = row.goodput_low or row.goodput
     out.append(
-        f'<path fill="none" stroke="#1c2024" stroke-width="1.4" d="M{left + low * scale:.1f} {middle}'
+        f'<path class="ink" stroke-width="1.4" d="M{left + low * scale:.1f} {middle}'
         f'H{left + high * scale:.1f}m0 -4v8M{left + low * scale:.1f} {middle - 4}v8"/>'
     )
-    out.append(words(left + high * scale + 8, y + 15, f"{said(row.goodput)}  ({interval(row)})", "start"))
+    less = f"  {regret(row, best)}" if row is not best else ""
+    told = f"{said(row.goodput)}{less}" if narrow else f"{said(row.goodput)} ({interval(row)}){less}"
+    out.append(words(left + high * scale + 8, y + 15, told, "start"))
     return out
+
+
+def attainment(plan: LayoutPlan) -> str:
+    """The share of requests within the SLO against the rate, of the best layouts; "" if no rate was simulated."""
+    rows = [row for row in plan.layouts if row.goodput and row.attempts][:_CURVES]
+    series = []
+    for row, colour in zip(rows, COLOURS):
+        at = {a.rate: a for a in sorted(row.attempts, key=lambda a: a.n) if a.n}
+        shares = [(rate, a.n_met / a.n) for rate, a in sorted(at.items())]
+        series.append(PlotSeries(row.layout, colour, [Point(x, y, y, y, f"{said(x)}/s") for x, y in shares]))
+    points = [p for one in series for p in one.points]
+    if not points:
+        return ""
+    x = Axis("requests per second", min(p.x for p in points) * 0.95, max(p.x for p in points) * 1.02)
+    y = Axis("within the SLO", min(0.5, min(p.y for p in points)), 1.0, limit=plan.target, percent=True)
+    names = [one.name for one in series]
+    return legend(names, COLOURS) + lines("attainment against the rate", x, y, series)
 
 
 class Curve(NamedTuple):
@@ -183,8 +199,8 @@ def grid(cells: Sequence[Cell]) -> str:
 
 def _cell(cell: Cell, x: int, y: int, wide: int, high: int) -> list[str]:
     if not cell.goodput:
-        box = f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="3" fill="#f3f5f7" stroke="#d8dce0"/>'
-        return [box, words(x + wide / 2, y + high / 2 + 4, "nothing meets it", more='fill="#7c858f"')]
+        box = f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="3" class="empty"/>'
+        return [box, words(x + wide / 2, y + high / 2 + 4, "nothing meets it", more='class="faint"')]
     ink = "#1c2024" if cell.method.endswith("+ EPD") else "#fff"
     box = f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="3" fill="{colour_of(cell.method)}"/>'
     told = [(cell.layout, 'font-weight="600"'), (f"{said(cell.goodput)} requests/s", ""), (gain_of(cell), "")]

@@ -18,13 +18,29 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     devices (configs/costs); neither: this machine is measured. `slo`: parts such as ttft=8,tpot=0.08, or a preset;
     empty is the preset of this model and workload. `rate`: for the objectives that need one."""
 
-    model: Annotated[str, flag("", "A checkpoint, or a name of configs/models such as llava-next-7b.")]
+    model: Annotated[str, flag("", "A checkpoint, `builtin`, or a name of configs/models such as llava-next-7b.")]
     devices: Annotated[int, flag(_WHAT, "How many there are.")]
-    hardware: Annotated[str | None, flag(_WHAT, "Described by configs/hardware, e.g. h800, or a file.")] = None
+    hardware: Annotated[
+        str | None, flag(_WHAT, "Described by configs/hardware, e.g. h800, or a file; unlike ones: h20:4,h800:4.")
+    ] = None
     cost_model: Annotated[Path | None, flag(_WHAT, "Measured before, or of emulated devices.")] = None
     workload: Annotated[str, flag(_WHAT, "A name or file of configs/workloads, or a recording.")] = "textcaps"
+    weights: Annotated[
+        str, flag(_WHAT, "Of a described device: as-dtype, fp8, int8 or int4 (the decoder's layers).")
+    ] = "as-dtype"
+    tensor_parallel: Annotated[int, flag(_WHAT, "Described devices that make up one instance.", ge=1)] = 1
+    price: Annotated[
+        str | None,
+        flag(_WHAT, "Of a device for an hour, in any currency: 2.5, or h20=1.2,h800=2.5. Adds what requests cost."),
+    ] = None
     data: Annotated[str | None, flag(_WHAT, "A local copy of the dataset.")] = None
     pictures: Annotated[str | None, flag(_WHAT, "The folder of its pictures.")] = None
+    arrivals: Annotated[str | None, flag(_WHAT, "poisson, constant or gamma; default: as recorded, else poisson.")] = (
+        None
+    )
+    burst_shape: Annotated[
+        float | None, flag(_WHAT, "Of gamma arrivals: below 1 is burstier than Poisson; default 0.5.")
+    ] = None
     engine: Annotated[str, flag(_WHAT, "hydrainfer, vllm or sglang, or a file like configs/engines.")] = "hydrainfer"
     calibrate: Annotated[Path | None, flag(_WHAT, "Measurements, .yaml, that the engine is fitted to.")] = None
     slo: Annotated[
@@ -46,7 +62,7 @@ class Profile(ProfileQuestion, frozen=True, kw_only=True):
     processes: Annotated[int | None, flag(_HOW, "That simulate; default: one per core.", ge=1)] = None
     exhaustive: Annotated[bool, flag(_HOW, "Measure every layout to the end; takes long.")] = False
     grid: Annotated[bool, flag(_HOW, "Also the best method over tighter and looser SLOs.")] = False
-    validate: Annotated[int, flag(_HERE, "Run so many of the best for real.", ge=0)] = 0
+    validate: Annotated[int, flag(_HERE, "Run so many of the best for real, such as 1.", ge=0)] = 0
     measure_minutes: Annotated[float, flag(_HERE, "For measuring this machine.")] = MEASURE_MINUTES
     save_cost_model: Annotated[Path | None, flag(_HERE, "Write the measurement here, .yaml.")] = None
     top: Annotated[int, flag(_OUT, "Layouts to show.", ge=1)] = 12

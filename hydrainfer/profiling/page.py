@@ -7,8 +7,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from hydrainfer.planner.search import LayoutPlan, Live, Row
+from hydrainfer.planner.search import LayoutPlan, Live, RoleUse, Row
+from hydrainfer.profiling import whatif
 from hydrainfer.profiling.figures import (
+    attainment,
     bars,
     by_ratio,
     colour_of,
@@ -20,21 +22,22 @@ from hydrainfer.profiling.figures import (
     ratio_names,
     shown_rows,
 )
-from hydrainfer.profiling.tables import answer, conclusions, interval, only_epd, said
+from hydrainfer.profiling.tables import answer, conclusions, interval, only_epd, regret, said, thousand
 from hydrainfer.workload.output import document, ms, percent, table
 
 _STYLE = """
-.answer{font-size:17px;line-height:1.45;background:#f3f5f7;border-left:4px solid #2f6db3;padding:12px 16px;margin:0 0
-10px}
-.answer p{margin:0}.answer p+p{margin-top:6px;font-size:15px;color:#3a424b}
-th[role=button]{cursor:pointer;user-select:none}th[role=button]:hover{background:#f3f5f7}.all td:first-child i,.all
+.answer{font-size:17px;line-height:1.45;background:var(--tint);border-left:4px solid var(--mark);padding:12px 16px;
+margin:0 0 10px}
+.answer p{margin:0}.answer p+p{margin-top:6px;font-size:15px;color:var(--text)}
+th[role=button]{cursor:pointer;user-select:none}th[role=button]:hover{background:var(--tint)}.all td:first-child i,.all
 td:nth-child(2) i{display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px}
-.all{max-height:640px;overflow-y:auto;border:1px solid #e8ebee;padding:0 10px}.all thead th{position:sticky;top:0;
-background:#fff;white-space:nowrap}.all table{font-size:12px}
+.all{max-height:640px;overflow-y:auto;border:1px solid var(--line);padding:0 10px}.all thead th{position:sticky;top:0;
+background:var(--paper);white-space:nowrap}.all table{font-size:12px}
 .all td{white-space:nowrap}.all td:last-child{white-space:normal;min-width:190px}.all .scroll{overflow:visible}
-.plain thead{display:none}
+.plain thead{display:none}.empty{fill:var(--tint);stroke:var(--rule)}.phone{display:none}
 .two{display:grid;grid-template-columns:minmax(0,5fr) minmax(0,6fr);gap:0 34px}
-@media(max-width:760px){.two{grid-template-columns:minmax(0,1fr)}}
+@media(max-width:760px){.two{grid-template-columns:minmax(0,1fr)}.desk{display:none}.phone{display:block}
+.broad svg{min-width:620px}.answer{font-size:15px}}
 """
 _SORT = """
 for(const t of document.querySelectorAll('.all table')){const b=t.tBodies[0];
@@ -49,11 +52,11 @@ _WORDS = {"text": "text tokens", "picture": "picture tokens", "prompt": "prompt 
 
 def plan_page(plan: LayoutPlan) -> str:
     """A whole HTML document."""
-    return document(title_of(plan), "".join(_sections(plan)) + f"<script>{_SORT}</script>", _STYLE)
+    return document(title_of(plan), "".join(_sections(plan)) + f"<script>{_SORT}</script>", _STYLE + whatif.STYLE)
 
 
 def title_of(plan: LayoutPlan) -> str:
-    return f"Which layout of {plan.devices} x {plan.device} serves {plan.model} best"
+    return f"Which layout of {plan.hardware} serves {plan.model} best"
 
 
 def _sections(plan: LayoutPlan) -> Iterator[str]:
@@ -75,9 +78,11 @@ def _sections(plan: LayoutPlan) -> Iterator[str]:
     yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in rest) + "</ul>" if rest else ""
     if plan.layouts:
         yield from _goodput(plan)
+        yield from _at_work(plan)
     if plan.ratios:
         yield from _ratios(plan)
     if plan.grid:
+        yield from whatif.what_if(plan)
         yield from _grid(plan)
     if plan.live:
         yield "<h2>Predicted and measured</h2>" + _live(plan.live)
@@ -87,11 +92,39 @@ def _sections(plan: LayoutPlan) -> Iterator[str]:
 
 def _goodput(plan: LayoutPlan) -> Iterator[str]:
     rows, epd = shown_rows(plan), only_epd(plan)
-    yield "<h2>Goodput by layout</h2>" + legend_of(methods_of(rows)) + bars(rows, epd)
+    yield "<h2>Goodput by layout</h2>" + legend_of(methods_of(rows))
+    yield f"<div class=desk>{bars(rows, epd)}</div><div class=phone>{bars(rows, epd, 430)}</div>"
     dashed = f" Dashed line: {epd.layout}, which splits nothing." if epd is not None and epd.goodput else ""
     pale = " Pale: not measured to the end, as it is less than that for certain." if _has_pale(rows) else ""
-    yield f"<p class=sub>Requests per second within the SLO, and what {plan.requests} requests leave open (95 %)."
+    less = " At the right: how much less than the best." if len(rows) > 1 and rows[0].goodput else ""
+    yield f"<p class=sub>Requests per second within the SLO, and what {plan.requests} requests leave open (95 %).{less}"
     yield f"{escape(dashed)}{pale}</p>"
+
+
+def _at_work(plan: LayoutPlan) -> Iterator[str]:
+    """Attainment against the rate, and the use of roles and memory."""
+    curves, used = attainment(plan), [_use(u) for u in plan.use]
+    if not curves and not used:
+        return
+    yield "<div class=pair><div>"
+    if curves:
+        yield f"<h3>SLO attainment against the rate</h3>{curves}"
+    yield "</div><div>"
+    if used:
+        yield f"<h3>{escape(plan.layouts[0].layout)} at {said(plan.layouts[0].goodput)} requests/s</h3>"
+        head = ["role", "vision lane", "language lane", "weights, GiB", "caches: held by requests (most)"]
+        yield table(head, used, n_last=1)
+        yield "<p class=sub>Shares of the time in which a lane works, and of a cache's blocks.</p>"
+    yield "</div></div>"
+
+
+def _use(u: RoleUse) -> list[str]:
+    caches = (
+        f"{escape(name)} {percent(c.mean)} ({percent(c.most)}) of {c.n_bytes / (1 << 30):.3g} GiB"
+        for name, c in u.caches.items()
+    )
+    lanes = ("–" if share is None else f"{share * 100:.0f} %" for share in (u.vision, u.language))
+    return [f"{u.n} {escape(u.role)}", *lanes, f"{u.weight_bytes / (1 << 30):.3g}", "<br>".join(caches)]
 
 
 def _has_pale(rows: Sequence[Row]) -> bool:
@@ -112,7 +145,9 @@ def _ratios(plan: LayoutPlan) -> Iterator[str]:
 
 def _grid(plan: LayoutPlan) -> Iterator[str]:
     yield (
-        "<h2>The best layout by SLO</h2>" + legend_of(methods_of([c for c in plan.grid if c.goodput])) + grid(plan.grid)
+        "<h2>The best layout by SLO</h2>"
+        + legend_of(methods_of([c for c in plan.grid if c.goodput]))
+        + f"<div class='scroll broad'>{grid(plan.grid)}</div>"
     )
     yield "<p class=sub>Approximate: of a short trace and the most promising layouts of each method.</p>"
 
@@ -126,11 +161,12 @@ def _live(live: Sequence[Live]) -> str:
     rows = []
     for run in live:
         predicted, measured = run.attainment
-        cells = [escape(run.layout), said(run.rate), f"{percent(predicted)} / {percent(measured)}"]
+        goodputs = " / ".join(map(said, run.goodput))
+        cells = [escape(run.layout), goodputs, said(run.rate), f"{percent(predicted)} / {percent(measured)}"]
         for pair in (run.ttft_p50, run.ttft_p90, run.tpot_p50, run.tpot_p90):
             cells += both(pair)
         rows.append(cells)
-    head = ["layout", "requests/s", "SLO met"]
+    head = ["layout", "goodput, /s", "at, /s", "SLO met"]
     for name in ("TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90"):
         head += [f"{name}, ms", "error"]
     note = "<p class=sub>Predicted by the simulation / measured on the real deployment, at the same rate.</p>"
@@ -150,6 +186,8 @@ def _layouts(plan: LayoutPlan) -> str:
                 f'<i style="background:{colour_of(row.method)}"></i>{escape(row.method)}',
                 carried,
                 escape(interval(row)),
+                regret(row, plan.layouts[0]),
+                *([thousand(row)] if plan.price is not None else []),
                 *map(ms, latencies),
                 said(row.bound),
                 _HOW_FAR.get(row.search, ""),
@@ -161,6 +199,8 @@ def _layouts(plan: LayoutPlan) -> str:
         "method",
         "goodput, /s",
         "95 %",
+        "regret",
+        *(["per 1,000"] if plan.price is not None else []),
         "TTFT p90, ms",
         "TPOT p90, ms",
         "interval, ms",
@@ -180,7 +220,7 @@ def _given(plan: LayoutPlan) -> Iterator[str]:
     known = "measured" if plan.measured else "described by its published numbers, not measured"
     facts = {
         "model": plan.model,
-        "devices": f"{plan.devices} x {plan.device}, {known}",
+        "devices": f"{plan.hardware}, {known}",
         "SLO": f"{plan.slo}, for {plan.target * 100:g} % of the requests",
         "trace": f"{plan.requests} requests, seed {plan.seed}",
         "search": f"{plan.took_s:.3g} s",

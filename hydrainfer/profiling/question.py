@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from hydrainfer import builtin
 from hydrainfer.checkpoint import has_weights, name_of
 from hydrainfer.config import Slo, is_slo_part, locate, parse_slo, read_cost_model, read_slo, read_yaml
 from hydrainfer.core import ConfigError, CostModel, Layout
 from hydrainfer.machine import n_cores
 from hydrainfer.planner.costs import (
+    WEIGHT_BYTES,
     CostFile,
     EngineModel,
     Hardware,
@@ -26,17 +29,21 @@ from hydrainfer.planner.search import DeviceKind, Study, candidates_of, study_of
 from hydrainfer.planner.simulation import ServerCost, TraceRequest
 from hydrainfer.profiling.calibrating import calibrated, read_measured
 from hydrainfer.profiling.options import ProfileQuestion
-from hydrainfer.workload.sources import Workload, read_workload
+from hydrainfer.workload.sources import Constant, Gamma, OpenLoop, Poisson, Workload, read_workload
 
+Asked = TypeVar("Asked", bound=ProfileQuestion)
 Measure = Callable[[str, int], CostFile]
 """Measures a model with so many CPU threads."""
 _LONGER = 6  # times the first run: two more, each twice as long as the one before
 _MEASURED_ERROR, _EMULATED_ERROR = 0.25, 0.1  # benchmarks/b15_simulator_truth.py
 _MEMORY_SHARE = 0.5  # of a CPU's: the rest of the machine lives there, too
+_BUILTIN = "builtin"
+_AS_DTYPE = "as-dtype"
 
 
 class ProfileSetup(NamedTuple):
-    """`threads`: CPU threads of an instance, if the times are of a CPU."""
+    """`kinds`: the devices if they differ, and how many there are of each; then `device` is the first. `threads`: CPU
+    threads of an instance, if the times are of a CPU."""
 
     question: ProfileQuestion
     shape: ModelShape
@@ -49,13 +56,14 @@ class ProfileSetup(NamedTuple):
     slo: Slo
     threads: int | None
     engine: EngineModel
+    kinds: tuple[tuple[Hardware, int], ...] = ()
 
     def study(self, slo: Slo | None = None, n_devices: int | None = None) -> Study:
         """The study with another SLO, or for devices that share this machine's memory with `n_devices`. Raises
         `ConfigError`."""
         device = self.device
         if self.kind != "gpu":
-            memory = device.memory_bytes / (n_devices or self.question.devices)
+            memory = device.memory_bytes / (n_devices or self.n_instances)
             device = msgspec.structs.replace(device, memory_bytes=memory)
         return study_of(
             self.shape,
@@ -65,10 +73,44 @@ class ProfileSetup(NamedTuple):
             cost=self.cost,
             kind=self.kind,
             engine=self.engine,
-            server=self._server(n_devices or self.question.devices),
+            server=self._server(n_devices or self.n_instances),
             target=self.question.target,
             more=self.more,
+            unlike=[device for device, _ in self.kinds[1:]],
         )
+
+    @property
+    def n_instances(self) -> int:
+        """Of the largest layout."""
+        return self.question.devices // self.question.tensor_parallel
+
+    @property
+    def hardware(self) -> str:
+        """Devices in words, without how many if they are alike."""
+        return " + ".join(f"{n} {device.name}" for device, n in self.kinds) or self.device.name
+
+    def per_hour(self, n_devices: int) -> float | None:
+        """The price of so many instances for an hour."""
+        if (prices := _prices(self.question)) is None:
+            return None
+        names = (self.question.hardware or "").split(",")
+        if self.kinds:
+            each = [
+                n * prices.get(name.partition(":")[0], prices.get("", 0.0)) for name, (_, n) in zip(names, self.kinds)
+            ]
+            return sum(each) * self.question.tensor_parallel
+        return n_devices * self.question.tensor_parallel * next(iter(prices.values()))
+
+    def watts(self, n_devices: int) -> float | None:
+        """The power of so many instances at their boards' limits."""
+        each = [(d.watts, n) for d, n in self.kinds or ((self.device, n_devices),)]
+        return sum(watts * n for watts, n in each) if all(watts for watts, _ in each) else None
+
+    @property
+    def servable(self) -> bool:
+        """Whether `hydrainfer serve` can be told to do what is planned."""
+        q = self.question
+        return q.tensor_parallel == 1 and q.weights == _AS_DTYPE and not self.kinds
 
     @property
     def model_error(self) -> float | None:
@@ -88,38 +130,132 @@ class ProfileSetup(NamedTuple):
         )
 
     def candidates(self, study: Study, n_devices: int | None = None) -> Sequence[Layout]:
-        return candidates_of(study, n_devices or self.question.devices)
+        of_kind = {device.name: n for device, n in self.kinds}
+        return candidates_of(study, of_kind or n_devices or self.n_instances)
+
+
+def resolved(q: Asked) -> Asked:
+    """The question with the path of the model that ships, if it is the one meant."""
+    return msgspec.structs.replace(q, model=str(builtin.MODEL)) if q.model == _BUILTIN else q
 
 
 def prepare(q: ProfileQuestion, measure: Measure) -> ProfileSetup:
     """Raises `ConfigError` or `CheckpointError`, one line, before anything long begins; but `measure` may be called."""
+    q = resolved(q)
+    _check(q)
+    model = locate_model(q.model)
+    workload = read_workload(q.workload, data=q.data, pictures=q.pictures)
+    slo = slo_of(q.slo, name_of(model), workload.dataset)
+    trace = tuple(trace_of(workload, prompts_of(q.model), q.requests, q.seed, _arrivals(q)))
+    cost, device, kind, threads = _times(q, model, measure)
+    shape = shape_of(q.model, q.dtype or (cost.dtype if isinstance(cost, CostFile) else None))
+    shape = msgspec.structs.replace(shape, weights=q.weights)
+    engine = read_engine(q.engine)
+    if cost is not None and engine.scheduling != "stage-level":
+        raise ConfigError("measured and emulated times are HydraInfer's: leave --engine out", param="engine")
+    if q.calibrate is not None:
+        engine = calibrated(engine, read_measured(q.calibrate))
+    more, kinds = _more(q, workload), _kinds(q)
+    return ProfileSetup(q, shape, device, cost, kind, workload, trace, more, slo, threads, engine, kinds)
+
+
+def _check(q: ProfileQuestion) -> None:
     if q.devices < 1:
         raise ConfigError(f"{q.devices} devices cannot serve anything; give at least one", param="devices")
+    if q.devices % q.tensor_parallel:
+        raise ConfigError(
+            f"{q.devices} devices are no groups of {q.tensor_parallel}; choose --devices as a multiple",
+            param="tensor_parallel",
+        )
+    if q.weights not in (_AS_DTYPE, *WEIGHT_BYTES):
+        known = ", ".join((_AS_DTYPE, *WEIGHT_BYTES))
+        raise ConfigError(f"no weights {q.weights!r}; there are {known}", param="weights")
+    for name, given in (("tensor-parallel", q.tensor_parallel > 1), ("weights", q.weights != _AS_DTYPE)):
+        if given and (q.hardware is None or q.cost_model is not None):
+            raise ConfigError(
+                f"--{name} is for a described device, such as --hardware h800: measured times are of what was measured",
+                param=name.replace("-", "_"),
+            )
+    _prices(q)
     if q.objective != "goodput" and not (q.rate and q.rate > 0.0):
         raise ConfigError(f"--objective {q.objective} needs a --rate of requests per second", param="rate")
     if not 0.0 < q.target <= 1.0:
         raise ConfigError(f"--target is a share above 0 and at most 1, not {q.target:g}", param="target")
     if q.hardware is not None and q.cost_model is not None and not _is_assumed(q.cost_model):
         raise ConfigError("give --hardware or a measured --cost-model, not both", param="hardware")
-    model = locate_model(q.model)
-    workload = read_workload(q.workload, data=q.data, pictures=q.pictures)
-    slo = slo_of(q.slo, name_of(model), workload.dataset)
-    trace = tuple(trace_of(workload, prompts_of(q.model), q.requests, q.seed))
-    cost, device, kind, threads = _times(q, model, measure)
-    shape = shape_of(q.model, q.dtype or (cost.dtype if isinstance(cost, CostFile) else None))
-    engine = read_engine(q.engine)
-    if cost is not None and engine.scheduling != "stage-level":
-        raise ConfigError("measured and emulated times are HydraInfer's: leave --engine out", param="engine")
-    if q.calibrate is not None:
-        engine = calibrated(engine, read_measured(q.calibrate))
-    return ProfileSetup(q, shape, device, cost, kind, workload, trace, _more(q, workload), slo, threads, engine)
+
+
+def _prices(q: ProfileQuestion) -> dict[str, float] | None:
+    """By device, or of all by "". Raises `ConfigError`."""
+    if q.price is None:
+        return None
+    found: dict[str, float] = {}
+    for part in q.price.split(","):
+        name, _, number = part.rpartition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            found[name] = 0.0
+    kinds = [name.partition(":")[0] for name in (q.hardware or "").split(",")]
+    if not all(0.0 < price < math.inf for price in found.values()) or not (
+        set(found) == {""} or set(found) == set(kinds)
+    ):
+        raise ConfigError(
+            f"--price is what a device costs for an hour, such as 2.5, or {kinds[0] or 'h800'}=2.5 for each kind, not "
+            f"{q.price}",
+            param="price",
+        )
+    return found
+
+
+def _kinds(q: ProfileQuestion) -> tuple[tuple[Hardware, int], ...]:
+    """The devices of `h20:4,h800:4`; () if all are alike. Raises `ConfigError`."""
+    parts = (q.hardware or "").split(",")
+    if len(parts) < 2:
+        return ()
+    found = []
+    for part in parts:
+        name, _, n = part.rpartition(":")
+        if not name or not n.isdigit() or int(n) < 1:
+            raise ConfigError(f"unlike devices are written as h20:4,h800:4, not {q.hardware}", param="hardware")
+        device = read_hardware(name)
+        if device.lane_efficiency <= 0.0:
+            raise ConfigError(f"{name} is no GPU; unlike devices are", param="hardware")
+        found.append((device.joined(q.tensor_parallel), int(n) // q.tensor_parallel))
+        if int(n) % q.tensor_parallel:
+            raise ConfigError(f"{n} x {name} are no groups of {q.tensor_parallel}", param="tensor_parallel")
+    if len({device.name for device, _ in found}) < len(found):
+        raise ConfigError(f"--hardware {q.hardware} names a device twice", param="hardware")
+    if sum(n for _, n in found) != q.devices // q.tensor_parallel:
+        raise ConfigError(f"--hardware {q.hardware} are not --devices {q.devices}", param="devices")
+    if q.objective == "devices":
+        raise ConfigError("--objective devices is for devices that are alike", param="objective")
+    return tuple(found)
+
+
+def burst_shape(q: ProfileQuestion) -> float:
+    """The shape of gamma arrivals. Raises `ConfigError` where it is given for others."""
+    if q.burst_shape is not None and q.arrivals != "gamma":
+        raise ConfigError("--burst-shape is for --arrivals gamma", param="burst_shape")
+    return Gamma(1.0).shape if q.burst_shape is None else q.burst_shape
+
+
+def _arrivals(q: ProfileQuestion) -> OpenLoop | None:
+    """None: those of the workload, if it has times."""
+    shape = burst_shape(q)
+    if q.arrivals is None:
+        return None
+    kinds: dict[str, OpenLoop] = {"poisson": Poisson(1.0), "constant": Constant(1.0), "gamma": Gamma(1.0, shape)}
+    if q.arrivals not in kinds:
+        raise ConfigError(f"no arrivals {q.arrivals!r}: one of {', '.join(kinds)}", param="arrivals")
+    return kinds[q.arrivals]
 
 
 def _more(q: ProfileQuestion, workload: Workload) -> tuple[TraceRequest, ...]:
     """Requests for the longer runs of the search for goodput; none where the workload has a certain number of them."""
     if q.objective != "goodput" or workload.source != "synthetic":
         return ()
-    return tuple(trace_of(workload, prompts_of(q.model), _LONGER * q.requests, (q.seed + 1) << 20))
+    return tuple(trace_of(workload, prompts_of(q.model), _LONGER * q.requests, (q.seed + 1) << 20, _arrivals(q)))
 
 
 def slo_of(text: str, model: str, dataset: str) -> Slo:
@@ -139,7 +275,8 @@ def _times(
     q: ProfileQuestion, model: Path, measure: Measure
 ) -> tuple[CostModel | CostFile | None, Hardware, DeviceKind, int | None]:
     if q.cost_model is None and q.hardware is not None:
-        device = read_hardware(q.hardware)
+        kinds = _kinds(q)
+        device = kinds[0][0] if kinds else read_hardware(q.hardware).joined(q.tensor_parallel)
         return None, device, "gpu" if device.lane_efficiency > 0.0 else "cpu", None
     if q.cost_model is not None and _is_assumed(q.cost_model):
         path = q.cost_model.expanduser()

@@ -17,12 +17,14 @@ _SEARCHED = "goodput"  # the one objective whose rows have a goodput with an int
 def ranked(plan: LayoutPlan, n: int) -> Table:
     """The `n` best layouts, of those that were measured to the end."""
     at = f"at {plan.rate:g} requests/s" if plan.rate is not None else "at the goodput"
-    table = Table(title=f"{plan.devices} x {plan.device}, {plan.model}: latencies {at}", title_justify="left")
+    table = Table(title=f"{plan.hardware}, {plan.model}: latencies {at}", title_justify="left")
     table.add_column("layout", no_wrap=True)
     table.add_column("method")
     carried = ["goodput, /s", "95 %"] if plan.objective == _SEARCHED else ["met"]
     for name in (*carried, "TTFT p90, ms", "TPOT p90, ms", "interval"):
         table.add_column(name, justify="right")
+    if plan.price is not None:
+        table.add_column("per 1,000 requests", justify="right")
     table.add_column("why it carries no more")
     for row in _measured(plan)[:n]:
         met = percent(row.attainment) if row.attainment is not None else "–"
@@ -34,6 +36,7 @@ def ranked(plan: LayoutPlan, n: int) -> Table:
             ms(row.ttft_p90),
             ms(row.tpot_p90),
             ms(row.interval_p90),
+            *([thousand(row)] if plan.price is not None else []),
             row.limited_by,
         ]
         table.add_row(*map(escape, cells))
@@ -52,11 +55,42 @@ def interval(row: Row) -> str:
     return f"{row.goodput_low:.3g} to {high}" if row.goodput_low else f"below {high}"
 
 
+def regret(row: Row, best: Row) -> str:
+    """How much less than the best it carries."""
+    return f"−{(1 - row.goodput / best.goodput) * 100:.0f} %" if row.goodput and best.goodput else ""
+
+
+def thousand(row: Row) -> str:
+    """The cost of a thousand requests."""
+    return "–" if row.request_cost is None else f"{row.request_cost * 1e3:.3g}"
+
+
+def bill(plan: LayoutPlan) -> Iterator[str]:
+    """What a request costs at full load, and the energy it takes."""
+    best = plan.choice
+    if best is None or (best.request_cost is None and best.request_wh is None):
+        return
+    if best.request_cost is not None and best.million_cost is not None:
+        yield (
+            f"At {plan.price:.4g} an hour for all devices, and always at that load, a thousand requests cost "
+            f"{thousand(best)} and a million answer tokens {best.million_cost:.3g}."
+        )
+    if best.request_wh is not None:
+        yield f"A thousand requests take at most {best.request_wh:.3g} kWh, with every board at its limit."
+
+
 def conclusions(plan: LayoutPlan, n: int | None = None) -> list[str]:
     """The answer first, then what limits it, what is known of layouts beyond the `n` of `ranked` (None: beyond those
     measured to the end), and notes."""
     rest = others(plan, n)
-    return [*answer(plan), *_model_error(plan), *([rest] if rest else []), *map(_live, plan.live), *plan.notes]
+    return [
+        *answer(plan),
+        *bill(plan),
+        *_model_error(plan),
+        *([rest] if rest else []),
+        *(_live(run, plan.model_error) for run in plan.live),
+        *plan.notes,
+    ]
 
 
 def _model_error(plan: LayoutPlan) -> Iterator[str]:
@@ -101,7 +135,7 @@ def others(plan: LayoutPlan, n: int | None = None) -> str:
     return "; ".join(parts) + "." if parts else ""
 
 
-def _live(run: Live) -> str:
+def _live(run: Live, error: float | None) -> str:
     """Measured, and what was predicted."""
 
     def told(name: str, pair: tuple[float, float]) -> str:
@@ -110,7 +144,25 @@ def _live(run: Live) -> str:
     met = f"{percent(run.attainment[1])} met the SLO (predicted {percent(run.attainment[0])})"
     latencies = (told("TTFT p50", run.ttft_p50), told("p90", run.ttft_p90))
     tokens = (told("TPOT p50", run.tpot_p50), told("p90", run.tpot_p90))
-    return f"Run for real, {run.layout} at {said(run.rate)} requests/s: {met}; {', '.join((*latencies, *tokens))}."
+    return f"{carried(run, error)} At {said(run.rate)} requests/s {met}; {', '.join((*latencies, *tokens))}."
+
+
+def carried(run: Live, error: float | None) -> str:
+    """The goodput measured and predicted, in a sentence or two. `error`: of the model, as the plan states it."""
+    predicted, measured = run.goodput
+    low, high = run.goodput_low, run.goodput_high
+    span = f"{said(low)} to {said(high)}" if low and high else f"at least {said(low)}" if low else f"below {said(high)}"
+    between = f" ({span} for certain)" if low or high else ""
+    beside = ""
+    if said(predicted) != said(run.planned):
+        beside = f" with this client on the same cores ({said(run.planned)} without)"
+    text = (
+        f"Run for real, {run.layout} carries {said(measured)} requests/s{between}, predicted {said(predicted)}{beside}."
+    )
+    if error is None:
+        return text
+    within = predicted / (1 + error) <= measured * 1.001 and measured <= predicted * (1 + error) * 1.001
+    return f"{text} That is {'within' if within else 'NOT within'} the stated model error."
 
 
 def _were(rows: Sequence[Row]) -> str:

@@ -1,7 +1,9 @@
 """Plans as a search would leave them."""
 
+import msgspec
+
 from hydrainfer.config import Slo
-from hydrainfer.planner.search import Attempt, Cell, LayoutPlan, Live, Ratio, Row, layouts, method_of
+from hydrainfer.planner.search import Attempt, CacheUse, Cell, LayoutPlan, Live, Ratio, RoleUse, Row, layouts, method_of
 
 SLO = Slo(ttft_s=0.25, tpot_s=0.04)
 LIMIT = "TTFT in prefill: prompts wait for prefill"
@@ -65,10 +67,16 @@ def plan(*rows, **more):
 def whole():
     """Everything that a page can show."""
     rest = [below(str(x), method_of(x), 40.0) for x in layouts(8) if str(x) not in ("8EPD", "1E+7PD")]
+    tried = tuple(Attempt(rate=r, n=100, n_met=n) for r, n in ((70.0, 99), (88.0, 92), (95.0, 60)))
+    kv = CacheUse(mean=0.5, most=0.75, n_bytes=float(40 << 30))
     return plan(
-        SPLIT,
+        msgspec.structs.replace(SPLIT, attempts=tried),
         EPD,
         *rest,
+        use=(
+            RoleUse(role="E", n=1, vision=0.8, language=None, caches={}, weight_bytes=6e8),
+            RoleUse(role="PD", n=7, vision=None, language=0.9, caches={"kv": kv}, weight_bytes=14e9),
+        ),
         ratios=(
             Ratio(method="EPD", layout="8EPD", rate=50.0, ttft_p90=0.2, tpot_p90=0.015, attainment=0.9),
             *(
@@ -85,6 +93,10 @@ def whole():
             Live(
                 layout="1E+7PD",
                 rate=70.0,
+                planned=90.0,
+                goodput=(90.0, 81.0),
+                goodput_low=70.0,
+                goodput_high=90.0,
                 attainment=(0.97, 0.91),
                 ttft_p50=(0.1, 0.1),
                 ttft_p90=(0.2, 0.25),

@@ -2,11 +2,12 @@
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from hydrainfer.planner.search import Row
-from hydrainfer.profiling.tables import answer, conclusions, interval, others, ranked
+from hydrainfer.profiling.tables import answer, carried, conclusions, interval, others, ranked
 from tests.profiling.plans import EPD, LIMIT, SPLIT, below, failed, plan, row, whole
 
 pytestmark = pytest.mark.unit
@@ -124,5 +125,26 @@ def test_what_is_started_is_what_is_said():
 
 def test_runs_for_real_are_told():
     (line,) = [x for x in conclusions(whole()) if x.startswith("Run for real")]
-    assert "1E+7PD at 70 requests/s: 91.0 % met the SLO (predicted 97.0 %)" in line
+    assert "At 70 requests/s 91.0 % met the SLO (predicted 97.0 %)" in line
     assert "p90 250 ms (predicted 200)" in line
+
+
+def test_what_requests_cost():
+    best = msgspec.structs.replace(SPLIT, request_cost=0.0001, million_cost=3.25, request_wh=0.02)
+    text = " ".join(conclusions(plan(best, EPD, price=20.0)))
+    assert "At 20 an hour for all devices, and always at that load, a thousand requests cost 0.1 and a" in text
+    assert "million answer tokens 3.25." in text and "A thousand requests take at most 0.02 kWh" in text
+    assert "cost" not in " ".join(conclusions(plan(SPLIT, EPD)))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [(70.0, 90.0, " (70 to 90 for certain)"), (None, 90.0, " (below 90 for certain)"), (None, None, "")],
+)
+def test_a_run_for_real_says_what_was_carried(low, high, words):
+    live = msgspec.structs.replace(whole().live[0], goodput_low=low, goodput_high=high)
+    assert carried(live, None) == f"Run for real, 1E+7PD carries 81 requests/s{words}, predicted 90."
+    assert carried(live, 0.2).endswith("That is within the stated model error.")
+    assert "That is NOT within" in carried(live, 0.1)
+    beside = carried(msgspec.structs.replace(live, planned=120.0), None)
+    assert beside.endswith("predicted 90 with this client on the same cores (120 without).")

@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 from hydrainfer.planner.search import layouts
-from hydrainfer.profiling.figures import by_ratio, gain_of, latency_axis, shown_rows
+from hydrainfer.profiling.figures import HUES, bars, by_ratio, gain_of, latency_axis, shown_rows
 from hydrainfer.profiling.page import plan_page, plan_png, workload_lines
+from hydrainfer.workload.output import COLOURS
 from tests.profiling.plans import EPD, SPLIT, below, plan, row, whole
 
 pytestmark = pytest.mark.unit
-EMPTY = ("meta", "br", "line", "path", "rect", "circle", "polyline")
+EMPTY = ("meta", "br", "input", "line", "path", "rect", "circle", "polyline")
 
 
 class Closed(HTMLParser):
@@ -52,7 +53,13 @@ def test_it_says_what_was_planned_for():
     page = plan_page(whole())
     for text in ("1E+7PD carries most", "seed 7", "hydrainfer 0.1.0", "textcaps", "not measured", "hydrainfer profile"):
         assert text in page
-    for heading in ("Goodput by layout", "Latency by ratio, at 50", "best layout by SLO", "Predicted and measured"):
+    for heading in (
+        "Goodput by layout",
+        "Latency by ratio, at 50",
+        "best layout by SLO",
+        "Predicted and measured",
+        "What if",
+    ):
         assert heading in page
     assert "+50 % over EPD" in page and "do not split" in page and "nothing meets it" in page
     assert "97.0 % / 91.0 %" in page and "200 / 250" in page and "-20 %" in page
@@ -74,12 +81,35 @@ def test_without_extras_and_without_an_answer():
     assert plan_page(plan())
 
 
-def test_bars_have_the_best_of_each_method():
-    rows = shown_rows(whole())
-    assert [r.layout for r in rows[:2]] == ["1E+7PD", "8EPD"]
-    assert len({r.method for r in rows}) == 9 and len(rows) == 12
+def test_bars_are_of_what_was_measured_in_the_order_of_the_table():
+    assert [r.layout for r in shown_rows(whole())] == ["1E+7PD", "8EPD"]
     many = [row(f"{i}E+7PD", "E+PD", 90.0 - i, 50.0, 95.0) for i in range(40)]
-    assert len(shown_rows(plan(*many, EPD))) == 31
+    assert [r.layout for r in shown_rows(plan(*many, EPD))] == [r.layout for r in (*many[:10], EPD)]
+    assert [r.layout for r in shown_rows(plan(below("8EPD", "EPD", 40.0)))] == ["8EPD"]
+    assert "less than 40" in bars(shown_rows(plan(below("8EPD", "EPD", 40.0))))
+
+
+def test_the_page_has_regret_curves_and_use():
+    page = plan_page(whole())
+    assert "−44 %" in page and "SLO attainment against the rate" in page and "1E+7PD: 88/s, 92 %" in page
+    assert "1E+7PD at 90 requests/s" in page and "kv 50.0 % (75.0 %) of 40 GiB" in page and "80 %" in page
+
+
+def test_it_can_be_read_in_the_dark_and_on_a_phone():
+    page = plan_page(whole())
+    assert "prefers-color-scheme:dark" in page and "max-width:760px" in page
+    hues = set(re.findall(r"(?:fill|stroke|background|color)[:=]\"?(#[0-9a-f]{3,6})", page))
+    assert hues <= {*HUES.values(), *COLOURS, "#fff", "#1c2024"}, "all else is said by variables"
+
+
+def test_what_if_has_the_cells_that_were_simulated():
+    page = plan_page(msgspec.structs.replace(whole(), price=16.0))
+    (data,) = re.findall(r"const d=(\{.*?\}),e=", page)
+    found = msgspec.json.decode(data)
+    assert [t["said"] for t in found["ttft"]] == ["100 ms", "8000 ms"] and found["price"] == 16.0
+    assert {c["goodput"] for c in found["cells"]} == {30.0, 60.0, 0.0}
+    assert all(c["epd_layout"] == "8EPD" for c in found["cells"])
+    assert "What if" not in plan_page(msgspec.structs.replace(whole(), grid=()))
 
 
 def test_latencies_far_beyond_the_slo_are_cut_off():

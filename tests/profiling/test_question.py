@@ -1,7 +1,9 @@
 """From what was typed to a plan: what is refused and how, objectives, and the layout's file."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, pvariance
 
 import msgspec
 import pytest
@@ -110,6 +112,17 @@ def test_least_latency_at_a_rate(by):
         ({"target": 1.5}, "--target"),
         ({"cost_model": Path("configs/cost_models/builtin-cpu.yaml")}, "not both"),
         ({"cost_model": Path("nowhere.yaml"), "hardware": None}, "nowhere.yaml"),
+        ({"tensor_parallel": 3}, "2 devices are no groups of 3"),
+        ({"tensor_parallel": 2, "hardware": None}, "--tensor-parallel is for a described device"),
+        ({"weights": "int3"}, "no weights 'int3'; there are as-dtype, fp8, int8, int4"),
+        ({"weights": "int8", "hardware": None}, "--weights is for a described device"),
+        ({"price": "cheap"}, "--price is what a device costs for an hour"),
+        ({"price": "h100=2"}, "--price is .* h800=2.5 for each kind"),
+        ({"hardware": "h20:1,h800"}, "written as h20:4,h800:4"),
+        ({"hardware": "h20:4,h800:4"}, "are not --devices 2"),
+        ({"hardware": "h20:1,h20:1"}, "names a device twice"),
+        ({"arrivals": "often"}, "no arrivals 'often': one of poisson, constant, gamma"),
+        ({"burst_shape": 0.5}, "--burst-shape is for --arrivals gamma"),
         ({"hardware": None, "cost_model": Path("configs/cost_models/builtin-cpu.yaml")}, "measured with shapes-and"),
     ],
 )
@@ -197,3 +210,46 @@ def test_instances_that_share_cores_are_noted(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     (note,) = (note for note in answered(**some, devices=2)[1].notes if "wait for each other" in note)
     assert re.search(r"2 instances of (\d) measured threads need \d cores; this machine has 1", note)
+
+
+def at_a_rate(**changes):
+    return answered(objective="ttft", rate=5.0, **changes)
+
+
+def test_prices_and_power():
+    _, plan, _ = at_a_rate(price="2.5")
+    best = plan.best
+    assert best.goodput == 5.0 and plan.price == 5.0 and plan.watts == 1400.0
+    assert best.request_cost == pytest.approx(5.0 / 3600 / 5.0)
+    assert best.million_cost == pytest.approx(best.request_cost / plan.workload["output_mean"] * 1e6)
+    assert best.request_wh == pytest.approx(1400.0 / 3600 / 5.0)
+
+
+def test_unlike_devices():
+    question, plan, study = at_a_rate(hardware="h20:1,h800:1", price="h20=1,h800=3")
+    names = {row.layout for row in plan.layouts}
+    assert len(names) == 7 and {"1EPD@h20+1EPD@h800", "1E@h20+1PD@h800", "1E@h800+1PD@h20"} <= names
+    assert plan.hardware == "1 h20 + 1 h800" and plan.price == 4.0 and plan.watts == 1100.0
+    assert plan.best is not None and winners_file(plan, study, question) is None
+    assert any("there is no layout.yaml" in note for note in plan.notes)
+    assert all("@" in u.role for u in plan.use)
+
+
+def test_groups_of_devices():
+    question, plan, study = at_a_rate(devices=4, tensor_parallel=2, price="2.5")
+    assert plan.hardware == "2 x TP2 of h800" and plan.price == 10.0 and plan.watts == 2800.0
+    assert plan.best is not None and winners_file(plan, study, question) is None
+
+
+def test_bursts():
+    """The squared coefficient of variation of gamma's gaps is 1 / shape."""
+    for shape, low, high in ((None, 1.2, 4.0), (0.2, 2.5, 10.0)):
+        at_s = [t.arrival_s for t in asked(arrivals="gamma", burst_shape=shape, requests=400).trace]
+        gaps = [b - a for a, b in pairwise(at_s)]
+        assert low < pvariance(gaps) / fmean(gaps) ** 2 < high
+
+
+def test_the_model_that_ships_has_a_short_name():
+    costs = Path("configs/cost_models/builtin-cpu.yaml")
+    some = {"hardware": None, "cost_model": costs, "slo": "ttft=1,tpot=0.1", "requests": 20}
+    assert asked(model="builtin", **some).question.model == str(MODEL)

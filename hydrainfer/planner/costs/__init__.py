@@ -16,9 +16,10 @@ from hydrainfer.planner.costs.costfile import (
 from hydrainfer.planner.costs.engine import EngineModel, read_engine, slowed
 from hydrainfer.planner.costs.fitting import fit_cost
 from hydrainfer.planner.costs.hardware import Hardware, read_hardware
-from hydrainfer.planner.costs.shape import ModelShape, blocks_of, cost_of
+from hydrainfer.planner.costs.shape import WEIGHT_BYTES, ModelShape, blocks_of, cost_of
 
 __all__ = [
+    "WEIGHT_BYTES",
     "BatchShape",
     "BatchTime",
     "Choice",

@@ -25,7 +25,10 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `hides_traffic`: the larger of a batch's arithmetic and traffic is what it takes; else both, one after the other,
     as if no kernel ran beside another and none were balanced: the two bracket what engines do. Caches and
     weights get `memory_share` of the memory, less `workspace_bytes` for activations. `message_s`: a message between
-    instances. `notes`: where the numbers are from. Raises `ConfigError`.
+    instances. `watts`: the board's limit; 0: not known. `notes`: where the numbers are from.
+
+    `group`: how many of these one instance has, by tensor parallelism; `sum_s`: what adding up their parts takes twice
+    in each layer, beside the bytes. Raises `ConfigError`.
     """
 
     name: str
@@ -46,6 +49,9 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_share: float = 0.9
     workspace_bytes: float = 2.0 * GIB
     message_s: float = 300e-6
+    watts: float = 0.0
+    group: int = 1
+    sum_s: float = 15e-6
     notes: str = ""
 
     def __post_init__(self) -> None:
@@ -63,9 +69,31 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ConfigError(f"hardware {self.name}: {name} must be a share above 0 and at most 1", param=name)
         if not 0.0 <= self.lane_efficiency <= 1.0:
             raise ConfigError(f"hardware {self.name}: lane_efficiency must be between 0 and 1", param="lane_efficiency")
-        for name in ("link_latency_s", "step_base_s", "encode_base_s", "workspace_bytes", "message_s"):
+        for name in (
+            "link_latency_s",
+            "step_base_s",
+            "encode_base_s",
+            "workspace_bytes",
+            "message_s",
+            "watts",
+            "sum_s",
+        ):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"hardware {self.name}: {name} must not be negative", param=name)
+        if self.group < 1:
+            raise ConfigError(f"hardware {self.name}: group is a number of devices, at least 1", param="group")
+
+    def joined(self, n: int) -> Hardware:
+        """`n` of these as one device, by tensor parallelism: `n` times the arithmetic, memory and traffic, and `n`
+        links to the others. What it takes to add up their parts is `added_s`."""
+        by_group = ("flops_per_s", "bytes_per_s", "memory_bytes", "link_bytes_per_s", "workspace_bytes", "watts")
+        more = {name: getattr(self, name) * n for name in by_group}
+        return self if n == 1 else msgspec.structs.replace(self, name=f"TP{n} of {self.name}", group=n, **more)
+
+    def added_s(self, n_bytes: float) -> float:
+        """Seconds that the devices of a group take to add up tensors of `n_bytes` in a ring, `sum_s` left out."""
+        own = self.link_bytes_per_s / self.group * self.link_efficiency
+        return 2.0 * (self.group - 1) / self.group * n_bytes / own
 
     @property
     def language_flops_per_s(self) -> float:

@@ -8,6 +8,7 @@ memory, and the keys and values of a context are read once a step (4BSM in the t
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -21,8 +22,12 @@ TAKE_TURNS = 1000.0
 
 _PICTURE_TOKENS = 1024
 _USUAL_DECODES, _USUAL_CONTEXT, _USUAL_PICTURES = 64, 1024, 4  # for the interference of the lanes
+_GROUPS = (2, 4, 8, 16)  # devices that are usually joined
 _SCAN_FLOPS = 8  # of a number of a state, per token: decay, read, update, read
 _ACTIVATIONS = 16  # values moved per row, layer and column of a vision tower: 8 + 4 + 4 of Table 2
+Weights = Literal["as-dtype", "fp8", "int8", "int4"]
+WEIGHT_BYTES: dict[Weights, float] = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2.5 / 128}
+"""Of one weight; those of 4 bits have a scale of 16 bits and a zero point of 4 for each 128 (AWQ, GPTQ)."""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +36,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     `context`: longest sequence. `deepstack`: levels of picture features beside the embedding. `windows`: for each
     layer, how many tokens a token sees there, 0 for all; () if no layer has a window. Those with one have
     `local_kv_heads`, unless that is 0. `recurrence`: of the layers that have no attention; `gated`:
-    the others' queries come with gates."""
+    the others' queries come with gates. `weights`: how those of the decoder's layers are stored; token table, head and
+    tower stay in `dtype`, and so does all arithmetic, as kernels unpack weights while they read them."""
 
     name: str
     dtype: str
@@ -52,10 +58,16 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     recurrence: Recurrence | None = None
     gated: bool = False
     vision: VisionShape | None = None
+    weights: Weights = "as-dtype"
 
     @property
     def item_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def layer_item_bytes(self) -> float:
+        """Bytes of a weight of the decoder's layers."""
+        return WEIGHT_BYTES.get(self.weights, self.item_bytes)
 
     def kv_width(self, layer: int) -> int:
         """Numbers of one token's keys and values in this layer."""
@@ -97,6 +109,15 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return sum(map(self.layer_weights, range(self.layers))) + self.head_weights
 
     @property
+    def step_bytes(self) -> float:
+        """Bytes of `step_weights`."""
+        return (self.step_weights - self.head_weights) * self.layer_item_bytes + self.head_weights * self.item_bytes
+
+    @property
+    def expert_bytes(self) -> float:
+        return self.expert_weights * self.layer_item_bytes
+
+    @property
     def seen(self) -> tuple[int, ...]:
         """`windows`, of every layer."""
         return self.windows or (0,) * self.layers
@@ -131,14 +152,14 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def embed_width(self) -> int:
         return self.hidden * (1 + self.deepstack)
 
-    def weight_bytes(self, role: Role) -> int:
+    def weight_bytes(self, role: Role) -> float:
         """Bytes of the weights that an instance of this role loads, without norms and biases (less than 1 %)."""
-        n = 0
+        n = 0.0
         if self.vision is not None and role.runs(Stage.ENCODE):
-            n += self.vision.weights
+            n += self.vision.weights * self.item_bytes
         if role.runs(Stage.PREFILL) or role.runs(Stage.DECODE):
-            n += self.step_weights + (0 if self.tied else self.head_weights)
-        return n * self.item_bytes
+            n += self.step_bytes + (0 if self.tied else self.head_weights) * self.item_bytes
+        return n
 
 
 def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
@@ -147,8 +168,9 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     A prefilled token passes all layers but, of the last, only keys and values; the one sampled row of a prompt is not
     counted. Half of a prompt's pairs are masked, and kernels skip them (chunks after the first have fewer masked pairs
     than that: up to half of attention's arithmetic is missing there, 1 to 3 % of a 7B model's chunk). A window counts
-    as full, also where the context is shorter.
+    as full, also where the context is shorter. Raises `ConfigError` where heads cannot be divided over a group.
     """
+    _check_group(shape, hardware)
     bytes_per_s, flops_per_s = hardware.traffic_bytes_per_s, hardware.language_flops_per_s
     used = [shape.layer_weights(i, used=True) for i in range(shape.layers)]
     prefill_weights = sum(used[:-1]) + shape.key_weights(shape.layers - 1)
@@ -164,15 +186,15 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
         decode_token_s=(2 * (sum(used) + shape.head_weights) + shape.scan_flops + pair_flops * in_windows)
         / flops_per_s,
         decode_context_s=pair_flops * seen.count(0) / flops_per_s,
-        weights_s=(shape.step_weights - shape.expert_weights) * shape.item_bytes / bytes_per_s,
-        experts_s=shape.expert_weights * shape.item_bytes / bytes_per_s,
+        weights_s=(shape.step_bytes - shape.expert_bytes) / bytes_per_s,
+        experts_s=shape.expert_bytes / bytes_per_s,
         expert_share=0.0 if e is None else e.chosen / e.count,
         context_s=shape.kv_token_bytes / bytes_per_s,
         sequence_s=(shape.window_bytes + 2 * shape.state_bytes) / bytes_per_s,
     )
     v = shape.vision
     if v is None:
-        return cost if hardware.hides_traffic else _added_up(cost)
+        return _of_group(cost if hardware.hides_traffic else _added_up(cost), shape, hardware)
     vision_flops_per_s = hardware.vision_flops_per_s
     attention = 4 * v.hidden  # of a pair of rows in one layer
     full_layers = v.full_layers if v.window_rows else v.layers
@@ -184,11 +206,41 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
         encode_weights_s=v.weights * shape.item_bytes / bytes_per_s,
     )
     slowdown = slowdown_of(together(shape, hardware, cost))
-    return msgspec.structs.replace(
+    cost = msgspec.structs.replace(
         cost if hardware.hides_traffic else _added_up(cost),
         overlap_slowdown=slowdown,
         prefill_overlap_slowdown=TAKE_TURNS,  # both want all of the arithmetic
     )
+    return _of_group(cost, shape, hardware)
+
+
+def _check_group(shape: ModelShape, hardware: Hardware) -> None:
+    """Every device of a group has whole heads."""
+    n, kv_heads = hardware.group, shape.local_kv_heads or shape.kv_heads
+    if shape.heads % n or shape.kv_heads % n or kv_heads % n:
+        raise ConfigError(
+            f"{shape.name} has {shape.heads} heads, {min(kv_heads, shape.kv_heads)} of them with keys and values: they "
+            f"cannot be divided over {n} devices",
+            param="tensor_parallel",
+        )
+
+
+def _of_group(cost: CostModel, shape: ModelShape, hardware: Hardware) -> CostModel:
+    """The cost with what a group's devices take to add up their parts, twice in each layer: after attention and after
+    the MLP (Megatron-LM, Shoeybi et al. 2019). Nothing runs beside that."""
+    if hardware.group == 1:
+        return cost
+    token_s = hardware.added_s(2.0 * shape.layers * shape.hidden * shape.item_bytes)
+    more = {
+        "step_base_s": cost.step_base_s + 2 * shape.layers * hardware.sum_s,
+        "prefill_token_s": cost.prefill_token_s + token_s,
+        "decode_token_s": cost.decode_token_s + token_s,
+    }
+    if (v := shape.vision) is not None:
+        rows_s = hardware.added_s(2.0 * v.layers * v.hidden * v.rows_per_token * shape.item_bytes)
+        more["encode_base_s"] = cost.encode_base_s + 2 * v.layers * hardware.sum_s
+        more["encode_token_s"] = cost.encode_token_s + rows_s
+    return msgspec.structs.replace(cost, **more)
 
 
 def _added_up(cost: CostModel) -> CostModel:
@@ -270,9 +322,12 @@ def blocks_of(
     left -= sum(s.block_bytes * n for s, n in sizes.items() if not s.takes_the_rest)
     least = sum(s.block_bytes * s.least(wishes) for s in specs if s.takes_the_rest)
     if left < least:
+        each = (hardware.memory_bytes * hardware.memory_share - hardware.workspace_bytes) / hardware.group
+        enough = next((n for n in _GROUPS if (n - hardware.group) * each >= least - left), None)
         raise ConfigError(
             f"{shape.name} as {role} does not fit {hardware.name}: {weights / GIB:.1f} GiB of weights, "
             f"{hardware.workspace_bytes / GIB:.1f} GiB to work in and the caches want {(least - left) / GIB:.1f} GiB "
             f"more than {hardware.memory_share:.0%} of {hardware.memory_bytes / GIB:.1f} GiB"
+            + (f"; --tensor-parallel {enough} holds it" if enough is not None and hardware.lane_efficiency else "")
         )
     return sizes

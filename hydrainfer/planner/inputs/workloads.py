@@ -25,6 +25,7 @@ from hydrainfer.workload.sources import (
     DrawnPicture,
     EncodedPicture,
     FilePicture,
+    OpenLoop,
     Poisson,
     Workload,
     due_times_s,
@@ -67,10 +68,13 @@ def words_to_tokens(text: str) -> int:
     return math.ceil(len(text.split()) * TOKENS_PER_WORD)
 
 
-def trace_of(workload: Workload, prompts: PromptRules, n: int, seed: int = 0) -> list[TraceRequest]:
-    """`n` requests of the workload as `prompts` counts them, with answers as long as that model's. Arrivals are Poisson
-    at 1/s, or those of the recording if it has times; `trace.at_rate` brings them to a rate. The same for the same
-    seed. Raises `ConfigError`: pictures for a model without eyes, or of unknown size, or prompts beyond its context."""
+def trace_of(
+    workload: Workload, prompts: PromptRules, n: int, seed: int = 0, arrivals: OpenLoop | None = None
+) -> list[TraceRequest]:
+    """`n` requests of the workload as `prompts` counts them, with answers as long as that model's. None: arrivals are
+    Poisson at 1/s, or those of the recording if it has times; `trace.at_rate` brings them to a rate. The same for the
+    same seed. Raises `ConfigError`: pictures for a model without eyes, or of unknown size, or prompts beyond its
+    context."""
     chats = workload.chats(n, seed, like=_like(workload, prompts.name))
     if not chats:
         raise ConfigError(
@@ -78,10 +82,10 @@ def trace_of(workload: Workload, prompts: PromptRules, n: int, seed: int = 0) ->
         )
     times = [chat.at_s for chat in chats]
     recorded = [t for t in times if t is not None]
-    if len(recorded) == len(chats) > 1 and max(recorded) > min(recorded):
+    if arrivals is None and len(recorded) == len(chats) > 1 and max(recorded) > min(recorded):
         at_s = [t - min(recorded) for t in recorded]
     else:
-        at_s = due_times_s(Poisson(1.0), len(chats), seed)
+        at_s = due_times_s(arrivals or Poisson(1.0), len(chats), seed)
     seen = prompts.picture
     prompts = prompts._replace(picture=seen and cache(seen), text=cache(prompts.text))  # turns begin with other turns
     made = [_request(i, chat, t, prompts) for i, (chat, t) in enumerate(zip(chats, at_s))]

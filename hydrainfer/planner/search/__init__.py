@@ -18,11 +18,12 @@ from hydrainfer.planner.search.goodput import (
     search,
 )
 from hydrainfer.planner.search.grid import grid_of
-from hydrainfer.planner.search.layouts import layouts, method_of
+from hydrainfer.planner.search.layouts import layout_of, layouts, method_of, placed_layouts
 from hydrainfer.planner.search.objectives import Objective, check_possible, least_devices, ranked_at
 from hydrainfer.planner.search.plan import Cell, LayoutPlan, Live, Ratio, Row, rows_of
 from hydrainfer.planner.search.ratios import rate_for_ratios, ratios_of
 from hydrainfer.planner.search.study import Attempt, Study, attempt, mean_interval_s, observe, served_at
+from hydrainfer.planner.search.usage import CacheUse, RoleUse, use_of
 
 __all__ = [
     "COARSE",
@@ -31,6 +32,7 @@ __all__ = [
     "TOLERANCE",
     "Attempt",
     "Bounds",
+    "CacheUse",
     "Cell",
     "DeviceKind",
     "Finding",
@@ -39,6 +41,7 @@ __all__ = [
     "Objective",
     "OnProgress",
     "Ratio",
+    "RoleUse",
     "Row",
     "SearchEffort",
     "Study",
@@ -48,6 +51,7 @@ __all__ = [
     "check_possible",
     "grid_of",
     "layout_file",
+    "layout_of",
     "layouts",
     "least_devices",
     "mean_interval_s",
@@ -55,6 +59,7 @@ __all__ = [
     "method_of",
     "narrow",
     "observe",
+    "placed_layouts",
     "ranked_at",
     "rate_for_ratios",
     "ratios_of",
@@ -62,4 +67,5 @@ __all__ = [
     "search",
     "served_at",
     "study_of",
+    "use_of",
 ]

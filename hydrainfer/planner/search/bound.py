@@ -11,7 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from hydrainfer.cache import tokens_in
-from hydrainfer.core import CostModel, Layout, Role, Stage
+from hydrainfer.core import CostModel, Layout, Stage
+from hydrainfer.planner.search.layouts import role_of
 from hydrainfer.planner.search.study import Study
 from hydrainfer.planner.simulation import ANSWER, TraceRequest
 
@@ -37,36 +38,53 @@ class Bound(NamedTuple):
 
 
 class Bounds:
-    """The bounds of the layouts of one study."""
+    """The bounds of the layouts of one study. `mean`: the work of a request on the first kind of device."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
-        self._cost = next(iter(study.stations.values())).cost
         n_batch = _largest_batch(study)
-        each = [work_of(t, self._cost, n_batch, n) for t, n in _without_repeats(study.trace)]
-        self.mean = StageWork(*(sum(column) / len(each) for column in zip(*each)))
+        self._costs = dict[str, CostModel]()  # the first of each kind
+        for name, s in study.stations.items():
+            self._costs.setdefault(_kind(name), s.cost)
+        self._work = {kind: _mean_work(study, cost, n_batch) for kind, cost in self._costs.items()}
+        self.mean = self._work[_kind(next(iter(study.stations)))]
 
     def of(self, layout: Layout) -> Bound:
-        cost, work = self._cost, self.mean
-        prefill, decode, encode = Stage.PREFILL, Stage.DECODE, Stage.ENCODE
-        # two lanes of a device are no faster together than this
-        beside_decode = 1.0 + 1.0 / cost.overlap_slowdown
-        beside_prefill = 1.0 + 1.0 / (cost.prefill_overlap_slowdown or cost.overlap_slowdown)
-        needs = (
-            ((encode,), work.encode_s),
-            ((prefill,), work.prefill_s),
-            ((decode,), work.decode_s),
-            ((prefill, decode), work.language_s),
-            ((encode, prefill), (work.encode_s + work.prefill_s) / beside_prefill),
-            ((encode, prefill, decode), (work.encode_s + work.language_s) / max(beside_decode, beside_prefill)),
-        )
         found = Bound(math.inf, ())
-        for stages, seconds in needs:
-            n_devices = sum(any(role.runs(s) for s in stages) for role in layout.instances)
-            if seconds > 0.0 and n_devices / seconds < found.rate:
-                found = Bound(n_devices / seconds, stages)
+        needs = {kind: list(_needs(self._costs[kind], work)) for kind, work in self._work.items()}
+        for i, (stages, seconds) in enumerate(next(iter(needs.values()))):
+            if seconds <= 0.0:
+                continue
+            able = [needs[_kind(str(role))][i][1] for role in layout.instances if any(map(role.runs, stages))]
+            rate = sum(1.0 / each for each in able)
+            if rate < found.rate:
+                found = Bound(rate, stages)
         served = self._study.front(layout).most(self._study.trace, len(layout.instances), found.rate)
         return Bound(served, ()) if served < found.rate else found
+
+
+def _kind(name: str) -> str:
+    """The device of a role's name; "" if all are alike."""
+    return name.partition("@")[2]
+
+
+def _mean_work(study: Study, cost: CostModel, n_batch: int) -> StageWork:
+    each = [work_of(t, cost, n_batch, n) for t, n in _without_repeats(study.trace)]
+    return StageWork(*(sum(column) / len(each) for column in zip(*each)))
+
+
+def _needs(cost: CostModel, work: StageWork) -> Iterator[tuple[tuple[Stage, ...], float]]:
+    """Stages that share a device, and the least seconds that a request takes of those who run any of them."""
+    prefill, decode, encode = Stage.PREFILL, Stage.DECODE, Stage.ENCODE
+    # two lanes of a device are no faster together than this
+    beside_decode = 1.0 + 1.0 / cost.overlap_slowdown
+    beside_prefill = 1.0 + 1.0 / (cost.prefill_overlap_slowdown or cost.overlap_slowdown)
+    yield (encode,), work.encode_s
+    yield (prefill,), work.prefill_s
+    yield (decode,), work.decode_s
+    yield (prefill, decode), work.language_s
+    yield (encode, prefill), (work.encode_s + work.prefill_s) / beside_prefill
+    yield (encode, prefill, decode), (work.encode_s + work.language_s) / max(beside_decode, beside_prefill)
 
 
 def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) -> StageWork:
@@ -87,7 +105,7 @@ def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) ->
 def _largest_batch(study: Study) -> int:
     """The most sequences that decode at once."""
     usual = sum(t.n_prompt for t in study.trace) / len(study.trace)
-    decoders = [s for role, s in study.stations.items() if Role.parse(role).runs(Stage.DECODE)]
+    decoders = [s for role, s in study.stations.items() if role_of(role).runs(Stage.DECODE)]
     return max([1, *(int(min(s.budgets.running, tokens_in(s.blocks) / usual)) for s in decoders)])
 
 

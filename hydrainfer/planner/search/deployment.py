@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import msgspec
 import yaml
 
 from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, tokens_in
@@ -25,9 +26,9 @@ from hydrainfer.planner.costs import (
     cost_of,
     mix_of,
 )
-from hydrainfer.planner.search.layouts import layouts
+from hydrainfer.planner.search.layouts import layouts, placed_layouts, role_of
 from hydrainfer.planner.search.study import Station, Study
-from hydrainfer.planner.simulation import ServerCost, TraceRequest
+from hydrainfer.planner.simulation import Link, ServerCost, TraceRequest
 from hydrainfer.scheduler import STEP_S, Budgets
 
 DeviceKind = Literal["gpu", "cpu", "emulated"]
@@ -45,42 +46,54 @@ def study_of(
     server: ServerCost | None = None,
     target: float = 0.9,
     more: Sequence[TraceRequest] = (),
+    unlike: Sequence[Hardware] = (),
 ) -> Study:
-    """A study in which every instance has a `device`. Batch times follow from its peaks or, if given, from `cost`.
-    Budgets are those of the paper's section 4.2, chosen for each layout. Roles that do not fit the device are left out.
-    `engine`: HydraInfer, if None, without what its host takes besides. `server`: instead of the engine's. `more`:
-    requests of the same workload, for longer runs. Raises `ConfigError` if none that prefills or none that decodes
-    fits, and for an empty trace."""
+    """A study in which every instance has a `device`, or one of the `unlike` ones too, by names such as `PD@h20`. Batch
+    times follow from its peaks or, if given, from `cost`. Budgets are those of the paper's section 4.2, chosen for each
+    layout. Roles that do not fit the device are left out. `engine`: HydraInfer, if None, without what its host takes
+    besides. `server`: instead of the engine's. `more`: requests of the same workload, for longer runs. Raises
+    `ConfigError` if none that prefills or none that decodes fits, and for an empty trace."""
     if not trace:
         raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
     engine = engine or EngineModel(name="hydrainfer")
-    described = cost_of(shape, engine.on(device)) if cost is None else None
-    stations, too_large = {}, {}
-    for name in ROLE_NAMES:
-        role = Role.parse(name)
-        try:
-            blocks = blocks_of(shape, device, role)
-            _check_room(shape, device, role, blocks, max(t.n_prompt + t.n_output for t in trace))
-        except ConfigError as e:
-            too_large[name] = e
-            continue
-        mixed = role.runs(Stage.ENCODE) and len(role.stages) > 1 and any(t.pictures for t in trace)
-        own = engine.cost(described, mixed) if described is not None else cost
-        assert own is not None
-        stations[name] = _station(role, own, blocks, trace, slo, kind, engine)
+    longest, stations, too_large = max(t.n_prompt + t.n_output for t in trace), dict[str, Station](), {}
+    devices = (device, *unlike)
+    for one in devices:
+        described = cost_of(shape, engine.on(one)) if cost is None else None
+        for name in ROLE_NAMES:
+            role, placed = Role.parse(name), f"{name}@{one.name}" if unlike else name
+            try:
+                blocks = blocks_of(shape, one, role)
+                _check_room(shape, one, role, blocks, longest)
+            except ConfigError as e:
+                too_large[placed] = e
+                continue
+            mixed = role.runs(Stage.ENCODE) and len(role.stages) > 1 and any(t.pictures for t in trace)
+            own = engine.cost(described, mixed) if described is not None else cost
+            assert own is not None
+            stations[placed] = _station(role, own, blocks, trace, slo, kind, engine)
     for stage in (Stage.PREFILL, Stage.DECODE):
-        if not any(Role.parse(name).runs(stage) for name in stations):
-            raise min(too_large.items(), key=lambda item: len(item[0]) + (not Role.parse(item[0]).runs(stage)))[1]
+        if not any(role_of(name).runs(stage) for name in stations):
+            raise min(too_large.items(), key=lambda item: len(item[0]) + (not role_of(item[0]).runs(stage)))[1]
     return Study(
         stations=stations,
         trace=tuple(trace),
         more=tuple(more),
         slo=slo,
         target=target,
-        link=cost.link() if isinstance(cost, CostFile) and cost.copies else device.link,
+        link=cost.link() if isinstance(cost, CostFile) and cost.copies else _slowest([one.link for one in devices]),
         overlap=_overlap(kind, engine),
         policy=engine.policy,
         server=server or engine.server,
+    )
+
+
+def _slowest(links: Sequence[Link]) -> Link:
+    return msgspec.structs.replace(
+        links[0],
+        bytes_per_s=min(link.bytes_per_s for link in links),
+        latency_s=max(link.latency_s for link in links),
+        message_s=max(link.message_s for link in links),
     )
 
 
@@ -122,14 +135,17 @@ def _check_room(shape: ModelShape, device: Hardware, role: Role, blocks: Mapping
             )
 
 
-def candidates_of(study: Study, n_devices: int) -> list[Layout]:
-    """All layouts whose roles fit the device; without pictures in the trace, those without an encoder of its own.
-    Raises `ConfigError`."""
+def candidates_of(study: Study, n_devices: int | Mapping[str, int]) -> list[Layout]:
+    """All layouts whose roles fit their device; without pictures in the trace, those without an encoder of its own.
+    `n_devices`: of each kind, if they differ. Raises `ConfigError`."""
     sees = any(t.pictures for t in study.trace)
     found = [
         layout
-        for layout in layouts(n_devices)
-        if all(str(role) in study.stations and (sees or str(role) not in ("E", "ED")) for role in layout.instances)
+        for layout in (layouts(n_devices) if isinstance(n_devices, int) else placed_layouts(n_devices))
+        if all(
+            str(role) in study.stations and (sees or str(role).partition("@")[0] not in ("E", "ED"))
+            for role in layout.instances
+        )
     ]
     if not found:
         raise ConfigError(f"no layout of {n_devices} such devices can hold the model", param="devices")

@@ -37,15 +37,16 @@ _AT_ONCE = 2  # finals after a wave
 
 class SearchEffort(NamedTuple):
     """The effort of a final: see `metrics.Search`. `finals`: layouts that get one, `best`: of them a second, exact
-    one."""
+    one. `measured`: layouts that are measured in all, the last of them roughly."""
 
     max_runs: int = 2
     tolerance: float = 0.1
     finals: int = 8
     best: int = 2
+    measured: int = 10
 
 
-COARSE, EXACT, QUICK = SearchEffort(), SearchEffort(3, 0.05), SearchEffort(1, 0.15, 2, 0)
+COARSE, EXACT, QUICK = SearchEffort(), SearchEffort(3, 0.05), SearchEffort(1, 0.15, 2, 0, 0)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +148,7 @@ class _Waves:
         self._measure(whole)  # what all others are compared with
         first = sorted(self._finals, key=lambda k: -(self._finals[k].goodput or 0.0))[: self._effort.best]
         self._measure(first, EXACT)
+        self._measure(self._runners_up(), QUICK)
         return [*(self._screened | self._finals).values()]
 
     @property
@@ -161,11 +163,19 @@ class _Waves:
         open_ = [k for k, rate in rough.items() if rate > least and k not in self._finals]
         return sorted(open_, key=lambda k: -rough[k])
 
+    def _runners_up(self) -> list[Layout]:
+        """Those that may be best of the rest, as far as is known, to make up the number that is measured."""
+        rest = [k for k in self._screened if k not in self._finals]
+        high = {k: self._screened[k].goodput_high or self._bounds[k] for k in rest}
+        n = max(0, self._effort.measured - len(self._finals))
+        return sorted(rest, key=lambda k: (-high[k], -self._bounds[k]))[:n]
+
     def _measure(self, layouts: Sequence[Layout], effort: SearchEffort | None = None) -> None:
         jobs = []
         for k in layouts:
-            known = self._finals.get(k, self._screened[k]).goodput
-            jobs.append((self._study, k, self._bounds[k], known or self._bounds[k] / 2, effort or self._effort))
+            known = self._finals.get(k, self._screened[k])
+            near = known.goodput or 0.8 * (known.goodput_high or self._bounds[k])
+            jobs.append((self._study, k, self._bounds[k], near, effort or self._effort))
         self._finals |= dict(zip(layouts, self._run(measured, jobs)))
 
 
@@ -258,5 +268,7 @@ def workers(n_processes: int | None) -> Iterator[RunJobs]:
     if n == 1:
         yield lambda call, jobs: (call(*job) for job in jobs)
         return
-    with ProcessPoolExecutor(n, mp_context=multiprocessing.get_context("forkserver")) as pool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # imported once, for all processes of all pools
+    with ProcessPoolExecutor(n, mp_context=context) as pool:
         yield lambda call, jobs: pool.map(call, *zip(*jobs)) if jobs else iter(())

@@ -10,7 +10,7 @@ from hydrainfer.config import Slo
 from hydrainfer.core import Layout
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.goodput import QUICK, Finding, OnProgress, search, workers
-from hydrainfer.planner.search.layouts import method_of
+from hydrainfer.planner.search.layouts import layout_of, method_of
 from hydrainfer.planner.search.objectives import is_possible
 from hydrainfer.planner.search.plan import Cell
 from hydrainfer.planner.search.study import Study
@@ -71,7 +71,7 @@ def _cell(study: Study, candidates: Sequence[Layout]) -> Cell:
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         layout=best.layout if best is not None else "",
-        method=method_of(Layout.parse(best.layout)) if best is not None else "",
+        method=method_of(layout_of(best.layout)) if best is not None else "",
         goodput=_goodput(best),
         goodput_epd=_goodput(known),
     )

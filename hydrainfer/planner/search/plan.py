@@ -7,20 +7,22 @@ from collections.abc import Sequence
 import msgspec
 
 from hydrainfer.config import Slo
-from hydrainfer.core import Layout
 from hydrainfer.planner.search.bound import Bounds
-from hydrainfer.planner.search.goodput import TOLERANCE, Finding
-from hydrainfer.planner.search.layouts import method_of
-from hydrainfer.planner.search.reason import reason
+from hydrainfer.planner.search.goodput import TOLERANCE, Finding, workers
+from hydrainfer.planner.search.layouts import layout_of, method_of
+from hydrainfer.planner.search.reason import Reason, reason
 from hydrainfer.planner.search.study import Attempt, Study
+from hydrainfer.planner.search.usage import RoleUse
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One layout. `goodput`: requests per second within the SLO, between `goodput_low` and `goodput_high` (95 %); None
     where the search stopped when it was sure that the layout is not the best: then it is below `goodput_high`. Seconds:
     `ttft_p90`, `tpot_p90` (of a request's mean interval) and `interval_p90` (of the one that the SLO's share of its
-    intervals does not exceed) at the goodput. `limited_by`: why it carries no more, in words; `stage`: where. `search`:
-    the stage of the search that it reached ("pruned", "screened", "final")."""
+    intervals does not exceed) at the goodput. `request_cost`, `million_cost`: of a request and of a million answer
+    tokens there, if the price is known; `request_wh`: energy of a request, boards at their limit. `limited_by`: why it
+    carries no more, in words; `stage`: where. `search`: the stage of the search that it reached ("pruned", "screened",
+    "final")."""
 
     layout: str
     method: str
@@ -31,6 +33,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p90: float | None = None
     interval_p90: float | None = None
     attainment: float | None = None
+    request_cost: float | None = None
+    million_cost: float | None = None
+    request_wh: float | None = None
     stage: str = ""
     limited_by: str = ""
     search: str = "final"
@@ -62,10 +67,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """A layout run for real at `rate`, beside what the simulation predicts there; seconds."""
+    """A layout run for real, and what the simulation predicts, as pairs. `goodput`: requests per second, predicted with
+    the client on the same machine (`planned`: without); what was measured lies between `goodput_low` and `goodput_high`
+    (95 %), as far as the rates that were run can tell. The rest is at `rate`; seconds."""
 
     layout: str
     rate: float
+    planned: float
+    goodput: tuple[float, float]
+    goodput_low: float | None
+    goodput_high: float | None
     attainment: tuple[float, float]  # predicted, measured
     ttft_p50: tuple[float, float]
     ttft_p90: tuple[float, float]
@@ -77,9 +88,12 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The ranking of all layouts and the question behind it. `objective`: "goodput", "devices" (`devices` are then the
     least that carry `rate`), "ttft" or "tpot" (least p90 at `rate`). `layouts`: best first. `device`: its name, and
     whether it was `measured` or described. `workload`: what the trace holds, as means. `budgets`: of each role of the
-    first layout. `grid`, `live`: if asked for. `model_error`: what deployments were measured to carry lies within a
-    factor of 1 + this of what plans said, nine times in ten; None: nobody knows. `notes`: caveats. `ratios`: of the
-    methods with two roles, all at one rate."""
+    first layout. `use`: what each role of the first layout has to do at its goodput. `grid`, `live`: if asked for.
+    `model_error`: what deployments were measured to carry lies within a factor of 1 + this of what plans said, nine
+    times in ten; None: nobody knows. `notes`: caveats. `ratios`: of the methods with two roles, all at one rate.
+    `unlike`: `device` names several kinds, and how many there are of each. `price`: of all devices for an hour;
+    `watts`: of all; None: not known.
+    """
 
     model: str
     devices: int
@@ -95,15 +109,24 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     budgets: dict[str, dict[str, int | float]]
     layouts: tuple[Row, ...]
     ratios: tuple[Ratio, ...] = ()
+    use: tuple[RoleUse, ...] = ()
     grid: tuple[Cell, ...] = ()
     live: tuple[Live, ...] = ()
     notes: tuple[str, ...] = ()
     engine: str = "hydrainfer"
     model_error: float | None = None
+    unlike: bool = False
+    price: float | None = None
+    watts: float | None = None
     took_s: float = 0.0
     command: str = ""
     version: str = ""
     date: str = ""
+
+    @property
+    def hardware(self) -> str:
+        """All devices, in words."""
+        return self.device if self.unlike else f"{self.devices} x {self.device}"
 
     @property
     def best(self) -> Row | None:
@@ -129,40 +152,42 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
         return best if quick is not None and slow is not None and quick < slow * (1 - TOLERANCE) else epd
 
 
-def rows_of(study: Study, found: Sequence[Finding], n_explained: int = 8) -> list[Row]:
+def rows_of(
+    study: Study, found: Sequence[Finding], n_explained: int = 8, *, n_processes: int | None = None
+) -> list[Row]:
     """The rows of the findings, in the same order. The first `n_explained` that were measured are explained by a
     simulation, the others by their bounds."""
     bounds = Bounds(study)
-    rows = []
-    for f in found:
-        layout, best = Layout.parse(f.layout), f.best_attempt
-        stage = words = ""
-        if f.stage == "final" and n_explained > 0:
-            n_explained -= 1
-            failed = f.failed_attempt
-            why = reason(study, layout, failed.rate if failed is not None else f.bound)
-            stage, words = (why.stage, str(why)) if why is not None else ("", "")
-        if not words:
-            stages = bounds.of(layout).stages
-            stage = stages[0].value if stages else ""
-            names = " and ".join(s.value for s in stages) or "the server"
-            words = f"{names}: no more than {f.bound:.3g} requests/s can last"
-        rows.append(
-            Row(
-                layout=f.layout,
-                method=method_of(layout),
-                goodput=f.goodput if f.stage == "final" else None,
-                goodput_low=f.goodput_low if f.stage == "final" else None,
-                goodput_high=f.goodput_high,
-                ttft_p90=best.ttft_p90 if best is not None else None,
-                tpot_p90=best.tpot_p90 if best is not None else None,
-                interval_p90=best.interval_p90 if best is not None else None,
-                attainment=best.n_met / best.n if best is not None else None,
-                stage=stage,
-                limited_by=words,
-                search=f.stage,
-                bound=f.bound,
-                attempts=f.attempts,
-            )
-        )
-    return rows
+    explained = [f for f in found if f.stage == "final"][:n_explained]
+    rates = [f.failed_attempt.rate if f.failed_attempt is not None else f.bound for f in explained]
+    with workers(n_processes) as run:
+        jobs = [(study, layout_of(f.layout), rate) for f, rate in zip(explained, rates)]
+        whys = {f.layout: why for f, why in zip(explained, run(reason, jobs))}
+    return [_row(f, whys.get(f.layout), bounds) for f in found]
+
+
+def _row(f: Finding, why: Reason | None, bounds: Bounds) -> Row:
+    best, final, layout = f.best_attempt, f.stage == "final", layout_of(f.layout)
+    if why is not None:
+        stage, words = why.stage, str(why)
+    else:
+        stages = bounds.of(layout).stages
+        stage = stages[0].value if stages else ""
+        names = " and ".join(s.value for s in stages) or "the server"
+        words = f"{names}: no more than {f.bound:.3g} requests/s can last"
+    return Row(
+        layout=f.layout,
+        method=method_of(layout),
+        goodput=f.goodput if final else None,
+        goodput_low=f.goodput_low if final else None,
+        goodput_high=f.goodput_high,
+        ttft_p90=best.ttft_p90 if best is not None else None,
+        tpot_p90=best.tpot_p90 if best is not None else None,
+        interval_p90=best.interval_p90 if best is not None else None,
+        attainment=best.n_met / best.n if best is not None else None,
+        stage=stage,
+        limited_by=words,
+        search=f.stage,
+        bound=f.bound,
+        attempts=f.attempts,
+    )

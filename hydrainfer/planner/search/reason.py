@@ -71,9 +71,10 @@ def reason(study: Study, layout: Layout, rate: float) -> Reason | None:
 
 def slow_rate(study: Study) -> float:
     """A rate at which requests hardly meet: one in the time that the longest answers would take step by step."""
-    cost = next(iter(study.stations.values())).cost
     first = study.trace[:_UNLOADED]
-    longest = max(t.n_output for t in first) * cost.language_s(0, 0, 1, max(t.n_prompt + t.n_output for t in first))
+    context = max(t.n_prompt + t.n_output for t in first)
+    token_s = max(s.cost.language_s(0, 0, 1, context) for s in study.stations.values())
+    longest = max(t.n_output for t in first) * token_s
     return 1.0 / max(longest * 2, 1e-3)
 
 

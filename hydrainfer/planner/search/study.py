@@ -177,6 +177,17 @@ def served_at(study: Study, layout: Layout, rate: float) -> list[ServedRequest]:
     return list(_Judges(study, rate).served_by(layout, None).served.values())
 
 
+def watched(study: Study, layout: Layout, rate: float, look: Callable[[Simulator, float], None]) -> None:
+    """One rate, simulated to the end; `look` is called with the deployment and the time at every heartbeat."""
+    judges = _Judges(study, rate)
+
+    def watch(now: float) -> bool:
+        look(judges.simulator, now)
+        return False
+
+    judges.served_by(layout, watch)
+
+
 def _attempt(rate: float, judges: _Judges, simulator: Simulator) -> Attempt:
     served, slo = list(simulator.served.values()), judges.slo
     n = len(served)
@@ -221,7 +232,9 @@ def _quantile(ordered: Sequence[float], q: float) -> float | None:
 
 
 class _Judges:
-    """Counts requests that have missed for certain, while the simulation runs."""
+    """Counts requests that have missed for certain, while the simulation runs. `simulator`: once it does."""
+
+    simulator: Simulator
 
     def __init__(self, study: Study, rate: float) -> None:
         requests = study.requests(rate)
@@ -238,7 +251,7 @@ class _Judges:
         study = self._study
         instances = study.instances(layout, self._rate)
         simulator = Simulator(instances, study.link, balancing=study.balancing, record=record, watch=watch)
-        self._served = simulator.served
+        self.simulator, self._served = simulator, simulator.served
         ready_s = study.front(layout).ready_s(at_rate(study.trace, self._rate), len(instances))
         simulator.run(self._requests, {r.id: s for r, s in zip(self._requests, ready_s)})
         return simulator

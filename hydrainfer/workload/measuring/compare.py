@@ -48,6 +48,7 @@ class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     like: str | None = None
     slo: str = ""
     arrivals: str = "poisson"
+    burst_shape: float = 0.5
     rates: tuple[float, ...] = ()
     rounds: int = 3
     requests: int = 60
@@ -97,7 +98,7 @@ class Comparison:
             raise ConfigError("a comparison needs the rates to run: --rates 1,2,4", param="rates")
         self._plan, self._workload, self._slo, self._effort = plan, workload, slo, effort
         self._deployments = plan.deployments()
-        self._load = LoadPlan(kind=plan.arrivals, rates=tuple(sorted(plan.rates)))
+        self._load = LoadPlan(kind=plan.arrivals, burst_shape=plan.burst_shape, rates=tuple(sorted(plan.rates)))
         self._load.fixed()
         self._cores = plan.place.core_set
         self._traffic = Traffic(workload, plan.like)

@@ -3,7 +3,17 @@
 Called by `client`, `measuring` and the planner. Reads local files only; never fetches anything.
 """
 
-from hydrainfer.workload.sources.arrivals import Arrivals, Closed, Constant, Gamma, Poisson, Replay, due_times_s, label
+from hydrainfer.workload.sources.arrivals import (
+    Arrivals,
+    Closed,
+    Constant,
+    Gamma,
+    OpenLoop,
+    Poisson,
+    Replay,
+    due_times_s,
+    label,
+)
 from hydrainfer.workload.sources.chat import BodyOptions, ChatRequest, Said, distinct_chats, encoded
 from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
 from hydrainfer.workload.sources.dialogues import Dialogues
@@ -28,6 +38,7 @@ __all__ = [
     "EncodedPicture",
     "FilePicture",
     "Gamma",
+    "OpenLoop",
     "Poisson",
     "Recording",
     "Replay",

@@ -282,3 +282,40 @@ def test_traffic_that_does_not_hide_adds_to_the_arithmetic():
         added.language_s(*prefill) + added.language_s(*decodes) - added.language_s(0, 0, 0, 0)
     )
     assert added.language_s(*decodes) > hidden.language_s(*decodes)
+
+
+def test_smaller_weights_take_less_memory_and_less_time_to_read():
+    """Only those of the decoder's layers; arithmetic is the same."""
+    plain = shape_of("llava-1.5-7b")
+    small = {w: msgspec.structs.replace(plain, weights=w) for w in ("fp8", "int8", "int4")}
+    layers, head = plain.step_weights - plain.head_weights, plain.head_weights
+    assert small["int8"].step_bytes == small["fp8"].step_bytes == layers + 2 * head
+    assert 0.5 < (small["int4"].step_bytes - 2 * head) / layers < 0.55
+    for shape in small.values():
+        for role in map(Role.parse, ("E", "EPD")):
+            assert (shape.weight_bytes(role) < plain.weight_bytes(role)) == (str(role) == "EPD")
+        kv = [next(n for spec, n in blocks_of(s, H800, Role.parse("D")).items()) for s in (shape, plain)]
+        assert kv[0] > kv[1]
+        assert cost_of(shape, H800).prefill_token_s == cost_of(plain, H800).prefill_token_s
+        assert cost_of(shape, H800).weights_s < 0.55 * cost_of(plain, H800).weights_s
+
+
+def test_a_model_of_72_billion_fits_two_devices():
+    shape = shape_of("qwen2.5-vl-72b")
+    assert shape.step_weights + shape.head_weights + shape.vision.weights == pytest.approx(73.4e9, rel=0.02)
+    with pytest.raises(ConfigError, match=r"does not fit h800: .*--tensor-parallel 4 holds it"):
+        blocks_of(shape, H800, Role.parse("EPD"))
+    assert blocks_of(shape, H800.joined(4), Role.parse("EPD"))
+    assert blocks_of(msgspec.structs.replace(shape, weights="int8"), H800.joined(2), Role.parse("EPD"))
+
+
+def test_a_group_is_faster_but_not_as_often_as_it_has_devices():
+    shape = shape_of("qwen2.5-vl-72b")
+    one, two, four = (cost_of(shape, H800.joined(n)) for n in (1, 2, 4))
+    prompt = [c.language_s(2048, 2048**2, 0, 0) for c in (one, two, four)]
+    token = [c.language_s(0, 0, 16, 16 * 1024) for c in (one, two, four)]
+    for alone, pair, quad in (prompt, token):
+        assert alone / 2 < pair < alone / 1.5 and alone / 4 < quad < pair / 1.4
+    assert two.step_base_s - one.step_base_s == pytest.approx(2 * 80 * H800.sum_s)
+    with pytest.raises(ConfigError, match=r"28 heads, 4 of them with keys and values: .* over 8 devices"):
+        cost_of(shape_of("qwen2.5-vl-7b"), H800.joined(8))

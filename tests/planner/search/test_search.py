@@ -1,6 +1,7 @@
 """The search keeps the layout that trying everything would choose, and says why the others carry no more."""
 
 import random
+from collections import Counter
 
 import msgspec
 import pytest
@@ -8,11 +9,13 @@ import pytest
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
+from hydrainfer.planner.costs import slowed
 from hydrainfer.planner.search.bound import Bounds
-from hydrainfer.planner.search.goodput import measured, search
-from hydrainfer.planner.search.layouts import layouts, method_of
+from hydrainfer.planner.search.goodput import QUICK, measured, search
+from hydrainfer.planner.search.layouts import layout_of, layouts, method_of, placed_layouts
 from hydrainfer.planner.search.reason import reason
 from hydrainfer.planner.search.study import Station, Study, attempt
+from hydrainfer.planner.search.usage import use_of
 from hydrainfer.planner.simulation import TraceRequest
 from tests.planner.simulation.test_leaps import COST, deployment
 
@@ -114,3 +117,39 @@ def test_nothing_carries_more_than_its_bound_for_long():
     s = study(Slo(ttft_s=0.5, tpot_s=0.05), n=600)
     for layout in map(Layout.parse, ("2EP1D", "1E1P1D", "1ED1P", "1EPD")):
         assert not attempt(s, layout, Bounds(s).of(layout).rate * 1.25).carried(s.target)
+
+
+def test_layouts_of_unlike_devices():
+    """A role stays on one kind, EPD may be on both, and every device has a role."""
+    found = placed_layouts({"h20": 2, "h800": 1})
+    names = [str(x) for x in found]
+    assert len(set(names)) == len(names) and "2EPD@h20+1EPD@h800" in names
+    assert "1E@h800+2PD@h20" in names and "1E@h20+1P@h20+1D@h800" in names
+    for layout, name in zip(found, names):
+        assert layout_of(name) == layout and str(layout_of(name)) == name
+        kinds = Counter(role.device for role in layout.instances)
+        assert kinds == {"h20": 2, "h800": 1}
+        of_role = {(str(role).partition("@")[0], role.device) for role in layout.instances}
+        split = [role for role, _ in of_role if role != "EPD"]
+        assert len(split) == len(set(split))
+    assert {method_of(x) for x in found} >= {"EPD", "E+PD", "E+P+D", "E+PD + EPD"}
+
+
+def test_bounds_of_unlike_devices_add_up():
+    s = study(Slo(ttft_s=0.3, tpot_s=0.05))
+    fast, slow = s.stations, {r: msgspec.structs.replace(t, cost=slowed(t.cost, 2.0)) for r, t in s.stations.items()}
+    both = {f"{r}@fast": t for r, t in fast.items()} | {f"{r}@slow": t for r, t in slow.items()}
+    unlike = msgspec.structs.replace(s, stations=both)
+    alone = Bounds(s).of(Layout.parse("1EPD")).rate
+    assert Bounds(unlike).of(layout_of("1EPD@fast+1EPD@slow")).rate == pytest.approx(1.5 * alone)
+    found = search(unlike, placed_layouts({"fast": 1, "slow": 1}), n_processes=1, effort=QUICK)
+    assert found[0].stage == "final" and 0.0 < found[0].goodput <= found[0].bound
+
+
+def test_the_use_of_roles():
+    s, layout = study(Slo(ttft_s=0.5, tpot_s=0.05)), Layout.parse("1E2PD")
+    busy, idle = (use_of(s, layout, rate) for rate in (60.0, 6.0))
+    for e, pd in (busy, idle):
+        assert (e.role, e.n, e.language) == ("E", 1, None) and (pd.role, pd.n, pd.vision) == ("PD", 2, None)
+        assert 0.0 <= e.vision <= 1.0 and all(0.0 <= c.mean <= c.most <= 1.0 for c in pd.caches.values())
+    assert busy[0].vision > 2 * idle[0].vision and busy[1].language > idle[1].language

@@ -1,0 +1,74 @@
+"""How busy the instances of each role are, and how full their caches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import fmean
+
+import msgspec
+
+from hydrainfer.core import Lane, Layout
+from hydrainfer.planner.search.study import Study, watched
+from hydrainfer.planner.simulation import Simulator
+
+_WARM = 0.2  # of the time, before queues are what they are later
+
+
+class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of a cache's blocks that requests hold: the mean, and the most at any instance. `n_bytes`: its size."""
+
+    mean: float
+    most: float
+    n_bytes: float
+
+
+class RoleUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The `n` instances of a role: shares of the time in which their lanes work (None: no such lane), their caches by
+    name, and the bytes of the weights that each holds."""
+
+    role: str
+    n: int
+    vision: float | None
+    language: float | None
+    caches: dict[str, CacheUse]
+    weight_bytes: float = 0.0
+
+
+def use_of(study: Study, layout: Layout, rate: float) -> tuple[RoleUse, ...]:
+    """What each role of the layout has to do at `rate`, looked at with every heartbeat between the first fifth of the
+    arrivals and the last one."""
+    lanes: dict[tuple[str, Lane], list[bool]] = {}
+    leased: dict[tuple[str, str], list[float]] = {}
+    last_s = len(study.trace) / rate
+    names = {model.name: str(role) for model, role in zip(study.instances(layout), layout.instances)}
+
+    def look(simulator: Simulator, now: float) -> None:
+        if not _WARM * last_s <= now <= last_s:
+            return
+        for node in simulator.nodes.values():
+            role = names[node.name]
+            for lane in node.engine.scheduler.role.lanes:
+                lanes.setdefault((role, lane), []).append(node.engine.in_flight(lane))
+            for name, (n, held, _) in node.caches.usage().items():
+                leased.setdefault((role, name), []).append(held / n if n else 0.0)
+
+    watched(study, layout, rate, look)
+
+    def busy(role: str, lane: Lane) -> float | None:
+        seen = lanes.get((role, lane))
+        return fmean(seen) if seen else None
+
+    return tuple(
+        RoleUse(
+            role=role,
+            n=n,
+            vision=busy(role, Lane.VISION),
+            language=busy(role, Lane.LANGUAGE),
+            caches={
+                spec.name: CacheUse(mean=fmean(seen), most=max(seen), n_bytes=float(spec.block_bytes * blocks))
+                for spec, blocks in study.stations[role].blocks.items()
+                if (seen := leased.get((role, spec.name)))
+            },
+        )
+        for role, n in Counter(map(str, layout.instances)).items()
+    )

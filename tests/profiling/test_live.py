@@ -1,0 +1,36 @@
+"""`--validate`: which loads a layout is given, and what is predicted of it beside the client."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from hydrainfer.planner.search import Row
+from hydrainfer.profiling import live
+from hydrainfer.profiling.options import ProfileQuestion
+from hydrainfer.profiling.question import prepare
+
+pytestmark = pytest.mark.cpu
+COSTS = Path("configs/cost_models/builtin-cpu.yaml")
+
+
+def test_a_layout_is_run_at_the_ends_of_the_stated_error(monkeypatch):
+    """With the client on the cores of the server it carries less than the plan says, which has none."""
+    question = ProfileQuestion(model="builtin", devices=1, cost_model=COSTS, slo="ttft=1,tpot=0.1", requests=60)
+    asked = prepare(question, lambda *_: pytest.fail("nothing is measured"))
+    study, ran = asked.study(), []
+    bound = live.Bounds(study).of(live.Layout.parse("1EPD")).rate
+    planned = live.measured(study, live.Layout.parse("1EPD"), bound, bound).goodput
+
+    def run(asked, path, rates, console):
+        assert "role: EPD" in path.read_text()
+        ran.append(rates)
+        return SimpleNamespace(runs=())
+
+    monkeypatch.setattr(live, "_run", run)
+    row = Row(layout="1EPD", method="EPD", goodput=planned)
+    assert live.validate(asked, study, [row], Console(file=io.StringIO())) == ()
+    ((low, middle, high),) = ran
+    assert middle < planned and low == pytest.approx(middle / 1.25) and high == pytest.approx(middle * 1.25)
