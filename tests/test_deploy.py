@@ -9,7 +9,7 @@ import yaml
 
 from hydrainfer.config import load
 from hydrainfer.core import InstanceInfo, InstanceStats
-from hydrainfer.metrics import PrometheusRecorder
+from hydrainfer.metrics import HttpCounts, PrometheusRecorder
 from hydrainfer.metrics.prometheus import QueueStats
 
 pytestmark = pytest.mark.unit
@@ -38,8 +38,9 @@ def test_metrics_of_the_dashboard_exist():
     stats = InstanceStats("EPD", 0, 0, 0, 0, 0, {"kv": (8, 0, 0)}, 0, 0, 0, 0, 0.0)
     infos = [InstanceInfo("EPD0", "EPD", "alive", stats=stats)]
     page = PrometheusRecorder("m", lambda: infos, lambda: QueueStats({"text": 0.0}, {"queue": 0})).page().decode()
+    page += HttpCounts().page().decode()
     there = set(re.findall(r"# TYPE (\S+)", page))
     dashboard = json.loads((DEPLOY / "grafana.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    named = {name.removesuffix("_bucket") for expr in asked for name in re.findall(r"hydrainfer:\w+", expr)}
+    named = {name.removesuffix("_bucket") for expr in asked for name in re.findall(r"\b(?:hydrainfer:|http_)\w+", expr)}
     assert len(asked) > 20 and named and named <= there, named - there

@@ -4,6 +4,7 @@ Fed by engines, live or simulated; read by the server and the benchmarks. Never 
 """
 
 from hydrainfer.metrics.attainment import FAILED, Proportion, Verdict, effective_n, judge, quantile_interval, wilson
+from hydrainfer.metrics.http import HttpCounts
 from hydrainfer.metrics.prometheus import Ended, PrometheusRecorder, QueueStats
 from hydrainfer.metrics.search import Ask, Goodput, Search
 from hydrainfer.metrics.steady import Series, Steady, steady_state
@@ -15,6 +16,7 @@ __all__ = [
     "Ask",
     "Ended",
     "Goodput",
+    "HttpCounts",
     "PrometheusRecorder",
     "Proportion",
     "QueueStats",

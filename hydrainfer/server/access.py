@@ -16,6 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hydrainfer.core import ConfigError
+from hydrainfer.metrics import HttpCounts
 
 access_log = logging.getLogger("hydrainfer.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -26,11 +27,11 @@ EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
 
 class Access:
     """Wraps an application: every answer says the id of its request, the client's `X-Request-Id` or one of ours, and
-    every request leaves a line: what, status, seconds to the last byte, ids. No other header, no address, no query and
-    no body is written."""
+    every request is counted and leaves a line: what, status, seconds to the last byte, ids. No other header, no
+    address, no query and no body is written."""
 
-    def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
-        self._app, self._clock = app, clock
+    def __init__(self, app: ASGIApp, counts: HttpCounts, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app, self._counts, self._clock = app, counts, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,7 +52,10 @@ class Access:
         try:
             await self._app(scope, receive, note)
         finally:
-            path, error = scope.get("raw_path", b""), scope.get("state", {}).get("error", "")
+            state = scope.get("state", {})
+            handler = getattr(scope.get("route"), "path", state.get("handler", "none"))
+            self._counts.add(handler, scope["method"], status)
+            path, error = scope.get("raw_path", b""), state.get("error", "")
             write_line(scope["method"], path, status, self._clock() - begin_s, given, ours, error)
 
 

@@ -84,11 +84,11 @@ def create_app(
             allow_headers=("*",),
             expose_headers=EXPOSED,
         )
-    app.add_middleware(Access)
+    app.add_middleware(Access, counts=door.counts)
     if settings.root_path:
         app.add_middleware(Prefixed, prefix=settings.root_path)
     answers = Answers(intake, settings.model_names, wall_clock)
-    app.include_router(_open_routes(settings, intake, metrics))
+    app.include_router(_open_routes(settings, intake, lambda: metrics() + door.counts.page()))
     guarded = [Depends(_require_key(tenants))]
     app.include_router(page_routes())
     app.include_router(_model_routes(settings, answers, int(wall_clock())), dependencies=guarded)

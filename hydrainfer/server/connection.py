@@ -111,7 +111,8 @@ class Connection(HttpToolsProtocol):
         """Answer at once; the body, if any comes, is not kept."""
         self._retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
         headers, given = self._door.headers_of(error), id_in(self.headers)
-        body = error_body(error, self.url.decode())
+        path = self.url.decode()
+        body = error_body(error, path)
         request_id = given or new_id()
         if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
             headers["connection"] = "close"
@@ -120,6 +121,7 @@ class Connection(HttpToolsProtocol):
         ours = b"".join([b"%s: %s\r\n" % header for header in self.server_state.default_headers])
         self.cycle = _ANSWERED
         self.transport.write(b"%s%s%s\r\n%s" % (STATUS_LINE[error.status], head, ours, body))
+        self._door.counts.add(path, "POST", error.status)
         write_line("POST", self.url, error.status, 0.0, given, "" if given else request_id)
         if "connection" in headers:
             self.transport.close()

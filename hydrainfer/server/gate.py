@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hydrainfer.core import HydraError, Overloaded
+from hydrainfer.metrics import HttpCounts
 from hydrainfer.server.admission import AdmissionControl, Place, Urgency
 from hydrainfer.server.crowd import Crowd
 from hydrainfer.server.errors import JSON, error_body, error_headers
@@ -33,10 +34,12 @@ _PER_TURN = 4  # of the event loop
 
 
 class Door:
-    """Who may come in, from the headers alone: a key's tenant within its limits, where there is room for the work."""
+    """Who may come in, from the headers alone: a key's tenant within its limits, where there is room for the work.
+    `counts`: of all answers, those of requests that were not let in among them."""
 
     def __init__(self, admission: AdmissionControl, tenants: Tenants) -> None:
         self.admission, self.tenants = admission, tenants
+        self.counts = HttpCounts()
 
     def check(self, headers: Headers, mark: Mark, *, whole: bool) -> bool:
         """Whether a request may come in now; False: if it returns, which its mark will tell once it is `whole`. Raises
@@ -106,6 +109,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
+        state["handler"] = path  # what it is counted under if no route sees it
         mark: Mark | None = state.get("mark")
         try:
             place, tenant = self._door.enter(scope["headers"], mark)

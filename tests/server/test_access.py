@@ -54,6 +54,29 @@ def test_an_id_is_made_where_none_is_given_or_it_is_odd(server, lines):
     assert len(ids) == 3 and all(i.startswith("chatcmpl-") for i in ids)
 
 
+def test_every_answer_is_counted(start):
+    server = start(max_requests=1)
+    server.chat(max_tokens=1)
+    server.http.get("/v1/models/tiny")
+    server.http.get("/v1/models/other")
+    server.http.delete("/health")
+    server.http.get("/one/of/many")
+    place = server.sessions.admission.take()
+    server.chat(), server.http.post("/v1/chat/completions", json={"messages": HI}, headers=PAGE)
+    place.leave()
+    counted = {
+        ("/v1/chat/completions", "POST", "200"): 1,
+        ("/v1/models/{name:path}", "GET", "200"): 1,
+        ("/v1/models/{name:path}", "GET", "404"): 1,
+        ("/health", "DELETE", "405"): 1,
+        ("none", "GET", "404"): 1,
+        ("/v1/chat/completions", "POST", "429"): 2,
+    }
+    pattern = r'http_requests_total\{handler="(.*)",method="(.*)",status="(.*)"\} (\d+)\.0'
+    found = lambda: {tuple(n[:3]): int(n[3]) for n in re.findall(pattern, server.http.get("/metrics").text)}  # noqa: E731
+    wait_until(lambda: counted.items() <= found().items())
+
+
 def test_probes_are_silent_and_odd_paths_stay_one_line(server, lines):
     for path in ("/health", "/metrics", "/ready"):
         server.http.get(path)
