@@ -136,11 +136,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _help("Server", "Collector of OpenTelemetry traces (OTLP, HTTP), e.g. http://127.0.0.1:4318; default: none."),
     ] = None
     tool_call_parser: Annotated[
-        Literal["auto", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "mistral_args", "functiongemma"],
+        Literal[
+            "auto",
+            "hermes",
+            "qwen3_coder",
+            "llama3_json",
+            "pythonic",
+            "mistral",
+            "mistral_args",
+            "functiongemma",
+            "harmony",
+        ],
         _help("Server", "How the model writes tool calls (docs/api.md); auto: as its template says."),
     ] = "auto"
     reasoning_parser: Annotated[
-        Literal["auto", "none", "think", "mistral", "kimi"],
+        Literal["auto", "none", "think", "mistral", "kimi", "harmony"],
         _help("Server", "How the model marks what it thinks: think is <think>; auto: as its template says."),
     ] = "auto"
     chat_template: Annotated[

@@ -26,6 +26,7 @@ from hydrainfer.grammar import Grammars
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, Tools, VideoPart, VideoReading, is_id
 from hydrainfer.processor.pictures import MediaLimits, PixelStore
 from hydrainfer.processor.text import (
+    HARMONY,
     ModelDescription,
     Thinking,
     check_ids,
@@ -33,6 +34,7 @@ from hydrainfer.processor.text import (
     check_text,
     encode,
     expand,
+    harmony_grammar,
     in_order,
     resolve_max_tokens,
 )
@@ -122,18 +124,18 @@ class Processor:
         `prompt`: stands in place of what the template makes of the messages; it has a placeholder for each of their
         pictures and videos. `salt`: KV is shared only with requests of the same. Raises `InvalidRequest` or as
         `Preprocessor.prepare`; then nothing is held."""
-        self.check_grammar(sampling.grammar)
         parts = [part for m in messages for part in m.media]
         if prompt is None:
             text, adapters = self._read_chat(messages, options, tools, own)
             ids = encode(text, self.model)
             thinking = self._thinking(text)
-            sampling = self._beside(thinking, sampling)
+            sampling = self._beside(thinking, sampling, tools)
         else:
             thinking = None
             self.check_pictures(messages)
             ids, adapters = self._read_prompt(prompt), self._adapters(options)
             parts = in_order(ids, parts, adapters.token_id, self.model)
+        self.check_grammar(sampling.grammar)
         held = self.media.prepare(parts, adapters, ticket)
         found = [h for of_part in held for h in of_part]
         refs = tuple(h.ref for h in found)
@@ -292,11 +294,14 @@ class Processor:
         template = self.model.template
         return Thinking.after(prompt, template.reasoning) if template is not None and template.reasoning else None
 
-    def _beside(self, thinking: Thinking | None, sampling: SamplingParams) -> SamplingParams:
+    def _beside(self, thinking: Thinking | None, sampling: SamplingParams, tools: Tools | None) -> SamplingParams:
         """The sampling of an answer that may reason first: the marks must be seen, and a grammar holds what follows.
         Raises `InvalidRequest` if that cannot be told from the tokens."""
         if thinking is None:
             return sampling
+        if thinking.how.name == HARMONY:  # its grammars are of the whole answer; those of calls are already
+            grammar = sampling.grammar and (harmony_grammar(sampling.grammar) if tools is None else sampling.grammar)
+            return msgspec.structs.replace(sampling, skip_special_tokens=False, grammar=grammar)
         ids = [self.model.tokenizer.token_to_id(mark) for mark in (thinking.how.opening, thinking.how.closing)]
         if not self.model.vocabulary.special_ids.isdisjoint(ids):
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hydrainfer.core import ModelNotFound
+from hydrainfer.core import InvalidRequest, ModelNotFound
 from hydrainfer.processor import parse_messages, parse_tools
 from hydrainfer.server.body import unless_disconnected
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
@@ -60,10 +60,18 @@ class Answers:
             )
         return name if name is not None else self.names[0]
 
+    def check_reasons(self, param: str) -> None:
+        """Raises `InvalidRequest` if the model's answers have no reasoning that is told from them."""
+        template = self.intake.processor.model.template
+        if template is None or template.reasoning is None:
+            raise InvalidRequest("this model does not reason; leave it out", param=param, code="unsupported_parameter")
+
     async def chat(self, request: Request, fields: ChatFields, shape: Shape = CHAT) -> Response:
         """The one way of every chat, whatever its protocol; `shape` has the words of the answer."""
         name = self.check_model(fields.model)
         fields.check_supported()
+        if fields.reasoning_effort not in (None, "none"):
+            self.check_reasons("reasoning_effort")
         sampling = fields.sampling(self.intake.processor.model.sampling_defaults)
         messages = parse_messages(fields.messages)
         tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
@@ -81,7 +89,7 @@ class Answers:
             urgency=urgency_of(request, fields.priority, fields.deadline_s),
             salt=salt_of(request, fields.cache_salt),
             tools=tools,
-            own=fields.chat_template_kwargs,
+            own=fields.own,
         )
         return await self._answer(request, fields, name, kind, work)
 

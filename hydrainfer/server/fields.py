@@ -150,6 +150,16 @@ class ChatFields(CommonFields):
     top_logprobs: Whole | None = None
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
+
+    @property
+    def own(self) -> dict[str, Any] | None:
+        """Values of the chat template's own variables; those that were given come before the effort's."""
+        if self.reasoning_effort is None:
+            return self.chat_template_kwargs
+        thinks = self.reasoning_effort != "none"
+        effort = {"reasoning_effort": self.reasoning_effort} if thinks else {}
+        return {"enable_thinking": thinks, "thinking": thinks, **effort, **(self.chat_template_kwargs or {})}
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
         """Raises `InvalidRequest` naming the field."""

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
 from hydrainfer.core import HydraError, TokenLogprobs
 from hydrainfer.metrics import Timeline
-from hydrainfer.processor import CallDelta, Detokenizer, ReasoningStream, Vocabulary
+from hydrainfer.processor import AnswerStream, Detokenizer, Said, Vocabulary, answer_stream
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
 from hydrainfer.server.logprobs import TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
 from hydrainfer.server.sse import DONE, error_event, event
 from hydrainfer.server.stream import Completion, Delta, TokenStream
 from hydrainfer.server.timings import breakdown
-
-
-class Said(NamedTuple):
-    """A piece of a chat's answer: what the model thinks, what it says, what it calls."""
-
-    reasoning: str
-    content: str
-    calls: Sequence[CallDelta] = ()
 
 
 class Reply(ABC):
@@ -147,9 +139,12 @@ class ChatReply(Choices):
 
     def __init__(self, stream: TokenStream, fields: CommonFields, model: str, created: int, words: Vocabulary) -> None:
         super().__init__(stream, fields, model, created, words)
-        thinking = self.prepared.thinking
-        self._thoughts = [ReasoningStream(thinking) for _ in self.prepared.requests] if thinking else None
+        self._streams = [self._reader() for _ in self.prepared.requests]
         self._shows_reasoning = not (isinstance(fields, ChatFields) and fields.include_reasoning is False)
+
+    def _reader(self) -> AnswerStream:
+        """A reader for a choice's text."""
+        return answer_stream(self.prepared.thinking)
 
     def opening(self) -> bytes:
         """The role, once per choice, and with the first the prompt's ids."""
@@ -193,10 +188,8 @@ class ChatReply(Choices):
 
     def _read(self, index: int, text: str, *, last: bool) -> Said:
         """What a piece of a choice's text says; `last`: it has no more."""
-        if self._thoughts is None:
-            return Said("", text)
-        thought = self._thoughts[index].push(text, last=last)
-        return Said(thought.reasoning if self._shows_reasoning else "", thought.content)
+        said = self._streams[index].push(text, last=last)
+        return said if self._shows_reasoning else said._replace(reasoning="")
 
     def _delta(self, said: Said, *, last: bool) -> dict[str, Any]:
         content = {"content": said.content} if said.content or not (said.reasoning or last) else {}

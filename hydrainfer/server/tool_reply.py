@@ -7,18 +7,19 @@ from typing import Any
 
 import msgspec
 
-from hydrainfer import processor
 from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.processor import (
+    AnswerStream,
     CallDelta,
     ModelDescription,
     Prepared,
-    ToolCallStream,
+    Said,
     ToolFormat,
     Tools,
+    answer_stream,
     calls_grammar,
 )
-from hydrainfer.server.replies import ChatReply, Said
+from hydrainfer.server.replies import ChatReply
 
 
 def tool_format(model: ModelDescription) -> ToolFormat:
@@ -42,23 +43,20 @@ def sampling_for(sampling: SamplingParams, tools: Tools, how: ToolFormat) -> Sam
     return msgspec.structs.replace(sampling, grammar=grammar, skip_special_tokens=False)
 
 
-def call_stream(prepared: Prepared, tools: Tools, how: ToolFormat) -> ToolCallStream:
-    """The reader of the calls of one choice."""
-    forced = prepared.sampling.grammar is not None
-    return processor.call_stream(how, tools.schemas, forced=forced, parallel=tools.parallel)
+def reader(prepared: Prepared, tools: Tools | None, how: ToolFormat | None) -> AnswerStream:
+    """The reader of one choice that may call tools."""
+    return answer_stream(prepared.thinking, tools, how, forced=prepared.sampling.grammar is not None)
 
 
 class ToolReply(ChatReply):
     """A `ChatReply` whose text is looked through for calls."""
 
     def __init__(self, *args: Any, tools: Tools, how: ToolFormat) -> None:
+        self._tools, self._how = tools, how
         super().__init__(*args)
-        self._streams = [call_stream(self.prepared, tools, how) for _ in self.prepared.requests]
 
-    def _read(self, index: int, text: str, *, last: bool) -> Said:
-        said = super()._read(index, text, last=last)
-        found = self._streams[index].push(said.content, last=last)
-        return Said(said.reasoning, found.content, found.calls)
+    def _reader(self) -> AnswerStream:
+        return reader(self.prepared, self._tools, self._how)
 
     def _delta(self, said: Said, *, last: bool) -> dict[str, Any]:
         delta = super()._delta(said, last=last or bool(said.calls))

@@ -4,13 +4,12 @@ import json
 
 import openai
 import pytest
-from tokenizers import Tokenizer
 
 from hydrainfer.core import Grammar, Reasoning
 from hydrainfer.processor import load_description
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest
-from tests.server.test_tools import ADD, SAID, USER, WEATHER
+from tests.server.test_tools import ADD, SAID, USER, WEATHER, add_marks
 from tests.server.tool_templates import HERMES
 
 pytestmark = pytest.mark.cpu
@@ -23,15 +22,14 @@ TEMPLATES = {
     "qwen3": QWEN,
     "deepseek": HERMES.replace("{{ message.content }}\n{%- for call", SHOWN + "\n{%- for call") + OPENED,
 }
+TWO = [{"type": "text", "text": "Two."}]
 THOUGHT, ANSWER = "The user asks\nfor three.", "It is three."
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)
 def any_server(request, tmp_path_factory):
     path = make_llava(tmp_path_factory.mktemp("llava"), image_size=56, context=2048)
-    words = Tokenizer.from_file(str(path / "tokenizer.json"))
-    words.add_tokens(["<think>", "</think>"])
-    words.save(str(path / "tokenizer.json"))
+    add_marks(path, ["<think>", "</think>"], special=False)
     server = ServerUnderTest(load_description(path, chat_template=TEMPLATES[request.param]))
     server.begins = "" if request.param == "deepseek" else "<think>\n"
     yield server
@@ -118,8 +116,100 @@ def test_it_is_shown_to_templates_that_want_it(client, thinker):
     assert bad.status_code == 400 and bad.json()["error"]["code"] == "placeholder_in_text"
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/api/chat"])
+HI = {"messages": [USER], "input": "hi", "max_tokens": 99, "stream": False}
+UNTOLD = {"/v1/messages": {}, "/api/chat": {"think": False}, "/api/generate": {"think": False, "prompt": "hi"}}
+TOLD = {
+    "/v1/messages": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+    "/api/chat": {},
+    "/api/generate": {"prompt": "hi", "think": True},
+    "/v1/responses": {"reasoning": {"effort": "low"}},
+}
+
+
+@pytest.mark.parametrize("path", UNTOLD)
 def test_other_protocols_leave_it_out(thinker, path):
-    body = {"messages": [USER], "input": "hi", "max_tokens": 99, "stream": False}
-    said = thinker.post(path, **body)
+    thinker.say = thinker.say if path == "/v1/messages" else ANSWER  # where it is turned off
+    said = thinker.post(path, **HI, **UNTOLD[path])
     assert said.status_code == 200 and ANSWER in said.text and "for three" not in json.dumps(said.json())
+
+
+def told(path, body):
+    """(what it thought, what it said) in the words of each protocol."""
+    if path == "/v1/messages":
+        thought, text = body["content"]
+        assert (thought["type"], thought["signature"], text["type"]) == ("thinking", "", "text")
+        return thought["thinking"], text["text"]
+    if path == "/v1/responses":
+        thought, message = body["output"]
+        assert (thought["type"], thought["summary"], message["type"]) == ("reasoning", [], "message")
+        assert 0 < body["usage"]["output_tokens_details"]["reasoning_tokens"] < body["usage"]["output_tokens"]
+        return thought["content"][0]["text"], message["content"][0]["text"]
+    said = body.get("message", body)
+    return said["thinking"], said.get("content", said.get("response"))
+
+
+@pytest.mark.parametrize("path", TOLD)
+def test_other_protocols_tell_it(thinker, path):
+    said = thinker.post(path, **HI, **TOLD[path])
+    assert said.status_code == 200 and told(path, said.json()) == (THOUGHT, ANSWER)
+
+
+@pytest.mark.parametrize("path", TOLD)
+def test_other_protocols_stream_it(thinker, path):
+    lines = thinker.post(path, **{**HI, **TOLD[path], "stream": True}).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith(("data: {", "{"))]
+    if path == "/v1/messages":
+        begun = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
+        assert begun == ["thinking", "text"]
+        deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
+        found = ["".join(d.get(kind, "") for d in deltas) for kind in ("thinking", "text")]
+    elif path == "/v1/responses":
+        assert told(path, events[-1]["response"]) == (THOUGHT, ANSWER)
+        names = ("response.reasoning_text.delta", "response.output_text.delta")
+        found = ["".join(e["delta"] for e in events if e["type"] == name) for name in names]
+    else:
+        said = [e.get("message", e) for e in events]
+        found = ["".join(s.get("thinking", "") for s in said)]
+        found.append("".join(s.get("content", s.get("response", "")) for s in said))
+    assert found == [THOUGHT, ANSWER]
+
+
+def test_the_openai_client_reads_reasoning_items(thinker):
+    with openai.OpenAI(base_url=thinker.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+        whole = client.responses.create(model="tiny", input="hi", reasoning={"effort": "low"})
+        with client.responses.stream(model="tiny", input="hi") as stream:
+            streamed = stream.get_final_response()
+        for answer in (whole, streamed):
+            assert [item.type for item in answer.output] == ["reasoning", "message"]
+            assert answer.output[0].content[0].text == THOUGHT and answer.output_text == ANSWER
+        again = client.responses.create(model="tiny", input=[*whole.output, {"role": "user", "content": "so?"}])
+        assert again.output_text == ANSWER
+
+
+@pytest.mark.parametrize("path", TOLD)
+def test_what_was_thought_comes_back(thinker, path):
+    past = {
+        "/v1/messages": {"role": "assistant", "content": [{"type": "thinking", "thinking": "zq thought"}, *TWO]},
+        "/api/chat": {"role": "assistant", "content": "Two.", "thinking": "zq thought"},
+    }
+    body = {"messages": [USER, past.get(path), USER]}
+    if path == "/v1/responses":
+        thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "zq thought"}]}
+        body = {"input": [USER, thought, {"role": "assistant", "content": "Two."}, USER]}
+    elif path not in past:
+        return
+    assert thinker.post(path, **{**HI, **body}).status_code == 200
+    ids = list(thinker.engine.submitted[-1].prompt_ids)
+    shown = "zq thought" in thinker.model.tokenizer.decode(ids, skip_special_tokens=False)
+    assert shown == (not thinker.begins)
+
+
+def test_effort_turns_it_off_and_is_refused_where_nobody_reasons(thinker, server, client):
+    thinker.say = ANSWER
+    client.create(model="tiny", messages=[USER], reasoning_effort="none")
+    prompt = thinker.model.tokenizer.decode(list(thinker.engine.submitted[-1].prompt_ids), skip_special_tokens=False)
+    assert prompt.rstrip().endswith("</think>")
+    asked = {**TOLD, "/v1/chat/completions": {"reasoning_effort": "high"}, "/api/chat": {"think": True}}
+    for path, more in asked.items():
+        refused = server.post(path, **{**HI, **more})
+        assert refused.status_code == 400 and "does not reason" in refused.text, path

@@ -5,12 +5,23 @@ import json
 import openai
 import pydantic
 import pytest
+from tokenizers import Tokenizer
 
 from hydrainfer.core import Grammar
 from hydrainfer.processor import load_description
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest, image_part
-from tests.server.tool_templates import FUNCTION_GEMMA, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, PYTHONIC, QWEN_CODER
+from tests.server.tool_templates import (
+    FUNCTION_GEMMA,
+    HARMONY,
+    HARMONY_MARKS,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    PYTHONIC,
+    QWEN_CODER,
+)
 
 pytestmark = pytest.mark.cpu
 CALLS = [("get_weather", '{"city": "Köln \\"}"}'), ("add", '{"a": [1, 2]}')]
@@ -25,6 +36,9 @@ SAID = {
     "mistral_args": "".join(f"[TOOL_CALLS]{n}[ARGS]{a}" for n, a in CALLS),
     "functiongemma": '<start_function_call>call:get_weather{city:<escape>Köln "}<escape>}<end_function_call>'
     "<start_function_call>call:add{a:[1, 2]}<end_function_call>",
+    "harmony": "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{a}<|call|>" for n, a in CALLS
+    ),
     "pythonic": "[get_weather(city='Köln \"}'), add(a=[1, 2])]",
 }
 TEMPLATES = {
@@ -35,8 +49,9 @@ TEMPLATES = {
     "mistral_args": MISTRAL_ARGS,
     "functiongemma": FUNCTION_GEMMA,
     "pythonic": PYTHONIC,
+    "harmony": HARMONY,
 }
-JSON = ("hermes", "llama3_json", "mistral")
+JSON = ("hermes", "llama3_json", "mistral", "harmony")
 WEATHER = {
     "type": "function",
     "function": {
@@ -52,10 +67,19 @@ USER = {"role": "user", "content": "How is it in Köln?"}
 @pytest.fixture(scope="module", params=TEMPLATES)
 def any_server(request, tmp_path_factory):
     path = make_llava(tmp_path_factory.mktemp("llava"), image_size=56, context=2048)
+    if request.param == "harmony":
+        add_marks(path, HARMONY_MARKS)
     server = ServerUnderTest(load_description(path, chat_template=TEMPLATES[request.param]))
     server.format = request.param
     yield server
     server.close()
+
+
+def add_marks(path, marks, *, special=True):
+    """Give a checkpoint's tokenizer tokens for these."""
+    words = Tokenizer.from_file(str(path / "tokenizer.json"))
+    (words.add_special_tokens if special else words.add_tokens)(list(marks))
+    words.save(str(path / "tokenizer.json"))
 
 
 @pytest.fixture

@@ -132,3 +132,35 @@ PYTHONIC = """{{ bos_token }}{% for message in messages %}<start_of_turn>{{ mess
 {%- else %}{{ message.content }}{% endif %}<end_of_turn>
 {% endfor %}<start_of_turn>model
 """  # noqa: E501
+
+HARMONY_MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
+HARMONY = """<|start|>system<|message|>Reasoning: {{ reasoning_effort or "medium" }}
+
+# Valid channels: analysis, commentary, final.<|end|>
+{%- if tools %}<|start|>developer<|message|># Tools
+
+namespace functions {
+{% for tool in tools %}
+// {{ tool.function.description }}
+type {{ tool.function.name }} = (_: {{ (tool.function.parameters or {}) | tojson }}) => any;
+{% endfor %}
+} // namespace functions<|end|>
+{%- endif %}
+{%- set last = namespace(name="") %}
+{%- for message in messages %}
+{%- if message.role == "assistant" %}
+{%- if "<|channel|>final<|message|>" in message.content %}{{ raise_exception("no marks here") }}{% endif %}
+{%- if message.tool_calls %}
+{%- if message.content and message.thinking %}{{ raise_exception("Cannot pass both content and thinking") }}{% endif %}
+{%- set thought = message.content or message.thinking %}
+{%- if thought %}<|start|>assistant<|channel|>analysis<|message|>{{ thought }}<|end|>{% endif %}
+{%- set call = message.tool_calls[0].function %}
+{%- set last.name = call.name %}<|start|>assistant to=functions.{{ call.name -}}
+<|channel|>commentary json<|message|>{{ call.arguments | tojson }}<|call|>
+{%- else %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- endif %}
+{%- elif message.role == "tool" %}<|start|>functions.{{ last.name -}}
+{{- " to=assistant<|channel|>commentary<|message|>" }}{{ message.content | tojson }}<|end|>
+{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
+{%- endif %}
+{%- endfor %}<|start|>assistant"""

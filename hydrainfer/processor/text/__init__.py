@@ -4,8 +4,10 @@ prompts with their placeholders, detokenising and stop strings.
 Called by `Processor`, by `server` for streams, by `assemble` and `planner` for the description. Never decodes pictures.
 """
 
+from hydrainfer.processor.text.answer import answer_stream
 from hydrainfer.processor.text.checkpoint import ModelDescription, load_description
 from hydrainfer.processor.text.detokenize import Detokenizer, TextStream
+from hydrainfer.processor.text.harmony_form import harmony_grammar
 from hydrainfer.processor.text.prompt import (
     check_ids,
     check_length,
@@ -15,34 +17,34 @@ from hydrainfer.processor.text.prompt import (
     in_order,
     resolve_max_tokens,
 )
-from hydrainfer.processor.text.reasoning import REASONING, ReasoningFormat, ReasoningStream, Thinking, Thought
-from hydrainfer.processor.text.tool_blocks import call_stream
-from hydrainfer.processor.text.tool_calls import CallDelta, ToolCallStream, ToolDelta
-from hydrainfer.processor.text.tool_format import FORMATS, ToolFormat, calls_grammar
+from hydrainfer.processor.text.reasoning import REASONING, ReasoningFormat, Thinking
+from hydrainfer.processor.text.said import AnswerStream, Said
+from hydrainfer.processor.text.tool_calls import CallDelta
+from hydrainfer.processor.text.tool_format import FORMATS, HARMONY, ToolFormat, calls_grammar
 from hydrainfer.processor.text.vocabulary import Vocabulary
 
 __all__ = [
     "FORMATS",
+    "HARMONY",
     "REASONING",
+    "AnswerStream",
     "CallDelta",
     "Detokenizer",
     "ModelDescription",
     "ReasoningFormat",
-    "ReasoningStream",
+    "Said",
     "TextStream",
     "Thinking",
-    "Thought",
-    "ToolCallStream",
-    "ToolDelta",
     "ToolFormat",
     "Vocabulary",
-    "call_stream",
+    "answer_stream",
     "calls_grammar",
     "check_ids",
     "check_length",
     "check_text",
     "encode",
     "expand",
+    "harmony_grammar",
     "in_order",
     "load_description",
     "resolve_max_tokens",

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from hydrainfer.processor.text.tool_calls import overlap
+from hydrainfer.processor.text.tool_format import HARMONY
+from hydrainfer.processor.text.vocabulary import Vocabulary
+
+_OTHER_CHANNEL = rb"(?=<\|channel\|>(?!analysis))|(?=<\|start\|>assistant to=)"
 
 
 class ReasoningFormat(NamedTuple):
@@ -22,6 +28,7 @@ REASONING: Mapping[str, ReasoningFormat] = {
         ReasoningFormat("think", "<think>", "</think>"),
         ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
         ReasoningFormat("kimi", "◁think▷", "◁/think▷"),
+        ReasoningFormat(HARMONY, "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     )
 }
 
@@ -37,6 +44,16 @@ class Thinking(NamedTuple):
         """None: the prompt has ended it already, as templates do that are told not to think."""
         end = prompt[-64:].rstrip()
         return None if end.endswith(how.closing) else cls(how, end.endswith(how.opening))
+
+    def n_tokens(self, ids: Sequence[int], words: Vocabulary) -> int:
+        """How many of an answer's tokens are reasoning, its marks among them."""
+        pieces = [words.spell(i) for i in ids]
+        text, how = b"".join(pieces), self.how
+        closing = _OTHER_CHANNEL if how.name == HARMONY else re.escape(how.closing.encode())
+        found = re.search(closing, text)
+        if not (self.begun or text.lstrip().startswith(how.opening.encode())):
+            return 0
+        return len(ids) if found is None else sum(end <= found.end() for end in accumulate(map(len, pieces)))
 
 
 class Thought(NamedTuple):

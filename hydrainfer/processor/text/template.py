@@ -12,7 +12,7 @@ from jinja2 import Environment, TemplateError, meta
 from hydrainfer.core import CheckpointError, InvalidRequest
 from hydrainfer.processor.messages import ChatMessage, ImagePart, TextPart, Tools, VideoPart
 from hydrainfer.processor.text.reasoning import REASONING, ReasoningFormat
-from hydrainfer.processor.text.tool_format import ToolFormat, format_of
+from hydrainfer.processor.text.tool_format import HARMONY, ToolFormat, format_of
 
 _PROBE = "zqprobe"
 _TRACKED = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags that only transformers knows
@@ -88,6 +88,8 @@ class ChatTemplate:
         if message.call_id is not None:
             named = {} if message.name is None else {"name": message.name}
             return {"role": message.role, "content": text, "tool_call_id": message.call_id, **named}
+        if text and self.reasoning is REASONING[HARMONY]:
+            thought = {}  # beside calls its templates take one of the two
         calls = [
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
             for c in message.calls

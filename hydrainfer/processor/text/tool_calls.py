@@ -160,10 +160,7 @@ class ToolCallStream:
             self._out.calls.append(delta)
 
     def _new_id(self) -> str:
-        n = self._how.id_chars
-        if n:  # Mistral's templates take no others
-            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(n))
-        return f"call_{secrets.token_hex(12)}"
+        return new_call_id(self._how.id_chars)
 
     def _say(self, text: str) -> None:
         if not text:
@@ -246,6 +243,13 @@ class _Object:
             return json.loads(self._text)
         except (ValueError, RecursionError):
             return None
+
+
+def new_call_id(n_chars: int = 0) -> str:
+    """A name for a call: `n_chars` letters and digits, or 0 for OpenAI's form."""
+    if n_chars:  # Mistral's templates take no others
+        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(n_chars))
+    return f"call_{secrets.token_hex(12)}"
 
 
 def dumped(arguments: Any) -> str:

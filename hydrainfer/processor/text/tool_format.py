@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hydrainfer.core import Grammar, InvalidRequest
-from hydrainfer.grammar import without_unknown_formats
 from hydrainfer.processor.messages import Tools
+from hydrainfer.processor.text.harmony_form import harmony_grammar
+from hydrainfer.processor.text.lark import json_of, literal, rules_of
 
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+HARMONY = "harmony"
+"""The name of gpt-oss's format, of calls and of reasoning; it has a reader of its own (harmony.py)."""
 
 
 class ToolFormat(NamedTuple):
@@ -54,6 +56,7 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat("mistral_args", "[TOOL_CALLS]", "", (), "", "", id_chars=9, held_as="mistral"),
         ToolFormat("qwen3_coder", "<tool_call>", "", (), "</tool_call>", "", held_as="hermes"),
         ToolFormat("functiongemma", "<start_function_call>", "", (), "<end_function_call>", "", held_as="hermes"),
+        ToolFormat(HARMONY, "<|channel|>", "", (), "", ""),
         ToolFormat("pythonic", "```tool_code", "[", (), "```", "", held_as="hermes"),
     )
 }  # fmt: skip
@@ -65,6 +68,8 @@ def format_of(template: str) -> ToolFormat | None:
         return FORMATS["qwen3_coder" if "<function=" in template else "hermes"]
     if "[TOOL_CALLS]" in template:
         return FORMATS["mistral_args" if "[ARGS]" in template else "mistral"]
+    if "<|channel|>" in template:
+        return FORMATS[HARMONY]
     if "<start_function_call>" in template:
         return FORMATS["functiongemma"]
     if "tool_code" in template or "[func_name1(" in template:
@@ -75,44 +80,34 @@ def format_of(template: str) -> ToolFormat | None:
 
 
 def calls_grammar(tools: Tools, how: ToolFormat, answer: Grammar | None = None) -> Grammar:
-    """The grammar of an answer that is calls, or JSON as `answer` has it, which a format must begin otherwise than its
-    calls. Raises `InvalidRequest`."""
+    """The grammar of an answer that is calls, or what `answer` allows if that can be told from calls. Raises
+    `InvalidRequest`."""
     how = how.held
-    rules = [_rule("calls", how, tools.parallel)]
-    start = "start: calls"
-    if answer is not None:
-        if answer.kind != "json" or tools.required or not how.around[0]:
-            raise InvalidRequest(
-                "with this model and these tools the answer has no other form; leave tools or response_format out",
-                param="response_format",
-            )
-        start = "start: calls | answer"
-        rules.append(f"answer: %json {_styled(json.loads(answer.text))}")
-    rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools.schemas))))
-    for i, (name, schema) in enumerate(tools.schemas.items()):
-        head = f'{how.around[0]}{{"name": {json.dumps(name)}, "{how.key}": '
-        rules.append(f"call_{i}: {_literal(head)} args_{i} {_literal('}' + how.around[1])}")
-        rules.append(f"args_{i}: %json {_styled(schema)}")
+    tellable = how.name == HARMONY or (answer is not None and answer.kind == "json" and how.around[0])
+    if answer is not None and (tools.required or not tellable):
+        raise InvalidRequest(
+            "with this model and these tools the answer has no other form; leave tools or response_format out",
+            param="response_format",
+        )
     try:
-        return Grammar("lark", "\n".join([start, *rules]))
+        if how.name == HARMONY:
+            return harmony_grammar(answer, tools)
+        return Grammar("lark", "\n".join(_rules(tools, how, answer)))
     except InvalidRequest as e:
         raise InvalidRequest(e.message.replace("grammar", "tools with their schemas", 1), param="tools") from None
 
 
-def _rule(name: str, how: ToolFormat, parallel: bool) -> str:
-    more = f"({_literal(how.between)} call)*" if parallel else ""
-    return f"{name}: {_literal(how.before)} call {more} {_literal(how.after)}"
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text) if text else ""
-
-
-def _styled(schema: object) -> str:
-    """The schema with our JSON style; it stays the root that its references mean."""
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": _JSON_STYLE}
-    try:
-        return json.dumps(without_unknown_formats(schema))
-    except (ValueError, RecursionError):
-        raise InvalidRequest("a schema is nested too deeply", param="tools") from None
+def _rules(tools: Tools, how: ToolFormat, answer: Grammar | None) -> list[str]:
+    more = f"({literal(how.between)} call)*" if tools.parallel else ""
+    rules = [
+        "start: calls" if answer is None else "start: calls | answer",
+        f"calls: {literal(how.before)} call {more} {literal(how.after)}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(tools.schemas))),
+    ]
+    if answer is not None:
+        rules += rules_of("answer", answer)
+    for i, (name, schema) in enumerate(tools.schemas.items()):
+        head = f'{how.around[0]}{{"name": {json.dumps(name)}, "{how.key}": '
+        rules.append(f"call_{i}: {literal(head)} args_{i} {literal('}' + how.around[1])}")
+        rules.append(f"args_{i}: {json_of(schema)}")
+    return rules

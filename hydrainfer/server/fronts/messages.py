@@ -17,6 +17,7 @@ from hydrainfer.server.fronts.reading import (
     refuse,
     string,
     text_part,
+    thinking_of,
     unsupported,
 )
 
@@ -32,8 +33,6 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
     """The fields of the chat that a body asks for; `counting`: it only asks how long its prompt is. Raises
     `InvalidRequest`."""
     refuse(body, _REFUSED)
-    if mapping(body.get("thinking") or {}, "thinking").get("type", "disabled") != "disabled":
-        raise unsupported("thinking", "thinking", "leave it out")
     if body.get("max_tokens") is None and not counting:
         raise InvalidRequest("max_tokens: is required", param="max_tokens")
     system = [] if not body.get("system") else [{"role": "system", "content": _system(body["system"])}]
@@ -48,12 +47,21 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
         **{name: body.get(name) for name in ("model", "stream", "temperature", "top_p", "top_k")},
         **_tool_choice(body.get("tool_choice")),
         **extensions(body),
+        **thinking_of(body, thinks(body)),
     }
     output = mapping(body.get("output_config") or {}, "output_config")
     form = mapping(output.get("format") or {}, "output_config.format")
     if form.get("type") == "json_schema":
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": form.get("schema")}}
     return {name: value for name, value in chat.items() if value is not None}
+
+
+def thinks(body: Mapping[str, Any]) -> bool | None:
+    """Whether the model is asked to think, and to show it; None: it is not said. Raises `InvalidRequest`."""
+    kind = mapping(body.get("thinking") or {}, "thinking").get("type")
+    if kind not in (None, "enabled", "adaptive", "disabled"):
+        raise InvalidRequest("thinking.type must be enabled, adaptive or disabled", param="thinking.type")
+    return None if kind is None else kind != "disabled"
 
 
 def _system(system: object) -> str:
@@ -86,15 +94,19 @@ def _turn(turn: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 def _assistant(blocks: Any, where: str) -> dict[str, Any]:
     texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     for i, block in enumerate(blocks):
         kind = block.get("type")
         if kind == "tool_use":
             arguments = orjson.dumps(mapping(block.get("input") or {}, f"{where}.{i}.input")).decode()
             function = {"name": block.get("name"), "arguments": arguments}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind not in ("thinking", "redacted_thinking"):
+        elif kind == "thinking":
+            thoughts.append(string(block.get("thinking"), f"{where}.{i}.thinking"))
+        elif kind != "redacted_thinking":
             texts.append(_part(block, f"{where}.{i}"))
-    return {"role": "assistant", "content": texts or None, **({"tool_calls": calls} if calls else {})}
+    thought = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return {"role": "assistant", "content": texts or None, **({"tool_calls": calls} if calls else {}), **thought}
 
 
 def _result(block: Mapping[str, Any], where: str) -> tuple[str, list[dict[str, Any]]]:

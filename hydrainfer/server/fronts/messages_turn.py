@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -10,15 +10,25 @@ import orjson
 from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
 from hydrainfer.server.errors import error_body
+from hydrainfer.server.fronts.messages import thinks
 from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
 from hydrainfer.server.sse import event
 from hydrainfer.server.timings import breakdown
 
 PATH = "/v1/messages"
+_DELTAS = {
+    "call": ("input_json_delta", "partial_json"),
+    "thought": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+}
 
 
 class MessageTurn(ReplyTurn):
     """`message_start`, then each part as a content block, then `message_delta` and `message_stop`."""
+
+    @staticmethod
+    def shows_thoughts(asked: Mapping[str, Any]) -> bool:
+        return thinks(asked) is True
 
     def opening(self) -> bytes:
         usage = {**self._usage([0]), "output_tokens": 0}
@@ -26,13 +36,11 @@ class MessageTurn(ReplyTurn):
         return _event("message_start", message=message)
 
     def begin(self, part: ReplyPart) -> bytes:
-        block = _call(part, {}) if part.kind == "call" else {"type": "text", "text": ""}
-        return _event("content_block_start", index=len(self.parts) - 1, content_block=block)
+        return _event("content_block_start", index=len(self.parts) - 1, content_block=_block(part, {}))
 
     def add(self, part: ReplyPart, new: str) -> bytes:
-        is_call = part.kind == "call"
-        delta = {"type": "input_json_delta", "partial_json": new} if is_call else {"type": "text_delta", "text": new}
-        return _event("content_block_delta", index=len(self.parts) - 1, delta=delta)
+        kind, field = _DELTAS[part.kind]
+        return _event("content_block_delta", index=len(self.parts) - 1, delta={"type": kind, field: new})
 
     def end(self, part: ReplyPart) -> bytes:  # noqa: ARG002
         return _event("content_block_stop", index=len(self.parts) - 1)
@@ -42,10 +50,7 @@ class MessageTurn(ReplyTurn):
         return _event("message_delta", delta=self._reasons(), usage=usage) + _event("message_stop")
 
     def whole(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        content = [
-            _call(part, _input(part.text)) if part.kind == "call" else {"type": "text", "text": part.text}
-            for part in self.parts
-        ]
+        content = [_block(part, _input(part.text) if part.kind == "call" else {}) for part in self.parts]
         return orjson.dumps(self._message(content, self._final_usage(n_tokens, timelines)) | self._reasons())
 
     def error(self, error: HydraError) -> bytes:
@@ -83,8 +88,13 @@ def _event(name: str, /, **fields: Any) -> bytes:
     return event(orjson.dumps({"type": name, **fields}), name)
 
 
-def _call(part: ReplyPart, arguments: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments}
+def _block(part: ReplyPart, arguments: Any) -> dict[str, Any]:
+    """A thought has no signature: nobody checks here who thought it."""
+    if part.kind == "call":
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments}
+    if part.kind == "thought":
+        return {"type": "thinking", "thinking": part.text, "signature": ""}
+    return {"type": "text", "text": part.text}
 
 
 def _input(text: str) -> Any:

@@ -16,10 +16,11 @@ from hydrainfer.server.fronts.reading import (
     refuse,
     string,
     text_part,
+    thinking_of,
     unsupported,
 )
 
-_REFUSED = {"think": "leave it out", "template": "it is chosen when the server starts", "suffix": ""}
+_REFUSED = {"template": "it is chosen when the server starts", "suffix": ""}
 _OPTIONS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
@@ -68,12 +69,21 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
     model = body.get("model")
     return {
         **extensions(body),
+        **thinking_of(body, thinks(body)),
         **fields,
         **({"model": string(model, "model").removesuffix(":latest")} if model is not None else {}),
         **_format(body.get("format")),
         "stream": body.get("stream") is not False,
         "timings": True,
     }
+
+
+def thinks(body: Mapping[str, Any]) -> bool | str | None:
+    """Whether the model is asked to think, or with how much effort; None: it is not said. Raises `InvalidRequest`."""
+    think = body.get("think")
+    if think is not None and not isinstance(think, bool | str):
+        raise InvalidRequest("think must be true, false, low, medium or high", param="think")
+    return think
 
 
 def _format(given: object) -> dict[str, Any]:
@@ -96,12 +106,13 @@ def _message(turn: Mapping[str, Any], where: str, pending: list[str]) -> dict[st
         id = pending.pop(0) if pending else "call_0"
         name = {"name": turn["tool_name"]} if turn.get("tool_name") else {}
         return {"role": role, "content": content, "tool_call_id": id, **name}
+    thought = {"reasoning_content": turn["thinking"]} if turn.get("thinking") else {}
     if role == "assistant" and turn.get("tool_calls"):
         calls = [_call(c, f"{where}.tool_calls.{i}", i) for i, c in enumerate(entries(turn["tool_calls"], where))]
         pending[:] = [call["id"] for call in calls]
-        return {"role": role, "content": content or None, "tool_calls": calls}
+        return {"role": role, "content": content or None, "tool_calls": calls, **thought}
     if not pictures:
-        return {"role": role, "content": content}
+        return {"role": role, "content": content, **thought}
     images = [base64_part(data, "image/png", f"{where}.images.{i}") for i, data in enumerate(pictures)]
     return {"role": role, "content": [*images, text_part(content or "", f"{where}.content")]}
 

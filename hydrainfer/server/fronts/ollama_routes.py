@@ -36,7 +36,7 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
         body = await body_of(request)
         if ollama.only_loads(body):
             return _loaded(answers, body, {"message": {"role": "assistant", "content": ""}})
-        fields = parse(ChatFields, ollama.chat_of(body))
+        fields = _checked(answers, body, ollama.chat_of(body))
         return await answers.chat(request, fields, shape_of("ollama", ChatTurn, body))
 
     @router.post("/api/generate")
@@ -47,7 +47,7 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
         shape = shape_of("ollama", GenerateTurn, body)
         if body.get("raw"):
             return await answers.complete(request, parse(CompletionFields, ollama.raw_of(body)), shape)
-        return await answers.chat(request, parse(ChatFields, ollama.generate_of(body)), shape)
+        return await answers.chat(request, _checked(answers, body, ollama.generate_of(body)), shape)
 
     @router.get("/api/tags")
     async def tags() -> Response:
@@ -60,8 +60,11 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
     async def show(request: Request) -> Response:
         body = await body_of(request)
         _check_model(answers, body)
-        takes_tools = model.template is not None and model.template.tools is not None and model.template.takes_tools
-        can = ["completion", *(["vision"] if model.images is not None else []), *(["tools"] if takes_tools else [])]
+        template = model.template
+        takes_tools = template is not None and template.tools is not None and template.takes_tools
+        thinks = template is not None and template.reasoning is not None
+        more = {"vision": model.images is not None, "tools": takes_tools, "thinking": thinks}
+        can = ["completion", *(name for name, there in more.items() if there)]
         info = {"general.architecture": family, f"{family}.context_length": model.n_context}
         return _json({"details": details, "model_info": info, "capabilities": can})
 
@@ -70,6 +73,13 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
         return _json({"version": version})
 
     return router
+
+
+def _checked(answers: Answers, body: Mapping[str, Any], chat: dict[str, Any]) -> ChatFields:
+    """Raises `InvalidRequest`."""
+    if ollama.thinks(body):
+        answers.check_reasons("think")
+    return parse(ChatFields, chat)
 
 
 def _check_model(answers: Answers, body: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,28 +19,30 @@ class GenerateTurn(ReplyTurn):
 
     media_type = "application/x-ndjson"
 
+    @staticmethod
+    def shows_thoughts(asked: Mapping[str, Any]) -> bool:
+        return asked.get("think") is not False
+
     def begin(self, part: ReplyPart) -> bytes:  # noqa: ARG002
         return b""
 
     def add(self, part: ReplyPart, new: str) -> bytes:
-        return b"" if part.kind == "call" else self._line(self._said(new, []))
+        return b"" if part.kind == "call" else self._line(self._said([ReplyPart(part.kind, new)]))
 
     def end(self, part: ReplyPart) -> bytes:
-        return self._line(self._said("", [part])) if part.kind == "call" else b""
+        return self._line(self._said([part])) if part.kind == "call" else b""
 
     def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        return self._line(self._said("", []), **self._figures(n_tokens, timelines))
+        return self._line(self._said([]), **self._figures(n_tokens, timelines))
 
     def whole(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        text = "".join(part.text for part in self.parts if part.kind == "text")
-        calls = [part for part in self.parts if part.kind == "call"]
-        return self._line(self._said(text, calls), **self._figures(n_tokens, timelines))
+        return self._line(self._said(self.parts), **self._figures(n_tokens, timelines))
 
     def error(self, error: HydraError) -> bytes:
         return error_body(error, "/api/") + b"\n"
 
-    def _said(self, text: str, calls: Sequence[ReplyPart]) -> dict[str, Any]:  # noqa: ARG002
-        return {"response": text}
+    def _said(self, parts: Sequence[ReplyPart]) -> dict[str, Any]:
+        return {"response": _text(parts, "text"), **_thinking(parts)}
 
     def _line(self, said: dict[str, Any], **end: Any) -> bytes:
         return orjson.dumps({**head(self.model, self.created), **said, "done": bool(end), **end}) + b"\n"
@@ -65,9 +67,20 @@ class GenerateTurn(ReplyTurn):
 class ChatTurn(GenerateTurn):
     """The turn of /api/chat: `message` has the text, and every call once it is whole."""
 
-    def _said(self, text: str, calls: Sequence[ReplyPart]) -> dict[str, Any]:
+    def _said(self, parts: Sequence[ReplyPart]) -> dict[str, Any]:
+        calls = [part for part in parts if part.kind == "call"]
         made = [{"function": {"name": call.name, "arguments": _arguments(call.text)}} for call in calls]
-        return {"message": {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}}
+        said = {"role": "assistant", "content": _text(parts, "text"), **_thinking(parts)}
+        return {"message": {**said, **({"tool_calls": made} if made else {})}}
+
+
+def _text(parts: Sequence[ReplyPart], kind: str) -> str:
+    return "".join(part.text for part in parts if part.kind == kind)
+
+
+def _thinking(parts: Sequence[ReplyPart]) -> dict[str, str]:
+    thought = _text(parts, "thought")
+    return {"thinking": thought} if thought else {}
 
 
 def head(model: str, created: int) -> dict[str, Any]:

@@ -18,6 +18,16 @@ def extensions(body: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: body[name] for name in EXTENSIONS if body and body.get(name) is not None}
 
 
+def thinking_of(body: Mapping[str, Any], thinks: bool | str | None) -> dict[str, Any]:
+    """The fields of a chat that thinks or does not, or thinks with so much effort; None: as the model does."""
+    if isinstance(thinks, str):
+        return {"reasoning_effort": thinks}
+    given = body.get("chat_template_kwargs") or {}
+    if thinks is None or not isinstance(given, Mapping):
+        return {}
+    return {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks, **given}}
+
+
 def unsupported(what: str, where: str, hint: str = "") -> InvalidRequest:
     message = f"{what} is not supported by this server" + (f"; {hint}" if hint else "")
     return InvalidRequest(message, param=where, code="unsupported_parameter")

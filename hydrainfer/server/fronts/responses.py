@@ -36,8 +36,6 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     refuse(body, _REFUSED)
     if body.get("truncation") not in (None, "disabled"):
         raise unsupported("truncation", "truncation", "shorten the input")
-    if any(value is not None for value in mapping(body.get("reasoning") or {}, "reasoning").values()):
-        raise unsupported("reasoning", "reasoning", "leave it out")
     included = body.get("include") or []
     if not isinstance(included, list) or any(what not in _INCLUDED for what in included):
         raise unsupported("include", "include", "leave it out")
@@ -51,6 +49,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
         "response_format": _format(mapping(body.get("text") or {}, "text").get("format")),
         **{name: body.get(name) for name in _SAME},
         **extensions(body),
+        "reasoning_effort": mapping(body.get("reasoning") or {}, "reasoning").get("effort"),
     }
     return {name: value for name, value in chat.items() if value is not None}
 
@@ -59,6 +58,7 @@ def _messages(given: object) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[dict[str, Any]] = []
+    thought = ""  # of the assistant's next message
     for i, item in enumerate(entries(given, "input")):
         where, kind = f"input.{i}", item.get("type", "message")
         if kind == "message":
@@ -67,9 +67,20 @@ def _messages(given: object) -> list[dict[str, Any]]:
             _call(item, messages)
         elif kind == "function_call_output":
             messages += _output(item, where)
-        elif kind != "reasoning":  # which no chat template here shows
+        elif kind == "reasoning":
+            thought = _thought(item, where)
+        else:
             raise unsupported(f"{where}: an item of this type", f"{where}.type", "send messages and function calls")
+        if thought and messages and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("reasoning_content", thought)
+            thought = ""
     return messages
+
+
+def _thought(item: Mapping[str, Any], where: str) -> str:
+    """The text of a reasoning, as this server writes it."""
+    parts = entries(item.get("content") or [], f"{where}.content")
+    return "".join(string(part.get("text"), f"{where}.content.{i}.text") for i, part in enumerate(parts))
 
 
 def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -27,12 +27,17 @@ _ECHOED: dict[str, Any] = {
     "user": None,
 }
 """Fields of a request that its answer says again, and what it says where they are not set."""
+_PREFIXES = {"call": "fc", "thought": "rs", "text": "msg"}
 
 
 class ResponseTurn(ReplyTurn):
     """`response.created`, then each part as an item of `output`, then `response.completed` or `response.incomplete`."""
 
     _n_events = 0
+
+    @staticmethod
+    def shows_thoughts(asked: Mapping[str, Any]) -> bool:  # noqa: ARG004
+        return True
 
     def opening(self) -> bytes:
         response = self._response("in_progress", None)
@@ -44,11 +49,13 @@ class ResponseTurn(ReplyTurn):
         added = self._event("response.output_item.added", item=self._item(part, "in_progress"), **self._at())
         if part.kind == "call":
             return added
-        return added + self._event("response.content_part.added", part=_text(""), **self._inside())
+        return added + self._event("response.content_part.added", part=_content(part, ""), **self._inside())
 
     def add(self, part: ReplyPart, new: str) -> bytes:
         if part.kind == "call":
             return self._event("response.function_call_arguments.delta", delta=new, **self._at(), **self._id())
+        if part.kind == "thought":
+            return self._event("response.reasoning_text.delta", delta=new, **self._inside())
         return self._event("response.output_text.delta", delta=new, logprobs=[], **self._inside())
 
     def end(self, part: ReplyPart) -> bytes:
@@ -56,8 +63,11 @@ class ResponseTurn(ReplyTurn):
             fields = {"name": part.name, "arguments": part.text, **self._at(), **self._id()}
             said = self._event("response.function_call_arguments.done", **fields)
         else:
-            said = self._event("response.output_text.done", text=part.text, logprobs=[], **self._inside())
-            said += self._event("response.content_part.done", part=_text(part.text), **self._inside())
+            if part.kind == "thought":
+                said = self._event("response.reasoning_text.done", text=part.text, **self._inside())
+            else:
+                said = self._event("response.output_text.done", text=part.text, logprobs=[], **self._inside())
+            said += self._event("response.content_part.done", part=_content(part, part.text), **self._inside())
         return said + self._event("response.output_item.done", item=self._item(part, "completed"), **self._at())
 
     def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
@@ -97,11 +107,13 @@ class ResponseTurn(ReplyTurn):
         if part.kind == "call":
             head = {"type": "function_call", "id": id, "call_id": part.id, "name": part.name}
             return {**head, "arguments": part.text if status == "completed" else "", "status": status}
-        content = [_text(part.text)] if status == "completed" else []
+        content = [_content(part, part.text)] if status == "completed" else []
+        if part.kind == "thought":
+            return {"type": "reasoning", "id": id, "summary": [], "status": status, "content": content}
         return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}
 
     def _item_id(self, part: ReplyPart, index: int) -> str:
-        return f"{'fc' if part.kind == 'call' else 'msg'}_{self.prepared.id.partition('-')[2]}_{index}"
+        return f"{_PREFIXES[part.kind]}_{self.prepared.id.partition('-')[2]}_{index}"
 
     def _id(self) -> dict[str, Any]:
         return {"item_id": self._item_id(self.parts[-1], len(self.parts) - 1)}
@@ -122,11 +134,13 @@ class ResponseTurn(ReplyTurn):
             "input_tokens": n_prompt,
             "input_tokens_details": {"cached_tokens": n_cached},
             "output_tokens": n_answer,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.n_reasoning},
             "total_tokens": n_prompt + n_answer,
         }
         return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
 
 
-def _text(text: str) -> dict[str, Any]:
+def _content(part: ReplyPart, text: str) -> dict[str, Any]:
+    if part.kind == "thought":
+        return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -26,11 +26,16 @@ def front_routes(answers: Answers, max_body_bytes: int) -> APIRouter:
     @router.post("/v1/responses")
     async def respond(request: Request) -> Response:
         body = mapping(await read_json(request, max_body_bytes), "the body")
-        return await _chat(answers, request, responses.chat_of(body), shape_of("resp", ResponseTurn, body))
+        chat = responses.chat_of(body)
+        if chat.get("reasoning_effort") not in (None, "none"):
+            answers.check_reasons("reasoning")
+        return await _chat(answers, request, chat, shape_of("resp", ResponseTurn, body))
 
     @router.post("/v1/messages")
     async def message(request: Request) -> Response:
         body = mapping(await read_json(request, max_body_bytes), "the body")
+        if messages.thinks(body):
+            answers.check_reasons("thinking")
         return await _chat(answers, request, messages.chat_of(body), shape_of("msg", MessageTurn, body))
 
     @router.post("/v1/messages/count_tokens")
@@ -39,7 +44,7 @@ def front_routes(answers: Answers, max_body_bytes: int) -> APIRouter:
         fields = parse(ChatFields, chat)
         answers.check_model(fields.model)
         tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
-        turns, own = parse_messages(fields.messages), fields.chat_template_kwargs
+        turns, own = parse_messages(fields.messages), fields.own
         ids = await answers.intake.encode_chat(turns, fields.mm_processor_kwargs, tools, own)
         return Response(orjson.dumps({"input_tokens": len(ids)}), media_type="application/json")
 

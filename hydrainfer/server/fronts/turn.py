@@ -1,4 +1,4 @@
-"""An answer as the parts that the other protocols know: texts and calls, one after the other."""
+"""An answer as the parts that the other protocols know: thoughts, texts and calls, one after the other."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, Literal
 import msgspec
 
 from hydrainfer.metrics import Timeline
-from hydrainfer.processor import ReasoningStream, ToolDelta, ToolFormat, Tools
+from hydrainfer.processor import ToolFormat, Tools
 from hydrainfer.server.answers import Shape
 from hydrainfer.server.replies import Reply
 from hydrainfer.server.stream import Completion, Delta
-from hydrainfer.server.tool_reply import call_stream
+from hydrainfer.server.tool_reply import reader
 
 
 class ReplyPart(msgspec.Struct):
-    """A text, or a call with its `id` and `name`; then `text` is that of its arguments."""
+    """A thought, a text, or a call with its `id` and `name`; then `text` is that of its arguments."""
 
-    kind: Literal["text", "call"]
+    kind: Literal["thought", "text", "call"]
     text: str = ""
     id: str = ""
     name: str = ""
@@ -28,7 +28,7 @@ class ReplyPart(msgspec.Struct):
 
 class ReplyTurn(Reply):
     """The one choice of an answer. A part is begun, grows and ends; what these say is sent as it comes, and thrown away
-    where the answer is wanted whole. What the model thinks first is left out: no request here can ask for it."""
+    where the answer is wanted whole. `thoughts`: what the model thinks is a part, else it is left out."""
 
     def __init__(
         self,
@@ -39,13 +39,20 @@ class ReplyTurn(Reply):
     ) -> None:
         """`asked`: the request's body as the client wrote it."""
         super().__init__(*args)
+        self.thoughts = self.shows_thoughts(asked)
+        self.n_reasoning = 0  # tokens
         self.asked, self.include_usage = asked, True
         self.parts: list[ReplyPart] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._open = False
-        self._thoughts = ReasoningStream(self.prepared.thinking) if self.prepared.thinking else None
-        self._calls = call_stream(self.prepared, tools, how) if tools is not None and how is not None else None
+        self._ids: list[int] = []
+        self._reader = reader(self.prepared, tools, how)
+
+    @staticmethod
+    @abstractmethod
+    def shows_thoughts(asked: Mapping[str, Any]) -> bool:
+        """Whether who asked so wants to see what the model thinks."""
 
     @abstractmethod
     def begin(self, part: ReplyPart) -> bytes:
@@ -73,34 +80,41 @@ class ReplyTurn(Reply):
         return self.finish_reason == "stop" and any(part.kind == "call" for part in self.parts)
 
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:  # noqa: ARG002
-        return b"".join(self._say(d.text, d.finish_reason, d.stop_reason) for d in deltas)
+        return b"".join(map(self._say, deltas))
 
     def closing(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
+        self._count()
         return self._close() + self.last(n_tokens, timelines)
 
     def body(self, done: Sequence[Completion], timelines: Sequence[Timeline | None]) -> bytes:
         (one,) = done
-        self._say(one.text, one.finish_reason, one.stop_reason)
+        self._say(one)
         self._close()
+        self._count()
         return self.whole([len(one.token_ids)], timelines)
 
-    def _say(self, text: str, finish_reason: str | None, stop_reason: int | str | None) -> bytes:
-        last = finish_reason is not None
-        if self._thoughts is not None:
-            text = self._thoughts.push(text, last=last).content
-        said = self._calls.push(text, last=last) if self._calls else ToolDelta(text)
-        out = self._grow(ReplyPart("text"), said.content) if said.content else b""
+    def _say(self, new: Delta | Completion) -> bytes:
+        said = self._reader.push(new.text, last=new.finish_reason is not None)
+        if self.prepared.thinking is not None:
+            self._ids += new.token_ids
+        out = self._grow(ReplyPart("thought"), said.reasoning) if said.reasoning and self.thoughts else b""
+        out += self._grow(ReplyPart("text"), said.content) if said.content else b""
         for call in said.calls:
-            new = ReplyPart("call", "", call.id, call.name or "") if call.id is not None else None
-            out += self._grow(new, call.arguments)
-        if finish_reason is not None:
-            self.finish_reason, self.stop_reason = finish_reason, stop_reason
+            begun = ReplyPart("call", "", call.id, call.name or "") if call.id is not None else None
+            out += self._grow(begun, call.arguments)
+        if new.finish_reason is not None:
+            self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
         return out
+
+    def _count(self) -> None:
+        if self.prepared.thinking is not None:
+            self.n_reasoning = self.prepared.thinking.n_tokens(self._ids, self.vocabulary)
 
     def _grow(self, new: ReplyPart | None, text: str) -> bytes:
         """Add to the open part or, if that is another than `new` would be, to `new`."""
         out = b""
-        if new is not None and not (new.kind == "text" and self._open and self.parts[-1].kind == "text"):
+        goes_on = new is None or (new.kind != "call" and self._open and self.parts[-1].kind == new.kind)
+        if new is not None and not goes_on:
             out = self._close()
             self.parts.append(new)
             self._open = True

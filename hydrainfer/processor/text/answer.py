@@ -1,0 +1,45 @@
+"""The reader of an answer, by how its model writes."""
+
+from __future__ import annotations
+
+from hydrainfer.processor.messages import Tools
+from hydrainfer.processor.text.harmony import HarmonyStream
+from hydrainfer.processor.text.reasoning import ReasoningStream, Thinking
+from hydrainfer.processor.text.said import AnswerStream, Said
+from hydrainfer.processor.text.tool_blocks import call_stream
+from hydrainfer.processor.text.tool_calls import ToolCallStream
+from hydrainfer.processor.text.tool_format import HARMONY, ToolFormat
+
+
+class MarkedStream(AnswerStream):
+    """An answer with marks around its reasoning, and calls behind that."""
+
+    def __init__(
+        self, thinking: Thinking | None, tools: Tools | None, how: ToolFormat | None, *, forced: bool = False
+    ) -> None:
+        self._thoughts = ReasoningStream(thinking) if thinking is not None else None
+        self._calls: ToolCallStream | None = None
+        if tools is not None and how is not None:
+            self._calls = call_stream(how, tools.schemas, forced=forced, parallel=tools.parallel)
+
+    @property
+    def n_calls(self) -> int:
+        return self._calls.n_calls if self._calls is not None else 0
+
+    def push(self, text: str, *, last: bool = False) -> Said:
+        reasoning = ""
+        if self._thoughts is not None:
+            reasoning, text = self._thoughts.push(text, last=last)
+        if self._calls is None:
+            return Said(reasoning, text)
+        found = self._calls.push(text, last=last)
+        return Said(reasoning, found.content, found.calls)
+
+
+def answer_stream(
+    thinking: Thinking | None, tools: Tools | None = None, how: ToolFormat | None = None, *, forced: bool = False
+) -> AnswerStream:
+    """The reader of one choice. `how`: the model writes calls of `tools`; `forced`: a grammar made the answer."""
+    if (thinking is not None and thinking.how.name == HARMONY) or (how is not None and how.name == HARMONY):
+        return HarmonyStream(tools.schemas, parallel=tools.parallel) if tools is not None else HarmonyStream()
+    return MarkedStream(thinking, tools, how, forced=forced)

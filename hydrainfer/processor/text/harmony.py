@@ -1,0 +1,141 @@
+"""gpt-oss's answers ("harmony"): messages in channels, told apart as they come.
+
+HEAD ──<|message|>──> BODY ──<|end|>, <|call|>, <|return|>, or the next head──> HEAD
+
+A head names the channel (analysis: reasoning; commentary and final: for the reader) and, of a call, the function:
+`<|start|>assistant to=functions.NAME<|channel|>commentary json`, or `to=…` behind the channel. The prompt has the first
+message's `<|start|>assistant` already. https://cookbook.openai.com/articles/openai-harmony
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Literal
+
+from hydrainfer.processor.text.said import AnswerStream, Said
+from hydrainfer.processor.text.tool_calls import CallDelta, new_call_id, overlap
+
+_MESSAGE = "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_END = re.compile("|".join(map(re.escape, _ENDS)))
+_BEGINNINGS = ("<|start|>", "<|channel|>", " to=", "to=")
+_MOST_HEAD = 1024
+_CHANNEL = re.compile(r"<\|channel\|>(\w+)")
+_RECIPIENT = re.compile(r"\bto=functions\.([\w.:-]+)")
+_Body = Literal["reasoning", "content", "call"]
+
+
+class HarmonyStream(AnswerStream):
+    """One choice's answer. Only functions of `names` are calls; a message to anybody else stays as it is, and so does
+    what is in no message. `parallel=False`: calls after the first are left out. A line's end joins messages of a
+    kind."""
+
+    def __init__(self, names: Collection[str] = (), *, parallel: bool = True) -> None:
+        self._calls = _Calls(parallel=parallel)
+        self._names = names
+        self._held = ""
+        self._body: _Body | None = None  # what the open message is; None: in a head
+        self._begun = {"reasoning": False, "content": False}  # some of it was said
+        self._apart = False  # the next piece of text begins a message
+        self._as_it_is = False  # the open message, its marks too
+
+    @property
+    def n_calls(self) -> int:
+        return self._calls.n_calls
+
+    def push(self, text: str, *, last: bool = False) -> Said:
+        self._said: dict[str, str] = {"reasoning": "", "content": ""}
+        self._new: list[CallDelta] = []
+        self._held += text
+        while self._held and (self._read_head(last) if self._body is None else self._read_body(last)):
+            pass
+        if last and self._body is not None:
+            self._close()
+        return Said(self._said["reasoning"], self._said["content"], self._new)
+
+    def _read_head(self, last: bool) -> bool:
+        text = self._held
+        at = text.find(_MESSAGE)
+        if not text.startswith(_BEGINNINGS):
+            if not last and any(one.startswith(text) for one in _BEGINNINGS):
+                return False
+            self._open("content")
+        elif at >= 0:
+            head, self._held = text[: at + len(_MESSAGE)], text[at + len(_MESSAGE) :]
+            self._read_message(head)
+        elif len(text) > _MOST_HEAD:
+            self._open("content")
+            self._tell(text[0])
+            self._held = text[1:]  # no mark any more
+        else:
+            return False  # cut off here, nothing of the message has come
+        return True
+
+    def _read_message(self, head: str) -> None:
+        recipient, channels = _RECIPIENT.search(head), _CHANNEL.findall(head)
+        if recipient is None:
+            self._open("reasoning" if channels[-1:] == ["analysis"] else "content", apart=True)
+        elif recipient[1] in self._names:
+            self._open("call")
+            self._new += self._calls.begin(recipient[1])
+        else:
+            self._open("content")
+            self._as_it_is = True
+            self._tell(head)
+
+    def _open(self, body: _Body, *, apart: bool = False) -> None:
+        self._body, self._apart, self._as_it_is = body, apart, False
+
+    def _read_body(self, last: bool) -> bool:
+        found = _END.search(self._held)
+        if found is None:
+            n_held = 0 if last else max(overlap(self._held, end) for end in _ENDS)
+            self._tell(self._held[: len(self._held) - n_held])
+            self._held = self._held[len(self._held) - n_held :]
+            return False
+        end = found.start() if found[0] in ("<|start|>", "<|channel|>") else found.end()
+        self._tell(self._held[: end if self._as_it_is else found.start()])
+        self._held = self._held[end:]
+        self._close()
+        return True
+
+    def _tell(self, text: str) -> None:
+        body = self._body
+        assert body is not None
+        if body == "call":
+            self._new += self._calls.add(text)
+        elif text:
+            between = "\n" if self._apart and self._begun[body] else ""
+            self._said[body] += between + text
+            self._begun[body], self._apart = True, False
+
+    def _close(self) -> None:
+        if self._body == "call":
+            self._new += self._calls.end()
+        self._body = None
+
+
+class _Calls:
+    """The calls of an answer, each as its arguments come."""
+
+    def __init__(self, *, parallel: bool) -> None:
+        self.n_calls = 0
+        self._most = None if parallel else 1
+        self._empty = True
+
+    def begin(self, name: str) -> list[CallDelta]:
+        self.n_calls += 1
+        self._empty = True
+        return self._send(CallDelta(self.n_calls - 1, "", new_call_id(), name))
+
+    def add(self, arguments: str) -> list[CallDelta]:
+        self._empty = self._empty and not arguments.strip()
+        return self._send(CallDelta(self.n_calls - 1, arguments)) if arguments else []
+
+    def end(self) -> list[CallDelta]:
+        """One that brought no arguments has none."""
+        return self._send(CallDelta(self.n_calls - 1, "{}")) if self._empty else []
+
+    def _send(self, delta: CallDelta) -> list[CallDelta]:
+        return [delta] if self._most is None or delta.index < self._most else []

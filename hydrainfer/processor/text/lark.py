@@ -1,0 +1,41 @@
+"""Pieces of grammars in Lark, as llguidance reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from hydrainfer.core import Grammar, InvalidRequest
+from hydrainfer.grammar import without_unknown_formats
+
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def literal(text: str) -> str:
+    """A string, or nothing."""
+    return json.dumps(text) if text else ""
+
+
+def json_of(schema: object) -> str:
+    """JSON of a schema in our style; the schema stays the root that its references mean. Raises `InvalidRequest`."""
+    if isinstance(schema, Mapping):
+        schema = {**schema, "x-guidance": _JSON_STYLE}
+    try:
+        return f"%json {json.dumps(without_unknown_formats(schema))}"
+    except (ValueError, RecursionError):
+        raise InvalidRequest("a schema is nested too deeply", param="tools") from None
+
+
+def rules_of(name: str, grammar: Grammar) -> list[str]:
+    """The rules of a grammar of any kind, the first called `name`. Raises `InvalidRequest`."""
+    text = grammar.text
+    if grammar.kind == "json":
+        return [f"{name}: {json_of(json.loads(text))}"]
+    if grammar.kind == "choice":
+        return [f"{name}: " + " | ".join(literal(one) for one in json.loads(text))]
+    if grammar.kind == "regex":
+        pattern = text.replace("\n", "\\n").replace("\\/", "/").replace("/", "\\/")
+        return [f"{name}: {name.upper()}", f"{name.upper()}: /{pattern}/"]
+    if "::=" in text:
+        raise InvalidRequest("with this model a grammar is written in Lark, not in GBNF", code="invalid_grammar")
+    return [f"{name}: %lark {{\n{text}\n}}"]
