@@ -14,12 +14,14 @@ from hydrainfer.core import Cached
 class Hit(NamedTuple):
     """`keys[spec][i]` is the key of the request's block number `i`; `blocks[spec][i]` the block of the cache that
     has it and may be shared, or None, as for all numbers beyond. `n_tokens`: how many tokens are computed once those
-    blocks are shared; `n_chained`: how many the caches of all tokens have, which others may not reach."""
+    blocks are shared; `n_chained`: how many the caches of all tokens have, which others may not reach. `missing`: the
+    request's pictures that are then still to be encoded."""
 
     keys: Mapping[str, Sequence[bytes]]
     blocks: Mapping[str, Found]
     n_tokens: int = 0
     n_chained: int = 0
+    missing: Sequence[int] = ()
 
 
 NO_HIT = Hit({}, {})
@@ -61,8 +63,10 @@ class CacheSet:
         for spec, numbers in need.items():
             pool, keyed = self.pools[spec], slice(numbers.start, numbers.stop)
             keys, found = hit.keys.get(spec, ())[keyed], hit.blocks.get(spec, ())[keyed]
-            n_shared = pool.n_shared_of(b for b in found if b is not None)
-            n_fresh = len(numbers) - len(found) + len({k for k, b in zip(keys, found) if b is None})
+            n_fresh, n_shared = len(numbers), 0
+            if found:
+                n_shared = pool.n_shared_of(b for b in found if b is not None)
+                n_fresh += len({k for k, b in zip(keys, found) if b is None}) - len(found)
             if n_fresh + n_shared > pool.n_available:
                 return None
             wanted.append((spec, n_fresh, keys, found))

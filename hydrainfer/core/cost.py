@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -74,6 +74,18 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         if self.experts_s:
             traffic_s += self.experts_read_s(n_prefilled + n_decodes)
         return self.step_base_s + (arithmetic_s if arithmetic_s > traffic_s else traffic_s)
+
+    def decodes_s(self, n_decodes: int, n_contexts: int) -> Iterator[float]:
+        """Seconds of each of the batches that follow one after which `n_decodes` sequences have `n_contexts` tokens,
+        while nothing but these decodes. The same numbers as `language_s`."""
+        arithmetic_s, each_s = self.decode_token_s * n_decodes, self.decode_context_s
+        weights_s, read_s, sequences_s = self.weights_s, self.context_s, self.sequence_s * n_decodes
+        experts_s, base_s = self.experts_read_s(n_decodes), self.step_base_s
+        while True:
+            n_contexts += n_decodes
+            computed_s = arithmetic_s + each_s * n_contexts
+            moved_s = weights_s + read_s * n_contexts + sequences_s + experts_s
+            yield base_s + (computed_s if computed_s > moved_s else moved_s)
 
     def experts_read_s(self, n_tokens: int) -> float:
         """Seconds to read the experts that so many tokens choose."""

@@ -88,7 +88,7 @@ class Admission:
         admitted before the next one is asked for. Who waits for another's prefill is passed: it does not wait for
         room."""
         self._lend()
-        while self._n_running() < self._budgets.running:
+        while self.waiting and self._n_running() < self._budgets.running:
             first = self.waiting.first(self.repeats)
             seq = next((s for s in first if not self._room.needs_encode(s, self.visit(s))), None)
             if seq is None:
@@ -172,7 +172,7 @@ class Admission:
         return self._n_running() + len(self.arriving) + self._parking.n_coming >= self._budgets.running
 
     def _may_pass(self, seq: LiveSequence) -> bool:
-        """Not before a better one that waits for room in the same caches. (In other caches it may: who already holds KV
+        """Whether nobody better waits for room in the same caches. (In other caches it may pass: who already holds KV
         elsewhere must not wait for one that wants room for its embeddings, or both may wait for ever.)"""
         if not self._blocked:
             return True

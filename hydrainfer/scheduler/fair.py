@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any
 
 from hydrainfer.core import Handoff, LiveSequence, Request, Stage, StepBatch
 from hydrainfer.scheduler.pace import Pace
 
 FairTurn = tuple[float, tuple[float, float, int]]
 """What a tenant has had too much, and the rank: the smallest goes first."""
+rank_of: Callable[[LiveSequence], tuple[float, float, int]] = attrgetter("rank")
 
 
 class Fair:
@@ -59,14 +62,19 @@ class Fair:
             for item in batch.work[: batch.n_decodes]:
                 self._charge(item.seq, seconds * item.count / batch.n_items)
 
-    def turn_of(self, seq: LiveSequence) -> FairTurn:
-        """By this the first ones of all tenants, and the requests of one, are told apart."""
+    @property
+    def turn_of(self) -> Callable[[LiveSequence], Any]:
+        """The key by which the first ones of all tenants, and the requests of one, are ordered: with one tenant, the
+        rank."""
+        return self._turn_of if len(self.counters) > 1 else rank_of
+
+    def _turn_of(self, seq: LiveSequence) -> FairTurn:
         return self._excess(self.counters[seq.request.share.tenant]), seq.rank
 
     def in_turn(self, queues: Mapping[str, Iterable[LiveSequence]]) -> Iterator[LiveSequence]:
         """Those who wait, by tenant in the order of their ranks, as they go if each one that is yielded is admitted."""
         queued = {tenant: iter(queue) for tenant, queue in queues.items()}
-        heads = [(*self.turn_of(s), t, self.counters[t], s) for t, q in queued.items() if (s := next(q, None))]
+        heads = [(*self._turn_of(s), t, self.counters[t], s) for t, q in queued.items() if (s := next(q, None))]
         heapq.heapify(heads)
         while heads:
             _, _, tenant, counter, seq = heads[0]

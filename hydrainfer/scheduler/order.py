@@ -77,10 +77,6 @@ class Order:
             new = next(waiting, None)
 
 
-def rank_of(seq: LiveSequence) -> Rank:
-    return seq.rank
-
-
 def best_in_flight(seqs: Iterable[LiveSequence]) -> Rank:
     """The best rank of those that a lane is executing; `LAST` if it executes none of them."""
     return min((s.rank for s in seqs if s.in_flight), default=LAST)

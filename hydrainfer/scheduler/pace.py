@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from hydrainfer.core import Lane, LiveSequence, Role, Stage, StepBatch
 
 _PICTURE_S, _TOKEN_S = 0.3, 1e-3  # before anything is measured
@@ -16,11 +14,6 @@ _MOST = 1 << 30
 _FASTER = 2.0  # a request may be so many times as fast as anything measured
 
 
-class _Seconds(NamedTuple):
-    picture: float
-    token: float
-
-
 class Pace:
     """Seconds per picture and per prefilled token, in the stages that run here. `recent` is of recent batches together,
     so that the large ones count. The pace in force follows it in leaps, for what is ordered by it must be ordered anew.
@@ -30,7 +23,8 @@ class Pace:
         self._encodes, self.prefills = role.runs(Stage.ENCODE), role.runs(Stage.PREFILL)
         self._recent = dict.fromkeys(Lane, (0.0, 0.0))  # seconds, pictures or tokens
         self._fastest: dict[Lane, float] = {}
-        self._in_force = self._now = _Seconds(_PICTURE_S, _TOKEN_S)
+        self._now = {Lane.VISION: _PICTURE_S, Lane.LANGUAGE: _TOKEN_S}  # per picture or token, going by `_recent`
+        self._in_force = dict(self._now)
 
     def observe(self, batch: StepBatch, seconds: float) -> bool:
         """A batch took this long. Returns whether the pace in force has changed."""
@@ -43,11 +37,11 @@ class Pace:
             self._fastest[lane] = min(self._fastest.get(lane, float("inf")), seconds / n)
         before_s, before_n = self._recent[lane]
         recent_s, recent_n = self._recent[lane] = _KEEP * before_s + seconds, _KEEP * before_n + n
-        each_s = recent_s / recent_n
-        self._now = self._now._replace(**{"picture" if lane is Lane.VISION else "token": each_s})
-        if all(old / _BAND <= new <= old * _BAND for new, old in zip(self._now, self._in_force)):
+        each_s, in_force_s = recent_s / recent_n, self._in_force[lane]
+        self._now[lane] = each_s
+        if in_force_s / _BAND <= each_s <= in_force_s * _BAND:
             return False
-        self._in_force = self._now
+        self._in_force = dict(self._now)
         return True
 
     def _note_chunks(self, batch: StepBatch, seconds: float) -> None:
@@ -58,11 +52,11 @@ class Pace:
 
     def pictures_in(self, seconds: float) -> int:
         """How many pictures are encoded in so long, going by recent batches; at least one."""
-        return max(1, _whole(seconds / self._now.picture))
+        return max(1, _whole(seconds / self._now[Lane.VISION]))
 
     def token_s(self, seq: LiveSequence | None = None) -> float:
         """Seconds of one more token of this sequence, or of any."""
-        recent_s = self._now.token
+        recent_s = self._now[Lane.LANGUAGE]
         return recent_s if seq is None or seq.token_s < recent_s else seq.token_s
 
     def chunk_in(self, seconds: float, seq: LiveSequence, *, first: bool) -> int:
@@ -76,8 +70,8 @@ class Pace:
 
     def seconds(self, n_tokens: int, n_pictures: int) -> float:
         """How long so much work takes here, by the pace in force."""
-        tokens_s = n_tokens * self._in_force.token if self.prefills else 0.0
-        return tokens_s + n_pictures * self._in_force.picture if self._encodes else tokens_s
+        tokens_s = n_tokens * self._in_force[Lane.LANGUAGE] if self.prefills else 0.0
+        return tokens_s + n_pictures * self._in_force[Lane.VISION] if self._encodes else tokens_s
 
     def least_s(self, n_tokens: int, n_pictures: int) -> float:
         """How long so much work takes at least, going by what was measured; 0 if nothing was."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hydrainfer.cache import CacheSet, CacheSpec, Found, Hit, Lease, origin_of
 from hydrainfer.core import Handoff, LiveSequence, Request, Stage
@@ -67,7 +66,8 @@ class SequenceRoom:
         chained = [spec.safe(found[spec.name], n_most) or 0 for spec in specs if spec.chained]
         n_brought = max(n_tokens, seq.n_computed)  # all before is here, or comes with an arrival
         blocks = {spec.name: spec.reusable(request, found[spec.name], n_brought) for spec in specs}
-        return Hit(keys, blocks, n_tokens, min(chained, default=0))
+        missing = _missing(request, specs, blocks, n_tokens) if request.media else ()
+        return Hit(keys, blocks, n_tokens, min(chained, default=0), missing)
 
     def computed_by(self, other: LiveSequence, seq: LiveSequence, visit: Visit, n_tokens: int) -> bool:
         """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens, or
@@ -91,30 +91,15 @@ class SequenceRoom:
     def needs_encode(self, seq: LiveSequence, visit: Visit) -> bool:
         """Whether some picture of it has to be encoded: its tokens are not all computed, and its embeddings are not in
         the cache now."""
-        return bool(seq.request.media) and bool(self._missing(seq, self.match(seq, visit)))
+        return bool(seq.request.media) and bool(self.match(seq, visit).missing)
 
     def uncached(self, seq: LiveSequence, visit: Visit) -> tuple[int, int]:
         """How many of its tokens and pictures are in no cache here now."""
         hit = self.match(seq, visit)
-        n_pictures = len(self._missing(seq, hit)) if seq.request.media else 0
-        return len(seq.tokens) - max(seq.n_computed, hit.n_tokens), n_pictures
-
-    def _missing(self, seq: LiveSequence, hit: Hit) -> list[int]:
-        """Pictures to encode: not computed, not in the cache, and not the same as an earlier one of this request."""
-        seen, missing = set(), []
-        for spec in self._specs:
-            found = hit.blocks.get(spec.name, ())
-            for i, blocks in enumerate(spec.pictures(seq.request)):
-                span = seq.request.media[i]
-                if span.end <= hit.n_tokens:
-                    continue
-                if span.key not in seen and any(found[b] is None for b in blocks):
-                    missing.append(i)
-                seen.add(span.key)
-        return missing
+        return len(seq.tokens) - max(seq.n_computed, hit.n_tokens), len(hit.missing)
 
     def _keys_of(self, seq: LiveSequence) -> dict[str, list[bytes]]:
-        """By spec, the keys of the blocks that its tokens fill."""
+        """The keys, by spec, of the blocks that its tokens fill."""
         n_tokens, keys = self._keys.get(seq.id, (0, {}))
         if n_tokens == len(seq.tokens):
             return keys
@@ -150,7 +135,7 @@ class SequenceRoom:
         seq.stops = self._stops(seq, hit, specs)
         self._set_capacity(seq)
         self._set_due(seq)
-        seq.pending_media = self._missing(seq, hit) if Stage.PREFILL in visit or Stage.ENCODE in visit else []
+        seq.pending_media = list(hit.missing) if Stage.PREFILL in visit or Stage.ENCODE in visit else []
         self._count(seq, visit, hit)
         return True
 
@@ -184,16 +169,18 @@ class SequenceRoom:
         self._set_capacity(seq)
         return True
 
-    def can_grow(self, seqs: Iterable[LiveSequence], n_tokens: int, evicting: bool = True) -> bool:
+    def can_grow(self, seqs: Sequence[LiveSequence], n_tokens: int, evicting: bool = True) -> bool:
         """Whether all of them have room for so many tokens more; unless `evicting`, without losing what is found."""
-        wanted: Counter[str] = Counter()
-        for seq in seqs:
-            for spec in self._held(seq):
-                held = seq.blocks[spec.name]
-                need = spec.need(seq.request, seq.n_computed + n_tokens, len(seq.tokens) + n_tokens)
-                wanted[spec.name] += max(0, len(need) - len(held))
-        pools = self.caches.pools
-        return all(n <= pools[name].n_available - (not evicting) * pools[name].n_cached for name, n in wanted.items())
+        for spec in self._specs:
+            name, need, pool = spec.name, spec.need, self.caches.pools[spec.name]
+            left = pool.n_available if evicting else pool.n_available - pool.n_cached
+            for seq in seqs:
+                if (held := seq.blocks.get(name)) is not None:
+                    n = len(need(seq.request, seq.n_computed + n_tokens, len(seq.tokens) + n_tokens)) - len(held)
+                    left -= n if n > 0 else 0
+            if left < 0:
+                return False
+        return True
 
     def _held(self, seq: LiveSequence) -> list[CacheSpec]:
         return [self.caches.specs[name] for name in seq.blocks]
@@ -369,3 +356,18 @@ def _safe(specs: list[CacheSpec], found: Mapping[str, Found], n_most: int) -> in
             n_tokens = n_tokens if n_safe is None else n_safe
         if n_tokens == before:
             return n_tokens or 0
+
+
+def _missing(request: Request, specs: list[CacheSpec], there: Mapping[str, Found], n_tokens: int) -> list[int]:
+    """Pictures to encode: not computed, not in the cache, and not the same as an earlier one of this request."""
+    seen, missing = set(), []
+    for spec in specs:
+        found = there[spec.name]
+        for i, blocks in enumerate(spec.pictures(request)):
+            span = request.media[i]
+            if span.end <= n_tokens:
+                continue
+            if span.key not in seen and any(found[b] is None for b in blocks):
+                missing.append(i)
+            seen.add(span.key)
+    return missing

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from hydrainfer.core import LiveSequence, Stage
-from hydrainfer.scheduler.fair import Fair
-from hydrainfer.scheduler.order import rank_of
+from hydrainfer.scheduler.fair import Fair, rank_of
 
 _MOST_PASSED = 16  # each is looked at in every step
 

@@ -1,7 +1,9 @@
 """The modelled time of a batch is the sum the docstring says; files are read or refused in one line."""
 
+from itertools import islice
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hydrainfer.config import ServeConfig, cost_model_of, read_cost_model
@@ -55,6 +57,14 @@ def test_chunks_and_decodes():
 def test_a_chunk_of_one_token_is_no_decode():
     work = [TokenWork(sequence(), 4, 1, True)]
     assert COST.step_s(StepBatch(1, Lane.LANGUAGE, work, 1)) == pytest.approx(2.0 + 0.1 + 5 * 0.01)
+
+
+@pytest.mark.parametrize("n", [1, 7, 64])
+def test_steps_of_decodes_one_after_the_other_take_what_each_takes(n):
+    memory = {"weights_s": 2.1, "context_s": 0.003, "sequence_s": 0.01, "experts_s": 1.7, "expert_share": 0.06}
+    for cost in (COST, msgspec.structs.replace(COST, **memory)):
+        steps = list(islice(cost.decodes_s(n, 900), 40))
+        assert steps == [cost.language_s(0, 0, n, 900 + n * (i + 1)) for i in range(40)], "to the last bit"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from copy import copy
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from hydrainfer.core import DeviceTime, Lane, LiveSequence, Load, Request, Span, Stage, StepBatch, StepResult
 from hydrainfer.engine import Engine
@@ -45,7 +45,8 @@ class Leap:
         self._batch, self._began_s = ticket.result.batch, ticket.began_s
         self.ends = ends
         self.ends_at = ends[-1]
-        self._loads: list[Load] = []  # after each step that was asked for
+        self._costs, self._counts = copy(engine.costs), backlog(engine.scheduler)
+        self._loads: list[Load] = []  # after each step, as far as asked for
         self._n_reported = 0
 
     @staticmethod
@@ -121,22 +122,19 @@ class Leap:
     def _load_after(self, n: int) -> Load:
         if n == 0:
             return self._engine.load()
-        if not self._loads:
-            costs, counts = copy(self._engine.costs), backlog(self._engine.scheduler)
-            for began_s, ended_s in pairwise((self._began_s, *self.ends)):
-                costs.observe(self._batch, ended_s - began_s)
-                self._loads.append(costs.load(*counts))
-        return self._loads[n - 1]
+        ends, loads = self.ends, self._loads
+        for i in range(len(loads), n):
+            self._costs.observe(self._batch, ends[i] - (ends[i - 1] if i else self._began_s))
+            loads.append(self._costs.load(*self._counts))
+        return loads[n - 1]
 
 
 def _ends(device: DeviceTime, batch: StepBatch, first_s: float, n: int, until_s: float) -> list[float]:
     """Times at which the batch in flight is done, and up to `n` after it that end before `until_s`."""
-    n_seqs = len(batch.work)
     contexts = sum(work.start + 1 for work in batch.work)
     ends, end_s = [first_s], first_s
-    for _ in range(n):
-        contexts += n_seqs
-        end_s += device.cost.language_s(0, 0, n_seqs, contexts)
+    for seconds in islice(device.cost.decodes_s(len(batch.work), contexts), n):
+        end_s += seconds
         if end_s >= until_s:
             break
         ends.append(end_s)
