@@ -6,10 +6,11 @@
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from hydrainfer.cache import BlockPool, CacheSet, FullSpec, Scan, StateSpec, WindowSpec
+from hydrainfer.cache import BlockPool, CacheSet, FullSpec, Scan, SlidingPool, StateSpec, WindowSpec
 from hydrainfer.core import Lane, LiveSequence
 from hydrainfer.core import chain as chains
 from hydrainfer.scheduler import Scheduler
+from hydrainfer.scheduler import scheduler as scheduling
 from hydrainfer.scheduler.room import SequenceRoom
 from tests.scheduler import test_prefix, test_properties
 
@@ -48,6 +49,35 @@ def slide_before_publish(patch):
         return real(self, seq, leaves=leaves)
 
     patch.setattr(SequenceRoom, "_publish_written", mutated)
+
+
+def slide_by_drafted_tokens(patch):
+    """A window drops what drafts would put out of sight, before they are verified."""
+    real = Scheduler.apply
+
+    def mutated(self, result, now):
+        for item in result.batch.work if result.batch.n_drafts else ():
+            item.seq.n_computed += item.count
+            self.room.settle(item.seq)
+            item.seq.n_computed -= item.count
+        return real(self, result, now)
+
+    patch.setattr(Scheduler, "apply", mutated)
+
+
+def take_drafts_for_tokens(patch):
+    """An answer depends on what was guessed (I6)."""
+
+    def mutated(seq, drafts, sampled):
+        seq.tokens += drafts
+        return *drafts, sampled[-1]
+
+    patch.setattr(scheduling, "verified", mutated)
+
+
+def sum_up_drafts(patch):
+    """A state takes in what was guessed."""
+    patch.setattr(StateSpec, "paged", True)
 
 
 def share_after_take(patch):
@@ -160,6 +190,18 @@ def count_the_last_token(patch):
     patch.setattr(FullSpec, "safe", lambda self, found, n_most: real(self, found, n_most + 1))
 
 
+def keep_a_block_of_each_lease(patch):
+    """A pool does not come back whole (I5)."""
+    real = BlockPool.drop
+    patch.setattr(BlockPool, "drop", lambda self, blocks: real(self, list(blocks)[1:]))
+
+
+def count_a_shared_block_of_a_window_once(patch):
+    """Who slides on finds no block to take, for others hold on to the one that it gave back (I5)."""
+    patch.setattr(SlidingPool, "n_available", BlockPool.n_available)
+    patch.setattr(SlidingPool, "n_shared_of", BlockPool.n_shared_of)
+
+
 def write_what_is_shared(patch):
     """Eviction or a writer changes a block that a running request holds (I2, I7)."""
     patch.setattr(BlockPool, "share", lambda self, block: self._cached.pop(block, None))
@@ -168,6 +210,9 @@ def write_what_is_shared(patch):
 MUTATIONS = [
     (publish_at_launch, FAILS),
     (slide_before_publish, TRAFFIC),
+    (slide_by_drafted_tokens, TRAFFIC),
+    (take_drafts_for_tokens, TRAFFIC),
+    (sum_up_drafts, TRAFFIC),
     (share_after_take, FEW),
     (skip_adoption, FEW),
     (release_in_order, FEW),
@@ -181,6 +226,8 @@ MUTATIONS = [
     (leave_out_the_salt, ROOM),
     (leave_out_what_is_before, ROOM),
     (count_the_last_token, FEW),
+    (keep_a_block_of_each_lease, TRAFFIC),
+    (count_a_shared_block_of_a_window_once, TRAFFIC),
     (write_what_is_shared, FEW),
 ]
 
