@@ -116,7 +116,7 @@ def build_engine(
         assert sizing.cost is not None
         runners = _emulated(described, role, stores, around, sizing.cost, overlap)
     else:
-        busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.in_flight(lane) for e in engines)
+        busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.lanes.busy(lane) for e in engines)
         lanes |= _lanes(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
         runners = _runners(config, model, lanes, stores, around)
     moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores, hosted)

@@ -88,8 +88,8 @@ class Rig:
         self._language.capture()
         vocab = described.text.vocab
         prompt = tuple(min(_TEXT, vocab // 2) + i % min(100, vocab // 4) for i in range(self.n_context))
-        self._texts = [_sequence(f"t{i}", prompt) for i in range(n_sequences)]
-        for i, seq in enumerate(self._texts):
+        self.texts = [_sequence(f"t{i}", prompt) for i in range(n_sequences)]
+        for i, seq in enumerate(self.texts):
             seq.blocks = {name: list(range(i * n, (i + 1) * n)) for name, n in n_blocks.items()}
 
     @property
@@ -161,7 +161,7 @@ class Rig:
             items: list = [EncodeWork(seq, 0) for seq in self._pictures[work.tokens][:n]]
         else:
             lane, n = Lane.LANGUAGE, work.chunk + work.decodes
-            texts = iter(self._texts)
+            texts = iter(self.texts)
             items = [TokenWork(seq, work.context, 1, True) for seq in itertools.islice(texts, work.decodes)]
             if work.chunk:
                 items.append(TokenWork(next(texts), work.start, work.chunk, True))

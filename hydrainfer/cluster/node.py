@@ -98,8 +98,8 @@ class Node(Instance):
         self.plan = plan
         self.ip = ip
         self._pulse = plan.pulse
-        self._mesh = mesh
-        self._mesh.connect(HUB, plan.hub)
+        self.mesh = mesh
+        self.mesh.connect(HUB, plan.hub)
         self.wake = mesh.wake
         self._events: list[LifecycleEvent] = []
         self._host = host_identity()
@@ -122,7 +122,7 @@ class Node(Instance):
         self.engine = engine
         self._heard_s = self._local()  # the silence counts from here: nobody speaks to who has not said Hello
         role = self.plan.roles[self.name]
-        me = Peer(self.name, role, self.incarnation, self._mesh.address)
+        me = Peer(self.name, role, self.incarnation, self.mesh.address)
         self._tell(Hello(me, self._host, os.getpid(), facts))
 
     def run(self) -> None:
@@ -131,10 +131,10 @@ class Node(Instance):
         assert engine is not None, "run before start"
         try:
             while not self.closing:
-                self._mesh.poll(self.turn())
+                self.mesh.poll(self.turn())
             end_s = self._local() + _GOODBYE_S
             while self._closes(engine) and (not engine.still or (not engine.idle and self._local() < end_s)):
-                self._mesh.poll(min(self.turn(), _GOODBYE_S / 10))
+                self.mesh.poll(min(self.turn(), _GOODBYE_S / 10))
             self.speak(self.clock())
         except Exception:
             _log.exception("instance %s stopped after an internal error", self.name)
@@ -152,7 +152,7 @@ class Node(Instance):
 
     def turn(self) -> float:
         """Hear what has come, step, report. Returns how long nothing is to do, in seconds."""
-        for data in self._mesh.receive():
+        for data in self.mesh.receive():
             self._read(data)
         self._watch_hub()
         if not self.clock.known:
@@ -176,10 +176,10 @@ class Node(Instance):
         self._events.clear()
 
     def post(self, peer: str, parcel: Parcel) -> None:
-        self._mesh.send(peer, encode(parcel))
+        self.mesh.send(peer, encode(parcel))
 
     def _tell(self, message: ToHub) -> None:
-        self._mesh.send(HUB, encode(message))
+        self.mesh.send(HUB, encode(message))
 
     def _watch_hub(self) -> None:
         """Close if the server is silent for too long: without it nobody wants the answers."""
@@ -222,11 +222,11 @@ class Node(Instance):
         before = {(p.name, p.incarnation) for p in self.roster.peers.values()}
         for gone in self.roster.update(peers):
             if gone.name != self.name:
-                self._mesh.forget(gone.name)
+                self.mesh.forget(gone.name)
                 self.engine.peer_dead(gone.name, gone.incarnation, self.clock())
         for peer in peers:
             if peer.name != self.name and (peer.name, peer.incarnation) not in before:
-                self._mesh.connect(peer.name, peer.address)
+                self.mesh.connect(peer.name, peer.address)
 
 
 class HubClock:

@@ -44,6 +44,8 @@ class Roster:
         self._block_tokens = 1
         self._split: tuple[bytes, list[bytes]] = b"", []
         self._able = {s: sorted(n for n, role in self.roles.items() if role.runs(s)) for s in Stage}
+        self._there: dict[Stage, list[str]] = {s: [] for s in Stage}
+        self._sound = self._there  # those that are not suspect
         self._busy: dict[str, tuple[Load, float]] = {}  # by name: the load of which `delay_s` was asked last
         self._encoders = ring_of(tuple(self._able[Stage.ENCODE]))
 
@@ -55,6 +57,8 @@ class Roster:
             self.loads.pop(p.name, None)
             self._prefixes.pop(p.name, None)
         self.peers = now
+        self._there = {s: [n for n in names if n in now] for s, names in self._able.items()}
+        self._sound = {s: [n for n in names if not now[n].suspect] for s, names in self._there.items()}
         return gone
 
     def knows(self, name: str, incarnation: int) -> bool:
@@ -90,8 +94,8 @@ class Roster:
         return min(n, (request.n_prompt - 1) // self._block_tokens) * self._block_tokens
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
-        able = [n for n in self._able[stage] if n in self.peers and n not in exclude]
-        names = [n for n in able if not self.peers[n].suspect] or able  # a suspect is better than nobody
+        names = [n for n in self._sound[stage] if n not in exclude]
+        names = names or [n for n in self._there[stage] if n not in exclude]  # a suspect is better than nobody
         if not names:
             return None
         delay = dict.fromkeys(names, 0.0)
@@ -116,8 +120,8 @@ class Roster:
         """The instance that has computed all of its pictures, if it is there sooner than the encoder would be done."""
         if self._balancing != "least_load" or not self._prefixes or not request.keys:
             return None
-        able = [n for n in self._able[Stage.PREFILL] if n in self._prefixes and n in self.peers and n not in exclude]
-        able = [n for n in able if not self.peers[n].suspect and self.found(request, n) >= request.media[-1].end]
+        able = [n for n in self._sound[Stage.PREFILL] if n in self._prefixes and n not in exclude]
+        able = [n for n in able if self.found(request, n) >= request.media[-1].end]
         name = min(able, key=lambda n: self._prefill_s(n, request), default=None)
         if name is None or name == encoder:
             return None
@@ -135,8 +139,7 @@ class Roster:
             return None
         keeper = max(able, key=lambda n: self.found(request, n))
         kept = self.found(request, keeper)
-        past_pictures = kept >= request.media[-1].end if request.media else kept > 0
-        if not past_pictures or (request.media and self.roles[keeper].runs(Stage.ENCODE)):
+        if kept < (request.media[-1].end if request.media else 1):
             return None
         taker = min(takers, key=lambda n: self._rest_s(n, request, kept))
         else_s = self._encode_s(name, request) if stage is Stage.ENCODE else 0.0
@@ -175,7 +178,7 @@ class Roster:
         return self.loads.get(name, _IDLE)
 
     def _ways_s(self, names: Iterable[str], request: Request, n: int) -> dict[str, float]:
-        """By instance, how long what is there delays a request that enters step `n` of its plan at it: there, and at
+        """How long, by instance, what is there delays a request that enters step `n` of its plan at it: there, and at
         the least busy instances of the later stages that it does not run. What it has computed of the prompt counts
         against that."""
         before_s = self._prefill_s if self._prefixes and n <= request.plan().index(Stage.PREFILL) else None
@@ -195,8 +198,7 @@ class Roster:
         beyond = next((i for i in range(n + 1, len(plan)) if not role.runs(plan[i])), None)
         if beyond is None:
             return 0.0
-        able = [name for name in self._able[plan[beyond]] if name in self.peers]
-        return min(self._ways_s(able, request, beyond).values(), default=0.0)
+        return min(self._ways_s(self._there[plan[beyond]], request, beyond).values(), default=0.0)
 
     def _with(self, name: str, request: Request, stage: Stage) -> Load:
         """The load of an instance once `request` has been placed there."""

@@ -36,7 +36,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.engine.costs import Costs
 from hydrainfer.engine.lanes import Lanes, Overlap
-from hydrainfer.engine.moves import Arrived, Left, Moves, Pulled, Stranded
+from hydrainfer.engine.moves import Arrived, Left, Moves, Pulled, Returned, Stranded
 from hydrainfer.engine.ports import Runner
 from hydrainfer.engine.shifts import Shifts
 from hydrainfer.scheduler import Outcome, Scheduler, backlog
@@ -68,8 +68,8 @@ class Engine:
         self._expect = expect or (lambda _: None)
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler
-        self._moves, self._shifts = moves, shifts
-        self._lanes = Lanes(runners, overlap)
+        self.moves, self._shifts = moves, shifts
+        self.lanes = Lanes(runners, overlap)
         self._sink = sink
         self._record = record
         self._outputs: list[Output] = []
@@ -112,13 +112,13 @@ class Engine:
         for request_id in request_ids:
             if self._stop(request_id, now):
                 self._end(Output(request_id, finish_reason="abort"), now)
-            elif self._moves is not None:
-                self._moves.cancel_arrival(request_id)
+            elif self.moves is not None:
+                self.moves.cancel_arrival(request_id)
 
     def _stop(self, request_id: str, now: float) -> bool:
         """Forget a request, wherever it is here. Returns False if it is not."""
-        if self._moves is not None:
-            self._moves.close(request_id, now)
+        if self.moves is not None:
+            self.moves.close(request_id, now)
         return self.scheduler.cancel(request_id)
 
     def fail_all(self, error: HydraError, now: float) -> None:
@@ -136,15 +136,15 @@ class Engine:
 
     def deliver(self, parcel: Parcel) -> None:
         """Hand over a peer's messages, which the next step reads."""
-        assert self._moves is not None, "an engine without peers got a message"
+        assert self.moves is not None, "an engine without peers got a message"
         for message in parcel.messages:
             if isinstance(message, Offer) and (grammar := message.handoff.request.sampling.grammar) is not None:
                 self._expect(grammar)
-        self._moves.deliver(parcel)
+        self.moves.deliver(parcel)
 
     def peer_dead(self, peer: str, incarnation: int, now: float) -> None:
-        if self._moves is not None:
-            self._moves.peer_dead(peer, incarnation, now)
+        if self.moves is not None:
+            self.moves.peer_dead(peer, incarnation, now)
 
     def _move(self, moves: Moves, now: float) -> None:
         for move in moves.turn(now):
@@ -163,6 +163,8 @@ class Engine:
                         self.cancel([seq.id], now)
                 case Pulled(n_tokens, seconds):
                     self.costs.pulled(n_tokens, seconds)
+                case Returned(seq) if not seq.cancelled:  # since it was taken back
+                    self._queued(seq, now)
                 case Stranded(request_id, error):
                     if self._stop(request_id, now):
                         self._end(_failed(request_id, error), now)
@@ -171,13 +173,13 @@ class Engine:
 
     def step(self, now: float) -> float | None:
         """One turn. Returns when it wants the next one even if nobody wakes it; None: only when woken."""
-        for result, seconds in self._lanes.landed(now):
+        for result, seconds in self.lanes.landed(now):
             self._progress_s = now
             if result.error is None:
                 self.observe(result.batch, seconds)
             self._judge(result)
             self._commit(self.scheduler.apply(result, now), now)
-        moves, shifts = self._moves, self._shifts
+        moves, shifts = self.moves, self._shifts
         for seq in shifts.turn(now) if shifts is not None else ():  # before offers: who is parked goes first
             self._queued(seq, now)
         if moves is not None:
@@ -199,8 +201,8 @@ class Engine:
     def observe(self, batch: StepBatch, seconds: float) -> None:
         """A batch took this long by itself."""
         self.costs.observe(batch, seconds)
-        if self.scheduler.observe(batch, seconds) and self._moves is not None:
-            self._moves.reorder()
+        if self.scheduler.observe(batch, seconds) and self.moves is not None:
+            self.moves.reorder()
 
     def _judge(self, result: StepResult) -> None:
         """Raise once too many batches in a row failed, or the device is lost: the lane will not get well by itself."""
@@ -210,7 +212,7 @@ class Engine:
             raise InternalError(f"{n} batches in a row failed on the {lane.value} lane")
 
     def _launch(self, now: float) -> None:
-        lanes = self._lanes
+        lanes = self.lanes
         for lane in lanes.turns(self.scheduler.prefers_language):
             batch, started, preempted, departed = self.scheduler.next(now, lane, lanes.interrupts(lane))
             for seq in preempted:
@@ -250,8 +252,8 @@ class Engine:
             self._depart(seq, now)
 
     def _depart(self, seq: LiveSequence, now: float) -> None:
-        if self._moves is not None:
-            self._moves.depart(seq, now)
+        if self.moves is not None:
+            self.moves.depart(seq, now)
 
     def _end(self, final: Output, now: float) -> None:
         self._finish(final)
@@ -284,17 +286,17 @@ class Engine:
             self._outputs = []  # not before: what a failing sink did not take is handed out again
 
     def _wake_at(self, now: float) -> float | None:
-        wake_at = self._lanes.ready_at()
+        wake_at = self.lanes.ready_at()
         while self._deadlines and self.scheduler.get(self._deadlines[0][1]) is None:
             heapq.heappop(self._deadlines)
         if self._deadlines:
             wake_at = min(wake_at, self._deadlines[0][0])
-        if Lane.VISION in self._lanes.runners and not self._lanes.busy(Lane.VISION):
+        if Lane.VISION in self.lanes.runners and not self.lanes.busy(Lane.VISION):
             gate = self.scheduler.gate_opens_at()
             if now < gate < wake_at:
                 wake_at = gate
-        if self._moves is not None:
-            wake_at = min(wake_at, self._moves.wake_at())
+        if self.moves is not None:
+            wake_at = min(wake_at, self.moves.wake_at())
         if self._shifts is not None:
             wake_at = min(wake_at, self._shifts.wake_at())
         return wake_at if wake_at < _NEVER else None
@@ -307,14 +309,11 @@ class Engine:
 
     @property
     def _busy(self) -> bool:
-        if self._lanes.in_flight:
+        if self.lanes.in_flight:
             return True
         s = self.scheduler
         n = s.n_running + s.n_waiting + s.parking.n_live
-        return bool(n or not self.still or (self._moves is not None and not self._moves.idle))
-
-    def in_flight(self, lane: Lane) -> bool:
-        return self._lanes.busy(lane)
+        return bool(n or not self.still or (self.moves is not None and not self.moves.idle))
 
     @property
     def idle(self) -> bool:
@@ -324,7 +323,7 @@ class Engine:
     @property
     def still(self) -> bool:
         """True if no lane is executing and no copy is running: threads can end."""
-        return not (self._lanes.in_flight or any(m is not None and m.copying for m in (self._moves, self._shifts)))
+        return not (self.lanes.in_flight or any(m is not None and m.copying for m in (self.moves, self._shifts)))
 
     def news(self) -> Cached | None:
         """The prefixes that came and went since the last call; the first one begins it."""
@@ -349,29 +348,29 @@ class Engine:
             tokens_wanted=s.room.n_tokens_wanted,
             tokens_missed=s.room.n_tokens_missed,
             n_preemptions=s.n_preemptions,
-            n_steps=s.n_batches - len(self._lanes.in_flight),
+            n_steps=s.n_batches - len(self.lanes.in_flight),
             stalled_s=self._stalled_s(now),
-            hung_s=self._lanes.hung_s(now),
+            hung_s=self.lanes.hung_s(now),
             n_migrating=len(s.migrating),
-            n_arriving=self._moves.n_arriving if self._moves is not None else 0,
-            blocks_pulled=dict(self._moves.blocks_pulled) if self._moves is not None else {},
-            n_landed=self._moves.n_landed if self._moves is not None else 0,
+            n_arriving=self.moves.n_arriving if self.moves is not None else 0,
+            blocks_pulled=dict(self.moves.blocks_pulled) if self.moves is not None else {},
+            n_landed=self.moves.n_landed if self.moves is not None else 0,
             n_parked=s.parking.n_live,
         )
 
     def _stalled_s(self, now: float) -> float:
         """How long nothing has moved here, or how long one lane has been at its batch, while the other one may go on.
         An instance that only waits for others to take or give a request does not stall."""
-        if not self._busy or (self._moves is not None and not self._moves.idle):
-            return self._lanes.hung_s(now)
-        return max(now - self._progress_s, self._lanes.hung_s(now))
+        if not self._busy or (self.moves is not None and not self.moves.idle):
+            return self.lanes.hung_s(now)
+        return max(now - self._progress_s, self.lanes.hung_s(now))
 
     def close(self) -> None:
-        if self._moves is not None:
-            self._moves.shut()
+        if self.moves is not None:
+            self.moves.shut()
         if self._shifts is not None:
             self._shifts.close()
-        self._lanes.close()
+        self.lanes.close()
 
 
 def _failed(request_id: str, error: HydraError) -> Output:

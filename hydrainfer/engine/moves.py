@@ -63,6 +63,12 @@ class Arrived(NamedTuple):
     cancelled: bool
 
 
+class Returned(NamedTuple):
+    """The request begins anew here, for the instance that was to take what is kept of it had no room."""
+
+    seq: LiveSequence
+
+
 class Stranded(NamedTuple):
     """The request is here and can go nowhere."""
 
@@ -70,7 +76,7 @@ class Stranded(NamedTuple):
     error: HydraError
 
 
-Move = Left | Arrived | Pulled | Stranded
+Move = Left | Arrived | Pulled | Returned | Stranded
 
 
 @dataclass(slots=True)
@@ -102,7 +108,7 @@ class Moves:
         self.name, self.incarnation = name, incarnation
         self._timing = timing
         self._scheduler, self._placement, self._link, self._puller = scheduler, placement, link, puller
-        self._source, self._target = Source(timing), Target(timing, scheduler.rank_of)
+        self.source, self._target = Source(timing), Target(timing, scheduler.rank_of)
         self._inbox: list[Parcel] = []
         self._dead: set[tuple[str, int]] = set()  # (peer, incarnation): not listened to any more
         self._outbox: dict[str, list[Message]] = {}
@@ -135,7 +141,7 @@ class Moves:
                 self._handle(parcel.sender, message, now)
         if self._copies and now >= self._copies_at:
             self._poll(now)
-        self._do(self._source.tick(now), now)
+        self._do(self.source.tick(now), now)
         self._do(self._target.tick(now), now)
         if len(self._target):
             self._admit(now)
@@ -183,7 +189,7 @@ class Moves:
         departure = self._out.pop(request_id, None)
         self._unplaced.pop(request_id, None)
         if departure is not None:
-            self._do(self._source.close(request_id, departure.hold, now), now)
+            self._do(self.source.close(request_id, departure.hold, now), now)
 
     def reorder(self) -> None:
         """The scheduler's ranks have changed."""
@@ -202,11 +208,11 @@ class Moves:
             if handoff.source == peer:
                 self._scheduler.forget_blocked(handoff.request.id)
         self._puller.forget(owner_of(peer, incarnation))
-        self._do(self._source.peer_dead(peer), now)
+        self._do(self.source.peer_dead(peer), now)
         self._do(self._target.peer_dead(peer), now)
 
     def wake_at(self) -> float:
-        wake_at = min(self._source.wake_at(), self._target.wake_at())
+        wake_at = min(self.source.wake_at(), self._target.wake_at())
         if self._copies_at < wake_at:
             ready = (t for c in self._copies.values() if (t := c.ready_at()) is not None)
             wake_at = min(wake_at, self._copies_at if self._copies_at > -_NEVER else min(ready, default=_NEVER))
@@ -233,7 +239,7 @@ class Moves:
 
     def _handle(self, peer: str, message: Message, now: float) -> None:
         if isinstance(message, Admit | Reject | Landed | Release | Renew):
-            self._do(self._source.handle(peer, message, now), now)
+            self._do(self.source.handle(peer, message, now), now)
             return
         if isinstance(message, Withdraw):
             self._scheduler.forget_blocked(message.key[0])
@@ -252,8 +258,8 @@ class Moves:
                     departure = self._out.get(request_id)
                     if departure is not None:
                         departure.exclude.add(peer)
-                        if departure.recalled:
-                            self._forsake(departure, error, now)
+                        if departure.recalled and self._forsake(departure, error, now):
+                            continue
                         departure.error, departure.try_at = error or departure.error, now
                         departure.give_up_at = now + self._timing.patience_s
                         self._unplaced[request_id] = departure
@@ -279,7 +285,7 @@ class Moves:
             del self._unplaced[seq.id]
             blocks = self._scheduler.room.offered(seq)
             handoff = Handoff.of(seq, blocks, self.name, self.incarnation, self._puller.exports)
-            self._do(self._source.offer(handoff, peer, d.hold, now), now)
+            self._do(self.source.offer(handoff, peer, d.hold, now), now)
         elif d.error is not None:
             self._strand(d, d.error.exception())
         elif d.exclude:  # all have refused, but that may pass
@@ -290,16 +296,20 @@ class Moves:
         else:
             d.try_at = now + _ASK_AGAIN_S
 
-    def _forsake(self, d: _Departure, error: ErrorInfo | None, now: float) -> None:
-        """Send it on without what was kept of it here: who refused it had no room at once, and must not be waited for
-        by who might keep others from leaving there."""
-        self._do(self._source.close(d.seq.id, d.hold, now), now)
-        d.seq.rewind()
+    def _forsake(self, d: _Departure, error: ErrorInfo | None, now: float) -> bool:
+        """Let it go on without what was kept of it here: who refused it had no room at once, and must not be waited for
+        by who might keep others from leaving there. Returns whether it stays, for its pictures are encoded here."""
+        self._do(self.source.close(d.seq.id, d.hold, now), now)
+        if self._scheduler.take_back(d.seq, now):
+            del self._out[d.seq.id]
+            self._moves.append(Returned(d.seq))
+            return True
         self._n_holds += 1
         self._holds[self._n_holds] = None
         d.hold, d.recalled = self._n_holds, False
         if error is None:
             d.exclude.clear()
+        return False
 
     def _strand(self, d: _Departure, error: HydraError) -> None:
         del self._unplaced[d.seq.id]
@@ -367,4 +377,4 @@ def _done_at(copy: CopyTicket) -> float:
     return -_NEVER if at is None else at
 
 
-__all__ = ["Arrived", "Left", "Move", "Moves", "Pulled", "Stranded"]
+__all__ = ["Arrived", "Left", "Move", "Moves", "Pulled", "Returned", "Stranded"]

@@ -173,7 +173,7 @@ class Parking:
 
     @property
     def n_coming(self) -> int:
-        """By how many the sequences that are about to run differ from those that arrive."""
+        """How many more sequences are about to run than those that arrive."""
         return len(self.entering) - len(self.landing)
 
     @property

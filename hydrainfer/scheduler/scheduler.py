@@ -94,7 +94,7 @@ class Scheduler:
         self.room.check_fits_empty(request, self._admission.visit(seq))
         self._n_added += 1
         self._live[seq.id] = seq
-        if self._keeps and request.keys and not (request.media and self.role.runs(Stage.ENCODE)):
+        if self._keeps and request.keys:
             self._recall(seq)
         self._wait(seq)
         return seq
@@ -104,8 +104,18 @@ class Scheduler:
         if self.room.recall(seq, (Stage.DECODE,)):
             seq.cursor = seq.plan.index(Stage.PREFILL)
 
+    def take_back(self, seq: LiveSequence, now: float) -> bool:
+        """Have one that migrates begin anew, without what was kept of it. Returns whether it does so here."""
+        seq.rewind()
+        if not self.role.runs(seq.stage):
+            return False
+        seq.queued_s = now
+        del self.migrating[seq.id]
+        self._wait(seq)
+        return True
+
     def _wait(self, seq: LiveSequence) -> None:
-        """Into the queue of its stage, by rank; or out of here, if another instance runs that stage."""
+        """Put it into the queue of its stage, by rank; or let it migrate, if another instance runs that stage."""
         if seq.stage is Stage.ENCODE and self._admission.skips_encoder(seq):
             seq.cursor += 1
         if self.role.runs(seq.stage):
@@ -331,7 +341,7 @@ class Scheduler:
         return here
 
     def _advance(self, seq: LiveSequence, now: float) -> None:
-        """To the next step of its plan."""
+        """Let it enter the next step of its plan."""
         self.room.leave_stage(seq)
         del self._running[seq.stage][seq.id]
         seq.cursor += 1

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.server.structured import grammar_of
 
-_REFUSED: Mapping[str, str] = {
+REFUSED_FIELDS: Mapping[str, str] = {
     "tools": "tools are for /v1/chat/completions",
     "functions": "functions is not supported by this server; send tools",
     "function_call": "function_call is not supported by this server; send tool_choice",
@@ -97,7 +97,7 @@ class CommonFields(BaseModel):
 
     def check_supported(self) -> None:
         """Raises `InvalidRequest` naming the first field that is understood but not supported."""
-        for name, why in _REFUSED.items():
+        for name, why in REFUSED_FIELDS.items():
             if (self.model_extra or {}).get(name):
                 raise InvalidRequest(why, param=name, code="unsupported_parameter")
         refused = {

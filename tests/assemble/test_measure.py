@@ -104,7 +104,7 @@ def test_a_model_with_states_is_measured(tmp_path):
     """Few blocks of those, whatever the context."""
     config = ServeConfig(model=str(make_text(tmp_path, "lfm2")), threads=1, native_kernels=False)
     rig = Rig(config, [], 0, n_sequences=5, n_context=512)
-    assert all(len(seq.blocks["state"]) == 3 and len(seq.blocks["kv"]) == 32 for seq in rig._texts)
+    assert all(len(seq.blocks["state"]) == 3 and len(seq.blocks["kv"]) == 32 for seq in rig.texts)
     for work in (
         BatchShape(chunk=64),
         BatchShape(chunk=70, start=32, decodes=2, context=40),

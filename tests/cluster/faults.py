@@ -111,10 +111,10 @@ def kinds_of(message):
 
 def inject(node, engine, faults):
     """From now on `node` may die of them."""
-    node._mesh = TappedWire(node._mesh, faults)
-    for runner in engine._lanes.runners.values():
+    node.mesh = TappedWire(node.mesh, faults)
+    for runner in engine.lanes.runners.values():
         _tap_launch(runner, faults)
-    transport = engine._moves._puller._transport
+    transport = engine.moves._puller._transport
     transport.copy = _slowly(transport.copy, faults)
     _tap_parking(engine.scheduler.parking, faults)
 

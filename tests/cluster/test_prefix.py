@@ -54,7 +54,7 @@ def test_a_later_turn_computes_and_moves_only_what_is_new(layout, copy_s):
     cluster = Cluster(layout, kv_blocks=200, embed_blocks=32)
     cluster.copy_s = copy_s
     requests = requests_of(CONVERSATION)
-    fetches = layout in ("1EP1D", "1E1P1D") and copy_s < 1.0
+    fetches = layout in ("1EP1D", "1E1P1D", "1ED1P") and copy_s < 1.0
     for i, r in enumerate(requests):
         before, pulled = n_prefilled(cluster), sum(p.n_blocks["kv"] for p in cluster.pullers.values())
         cluster.submit(r)
@@ -96,19 +96,19 @@ def test_what_is_kept_where_it_was_decoded_is_fetched_when_it_is_gone_where_it_w
     cluster.check_whole()
 
 
+@pytest.mark.parametrize("layout", ["1EP1D", "1ED1P"])
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_who_has_no_room_for_what_is_kept_gets_the_request_without_it(is_gone):
+def test_who_has_no_room_for_what_is_kept_gets_the_request_without_it(layout, is_gone):
     """Nobody waits with KV at one that decodes for room at one that prefills, whose requests may wait for room there.
-    The same if what was kept is gone when the request comes."""
-    cluster = Cluster("1EP1D", kv_blocks=30, embed_blocks=32)
+    The same if what was kept is gone when the request comes. Where that one encodes, too, it begins with that."""
+    cluster = Cluster(layout, kv_blocks=30, embed_blocks=32)
     cluster.copy_s = 0.1
     first, second, *_ = requests_of(CONVERSATION)
     cluster.submit(first)
     cluster.run()
-    for pool in cluster.caches["EP0"].pools.values():
-        pool.drop(pool.take(pool.n_blocks))
-    if is_gone:
-        for pool in cluster.caches["D1"].pools.values():
+    prefills, decodes = sorted(cluster.caches, key=lambda name: "P" not in name)
+    for name in (prefills, decodes) if is_gone else (prefills,):
+        for pool in cluster.caches[name].pools.values():
             pool.drop(pool.take(pool.n_blocks))
     others = [make_request(f"other{i}", n_text=100, max_tokens=2) for i in range(3)]
     for r in (*others, second):
@@ -171,17 +171,20 @@ def test_who_comes_past_the_encoder_goes_back_to_it_if_the_kv_is_gone(layout, is
     cluster.check_whole()
 
 
-def test_the_kv_of_one_that_decodes_spares_it_no_picture_that_another_prefills():
+def test_the_kv_of_one_that_encodes_and_decodes_spares_it_a_picture_that_another_prefills():
     cluster = Cluster("1ED1P", kv_blocks=60, embed_blocks=8)
+    cluster.copy_s = 0.1
     first, second, *_ = requests_of(CONVERSATION)
     cluster.submit(first)
     cluster.run()
     for pool in (*cluster.caches["P1"].pools.values(), cluster.caches["ED0"].pools["embed"]):
         pool.drop(pool.take(pool.n_blocks))
+    before = n_prefilled(cluster)
     cluster.submit(second)
     cluster.run()
     assert cluster.tokens(second.id) == expected_tokens(second)
-    assert cluster.devices["ED0"].n_encoded == {b"picture1": 2}
+    assert n_prefilled(cluster) - before == second.n_prompt - oracle(second, [first])
+    assert cluster.devices["ED0"].n_encoded == {b"picture1": 1}
     cluster.check_whole()
 
 

@@ -313,7 +313,7 @@ class Cluster:
             or self.front.n_live
             or any(self.links.values())
             or any(w.inbox for w in self.wires.values())
-            or not all(e.idle and e._moves._source.idle for e in self.engines.values())
+            or not all(e.idle and e.moves.source.idle for e in self.engines.values())
         )
 
     # ---- what came of it
@@ -329,7 +329,7 @@ class Cluster:
     def check_whole(self):
         for name, engine in self.engines.items():
             assert engine.idle, (name, engine.stats(self.now))
-            assert engine._moves._source.idle, name
+            assert engine.moves.source.idle, name
             engine.scheduler.check()
             self.caches[name].check(idle=True)
             engine.scheduler.parking.caches.check(idle=True)

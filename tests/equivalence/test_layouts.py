@@ -62,7 +62,7 @@ def test_tokens_are_those_of_one_instance(tiny, wanted, layout, transport):
         check_moves(settled_stats(llm), layout)
         for name, node in parts(llm).engine.launcher.nodes.items():
             engine = node.engine
-            model = next(iter(engine._lanes.runners.values()))._model
+            model = next(iter(engine.lanes.runners.values()))._model
             assert (model.vision is not None) == ("E" in name)
             assert (model.language is not None) == ("P" in name or "D" in name)
 
@@ -72,7 +72,7 @@ def test_messages_and_blocks_over_tcp(tiny, wanted):
     with start(tiny, "1E1P1D", transport="tcp", cluster_host="127.0.0.1") as llm:
         hub = parts(llm).engine
         nodes = hub.launcher.nodes.values()
-        addresses = [hub.address, hub.pixels_at, *(node._mesh.address for node in nodes)]
+        addresses = [hub.address, hub.pixels_at, *(node.mesh.address for node in nodes)]
         assert all(a.startswith("tcp://127.0.0.1:") for a in addresses)
         with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
             for address in addresses:

@@ -46,7 +46,7 @@ def left(instance):
         stats, pool = engine.stats(time.monotonic()), instance.pools()[name]
         found[f"{name} works on"] = stats.n_waiting + stats.n_running + stats.n_migrating + stats.n_arriving
         found[f"{name} leases"] = sum(leased for _, leased, _ in pool.usage().values())
-        found[f"{name} moves"] = 0 if engine._moves.idle else 1
+        found[f"{name} moves"] = 0 if engine.moves.idle else 1
     return {what: n for what, n in found.items() if n}
 
 

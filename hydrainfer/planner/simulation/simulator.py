@@ -260,7 +260,7 @@ class ModelledNode(Instance):
         for message in inbox:
             self.hear(message, now)
         wake_at = self.step(now)
-        flying = [runner.ticket for lane, runner in self._runners.items() if self.engine.in_flight(lane)]
+        flying = [self._runners[lane].ticket for lane in self.engine.lanes.in_flight]
         if len(flying) == 1 and self._sim.leaps:
             self.leap = Leap.begin(self.engine, self.device, flying[0], wake_at)
             if self.leap is not None:

@@ -30,7 +30,7 @@ def logged(simulator):
         runner.launch = logging
 
     for name, node in simulator.nodes.items():
-        for runner in node.engine._lanes.runners.values():
+        for runner in node.engine.lanes.runners.values():
             tap(name, runner)
     return batches
 
