@@ -11,8 +11,8 @@ from hydrainfer.checkpoint.files import require
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """In the layers that `layers` marks, each token goes through `chosen` of `count` gated MLPs of width
-    `intermediate`, and what they give is summed by weights.
+    """The experts of a checkpoint. In the layers that `layers` marks, each token goes through `chosen` of `count` gated
+    MLPs of width `intermediate`, and what they give is summed by weights.
 
     `router`: "softmax" chooses by the probabilities of all experts, "chosen" by scores, of which those chosen become
     probabilities, "sigmoid" by probabilities of their own plus a correction, among the experts of `groups_chosen` of

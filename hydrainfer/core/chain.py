@@ -67,8 +67,8 @@ def answer_keys(request: Request, tokens: Sequence[int], keys: Sequence[bytes], 
 
 
 def answer_ahead(request: Request) -> int:
-    """By how much the positions of an answer are higher than those of the same text as a part of the prompt: text goes
-    on behind the longer side of a video's frames, an answer behind the highest position of the prompt, which may be
+    """How much higher the positions of an answer are than those of the same text as a part of the prompt: text goes on
+    behind the longer side of a video's frames, an answer behind the highest position of the prompt, which may be
     that of the video's last frame (`runtime.positions`)."""
     at = origin = position = highest = 0  # `position`: of prompt token `at`; `highest`: above all before it
     for span in request.media:

@@ -124,8 +124,8 @@ class Search:
         )
 
     def _estimate(self) -> float:
-        """Where misses pass what the target allows. Waiting times have exponential tails that lengthen towards the
-        capacity (Kingman 1961), so the logarithm of misses is nearly a line between two rates."""
+        """The rate at which misses pass what the target allows. Waiting times have exponential tails that lengthen
+        towards the capacity (Kingman 1961), so the logarithm of misses is nearly a line between two rates."""
         points = [(rate, s.met.share if s.settled else 0.0, s.met.n) for rate, s in sorted(self._found.items())]
         low, most = (0.0, 0.0), math.log(max(1.0 - self._target, 1e-9))
         for (rate, share), (_, _, n) in zip(_falling(points), points):

@@ -29,7 +29,7 @@ def delta_rule(
     states: Tensor,
     batch: ScanBatch,
 ) -> Tensor:
-    """As `reference.delta_rule`, which takes the requests of one row."""
+    """The same as `reference.delta_rule`, which takes the requests of one row."""
     out, n = torch.empty(v.shape, device=v.device), batch.n_decodes
     if n:
         decodes = replace(batch, pieces=())

@@ -230,7 +230,7 @@ def winners_file(plan: LayoutPlan, study: Study, asked: ProfileSetup, only: Sequ
 
 
 def _crowded(asked: ProfileSetup, n_devices: int) -> str:
-    """If so many instances, with the threads that were measured, are more than the cores of this machine."""
+    """A warning, if so many instances, with the threads that were measured, want more cores than this machine has."""
     cores = n_cores()
     if asked.threads is None or asked.threads * n_devices <= cores:
         return ""
@@ -241,5 +241,5 @@ def _crowded(asked: ProfileSetup, n_devices: int) -> str:
 
 
 def _given(budgets: Budgets) -> dict[str, int | float]:
-    """Without what is not bound."""
+    """The budgets by name, but for those that bind nothing."""
     return {name: value for name, value in msgspec.structs.asdict(budgets).items() if value is not None}

@@ -219,7 +219,7 @@ class AdmissionControl:
         return {kind: queue.seconds(now) for kind, queue in self.queues.items()}
 
     def waiting(self) -> QueueStats:
-        """For the metrics."""
+        """What the metrics say of those that wait."""
         return QueueStats(self.seconds(), self.refused, {kind: line.n_waiting for kind, line in self.lines.items()})
 
     def check(self, idle: bool = False) -> None:

@@ -49,8 +49,8 @@ def error_body(error: HydraError, path: str = "") -> bytes:
 
 
 def error_headers(error: HydraError) -> dict[str, str]:
-    """Beside the type and length of the body: `Retry-After` (whole seconds, at least 1; `retry-after-ms`, which the
-    `openai` client prefers, says it to the millisecond) where retrying makes sense."""
+    """The headers of an error beside the type and length of its body: `Retry-After` (whole seconds, at least 1;
+    `retry-after-ms`, which the `openai` client prefers, says it to the millisecond) where retrying makes sense."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))

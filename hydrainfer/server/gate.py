@@ -141,7 +141,7 @@ def length_of(headers: Headers) -> int | None:
 
 
 def _number(value: bytes) -> float:
-    """Not a number where it is none, which no check lets pass."""
+    """The number that a header says; NaN, which no check lets pass, where it says none."""
     try:
         return float(value)
     except ValueError:

@@ -31,7 +31,7 @@ class TextOffsets:
     """Where each token of one choice begins in its text. Tokens that share a character begin where it does."""
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool, continues: bool) -> None:
-        """As `Detokenizer`."""
+        """The arguments are those of `Detokenizer`."""
         self._text = Detokenizer(vocabulary, skip_special=skip_special, continues=continues)
         self._byte_level, self._byte_ids = vocabulary.byte_level, vocabulary.byte_ids
         self._at = 0

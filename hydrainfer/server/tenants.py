@@ -60,7 +60,7 @@ _EVERYBODY = Tenant(keys=(), share_cache=True)
 
 
 def read_tenants(path: Path) -> dict[str, Tenant]:
-    """By hash of their keys. Raises `ConfigError`."""
+    """The tenants of a file by hash of their keys. Raises `ConfigError`."""
     by_key: dict[str, Tenant] = {}
     for name, entry in read_yaml(path).items():
         try:

@@ -59,8 +59,8 @@ class HeldTensor(NamedTuple):
 
 
 def tensors_of(file: GgufFile, beside_vision: bool = False) -> dict[str, HeldTensor]:
-    """By the name in a Hugging Face checkpoint; tensors that no model here has keep their own. `beside_vision`: of a
-    language model that a file of vision weights belongs to."""
+    """The file's tensors under the names that a Hugging Face checkpoint gives them; those that no model here has keep
+    their own. `beside_vision`: the file is of a language model that a file of vision weights belongs to."""
     if file.architecture == "clip":
         return dict(_vision(file))
     prefix = "language_model." if beside_vision else ""

@@ -80,7 +80,7 @@ class ChatTemplate:
             raise InvalidRequest(f"the model's chat template cannot render these {what}", param=what) from None
 
     def _message(self, message: ChatMessage) -> dict[str, Any]:
-        """As transformers' templates read it: arguments of calls are objects."""
+        """The message as transformers' templates read it: arguments of calls are objects."""
         thought = {} if message.reasoning is None else {"reasoning_content": message.reasoning}
         if not message.calls and message.call_id is None:
             return {"role": message.role, "content": self._content(message), **thought}
