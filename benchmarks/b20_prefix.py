@@ -2,8 +2,9 @@
 
 Servers with and without `--no-prefix-cache`, asked in turns at concurrency 1: six turns about one picture, each with
 the answers before it. Times to the first token are the client's; cached tokens are what `usage` says. Then, with reuse,
-one choice and eight of a new picture prompt, one token each: the prompt tokens computed, and the time. At last the
-bookkeeping alone: keys of a prompt, and looking them up.
+one choice and eight of a new picture prompt, one token each: the prompt tokens computed, and the time; and with and
+without it in turns, requests that have nothing in common, four at a time: what reuse costs those who gain nothing by
+it. At last the bookkeeping alone: keys of a prompt, and looking them up.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from hydrainfer.workload.sources import BodyOptions, distinct_chats
 
 QUESTION = __doc__.splitlines()[0]
 CHOICES = 8
+AT_ONCE = 4  # requests that have nothing in common
 SETTLED_S = 0.5  # an instance reports what it counts every quarter of a second
 
 
@@ -43,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--distinct", type=int, default=12, help="requests with nothing in common, per round")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -90,6 +94,15 @@ def choose(client: httpx.Client, url: str, body: dict[str, Any], n: int) -> tupl
     assert len(answer["choices"]) == n
     time.sleep(SETTLED_S)
     return taken_s, prefilled(client, url) - n_before
+
+
+def serve_all(client: httpx.Client, url: str, bodies: list[dict[str, Any]]) -> float:
+    """Seconds until all of `bodies` are answered, `AT_ONCE` at a time."""
+    start_s = time.perf_counter()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for response in pool.map(lambda body: client.post(f"{url}/v1/chat/completions", json=body), bodies):
+            response.raise_for_status()
+    return time.perf_counter() - start_s
 
 
 def bookkeeping(n_tokens: int = 4096, n_times: int = 200) -> dict[str, float]:
@@ -166,6 +179,15 @@ def main() -> None:
             one, many = ([statistics.median(run[k] for run in runs[n]) for k in (0, 1)] for n in runs)
             ratios = {"seconds": many[0] / one[0], "prefilled": many[1] / one[1]}
             results[f"{layout} choices"] = {"runs": {str(n): found for n, found in runs.items()}, **ratios}
+            drawn = iter(distinct_chats(2 * args.rounds * args.distinct, seed=3, max_tokens=args.max_tokens))
+            taken: dict[bool, list[float]] = {True: [], False: []}
+            for _ in range(args.rounds):
+                for reuse, (url, instance) in servers.items():
+                    bodies = [orjson.loads(options.body(next(drawn), instance.name)) for _ in range(args.distinct)]
+                    taken[reuse].append(serve_all(client, url, bodies))
+            alike = statistics.median(off / on for on, off in zip(taken[True], taken[False]))
+            results[f"{layout} nothing in common"] = {"on_s": taken[True], "off_s": taken[False], "throughput": alike}
+            console.print(f"{layout}: {alike:.3f} of the throughput without reuse, of requests with nothing in common")
             console.print(
                 f"{layout}: later turns at most {results[f'{layout} later turns']:.2f} of the TTFT without reuse; "
                 f"{CHOICES} choices: {ratios['prefilled']:.2f} of one's prefill, {ratios['seconds']:.2f} of its time"
