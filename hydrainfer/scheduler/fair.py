@@ -6,6 +6,9 @@ of the least go by rank, as if they were one; the others go after them, the leas
 within their shares lose nothing of the order by rank, and one that floods the instance gets what they leave, but never
 less than its share: the counters of two that wait all the while stay within the credit, and what their largest requests
 take, of each other. Who comes after a pause is lifted to the credit below the others: nobody saves up more.
+
+Who keeps within his share comes now and then and waits for the batch that runs, and for what his own is filled up with.
+So while there are such, a tenant that has had more fills a batch no further than `LEFT_OVER_S`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from typing import Any
 from hydrainfer.core import Handoff, LiveSequence, Request, Stage, StepBatch
 from hydrainfer.scheduler.pace import Pace
 
+LEFT_OVER_S = 0.05
+"""How long a batch may take to which one adds who has had more than others that come and go."""
 FairTurn = tuple[float, tuple[float, float, int]]
 """What a tenant has had too much, and the rank: the smallest goes first."""
 rank_of: Callable[[LiveSequence], tuple[float, float, int]] = attrgetter("rank")
@@ -33,11 +38,13 @@ class Fair:
         self._n_waiting: Counter[str] = Counter()  # requests
         self._least = 0.0  # counter of those that wait, or that waited last
         self._now = 0.0  # the largest counter with which anybody was admitted
+        self._visited = 0.0  # until that is larger, somebody within his share is about
 
     def arrive(self, request: Request) -> None:
         """It waits from now on."""
         tenant = request.share.tenant
-        self._lift(tenant)
+        if self._lift(tenant):
+            self._visited = self._now + self._credit_s
         self._n_waiting[tenant] += 1
         self._least = min(self.counters[t] for t in self._n_waiting)
 
@@ -61,6 +68,12 @@ class Fair:
         if len(self.counters) > 1 and batch.n_decodes:
             for item in batch.work[: batch.n_decodes]:
                 self._charge(item.seq, seconds * item.count / batch.n_items)
+
+    def time_for(self, seq: LiveSequence, left_s: float, batch_s: float) -> float:
+        """How much longer a batch of `batch_s` may get by this one, of the `left_s` that are left of it."""
+        if self._now < self._visited and self.counters[seq.request.share.tenant] > self._now - self._credit_s / 2:
+            return max(0.0, min(left_s, LEFT_OVER_S - batch_s))
+        return left_s
 
     @property
     def turn_of(self) -> Callable[[LiveSequence], Any]:
@@ -94,9 +107,13 @@ class Fair:
             return waiting
         return sorted(waiting, key=lambda pair: self._excess(self.counters[pair[1].request.share.tenant]))
 
-    def _lift(self, tenant: str) -> None:
-        if tenant not in self._n_waiting:
-            self.counters[tenant] = max(self.counters.get(tenant, 0.0), self._now - self._credit_s)
+    def _lift(self, tenant: str) -> bool:
+        """Who does not wait saves up no more than the credit. Whether he would have."""
+        before, least = self.counters.setdefault(tenant, 0.0), self._now - self._credit_s
+        if tenant in self._n_waiting or before >= least:
+            return False
+        self.counters[tenant] = least
+        return True
 
     def _charge(self, seq: LiveSequence, seconds: float) -> None:
         share = seq.request.share

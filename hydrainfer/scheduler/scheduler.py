@@ -265,21 +265,25 @@ class Scheduler:
         if not other_s:
             return n
         pace: Pace | Gap = self._gap if n and self._gap.bounded else self._order.pace
-        left_s = min(self.budgets.step_s - n * self._order.pace.token_s(), other_s)
+        most_s, spent_s = min(self.budgets.step_s - n * self._order.pace.token_s(), other_s), 0.0
+
+        def tokens_in_time(seq: LiveSequence) -> int:
+            left_s = self.fair.time_for(seq, most_s - spent_s, spent_s)
+            return 0 if seq.rank > before else pace.chunk_in(left_s, seq, first=n == n_before)
 
         def admit(new: LiveSequence) -> bool:
             """Nobody begins beside the most that may be half way, but who is done in this batch."""
-            in_time = 0 if new.rank > before else pace.chunk_in(left_s, new, first=n == n_before)
+            in_time = tokens_in_time(new)
             n_begun = sum(s.started for s in self.prefilling.values()) if self._order.ranked else 0
             if not in_time or (n_begun >= self.policy.half_way and new.rest[0] > min(budget - n, in_time)):
                 return False
             return self._admission.admit(new) and self._enter(new)
 
         for seq in self._order.turns(self.prefilling.values(), self._admission.to_prefill(), admit):
-            in_time = 0 if seq.rank > before else pace.chunk_in(left_s, seq, first=n == n_before)
+            in_time = tokens_in_time(seq)
             count = add_chunk(work, seq, min(budget - n, in_time), first=n == n_before)
             n += count
-            left_s -= count * pace.token_s(seq)
+            spent_s += count * pace.token_s(seq)
             if n >= budget or not in_time:
                 break
         return n
@@ -299,6 +303,7 @@ class Scheduler:
             return True
 
         for seq in self._order.turns(self.encoding.values(), self._admission.to_encode(), admit):
+            most = min(most, self._order.pace.pictures_in(self.fair.time_for(seq, self.budgets.step_s, 0.0)))
             left = add_pictures(work, seq, left, most)
             if len(work) >= most or left <= 0:
                 break

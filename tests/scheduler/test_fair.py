@@ -108,3 +108,30 @@ def test_a_tenant_whose_first_request_finds_no_room_waits_for_it():
     for _ in range(2):
         ((_, offer),) = s.fair.offers([(Stage.DECODE, offers[1])])
         assert s.expect(offer, 0.0) is None
+
+
+def test_who_floods_fills_batches_only_a_little_while_others_come_and_go():
+    """A token takes a millisecond as long as nothing is measured."""
+    s, device = make(tokens=120, credit_s=0.1), FakeDevice()
+
+    def batch():
+        return [item.seq.id for item in turn(s, device, Lane.LANGUAGE, 0.0)[0].work]
+
+    for i in range(40):
+        s.add(request(f"a{i}", TENANTS[0], n_text=30, max_tokens=1), 0.0)
+    assert batch() == ["a0", "a1", "a2", "a3"], "nobody else has come"
+    assert batch() == ["a4", "a5", "a6", "a7"]
+    s.add(request("b0", TENANTS[1], n_text=30, max_tokens=1), 0.0)
+    assert batch() == ["b0"], "it waits for nobody whom its batch could be filled up with"
+    small = [batch() for _ in range(3)]
+    assert [len(b) for b in small] == [1] * 3, "nor will the next one for a long batch"
+    assert len(batch()) == 4, "nobody has come for as long as the credit"
+
+
+def test_a_tenant_that_always_waits_does_not_make_batches_small():
+    s, device = make(tokens=120, credit_s=0.1), FakeDevice()
+    for i in range(40):
+        for share in TENANTS[:2]:
+            s.add(request(f"{share.tenant}{i}", share, n_text=30, max_tokens=1), 0.0)
+    sizes = [len(turn(s, device, Lane.LANGUAGE, 0.0)[0].work) for _ in range(20)]
+    assert sizes == [4] * 20
