@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from random import getrandbits
@@ -21,6 +23,7 @@ from hydrainfer.metrics import HttpCounts
 access_log = logging.getLogger("hydrainfer.access")
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _PROBES = (b"/health", b"/ready", b"/metrics", b"/v1/overview")  # asked for again and again
+_EACH = 20  # lines of refusals in a second
 EXPOSED = ("X-Request-Id", "Retry-After", "retry-after-ms")
 """Headers of an answer that pages of other origins may read."""
 
@@ -73,15 +76,43 @@ def write_line(
 ) -> None:
     """Write a request's line of the access log. `path`: as sent, so without control characters; `given`, `ours`: its
     ids, one of which it has."""
-    level = logging.DEBUG if path in _PROBES and status < 400 else logging.INFO
-    if not access_log.isEnabledFor(level):
-        return
     words = [f"id={given or ours}"]
     if given and ours:
         words.append(f"run={ours}")
     if error:
         words.append(f"error={error}")
-    access_log.log(level, "%s %s %d %.3fs %s", method, path[:200].decode("latin-1"), status, took_s, " ".join(words))
+    _write(method, path, status, took_s, " ".join(words))
+
+
+def _write(method: str, path: bytes, status: int, took_s: float, words: str) -> None:
+    level = logging.DEBUG if path in _PROBES and status < 400 else logging.INFO
+    if access_log.isEnabledFor(level):
+        access_log.log(level, "%s %s %d %.3fs %s", method, path[:200].decode("latin-1"), status, took_s, words)
+
+
+class RefusalLines:
+    """The lines of those who are refused: one each for the first `_EACH` of a second; then, when the second is over,
+    one that has the number of all others (`n=`): in a flood, lines would cost more than the refusals. Everything on
+    one event loop."""
+
+    def __init__(self) -> None:
+        self._n = 0  # in this second
+        self._others: Counter[tuple[bytes, int]] = Counter()
+
+    def write(self, path: bytes, status: int, given: str, ours: str) -> None:
+        """Note a request that was refused at once; the arguments are those of `write_line`."""
+        if not self._n:
+            asyncio.get_running_loop().call_later(1.0, self._end)
+        self._n += 1
+        if self._n <= _EACH:
+            write_line("POST", path, status, 0.0, given, ours)
+        else:
+            self._others[path, status] += 1
+
+    def _end(self) -> None:
+        others, self._others, self._n = self._others, Counter(), 0
+        for (path, status), n in others.items():
+            _write("POST", path, status, 0.0, f"n={n}")
 
 
 class AccessLines(logging.Handler):

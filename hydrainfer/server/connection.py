@@ -1,4 +1,5 @@
-"""A client's connection: uvicorn's, but what cannot be let in is refused before anything is made for it.
+"""A client's connection: uvicorn's, but what cannot be let in is refused before anything is made for it; and a request
+that comes whole, with a head that was refused before, even before it is parsed.
 
 Under overload most of what comes is refused, and every microsecond of that is taken from those who are served: the
 application with its task and its wrappers would cost ten times as much as the answer itself.
@@ -19,14 +20,16 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from hydrainfer.core import HydraError, Overloaded
-from hydrainfer.server.access import id_in, new_id, write_line
+from hydrainfer.server.access import id_in, new_id
 from hydrainfer.server.errors import JSON, error_body
-from hydrainfer.server.gate import WORK, Door
+from hydrainfer.server.gate import WORK, Asked, Door, Head
 from hydrainfer.server.returns import Mark
 
 _WORK = frozenset(path.encode() for path in WORK)
 _SLOWLY = (b"origin", b"expect")  # headers of requests whose refusal needs more than this
 _BODY_S = 0.02  # how long one that may return is held for its body
+_HEAD_BYTES = 2048  # longer heads are not known again
+_END = b"\r\n\r\n"
 
 
 class Connection(HttpToolsProtocol):
@@ -40,6 +43,10 @@ class Connection(HttpToolsProtocol):
         self._retry_after_s: float | None = None  # what it was told, if it was refused
         self._held: list[bytes] | None = None  # its body so far, while it is held
         self._timer: asyncio.TimerHandle | None = None
+        self._head = b""  # of the present request, if it may be known again
+        self._between = True  # requests: what comes is a head
+        self._let_in = False  # its mark is known before it is parsed
+        self._refused_s = 0.0  # when the last one was refused that was not parsed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.connections.add(self)
@@ -50,14 +57,60 @@ class Connection(HttpToolsProtocol):
         self._held = None
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        if not (self._between and self._refuses(data)):
+            super().data_received(data)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The timer runs on while requests are refused that are not parsed."""
+        left_s = self._refused_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0.0:
+            self.timeout_keep_alive_task = self.loop.call_later(left_s, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _refuses(self, data: bytes) -> bool:
+        """Refuse a whole request with a head that was refused before. False: it is for the parser."""
+        end = data.find(_END, 0, _HEAD_BYTES) + len(_END)
+        if end < len(_END) or not data.startswith(b"POST ") or not self._idle():
+            return False
+        head = self._door.heads.get(data[:end])
+        if head is None or len(data) - end != head.asked.n_bytes:
+            self._head = data[:end]
+            return False
+        self._mark = head.mark.whole(data[end:])
+        try:
+            self._door.check(head.asked, self._mark, whole=True)
+        except HydraError as e:
+            if isinstance(e, Overloaded):
+                self._door.admission.expect(self._mark, e.retry_after_s)
+            self._answer(e, head.path, head.id)
+            self._go_on()
+            return True
+        self._let_in = True
+        return False
+
+    def _go_on(self) -> None:
+        """What `on_response_complete` does, in short."""
+        self.server_state.total_requests += 1
+        self._refused_s = self.loop.time()
+        if self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            wait_s = self.timeout_keep_alive
+            self.timeout_keep_alive_task = self.loop.call_later(wait_s, self.timeout_keep_alive_handler)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._mark = self._retry_after_s = None
+        self._between, self._retry_after_s = False, None
+        if not self._let_in:
+            self._mark = None
 
     def on_headers_complete(self) -> None:
         if self.url in _WORK and self.parser.get_method() == b"POST":
-            self._mark = self.scope["state"]["mark"] = Mark(self.url, self.headers)
-            if self._may_answer():
+            known, self._let_in = self._let_in, False
+            if not known:
+                self._mark = Mark(self.url, self.headers)
+            self.scope["state"]["mark"] = self._mark
+            if not known and self._may_answer():
                 self._check(whole=False)
                 return
         super().on_headers_complete()
@@ -76,18 +129,22 @@ class Connection(HttpToolsProtocol):
         self._decide()
         if self._retry_after_s is not None and self._mark is not None:
             self._door.admission.expect(self._mark, self._retry_after_s)
+        self._between, self._head = True, b""
         super().on_message_complete()
 
     def _may_answer(self) -> bool:
         """Whether an answer from here is complete: no other is under way, no page of another origin asks."""
-        idle = self.cycle is None or self.cycle.response_complete
-        return idle and not any(name in _SLOWLY for name, _ in self.headers)
+        return self._idle() and not any(name in _SLOWLY for name, _ in self.headers)
+
+    def _idle(self) -> bool:
+        """Whether no answer is under way."""
+        return self.cycle is None or self.cycle.response_complete
 
     def _check(self, *, whole: bool) -> None:
         """Let it in, refuse it or, unless `whole`, hold it. `whole`: its mark is all that will be known."""
         assert self._mark is not None
         try:
-            if not self._door.check(self.headers, self._mark, whole=whole):
+            if not self._door.check(Asked.read(self.headers), self._mark, whole=whole):
                 self._held = []
                 self._timer = self.loop.call_later(_BODY_S, self._decide)
                 return
@@ -109,23 +166,33 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: HydraError) -> None:
         """Answer at once; the body, if any comes, is not kept."""
-        self._retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
-        headers, given = self._door.headers_of(error), id_in(self.headers)
-        path = self.url.decode()
-        body = error_body(error, path)
-        request_id = given or new_id()
-        if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
-            headers["connection"] = "close"
-        headers |= {"content-length": str(len(body)), "content-type": JSON, "x-request-id": request_id}
-        head = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
-        ours = b"".join([b"%s: %s\r\n" % header for header in self.server_state.default_headers])
+        given, goes_on = id_in(self.headers), self._goes_on()
+        if isinstance(error, Overloaded):
+            self._retry_after_s = error.retry_after_s
+            if self._head and goes_on and (asked := Asked.read(self.headers)).n_bytes is not None:
+                self._door.remember(self._head, Head(asked, Mark(self.url, self.headers), self.url, given))
         self.cycle = _ANSWERED
-        self.transport.write(b"%s%s%s\r\n%s" % (STATUS_LINE[error.status], head, ours, body))
-        self._door.counts.add(path, "POST", error.status)
-        write_line("POST", self.url, error.status, 0.0, given, "" if given else request_id)
+        self._answer(error, self.url, given, goes_on=goes_on)
+        self.on_response_complete()
+
+    def _goes_on(self) -> bool:
+        """Whether another request may follow."""
+        return self.parser.get_http_version() == "1.1" and self.parser.should_keep_alive()
+
+    def _answer(self, error: HydraError, path: bytes, given: str, *, goes_on: bool = True) -> None:
+        where = path.decode()
+        headers, body = self._door.headers_of(error), error_body(error, where)
+        ours = "" if given else new_id()
+        if not goes_on:
+            headers["connection"] = "close"
+        headers |= {"content-length": str(len(body)), "content-type": JSON, "x-request-id": given or ours}
+        head = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
+        always = b"".join([b"%s: %s\r\n" % header for header in self.server_state.default_headers])
+        self.transport.write(b"%s%s%s\r\n%s" % (STATUS_LINE[error.status], head, always, body))
+        self._door.counts.add(where, "POST", error.status)
+        self._door.lines.write(path, error.status, given, ours)
         if "connection" in headers:
             self.transport.close()
-        self.on_response_complete()
 
 
 class _Answered:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterable
 from functools import partial
+from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hydrainfer.core import HydraError, Overloaded
 from hydrainfer.metrics import HttpCounts
+from hydrainfer.server.access import RefusalLines
 from hydrainfer.server.admission import AdmissionControl, Place, Urgency
 from hydrainfer.server.crowd import Crowd
 from hydrainfer.server.errors import JSON, error_body, error_headers
@@ -31,38 +33,21 @@ WORK = frozenset(
 Headers = Iterable[tuple[bytes, bytes]]
 """Names in lower case."""
 _PER_TURN = 4  # of the event loop
+_MOST_HEADS = 1024
 
 
-class Door:
-    """Who may come in, from the headers alone: a key's tenant within its limits, where there is room for the work.
-    `counts`: of all answers, those of requests that were not let in among them."""
+class Asked(NamedTuple):
+    """What the headers of a request say. `n_bytes`: the length of the body, if that is said; `returning`: it was sent
+    before."""
 
-    def __init__(self, admission: AdmissionControl, tenants: Tenants) -> None:
-        self.admission, self.tenants = admission, tenants
-        self.counts = HttpCounts()
+    authorization: str
+    n_bytes: int | None
+    returning: bool
+    urgency: Urgency
 
-    def check(self, headers: Headers, mark: Mark, *, whole: bool) -> bool:
-        """Whether a request may come in now; False: if it returns, which its mark will tell once it is `whole`. Raises
-        `HydraError` if it may not."""
-        _, n_bytes, returning, urgency = self._read(headers)
-        returning = returning or (whole and self.admission.comes(mark))
-        if not whole and not returning and self.admission.has_only_reserve(n_bytes, urgency):
-            return False
-        self.admission.check_entry(n_bytes, returning=returning, urgency=urgency)
-        return True
-
-    def enter(self, headers: Headers, mark: Mark | None = None) -> tuple[Place, Tenant]:
-        """A place for a request, which gives it back. Raises as `check`."""
-        tenant, n_bytes, returning, urgency = self._read(headers)
-        returning = returning or (mark is not None and mark.returns)
-        place = self.admission.enter(n_bytes, returning=returning, urgency=urgency)
-        place.mark = mark
-        self.tenants.begin(tenant)
-        place.on_tokens, place.on_leave = partial(self.tenants.charge, tenant), partial(self.tenants.end, tenant)
-        return place, tenant
-
-    def _read(self, headers: Headers) -> tuple[Tenant, int | None, bool, Urgency]:
-        """The tenant, the length of the body, whether the request returns, its urgency."""
+    @classmethod
+    def read(cls, headers: Headers) -> Asked:
+        """Raises `InvalidRequest`."""
         n_bytes, returning, authorization = None, False, ""
         priority: float | None = None
         within_s: float | None = None
@@ -79,11 +64,62 @@ class Door:
                 priority = _number(value)
             elif name == b"x-deadline-s":
                 within_s = _number(value)
-        tenant = self.tenants.find(authorization)
+        return cls(authorization, n_bytes, returning, Urgency.read(priority, within_s))
+
+
+class Head(NamedTuple):
+    """The head of a request that was refused. `mark`: of its path and key. `id`: the client's for it, or ""."""
+
+    asked: Asked
+    mark: Mark
+    path: bytes
+    id: str
+
+
+class Door:
+    """Who may come in, from the headers alone: a key's tenant within its limits, where there is room for the work.
+    `heads`: of requests that were refused, by their bytes, so that the next one is not parsed again.
+    `counts`: of all answers, those of requests that were not let in among them."""
+
+    def __init__(self, admission: AdmissionControl, tenants: Tenants) -> None:
+        self.admission, self.tenants = admission, tenants
+        self.counts = HttpCounts()
+        self.lines = RefusalLines()
+        self.heads: dict[bytes, Head] = {}
+
+    def remember(self, head: bytes, meaning: Head) -> None:
+        """Know these bytes again. All are forgotten once there are too many."""
+        if len(self.heads) >= _MOST_HEADS:
+            self.heads.clear()
+        self.heads[head] = meaning
+
+    def check(self, asked: Asked, mark: Mark, *, whole: bool) -> bool:
+        """Whether a request may come in now; False: if it returns, which its mark will tell once it is `whole`. Raises
+        `HydraError` if it may not."""
+        _, urgency = self._who(asked)
+        returning = asked.returning or (whole and self.admission.comes(mark))
+        if not whole and not returning and self.admission.has_only_reserve(asked.n_bytes, urgency):
+            return False
+        self.admission.check_entry(asked.n_bytes, returning=returning, urgency=urgency)
+        return True
+
+    def enter(self, headers: Headers, mark: Mark | None = None) -> tuple[Place, Tenant]:
+        """A place for a request, which gives it back. Raises as `check`."""
+        asked = Asked.read(headers)
+        tenant, urgency = self._who(asked)
+        returning = asked.returning or (mark is not None and mark.returns)
+        place = self.admission.enter(asked.n_bytes, returning=returning, urgency=urgency)
+        place.mark = mark
+        self.tenants.begin(tenant)
+        place.on_tokens, place.on_leave = partial(self.tenants.charge, tenant), partial(self.tenants.end, tenant)
+        return place, tenant
+
+    def _who(self, asked: Asked) -> tuple[Tenant, Urgency]:
+        """The tenant, which may have one more, and the urgency of its request."""
+        tenant = self.tenants.find(asked.authorization)
         self.tenants.check(tenant)
-        urgency = Urgency.read(priority, within_s)._replace(share=tenant.share)
-        self.tenants.check_priority(tenant, urgency.priority)
-        return tenant, n_bytes, returning, urgency
+        self.tenants.check_priority(tenant, asked.urgency.priority)
+        return tenant, Urgency(asked.urgency.priority, asked.urgency.within_s, tenant.share)
 
     def headers_of(self, error: HydraError) -> dict[str, str]:
         """Those of the answer to what `check` or `enter` raised."""

@@ -11,12 +11,12 @@ _MEMORY_S, _MEMORY_N = 2.0, 16
 """A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
 _HINT_S = 0.25
 """How much of the measured time still counts when a new crowd gathers: small crowds find room at once and seem fast."""
-_PACE = 0.8
-"""Turns are promised for this part of the measured rate; the rest is for those whom nobody told to come, and for a rate
-that was measured while the first of a flood still found free places."""
+_PACE = 0.6
+"""Turns are promised for this part of the measured rate; the rest is for those whom nobody told to come. A flood is
+answered more slowly than what was measured before it, and most of its promises are made in its first seconds."""
 _EASED = 0.25
 """A queue shorter than this part of the longest: who was promised a turn has not come, and the promises are void."""
-_RESERVED, _RESERVED_S = 0.4, 2.0
+_RESERVED, _RESERVED_S = 0.5, 2.0
 """The part of the longest queue that is kept free for those who return, and the least of it in seconds (but never more
 than half the queue). `Retry-After` has whole seconds, so they return a second's work at a time."""
 LATEST_TURN_S = 600.0

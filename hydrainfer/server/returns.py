@@ -28,6 +28,12 @@ class Mark:
         self._left = _MARKED_BYTES
         self.returns = False
 
+    def whole(self, body: bytes) -> Mark:
+        """The mark of a request that begins like this one, with such a body; what is added to that changes nothing."""
+        mark = Mark.__new__(Mark)
+        mark.value, mark._left, mark.returns = zlib.crc32(body[:_MARKED_BYTES], self.value), 0, False
+        return mark
+
     @property
     def done(self) -> bool:
         """Whether the rest of the body counts no more."""
@@ -42,13 +48,13 @@ class Mark:
 
 class Returns:
     """The turns that were promised, by their second and the marks of those who were refused. Times are seconds of one
-    clock. Bounded: turns beyond `_MOST` are not remembered. (Dicts of plain numbers, which the garbage collector does
-    not look into.)"""
+    clock. Bounded: of more than `_MOST` turns the latest are forgotten. (Dicts of plain numbers, which the garbage
+    collector does not look into.)"""
 
     def __init__(self) -> None:
         self.n = 0
         self._turns: dict[int, dict[int, int]] = {}  # second -> mark -> how many
-        self._oldest = 0
+        self._oldest = self._latest = 0
 
     def expect(self, mark: Mark, turn_s: float, now: float) -> None:
         """It was told to come back at `turn_s`."""
@@ -58,23 +64,28 @@ class Returns:
         while self._oldest < late:
             self.n -= sum(self._turns.pop(self._oldest, {}).values())
             self._oldest += 1
-        if self.n < _MOST:
-            marks = self._turns.setdefault(int(turn_s), {})
-            marks[mark.value] = marks.get(mark.value, 0) + 1
-            self.n += 1
+        second = int(turn_s)
+        while self.n >= _MOST:
+            if second >= self._latest:
+                return
+            self.n -= sum(self._turns.pop(self._latest, {}).values())
+            self._latest -= 1
+        marks = self._turns.setdefault(second, {})
+        marks[mark.value] = marks.get(mark.value, 0) + 1
+        self.n += 1
+        self._latest = max(self._latest, second)
 
     def comes(self, mark: Mark, now: float) -> bool:
         """Whether it was told to come back about now, or a while ago; then once. Sets `mark.returns`."""
-        if not mark.returns and self.n:
-            mark.returns = any(self._take(second, mark.value) for second in range(int(now), int(now) - _LATE_S, -1))
+        if mark.returns or not self.n:
+            return mark.returns
+        value, turns = mark.value, self._turns
+        for second in range(int(now), int(now) - _LATE_S, -1):
+            if second in turns and value in (marks := turns[second]):
+                self.n -= 1
+                marks[value] -= 1
+                if not marks[value]:
+                    del marks[value]
+                mark.returns = True
+                break
         return mark.returns
-
-    def _take(self, second: int, value: int) -> bool:
-        marks = self._turns.get(second)
-        if not marks or value not in marks:
-            return False
-        self.n -= 1
-        marks[value] -= 1
-        if not marks[value]:
-            del marks[value]
-        return True

@@ -106,7 +106,7 @@ def test_turns_come_one_after_the_other_and_are_void_when_the_queue_has_eased():
         queue.leave(1.0, now, done=True)
     promised = [queue.promise(now) for _ in range(100)]
     gaps = [b - a for a, b in pairwise(promised)]
-    assert min(gaps) == pytest.approx(max(gaps)) and gaps[0] == pytest.approx(0.1 / 0.8, rel=0.05)
+    assert min(gaps) == pytest.approx(max(gaps)) and gaps[0] == pytest.approx(0.1 / 0.6, rel=0.05)
     many = [queue.promise(now) for _ in range(10_000)]
     assert max(many) <= LATEST_TURN_S and len({round(s) for s in many[-3000:]}) > 100, "spread, however many"
     while queue.n_waiting:
@@ -117,19 +117,20 @@ def test_turns_come_one_after_the_other_and_are_void_when_the_queue_has_eased():
 
 class Flood:
     """A server of `rate` requests per second behind an `AdmissionControl`; clients who are refused come back once.
-    `known`: by what a returning one is: "said", its "body", or nothing."""
+    `known`: by what a returning one is: "said", its "body", or nothing. `warm_s`: so long before the flood it had as
+    much to do as it can; the flood makes it `slowed` times as fast."""
 
-    def __init__(self, rate, factor, flood_s, *, known, come_back=True, seed=1):
+    def __init__(self, rate, factor, flood_s, *, known, come_back=True, seed=1, warm_s=0.0, slowed=1.0):
         self.clock = Clock()
         self.admission = AdmissionControl(self.clock, longest_s=4.0)
         self.rng, self.rate, self.known, self.come_back = random.Random(seed), rate, known, come_back
-        self.start_s, self.busy_until = self.clock.now, self.clock.now
+        self.start_s, self.busy_until, self.slowed = self.clock.now + warm_s, self.clock.now, slowed
         self.served_s, self.back, self.waits = [], [], []
         self.events, self.n = [], 0
-        due_s = self.start_s
+        due_s = self.clock.now
         while due_s < self.start_s + flood_s:
             self.at(due_s, self.arrive, self.n, False)
-            due_s += self.rng.expovariate(rate * factor)
+            due_s += self.rng.expovariate(rate * (factor if due_s >= self.start_s else 1.0))
 
     def mark(self, who):
         mark = Mark(b"/v1/chat/completions", [])
@@ -162,7 +163,8 @@ class Flood:
             return
         if returning:
             self.back.append((now, True))
-        self.busy_until = max(self.busy_until, now) + self.rng.uniform(0.5, 1.5) / self.rate
+        rate = self.rate * (self.slowed if now >= self.start_s else 1.0)
+        self.busy_until = max(self.busy_until, now) + self.rng.uniform(0.5, 1.5) / rate
         self.waits.append(self.busy_until - now)
         self.at(self.busy_until, self.end, place)
 
@@ -184,6 +186,14 @@ def test_at_ten_times_the_capacity_all_of_it_is_used_and_those_who_obey_are_serv
     assert not known or sum(early) >= 0.8 * len(early), "who is known to return is served even in the flood"
 
 
+@pytest.mark.parametrize("slowed", [0.6, 0.8])
+def test_who_obeys_is_served_also_by_a_server_that_the_flood_makes_slower(slowed):
+    flood = Flood(100.0, 10.0, 30.0, known="body", warm_s=5.0, slowed=slowed)
+    flood.run()
+    early = [ok for s, ok in flood.back if s - flood.start_s <= 30.0]
+    assert len(early) > 30.0 * 100.0 * 0.3 and sum(early) >= 0.8 * len(early)
+
+
 def test_each_turn_is_known_once_by_the_same_request():
     returns = Returns()
 
@@ -202,7 +212,9 @@ def test_each_turn_is_known_once_by_the_same_request():
     assert large[0].done and large[0].value == large[1].value, "only the beginning counts"
     for i in range(100_000):  # nobody comes
         returns.expect(mark(b"%d" % i), 100.0 + i, 0.01 * i)
-    assert returns.n == 1 << 15
+    assert returns.n <= 1 << 15
+    returns.expect(mark(b"soon"), 1020.0, 1000.0)
+    assert returns.comes(mark(b"soon"), 1021.0), "the latest turns are forgotten first"
     returns.expect(mark(b"late"), 300_100.0, 300_000.0)
     assert returns.n == 1 and returns.comes(mark(b"late"), 300_101.0) and not returns.n
 

@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from hydrainfer.server import Connection
 from hydrainfer.server.access import AccessLines
+from hydrainfer.server.gate import Door
 from tests.server.conftest import wait_until
 
 pytestmark = pytest.mark.cpu
@@ -47,6 +49,88 @@ def test_a_refused_connection_goes_on_and_its_body_is_skipped(full):
     raw.request("GET", "/version")
     assert raw.getresponse().status == 200
     raw.close()
+
+
+def raw_request(body, *, method="POST", path="/v1/chat/completions", more=""):
+    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{more}"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def answers_to(raw, pieces, n):
+    """The statuses and ids of `n` answers to what is sent."""
+    for piece in pieces:
+        raw.sock.sendall(piece)
+        time.sleep(0.01)
+    found = []
+    for _ in range(n):
+        answer = http.client.HTTPResponse(raw.sock, method="POST")
+        answer.begin()
+        answer.read()
+        found.append((answer.status, answer.headers["x-request-id"]))
+    return found
+
+
+@pytest.fixture
+def raw(full):
+    connection = http.client.HTTPConnection(full.url.removeprefix("http://"), timeout=20)
+    connection.connect()
+    yield connection
+    connection.close()
+
+
+def test_a_head_that_was_refused_is_known_again(full, raw, monkeypatch):
+    parsed, whole = [], Connection.on_headers_complete
+    monkeypatch.setattr(Connection, "on_headers_complete", lambda self: (parsed.append(self.url), whole(self))[1])
+    raw.close()
+    raw.connect()  # a parser asks for what it calls when it is made
+    one, other = raw_request(b'{"a": 1}'), raw_request(b'{"a": 2}')
+    first, again = answers_to(raw, [one], 1)[0], answers_to(raw, [other], 1)[0]
+    assert first[0] == again[0] == 429 and first[1] != again[1] and len(parsed) == 1
+    assert answers_to(raw, [one[:40], one[40:]], 1)[0][0] == 429 and len(parsed) == 2, "in pieces"
+    assert answers_to(raw, [one[:-3], one[-3:]], 1)[0][0] == 429 and len(parsed) == 3, "the body late"
+    raw.sock.sendall(one + other)
+    both = b""
+    while both.count(b'"overloaded"') < 2:
+        both += raw.sock.recv(65536)
+    assert both.count(b"HTTP/1.1 429 ") == 2 and len(parsed) == 5, "two at once"
+    named = raw_request(b"{}", more="x-request-id: mine\r\n")
+    n = len(parsed)
+    assert [answers_to(raw, [named], 1)[0] for _ in range(2)] == [(429, "mine")] * 2 and len(parsed) == n + 1
+    for more in ("origin: https://chat.example.com\r\n", "x-priority: 1\r\n"):
+        odd = raw_request(b'{"a": 1}', more=more)
+        assert answers_to(raw, [odd], 1)[0][0] == 429
+
+
+def test_a_known_head_is_let_in_once_there_is_room(start):
+    server = start(max_requests=1)
+    place = server.sessions.admission.take()
+    raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    raw.connect()
+    body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
+    asked = raw_request(body)
+    assert [answers_to(raw, [asked], 1)[0][0] for _ in range(2)] == [429, 429]
+    place.leave()
+    assert [answers_to(raw, [asked], 1)[0][0] for _ in range(2)] == [200, 200]
+    raw.close()
+    server.check_idle()
+
+
+def test_heads_are_forgotten_once_there_are_too_many():
+    door = Door(None, None)
+    for i in range(2500):
+        door.remember(b"POST / %d" % i, None)
+        assert 0 < len(door.heads) <= 1024 and b"POST / %d" % i in door.heads
+
+
+def test_a_flood_of_refusals_leaves_few_lines(full, raw, caplog):
+    caplog.set_level(logging.INFO, "hydrainfer.access")
+    asked = raw_request(b"{}")
+    for _ in range(60):
+        answers_to(raw, [asked], 1)
+    lines = lambda: [r.getMessage() for r in caplog.records if r.name == "hydrainfer.access"]  # noqa: E731
+    n_of = lambda line: int(line.partition(" n=")[2] or 1)  # noqa: E731
+    wait_until(lambda: sum(map(n_of, lines())) == 60)
+    assert len(lines()) < 60 and all(line.startswith("POST /v1/chat/completions 429 0.000s ") for line in lines())
 
 
 class Reserved:
