@@ -8,6 +8,9 @@ when `Retry-After` says. Another process asks `/health` all the while. Told: goo
 second of the second half against the capacity, how long a refusal takes, `/health`, connections that broke, and who
 came back and was served.
 
+With `--roll` all instances are restarted meanwhile, one at a time (SIGUSR1), and nothing may fail:
+`--factor 0.5 --roll --flags "--layout 2EPD --launcher ray"`.
+
 The generator is a process of its own but shares the machine: it costs the server `generator_cores`. As a control, the
 capacity is measured once more while such a generator sends its requests to a server that is nothing (`--control`).
 """
@@ -20,9 +23,11 @@ import contextlib
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -222,6 +227,7 @@ def judged(records: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
     back = [r["again"] for r in records if "again" in r]
     ended = [(r["due_s"] + r["took_s"], r) for r in [*records, *back]]
     n_good = sum(_good(r, args) for end_s, r in ended if args.seconds / 2 <= end_s <= args.seconds)
+    admitted = [r for _, r in ended if r["status"] not in REFUSED]
     refused = [r for r in [*records, *back] if r["status"] in REFUSED]
     told = [r["retry_after_s"] for r in records if r["status"] in REFUSED]
     early = [r for r in back if r["due_s"] <= args.seconds]
@@ -231,6 +237,7 @@ def judged(records: list[dict[str, Any]], args: argparse.Namespace) -> dict[str,
         "answers_s": percentiles([r["took_s"] for r in records if r["status"] == 200]),
         "refusals_s": percentiles([r["took_s"] for r in refused]),
         "retry_after_s": percentiles(told),
+        "admitted_in_time": share(admitted, args),
         "n_broken": sum(r["status"] == -1 for r in [*records, *back]),
         "n_unanswered": sum(r["status"] == 0 for r in [*records, *back]),
         "n_came_back": len(back),
@@ -309,6 +316,9 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
             before = server.memory()["pss_bytes"]
             with Process(watch_health, server.url) as health:
                 ask(flood, "run", server.url, args.factor * capacity, args.seconds, seed + 3)
+                incarnations = instances(server.url) if args.roll else {}
+                if args.roll:
+                    os.kill(server.pid, signal.SIGUSR1)
                 await asyncio.sleep(args.seconds / 2)
                 watch = CpuWatch([server])
                 await asyncio.sleep(args.seconds / 2)
@@ -317,10 +327,14 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
                 took_s, n_failed = health.recv()
                 _, records, cores = flood.recv()
             server.check_alive()
+            if args.roll:
+                found["n_restarted"] = sum(n > incarnations[name] for name, n in instances(server.url).items())
             found |= judged(records, args)
             found |= {"health_s": percentiles(took_s), "n_health_failed": n_failed, "generator_cores": cores}
             found |= {"server_cores": use.servers["built-in"], "other_cores": use.others}
-            found |= {"pss_bytes": [before, server.memory()["pss_bytes"]]}
+            await asyncio.sleep(args.pause_s)
+            found["pss_bytes"] = [before, server.memory()["pss_bytes"]]
+            found["memory_growth"] = found["pss_bytes"][1] / before - 1.0
             n_good = found["goodput_per_s"] * args.seconds / 2
             found["flood_cpu_s_per_answer"] = use.servers["built-in"] * use.wall_s / max(1.0, n_good)
             found["goodput_share"] = found["goodput_per_s"] / capacity
@@ -328,8 +342,14 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
             found["goodput_share_beside_nothing"] = found["goodput_per_s"] / control if control else None
             console.print(line_of(found), soft_wrap=True)
             rounds.append(found)
-            await asyncio.sleep(args.pause_s)
     return {"summary": summary(rounds), "rounds": rounds, "command": shown(command)}
+
+
+def instances(url: str) -> dict[str, int]:
+    """The incarnation of each that runs."""
+    with urllib.request.urlopen(f"{url}/v1/instances", timeout=10) as answer:
+        cards = orjson.loads(answer.read())["data"]
+    return {card["id"]: card["incarnation"] for card in cards}
 
 
 def line_of(r: dict[str, Any]) -> str:
@@ -346,9 +366,11 @@ def line_of(r: dict[str, Any]) -> str:
             f"p50/p95/p99 of answers {ms('answers_s')}, of refusals {ms('refusals_s')}, of /health {ms('health_s')}",
             f"broken {r['n_broken']}, unanswered {r['n_unanswered']}",
             f"Retry-After {told['p50']:.0f} s, at most {told['max']:.0f}",
+            f"admitted and in time {r['admitted_in_time'] or 0.0:.3f}, memory {r['memory_growth']:+.1%}",
             f"{r['n_came_back']} came back, served {back:.2f}, during the flood {early:.2f}",
             f"CPU ms per answer {r['cpu_s_per_answer'] * 1e3:.1f}, flooded {r['flood_cpu_s_per_answer'] * 1e3:.1f}",
             f"cores: server {r['server_cores']:.2f}, client {r['generator_cores']:.2f}, others {r['other_cores']:.2f}",
+            *([f"{r['n_restarted']} instances restarted"] if "n_restarted" in r else []),
             str(r["statuses"]),
         )
     )
@@ -357,6 +379,7 @@ def line_of(r: dict[str, Any]) -> str:
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     plain = ("capacity_per_s", "beside_nothing_per_s", "goodput_share", "goodput_share_beside_nothing", "n_broken")
     plain += ("came_back_served", "came_back_during_the_flood_served", "generator_cores")
+    plain += ("admitted_in_time", "memory_growth")
     found = {name: spread([r[name] for r in rounds if r[name] is not None]) for name in plain}
     for name in ("answers_s", "refusals_s", "health_s", "retry_after_s"):
         found |= {f"{name}_{q}": spread([r[name][q] for r in rounds if r[name]]) for q in ("p50", "p95", "p99")}
@@ -380,6 +403,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--say-retries", action="store_true", help="send x-stainless-retry-count, as the openai client")
     parser.add_argument("--new-connections", action="store_true", help="one per request instead of kept ones")
     parser.add_argument("--control", action="store_true", help="measure the capacity beside a flood elsewhere, too")
+    parser.add_argument("--roll", action="store_true", help="restart the instances, one at a time, meanwhile")
     parser.add_argument("--flags", default="", help="further options of the server")
     parser.add_argument("--pause-s", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
