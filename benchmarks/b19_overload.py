@@ -1,6 +1,6 @@
 """Does a server that is asked for ten times what it can do still do it, and refuse the rest at once?
 
-    python -m benchmarks.b19_overload [--factor 10] [--seconds 20]
+    python -m benchmarks.b19_overload [--factor 10] [--seconds 60]
 
 The built-in model. First its capacity: answers per second with `--clients` requests always under way. Then requests
 arrive at `--factor` times that rate, whatever becomes of them; `--obedient` of those who are refused come back once,
@@ -302,15 +302,16 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
         for rank in range(args.rounds):
             seed = args.seed + 10 * rank
             before_s = server.cpu_s()
-            ask(generator, "closed", server.url, args.clients, args.seconds, seed)
+            ask(generator, "closed", server.url, args.clients, args.capacity_s, seed)
             capacity, records, cores = generator.recv()
             found: dict[str, Any] = {"capacity_per_s": capacity, "client_cores": cores}
             found["cpu_s_per_answer"] = (server.cpu_s() - before_s) / max(1, len(records))
             found["beside_nothing_per_s"] = None
             if args.control:
                 with Process(serve_nothing) as null:
-                    ask(flood, "run", f"http://127.0.0.1:{null.recv()}", args.factor * capacity, args.seconds, seed + 1)
-                    ask(generator, "closed", server.url, args.clients, args.seconds, seed + 2)
+                    nowhere = f"http://127.0.0.1:{null.recv()}"
+                    ask(flood, "run", nowhere, args.factor * capacity, args.capacity_s, seed + 1)
+                    ask(generator, "closed", server.url, args.clients, args.capacity_s, seed + 2)
                     found["beside_nothing_per_s"] = generator.recv()[0]
                     flood.recv()
             before = server.memory()["pss_bytes"]
@@ -389,7 +390,8 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--factor", type=float, default=10.0, help="arrivals, as a multiple of the capacity")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each part of a round")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the flood of a round")
+    parser.add_argument("--capacity-s", type=float, default=15.0, help="of each measurement of the capacity")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=64, help="requests under way when the capacity is measured")
     parser.add_argument("--words", type=int, nargs=2, default=[4, 24], help="least and most of a prompt")
