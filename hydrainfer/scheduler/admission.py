@@ -72,14 +72,15 @@ class Admission:
         return not needed
 
     def need_encoders(self) -> list[LiveSequence]:
-        """Those that skipped the encoder and need one after all, for blocks that they found were evicted. They wait
-        here no more."""
+        """Those that skipped the encoder and need one after all, for blocks that they found were evicted. They are
+        back at that step and wait here no more."""
         found = []
         for seq in list(self._unencoded.values()) if self._unencoded else ():
             if seq.blocks or seq.stage is not Stage.PREFILL:
                 del self._unencoded[seq.id]
             elif self._room.needs_encode(seq, self.visit(seq)):
                 self.forget(seq)
+                seq.cursor -= 1
                 found.append(seq)
         return found
 

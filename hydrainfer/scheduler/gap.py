@@ -87,10 +87,10 @@ class Gap:
         queued_s = now - self._waiting_since() - _PATIENCE_S
         return min(max((_STEPS - 1.0) * step.seconds, _SHARE * queued_s), self._most_s)
 
-    def launched(self, decodes: Sequence[TokenWork], now: float) -> None:
-        """A step of these begins: say when the token after the next one is due."""
+    def launched(self, work: Sequence[TokenWork], n_decodes: int, now: float) -> None:
+        """A batch begins whose first items decode: say when their tokens after the next ones are due."""
         if limit_s := self._limit_s:
-            for item in decodes:
+            for item in work[:n_decodes]:
                 seq = item.seq
                 seq.token_due_s = max(_due_s(seq, now + limit_s), now - _LATE * limit_s) + limit_s
 

@@ -222,12 +222,10 @@ class Scheduler:
             n, n_decodes, after_s = len(work), 0, 0.0
         else:
             departed = self._admission.need_encoders()
-            for seq in departed:
-                seq.cursor -= 1
-                self.migrating[seq.id] = seq
+            self.migrating |= {seq.id: seq for seq in departed}
             work, n, n_decodes = self._fill_language(now, preempted, interrupts)
             after_s = self._gap.other_s(work, n, now) if interrupts and len(work) == n_decodes else 0.0
-            self._gap.launched(work[:n_decodes], now)
+            self._gap.launched(work, n_decodes, now)
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         started: list[LiveSequence] = []
@@ -242,9 +240,7 @@ class Scheduler:
         batch = StepBatch(self.n_batches, lane, work, n, n_decodes, after_s, n_drafts)
         return Turn(batch, started, preempted, departed)
 
-    def _fill_language(
-        self, now: float, preempted: list[LiveSequence], interrupts: bool
-    ) -> tuple[list[TokenWork], int, int]:
+    def _fill_language(self, now: float, preempted: list, interrupts: bool) -> tuple[list[TokenWork], int, int]:
         """The work, its tokens, and how many of its first items decode."""
         budget = self.budgets.tokens
         if full := [s for s in self.decoding.values() if len(s.tokens) > s.capacity]:
