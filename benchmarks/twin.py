@@ -137,9 +137,9 @@ class Twin:
                 cost=msgspec.structs.replace(
                     cost, step_base_s=cost.step_base_s + turn_s, encode_base_s=cost.encode_base_s + turn_s
                 ),
-                blocks=cache_sizes(
+                **cache_sizes(
                     own_options(config, spec), self._model, spec.role, self._dtype, self._device, n_context, 1.0
-                ),
+                )._asdict(),
                 budgets=budgets,
                 policy=policy,
                 overlap=overlap,

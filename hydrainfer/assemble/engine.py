@@ -20,7 +20,7 @@ from hydrainfer.assemble.sizes import (
     quantization_of,
     torch_device,
 )
-from hydrainfer.cache import CacheSet, CacheSpec, for_stage, tokens_in
+from hydrainfer.cache import CacheSet, CacheSizes, CacheSpec, for_stage, tokens_in
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
@@ -41,7 +41,16 @@ from hydrainfer.runtime import (
     spoken_ids,
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
-from hydrainfer.storage import BlockStore, Exports, LocalExports, LocalTransport, Routes, StorePuller, needs_shared
+from hydrainfer.storage import (
+    BlockStore,
+    Exports,
+    LocalExports,
+    LocalTransport,
+    Region,
+    Routes,
+    StorePuller,
+    needs_shared,
+)
 
 _BROKEN_AFTER = 3  # failed batches
 Progress = Callable[[int, int], None]
@@ -101,13 +110,10 @@ def build_engine(
     weight_bytes = 0 if model is None else model.weight_bytes
     sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share, weight_bytes)
     shared = around.node is not None and needs_shared(config.transport, device)
-    try:
-        stores = {spec.name: BlockStore(spec, n, device, shared) for spec, n in sizes.items()}
-    except (MemoryError, RuntimeError, OSError):  # torch's own kinds of being out of memory are RuntimeErrors
-        raise no_memory(sizes) from None
+    stores, clear = _stores(sizes, device, shared)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # lanes and copies have streams of their own, which wait for no other
-    caches = CacheSet(sizes)
+    caches = CacheSet(*sizes, None if model is None else clear)
     landing = landing_sizes(config, described, role, dtype, sizing.n_context)
     hosted = _host_stores(landing, device)
     scheduler = _scheduler(config, role, caches, overlap, CacheSet(landing))
@@ -133,12 +139,34 @@ def build_engine(
         **({} if config.quantization == "none" else {"quantization": config.quantization}),
         "threads": sizing.n_threads,
         "overlap": overlap,
-        **_gib_by_option(sizes),
+        **_gib_by_option(sizes.blocks),
         **({"landing_gib": round(sum(s.n_bytes for s in hosted.values()) / GIB, 3)} if hosted else {}),
         **({} if model is None else _operators(model)),
     }
-    kv_tokens = tokens_in(sizes)
+    kv_tokens = tokens_in(sizes.most)
     return Built(engine, caches, facts, None if kv_tokens == float("inf") else int(kv_tokens))
+
+
+def _stores(
+    sizes: CacheSizes, device: torch.device, shared: bool
+) -> tuple[dict[str, BlockStore], Callable[[int], None] | None]:
+    """The bytes of the caches, and what zeroes an extent of those that share memory: what was a number for one of them
+    may be none for another, and rows that are masked are read, too."""
+    blocks, split = sizes
+    try:
+        if split is None:
+            return {spec.name: BlockStore(spec, n, device, shared) for spec, n in blocks.items()}, None
+        size = split.extent_bytes
+        region = Region.of("arena", split.n_extents * size, device, shared)
+        stores = {
+            spec.name: BlockStore(spec, split.numbered(spec.name), device, region=region)
+            if spec.name in split.blocks
+            else BlockStore(spec, n, device, shared)
+            for spec, n in blocks.items()
+        }
+    except (MemoryError, RuntimeError, OSError):  # torch's own kinds of being out of memory are RuntimeErrors
+        raise no_memory(blocks) from None
+    return stores, lambda extent: region.clear(extent * size, size)
 
 
 def _lanes(

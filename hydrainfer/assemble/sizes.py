@@ -9,7 +9,17 @@ from pathlib import Path
 import msgspec
 import torch
 
-from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, size_caches, size_landing, too_small
+from hydrainfer.cache import (
+    TOKENS_PER_RUNNING,
+    CacheSizes,
+    CacheSpec,
+    Wishes,
+    padded,
+    share_memory,
+    size_caches,
+    size_landing,
+    too_small,
+)
 from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
 from hydrainfer.config import ServeConfig, is_slo_part, parse_slo
 from hydrainfer.config.schema import Quantization
@@ -97,7 +107,7 @@ def cache_sizes(
     n_context: int,
     share: float,
     weight_bytes: int = 0,
-) -> dict[CacheSpec, int]:
+) -> CacheSizes:
     """Blocks per cache of an instance, from the options or from its `share` of the memory that is free. `weight_bytes`:
     what it has loaded. Raises `ConfigError` if there is too little."""
     specs = cache_specs(model, role, dtype, config.block_tokens)
@@ -114,7 +124,7 @@ def cache_sizes(
         )
     if sum(spec.block_bytes * n for spec, n in sizes.items()) > _total_bytes(device):
         raise no_memory(sizes)
-    return sizes
+    return share_memory(sizes, wishes) if config.elastic_memory else CacheSizes(sizes)
 
 
 def landing_sizes(
@@ -129,7 +139,9 @@ def landing_sizes(
     n_bytes = int(config.landing_gib * GIB)
     if n_bytes > memory_bytes():
         raise ConfigError(f"--landing-gib {config.landing_gib:g} is more than this machine has", param="landing_gib")
-    sizes = size_landing(cache_specs(model, role, dtype, config.block_tokens), Wishes(n_longest=n_context), n_bytes)
+    specs = cache_specs(model, role, dtype, config.block_tokens)
+    alike = padded(specs) if config.elastic_memory else specs  # so that blocks are as large as those of devices
+    sizes = size_landing(alike, Wishes(n_longest=n_context), n_bytes)
     if not sizes:
         raise ConfigError(f"--landing-gib {config.landing_gib:g} holds not one block", param="landing_gib")
     return sizes

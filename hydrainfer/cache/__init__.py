@@ -4,6 +4,7 @@ Called by the scheduler (and, for specs, by models, storage and planner). Never 
 kind of state is a subclass of `CacheSpec`.
 """
 
+from hydrainfer.cache.arena import CacheSizes, Split, padded, share_memory
 from hydrainfer.cache.kinds import EmbedSpec, FullSpec, WindowSpec, specs_of
 from hydrainfer.cache.landing import counterpart, landing_of, origin_of, size_landing
 from hydrainfer.cache.leases import NO_HIT, CacheSet, Hit, Lease
@@ -18,6 +19,7 @@ __all__ = [
     "TOKENS_PER_RUNNING",
     "BlockPool",
     "CacheSet",
+    "CacheSizes",
     "CacheSpec",
     "EmbedSpec",
     "Found",
@@ -27,6 +29,7 @@ __all__ = [
     "Part",
     "Scan",
     "SlidingPool",
+    "Split",
     "StateLayout",
     "StateSpec",
     "WindowSpec",
@@ -35,6 +38,8 @@ __all__ = [
     "for_stage",
     "landing_of",
     "origin_of",
+    "padded",
+    "share_memory",
     "size_caches",
     "size_landing",
     "specs_of",

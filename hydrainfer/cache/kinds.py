@@ -84,7 +84,7 @@ class WindowSpec(FullSpec, frozen=True):
         """The cache of these layers, with blocks like those of `full`. `least_ahead`: tokens of the longest span that a
         chunk must not cut."""
         ahead = max(_AHEAD_TOKENS, least_ahead)
-        return cls(f"{full.name}.{window}", full.block_tokens, full.parts, layers, window, ahead)
+        return cls(f"{full.name}.{window}", full.block_tokens, full.parts, layers, window, ahead=ahead)
 
     def stale(self, n_computed: int) -> int:
         """All that the tokens behind the last whole block see is kept, so that it can be resumed from there."""

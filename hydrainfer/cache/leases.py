@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from hydrainfer.cache.arena import Arena, Split
 from hydrainfer.cache.pool import BlockPool, SlidingPool
 from hydrainfer.cache.spec import CacheSpec, Found
 from hydrainfer.core import Cached
@@ -40,12 +41,44 @@ class Lease:
 
 
 class CacheSet:
-    """The caches of one instance behind one interface. "No room" is a return value, never an exception."""
+    """The caches of one instance behind one interface. "No room" is a return value, never an exception. `split`: how
+    some of them share their memory; `moved`: see `Arena`."""
 
-    def __init__(self, sizes: Mapping[CacheSpec, int]) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[CacheSpec, int],
+        split: Split | None = None,
+        moved: Callable[[int], None] | None = None,
+    ) -> None:
         self.specs = {spec.name: spec for spec in sizes}
-        self.pools = {spec.name: (SlidingPool if spec.slides else BlockPool)(n) for spec, n in sizes.items()}
+        self.arena = None if split is None else Arena(split, (s.name for s in sizes if s.slides), moved)
+        elastic = {} if self.arena is None else self.arena.pools
+        self.pools: dict[str, BlockPool] = {
+            spec.name: elastic.get(spec.name) or (SlidingPool if spec.slides else BlockPool)(n)
+            for spec, n in sizes.items()
+        }
         self._leases: dict[str, Lease] = {}
+
+    def most(self, spec: str) -> int:
+        """The blocks that a request can have of this cache if it is alone."""
+        if self.arena is not None and spec in self.arena.pools:
+            return self.arena.split.most(spec)
+        return self.pools[spec].n_blocks
+
+    def has_room(self, wanted: Mapping[str, int], hit: Hit = NO_HIT) -> bool:
+        """Whether so many blocks of each spec are available; caches that share memory lend each other what is missing,
+        but keep what is found by `hit`."""
+        short = [spec for spec, n in wanted.items() if n > self.pools[spec].n_available]
+        if not short or self.arena is None:
+            return not short
+        return all(spec in self.arena.pools for spec in short) and self.arena.lend(wanted, hit.blocks)
+
+    def forget_all(self) -> bool:
+        """Evict all that is cached in memory that caches share, if nobody holds anything: blocks of one request may lie
+        so that no extent of theirs can be lent. Returns whether there was any."""
+        if self.arena is None or self._leases:
+            return False
+        return sum(pool.forget_all() for pool in self.arena.pools.values()) > 0
 
     def find(self, spec: str, keys: Sequence[bytes]) -> list[int | None]:
         """The blocks that have these keys, None where there is none; of a spec that is `chained`, those before the
@@ -60,6 +93,7 @@ class CacheSet:
         are shared; blocks with equal keys inside one request are one block. `hit` must be of this very moment."""
         assert owner not in self._leases, f"{owner} already holds a lease"
         wanted: list[tuple[str, int, Sequence[bytes], Found]] = []
+        total: dict[str, int] = {}
         for spec, numbers in need.items():
             pool, keyed = self.pools[spec], slice(numbers.start, numbers.stop)
             keys, found = hit.keys.get(spec, ())[keyed], hit.blocks.get(spec, ())[keyed]
@@ -67,9 +101,10 @@ class CacheSet:
             if found:
                 n_shared = pool.n_shared_of(b for b in found if b is not None)
                 n_fresh += len({k for k, b in zip(keys, found) if b is None}) - len(found)
-            if n_fresh + n_shared > pool.n_available:
-                return None
+            total[spec] = n_fresh + n_shared
             wanted.append((spec, n_fresh, keys, found))
+        if not self.has_room(total, hit):
+            return None
         lease = self._leases[owner] = Lease(owner, {}, {spec: numbers.start for spec, numbers in need.items()})
         for spec, n_fresh, keys, found in wanted:
             pool, new = self.pools[spec], n_fresh == len(need[spec])
@@ -103,10 +138,9 @@ class CacheSet:
 
     def grow(self, lease: Lease, spec: str, n: int) -> bool:
         """`n` more blocks of `spec` at the end of the lease, or False and nothing changed."""
-        pool = self.pools[spec]
-        if n > pool.n_available:
+        if not self.has_room({spec: n}):
             return False
-        lease.blocks[spec] += pool.take(n)
+        lease.blocks[spec] += self.pools[spec].take(n)
         return True
 
     def slide(self, lease: Lease, spec: str, first: int, most: float) -> None:
@@ -155,5 +189,7 @@ class CacheSet:
     def check(self, idle: bool = False) -> None:
         """Every pool is consistent with the leases; with `idle`, no lease is left. Raises `AssertionError`."""
         assert not (idle and self._leases), f"leases left behind: {sorted(self._leases)}"
+        if self.arena is not None:
+            self.arena.check()
         for name, pool in self.pools.items():
             pool.check(b for lease in self._leases.values() for b in lease.blocks.get(name, ()))

@@ -9,7 +9,33 @@ free <────────────────── evicted, least rece
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+
+class Free(Protocol):
+    """The free blocks of a pool."""
+
+    def draw(self, n: int) -> list[int]:
+        """Take out `n` of them; there are as many."""
+
+    def append(self, block: int, /) -> None: ...
+
+    def extend(self, blocks: Iterable[int], /) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+
+class _Stack(list[int]):
+    """The last block that came goes first."""
+
+    def draw(self, n: int) -> list[int]:
+        split = len(self) - n
+        blocks = self[split:]
+        del self[split:]
+        return blocks
 
 
 class BlockPool:
@@ -17,7 +43,7 @@ class BlockPool:
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
-        self._free = list(range(n_blocks - 1, -1, -1))
+        self._free: Free = _Stack(range(n_blocks - 1, -1, -1))
         self._refs = [0] * n_blocks
         self._key_of: list[bytes | None] = [None] * n_blocks
         self._index: dict[bytes, int] = {}
@@ -40,9 +66,7 @@ class BlockPool:
         free, refs = self._free, self._refs
         if len(free) < n:
             self._evict(n - len(free))
-        split = len(free) - n
-        blocks = free[split:]
-        del free[split:]
+        blocks = free.draw(n)
         for b in blocks:
             refs[b] = 1
         return blocks
@@ -58,7 +82,7 @@ class BlockPool:
             del index[key]  # type: ignore[arg-type]  # a cached block has a key
             if self.news is not None:
                 self.news[key] = False  # type: ignore[index]
-        self._free += blocks
+        self._free.extend(blocks)
 
     def lookup(self, key: bytes) -> int | None:
         return self._index.get(key)
@@ -122,15 +146,18 @@ class BlockPool:
         """Every block is in exactly one state and `held` (the blocks of all leases, with repeats) explains every
         reference. Raises `AssertionError`."""
         refs = Counter(held)
-        assert all(self._refs[b] == refs.get(b, 0) for b in range(self.n_blocks)), "references not explained by leases"
-        leased = {b for b in range(self.n_blocks) if self._refs[b]}
+        assert all(n == refs.get(b, 0) for b, n in enumerate(self._refs)), "references not explained by leases"
+        leased = {b for b, n in enumerate(self._refs) if n}
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is free twice"
-        assert free | cached | leased == set(range(self.n_blocks)), "a block is lost"
+        assert free | cached | leased == set(self._all()), "a block is lost"
         assert not (free & cached or free & leased or cached & leased), "a block is in two states"
         keyed = {b: key for b, key in enumerate(self._key_of) if key is not None}
         assert {self._index[k]: k for k in self._index} == keyed, "index and keys disagree"
         assert not free & keyed.keys() and cached <= keyed.keys(), "a free block is indexed"
+
+    def _all(self) -> Iterable[int]:
+        return range(self.n_blocks)
 
 
 class SlidingPool(BlockPool):

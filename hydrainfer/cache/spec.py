@@ -65,6 +65,8 @@ class CacheSpec(msgspec.Struct, frozen=True):
     layers: tuple[int, ...] = (0,)
     window: int = 0
     """How many tokens a token sees in these layers, itself included; 0 if all before it."""
+    padded_bytes: int = 0
+    """The bytes from a block to the next, if that is more than its parts need."""
 
     stages: ClassVar[frozenset[Stage]] = frozenset({Stage.PREFILL, Stage.DECODE})
     """The steps that read or write it. Its blocks are given back when no step that is left does."""
@@ -96,7 +98,7 @@ class CacheSpec(msgspec.Struct, frozen=True):
 
     @property
     def block_bytes(self) -> int:
-        return len(self.layers) * self.offsets[-1]
+        return self.padded_bytes or len(self.layers) * self.offsets[-1]
 
     def blocks_for(self, n_tokens: int) -> int:
         """Blocks that hold the state of `n_tokens` tokens in a row."""

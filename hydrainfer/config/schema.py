@@ -271,6 +271,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ge=0,
         ),
     ] = 0.0
+    elastic_memory: Annotated[
+        bool,
+        _help(
+            "Memory",
+            "Caches of tokens, windows and states lend each other memory, as requests turn out long or many.",
+            extra={"param_decls": ("--elastic-memory/--no-elastic-memory",)},
+        ),
+    ] = True
     prefix_cache: Annotated[
         bool,
         _help(

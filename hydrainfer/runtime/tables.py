@@ -36,7 +36,8 @@ class BlockTables:
         self._free = list(range(n_rows - 1, -1, -1))
 
     def gather(self, sequences: list[LiveSequence]) -> np.ndarray:
-        """[len(sequences), longest table] int32, a fresh array; entries past a request's last block are any block."""
+        """[len(sequences), longest table] int32, a fresh array; entries past a request's last block are its first, for
+        what lies elsewhere may be no number of this cache."""
         rows, longest = [], 1
         for seq in sequences:
             blocks = seq.blocks[self._name]
@@ -67,8 +68,11 @@ class BlockTables:
         if n > self._data.shape[1]:
             wider = np.zeros((self._data.shape[0], max(n, 2 * self._data.shape[1])), dtype=np.int32)
             wider[:, : self._data.shape[1]] = self._data
+            wider[:, self._data.shape[1] :] = self._data[:, :1]
             self._data = wider
         self._data[row, known:n] = blocks[known:]
+        if not known and n:
+            self._data[row, n:] = blocks[0]
         first = seq.first_block.get(self._name, 0)
         self._entries[seq.request.id] = entry = _Entry(seq, seq.attempt, seq.remapped, first, row, n)
         return entry

@@ -149,8 +149,8 @@ class Admission:
         """Take a waiting request in, if it finds room for its visit and nobody is passed."""
         if self._full() or not self._may_pass(seq):
             return False
-        n_computed, visit = seq.n_computed, self.visit(seq)
-        if not self._room.reserve(seq, self._room.match(seq, visit), visit):
+        n_computed = seq.n_computed
+        if self._room.enter(seq, self.visit(seq)) is None:
             self._blocked[seq.id] = seq
             return False
         self._blocked.pop(seq.id, None)
@@ -215,12 +215,11 @@ class Admission:
         """Room for the visit of one that brings its blocks; None if there is none now."""
         if self._full() or not self._may_pass(seq):
             return None
-        visit = self.visit(seq)
-        hit = self._room.match(seq, visit)
-        if not self._room.reserve(seq, hit, visit):
+        hit = self._room.enter(seq, self.visit(seq))
+        if hit is None:
             self._blocked[seq.id] = seq
-            return None
-        self._blocked.pop(seq.id, None)
+        else:
+            self._blocked.pop(seq.id, None)
         return hit
 
     def taken_back(self, request_id: str) -> None:

@@ -42,7 +42,7 @@ class SequenceRoom:
     def check_fits_empty(self, request: Request, visit: Visit) -> None:
         """Raises `InvalidRequest` if the request could not pass these steps even if it were alone here."""
         for spec in self.specs_of(request, visit):
-            error = spec.refusal(request, self.caches.pools[spec.name].n_blocks)
+            error = spec.refusal(request, self.caches.most(spec.name))
             if error is not None:
                 raise error
 
@@ -117,6 +117,14 @@ class SequenceRoom:
 
     # ---- reserving
 
+    def enter(self, seq: LiveSequence, visit: Visit) -> Hit | None:
+        """Reserve room for this visit, beside what is found here; None if there is not enough. Who is alone finds
+        enough, if need be without what is found."""
+        while not self.reserve(seq, hit := self.match(seq, visit), visit):
+            if not self.caches.forget_all():
+                return None
+        return hit
+
     def reserve(self, seq: LiveSequence, hit: Hit, visit: Visit) -> bool:
         """Room for this whole visit: embeddings, prompt, what it has produced and, where it decodes, a headroom. All or
         nothing. What `hit` has need not be computed again."""
@@ -162,7 +170,7 @@ class SequenceRoom:
         """One more block of every cache that cannot take its last token, or False and nothing changed."""
         lease = self._leases[seq.id]
         short = [s for s in self._held(seq) if self._capacity(seq, s) < len(seq.tokens)]
-        if any(self.caches.pools[s.name].n_available < 1 for s in short):
+        if not self.caches.has_room({s.name: 1 for s in short}):
             return False
         for spec in short:
             self.caches.grow(lease, spec.name, 1)

@@ -7,7 +7,7 @@ belongs to whom; that is `cache`.
 from hydrainfer.storage.exports import Exports, Routes
 from hydrainfer.storage.places import TRANSPORTS, check_transport, needs_shared
 from hydrainfer.storage.puller import StorePuller
-from hydrainfer.storage.store import BlockStore
+from hydrainfer.storage.store import BlockStore, Region
 from hydrainfer.storage.transport import LocalExports, LocalTransport, Transport, TransportError, Unreachable
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Exports",
     "LocalExports",
     "LocalTransport",
+    "Region",
     "Routes",
     "StorePuller",
     "Transport",

@@ -43,23 +43,22 @@ class SharedMemoryTransport:
 
 class _Mappings:
     def __init__(self) -> None:
-        self._by_address: dict[str, np.ndarray] = {}
+        self._mapped: dict[tuple[str, int], np.ndarray] = {}  # by address and size of the blocks there
 
     def of(self, source: ExportHandle) -> np.ndarray:
         """[n_blocks, block_bytes], read-only. The array keeps the mapping."""
-        address = source.ways["shared-memory"]
-        if address not in self._by_address:
-            n_bytes = source.n_blocks * source.block_bytes
+        key = address, size = source.ways["shared-memory"], source.block_bytes
+        if key not in self._mapped:
+            n_bytes = source.n_blocks * size
             pages = _map(source.owner, address, n_bytes)
-            blocks = np.frombuffer(pages, np.uint8, n_bytes).reshape(source.n_blocks, source.block_bytes)
-            self._by_address[address] = blocks
-        return self._by_address[address]
+            self._mapped[key] = np.frombuffer(pages, np.uint8, n_bytes).reshape(source.n_blocks, size)
+        return self._mapped[key]
 
     def abort(self) -> None:
         pass  # a copy in memory ends by itself
 
     def close(self) -> None:
-        self._by_address.clear()
+        self._mapped.clear()
 
 
 def _map(owner: str, address: str, n_bytes: int) -> mmap.mmap:

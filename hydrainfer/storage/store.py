@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import mmap
 import os
 import secrets
@@ -20,6 +19,34 @@ from hydrainfer.cache import CacheSpec, Part
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python knows it from 3.13 on
 
 
+class Region(NamedTuple):
+    """A range of memory, of one store or of several: `bytes` [n_bytes] of uint8, which read as zero at first and, on a
+    CPU, are touched only as they are first written. `file`: what is behind it if it is shared."""
+
+    bytes: Tensor
+    file: MemoryFile | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, n_bytes: int, device: torch.device | str = "cpu", shared: bool = False, pinned: bool = False
+    ) -> Region:
+        device = torch.device(device)
+        if shared:
+            assert device.type == "cpu", device
+            file, pages = _memory_file(f"hydrainfer:{name}", n_bytes)
+            return cls(torch.frombuffer(pages, dtype=torch.uint8)[:n_bytes], file)
+        if pinned or device.type != "cpu" or n_bytes == 0:
+            return cls(torch.zeros(n_bytes, dtype=torch.uint8, device=device, pin_memory=pinned))
+        pages = mmap.mmap(-1, n_bytes)  # the kernel gives zero pages on first touch; the tensor keeps the mapping alive
+        return cls(torch.frombuffer(pages, dtype=torch.uint8))
+
+    def clear(self, first: int, n_bytes: int) -> None:
+        """Zero bytes that nothing reads or writes now. Returns when they are."""
+        self.bytes[first : first + n_bytes].zero_()
+        if self.bytes.device.type == "cuda":
+            torch.cuda.current_stream(self.bytes.device).synchronize()
+
+
 class BlockStore:
     """`n_blocks` blocks of one spec: `bytes` [n_blocks, block_bytes] of uint8, where a block moves in one copy.
 
@@ -30,7 +57,8 @@ class BlockStore:
     `rows`, of a spec with one layer and one part whose first dimension is tokens: [n_blocks * block_tokens, ...]; row
     `block * block_tokens + offset` is one token's state, for embeddings [width].
     `memory`: the file behind it if `shared` (CPU only), which other processes of this host may map. `pinned`: host
-    memory to and from which a GPU copies by itself.
+    memory to and from which a GPU copies by itself. `region`: the memory to take, which others may use, too, instead of
+    its own.
     """
 
     def __init__(
@@ -40,20 +68,15 @@ class BlockStore:
         device: torch.device | str = "cpu",
         shared: bool = False,
         pinned: bool = False,
+        region: Region | None = None,
     ) -> None:
         self.spec = spec
         self.n_blocks = n_blocks
-        self.memory: MemoryFile | None = None
-        shape, device = (n_blocks, spec.block_bytes), torch.device(device)
-        if shared:
-            assert device.type == "cpu", device
-            self.memory, pages = _memory_file(f"hydrainfer:{spec.name}", n_blocks * spec.block_bytes)
+        region = region or Region.of(spec.name, self.n_bytes, device, shared, pinned)
+        self.memory = region.file
+        if self.memory is not None:
             weakref.finalize(self, self.memory.close)
-            self.bytes = torch.frombuffer(pages, dtype=torch.uint8)[: n_blocks * spec.block_bytes].view(shape)
-        elif pinned:
-            self.bytes = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
-        else:
-            self.bytes = _zeros(shape, device)
+        self.bytes = region.bytes[: self.n_bytes].view(n_blocks, spec.block_bytes)
 
     @property
     def device(self) -> torch.device:
@@ -118,11 +141,3 @@ def _memory_file(prefix: str, n_bytes: int) -> tuple[MemoryFile, mmap.mmap]:
         os.close(fd)
         raise
     return MemoryFile(fd, name, n_bytes), pages
-
-
-def _zeros(shape: tuple[int, int], device: torch.device) -> Tensor:
-    n_bytes = math.prod(shape)
-    if device.type != "cpu" or n_bytes == 0:
-        return torch.zeros(shape, dtype=torch.uint8, device=device)
-    pages = mmap.mmap(-1, n_bytes)  # the kernel gives zero pages on first touch; the tensor keeps the mapping alive
-    return torch.frombuffer(pages, dtype=torch.uint8).view(shape)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.unit
 
 
 def window_over(full, window, ahead=8):
-    return WindowSpec("window", full.block_tokens, full.parts, (1,), window, ahead)
+    return WindowSpec("window", full.block_tokens, full.parts, (1,), window, ahead=ahead)
 
 
 def held_while_decoding(spec, n_prompt, n_new, tokens, salt=None):

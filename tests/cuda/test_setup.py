@@ -35,7 +35,7 @@ def test_instances_of_one_process_have_a_share_each(monkeypatch):
     found = []
     for _ in range(2):
         sizes = cache_sizes(config, described, Role.parse("EPD"), "bfloat16", CUDA, 4096, 0.5, weights)
-        found.append(sum(spec.block_bytes * n for spec, n in sizes.items()))
+        found.append(sum(spec.block_bytes * n for spec, n in sizes.blocks.items()))
         taken += found[-1] + weights
     assert found[0] == found[1] > 15 * GIB
     assert sum(found) + 2 * weights < 0.9 * total

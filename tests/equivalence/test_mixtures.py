@@ -9,7 +9,7 @@ from hydrainfer import LLM, SamplingParams
 from tests.checkpoints_text import make_text
 from tests.equivalence.mixed import settled_stats
 from tests.equivalence.test_layouts import check_whole
-from tests.equivalence.test_windows import few, write
+from tests.equivalence.test_windows import few, n_lent, write
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
@@ -55,12 +55,14 @@ def test_tokens_are_the_same(case, layout, options):
         assert stats.tokens_found > 0.2 * stats.tokens_wanted or layout != "1EPD"
 
 
-@pytest.mark.parametrize("layout", ["1EPD", "1P1D"])
-def test_few_blocks(case, layout):
+@pytest.mark.parametrize(("layout", "elastic"), [("1EPD", True), ("1EPD", False), ("1P1D", True)])
+def test_few_blocks(case, layout, elastic):
     path, written, said = case
     options = {"kv_cache_gib": few(path), "headroom_tokens": 0, "max_model_len": 140, "token_budget": 24}
+    options["elastic_memory"] = elastic
     with LLM(path, layout=layout, **PLAIN | options) as llm:
         assert write(llm) == written
         assert converse(llm) == said
         check_whole(llm)
         assert settled_stats(llm).n_preemptions > 0
+        assert (n_lent(llm) > 0) == elastic

@@ -15,6 +15,7 @@ from tests.checkpoints_qwen import make_qwen
 from tests.equivalence.mixed import CHUNKED, ask, parkings, settled_stats
 from tests.equivalence.test_layouts import check_whole
 from tests.equivalence.test_prefix import converse
+from tests.parts import parts
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
@@ -43,6 +44,12 @@ def write(llm):
     return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
 
 
+def n_lent(llm):
+    """Extents that went from one cache to another."""
+    arenas = [caches.arena for caches in parts(llm).pools().values()]
+    return sum(arena.n_lent for arena in arenas if arena is not None)
+
+
 def few(path):
     """GiB of caches that hold one request while it decodes, and one while it is prefilled."""
     config = read_config(path)
@@ -62,15 +69,19 @@ def test_tokens_are_those_of_one_instance_without_reuse(path, wanted, layout):
         assert stats.tokens_found > 0.3 * stats.tokens_wanted or layout != "1EPD"
 
 
-@pytest.mark.parametrize(("layout", "landing"), [("1EPD", 0), ("1E1P1D", 0), ("1E1P1D", 4)])
-def test_few_blocks(path, wanted, layout, landing, monkeypatch):
-    """`landing`: host memory, in such caches."""
+@pytest.mark.parametrize(
+    ("layout", "landing", "elastic"),
+    [("1EPD", 0, True), ("1EPD", 0, False), ("1E1P1D", 0, True), ("1E1P1D", 4, True), ("1E1P1D", 4, False)],
+)
+def test_few_blocks(path, wanted, layout, landing, elastic, monkeypatch):
+    """`landing`: host memory, in such caches. `elastic`: they lend each other memory."""
     entered = parkings(monkeypatch)
-    options = {"kv_cache_gib": few(path), "landing_gib": landing * few(path)}
+    options = {"kv_cache_gib": few(path), "landing_gib": landing * few(path), "elastic_memory": elastic}
     options |= {"headroom_tokens": 0, "max_model_len": 140}
     with LLM(path, layout=layout, launcher="inproc", **options, **CHUNKED) as llm:
         assert ask(llm) == wanted[0]
         assert write(llm) == wanted[2]
         check_whole(llm)
         assert settled_stats(llm).n_preemptions > 0
+        assert (n_lent(llm) > 0) == elastic
     assert bool(entered) == bool(landing)

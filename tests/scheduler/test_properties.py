@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.cache import CacheSet, counterpart, landing_of
+from hydrainfer.cache import CacheSet, CacheSizes, Wishes, counterpart, landing_of, share_memory
 from hydrainfer.core import Lane, Role, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
@@ -41,6 +41,7 @@ requests = st.lists(
     salts=st.sampled_from([[None], [b""], [None, b"", b"mine"]]),
     window=st.sampled_from([0, 5, 9]),
     states=st.sampled_from([0, 3, 9]),
+    elastic=st.booleans(),
     gap_s=st.sampled_from([None, 0.0, 0.003]),
     drafts=st.sampled_from([None, 0.0, 0.5, 0.9]),
     landing=st.sampled_from([0, 8, 60]),
@@ -59,13 +60,15 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     salts,
     window,
     states,
+    elastic,
     gap_s,
     drafts,
     landing,
     seed,
 ):
     """Also with kinds that keep little of a request: a window, and a state, which cannot take back what was drafted;
-    and with host memory for preempted ones, to and from which some copies fail."""
+    with caches that lend each other memory; and with host memory for preempted ones, to and from which some copies
+    fail."""
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s)
     shared = rng.choice([1, 8, 64])
@@ -73,7 +76,8 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
         encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching, shared_tokens=shared
     )
     sizes = {KV: kv_blocks, EMBED: embed_blocks, WINDOW: window, STATE: states}
-    caches = CacheSet({spec: n for spec, n in sizes.items() if n})
+    sizes = {spec: n for spec, n in sizes.items() if n}
+    caches = CacheSet(*(share_memory(sizes, Wishes()) if elastic else CacheSizes(sizes)))
     hosted = CacheSet({landing_of(spec): landing for spec in caches.specs.values() if landing and spec is not EMBED})
     draft = None if drafts is None else Guess(drafts, rng)
     s, shifts = Scheduler(Role.parse("EPD"), caches, budgets, policy, draft, hosted), []

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hydrainfer.cache import CacheSpec, EmbedSpec, FullSpec, Part
-from hydrainfer.storage import BlockStore
+from hydrainfer.storage import BlockStore, Region
 
 pytestmark = pytest.mark.cpu
 
@@ -47,6 +47,18 @@ def test_parts_of_different_widths_and_types():
             view.fill_(1 + 4 * i + j)
     values = [[float(view.flatten()[0]) for view in layer.values()] for layer in store.layers]
     assert values == [[1, 2, 3, 4], [5, 6, 7, 8]], "no part lies in another"
+
+
+def test_stores_of_one_region_are_views_of_the_same_bytes():
+    small = CacheSpec("small", 1, (Part("numbers", (3,), "bfloat16"),), padded_bytes=16)
+    large = CacheSpec("large", 1, (Part("numbers", (12,), "float32"),))
+    region = Region.of("both", 96)
+    one, other = BlockStore(small, 6, region=region), BlockStore(large, 2, region=region)
+    one.layers[0]["numbers"][4] = 1.0
+    assert not other.layers[0]["numbers"][0].any() and one.bytes[4].any()
+    other.layers[0]["numbers"][1] = float("nan")
+    region.clear(48, 48)
+    assert not other.bytes.any() and tuple(one.layers[0]["numbers"].shape) == (6, 3)
 
 
 def test_embed_store_rows():

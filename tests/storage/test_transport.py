@@ -14,7 +14,7 @@ import torch
 
 from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.core import ConfigError, ExportHandle
-from hydrainfer.storage import BlockStore, Exports, LocalExports, Routes, StorePuller, needs_shared
+from hydrainfer.storage import BlockStore, Exports, LocalExports, Region, Routes, StorePuller, needs_shared
 from hydrainfer.storage.places import here, ways_here
 from hydrainfer.storage.tcp import shares
 from hydrainfer.storage.transport import BlockRun, runs
@@ -32,12 +32,12 @@ LARGE = EmbedSpec.of(width=4096, dtype="float32", block_tokens=64)  # blocks of 
 
 
 def stores(n, transport, specs=SPECS, fill=True):
-    shared = needs_shared(transport, torch.device("cpu"))
-    made = {name: BlockStore(spec, n, shared=shared) for name, spec in specs.items()}
-    for store in made.values():
-        if fill:
-            store.bytes.copy_(torch.randint(0, 256, store.bytes.shape, dtype=torch.uint8))
-    return made
+    """Those that are filled lie in one region, as those of caches that lend each other memory."""
+    shared, region = needs_shared(transport, torch.device("cpu")), None
+    if fill:
+        region = Region.of("all", n * max(spec.block_bytes for spec in specs.values()), shared=shared)
+        region.bytes.copy_(torch.randint(0, 256, region.bytes.shape, dtype=torch.uint8))
+    return {name: BlockStore(spec, n, shared=shared, region=region) for name, spec in specs.items()}
 
 
 class Rig:

@@ -106,7 +106,7 @@ def _largest_batch(study: Study) -> int:
     """The most sequences that decode at once."""
     usual = sum(t.n_prompt for t in study.trace) / len(study.trace)
     decoders = [s for role, s in study.stations.items() if role_of(role).runs(Stage.DECODE)]
-    return max([1, *(int(min(s.budgets.running, tokens_in(s.blocks) / usual)) for s in decoders)])
+    return max([1, *(int(min(s.budgets.running, tokens_in(s.sizes.most) / usual)) for s in decoders)])
 
 
 def _without_repeats(trace: Sequence[TraceRequest]) -> Iterator[tuple[TraceRequest, int]]:

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import yaml
 
-from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, tokens_in
+from hydrainfer.cache import TOKENS_PER_RUNNING, CacheSpec, Wishes, share_memory, tokens_in
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError, CostModel, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
@@ -71,7 +71,9 @@ def study_of(
             mixed = role.runs(Stage.ENCODE) and len(role.stages) > 1 and any(t.pictures for t in trace)
             own = engine.cost(described, mixed) if described is not None else cost
             assert own is not None
-            stations[placed] = _station(role, own, blocks, trace, slo, kind, engine)
+            station = _station(role, own, blocks, trace, slo, kind, engine)
+            blocks, split = share_memory(station.blocks, Wishes(n_longest=shape.context))
+            stations[placed] = msgspec.structs.replace(station, blocks=blocks, split=split)
     for stage in (Stage.PREFILL, Stage.DECODE):
         if not any(role_of(name).runs(stage) for name in stations):
             raise min(too_large.items(), key=lambda item: len(item[0]) + (not role_of(item[0]).runs(stage)))[1]

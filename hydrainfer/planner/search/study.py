@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from hydrainfer.cache import CacheSpec
+from hydrainfer.cache import CacheSizes, CacheSpec, Split
 from hydrainfer.cluster.roster import Balancing
 from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request, Stage
@@ -32,13 +32,19 @@ _OVERRUN = 4.0  # standard deviations of what a queue at the edge of its capacit
 
 
 class Station(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of every instance of one role: `blocks` per cache, as many as its memory holds. `choices`: what
+    """The description of every instance of one role: `blocks` per cache, as many as its memory holds, and how caches
+    `split` it. `choices`: what
     budgets are chosen from for each layout; () where `budgets` suit all."""
 
     cost: CostModel
     blocks: Mapping[CacheSpec, int]
+    split: Split | None = None
     budgets: Budgets = Budgets()
     choices: tuple[Choice, ...] = ()
+
+    @property
+    def sizes(self) -> CacheSizes:
+        return CacheSizes(dict(self.blocks), self.split)
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +95,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
                     role=role,
                     cost=slowed(s.cost, slowdown) if slowdown > 1.0 else s.cost,
                     blocks=s.blocks,
+                    split=s.split,
                     budgets=budgets[str(role)],
                     policy=self.policy,
                     overlap=self.overlap,

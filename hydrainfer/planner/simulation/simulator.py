@@ -17,7 +17,7 @@ from functools import partial
 
 import msgspec
 
-from hydrainfer.cache import CacheSet, CacheSpec
+from hydrainfer.cache import CacheSet, CacheSpec, Split
 from hydrainfer.cluster.instance import Instance, Pulse
 from hydrainfer.cluster.messages import Beat, Learned, Peer, Submit
 from hydrainfer.cluster.roster import Balancing, Roster
@@ -50,8 +50,8 @@ _BEAT_S = Pulse().beat_s
 
 
 class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance of a deployment: `blocks` per cache, as many as its memory holds; `landing`: those of caches in host
-    memory, by what `cache.landing_of` made of a spec."""
+    """One instance of a deployment: `blocks` per cache, as many as its memory holds, and how caches `split` it;
+    `landing`: those of caches in host memory, by what `cache.landing_of` made of a spec."""
 
     name: str
     role: Role
@@ -61,6 +61,7 @@ class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = Policy()
     overlap: Overlap = "free"
     landing: Mapping[CacheSpec, int] = {}
+    split: Split | None = None
 
 
 @dataclass(slots=True)
@@ -232,7 +233,7 @@ class ModelledNode(Instance):
     def __init__(self, sim: Simulator, number: int, i: InstanceModel, roster: Roster, record: EventSink | None) -> None:
         super().__init__(i.name, _INCARNATION, roster, _BEAT_S)
         self.number, self._sim, self._record = number, sim, record
-        self.caches = CacheSet(dict(i.blocks))
+        self.caches = CacheSet(dict(i.blocks), i.split)
         self.exports = {spec.name: ExportHandle(owner_of(i.name, _INCARNATION)) for spec in i.blocks}
         self._block_bytes = {spec.name: spec.block_bytes for spec in (*i.blocks, *i.landing)}
         self.inbox: list[Parcel | Submit] = []

@@ -178,7 +178,7 @@ def test_caches_are_those_that_the_engine_makes(role):
 
     from hydrainfer.assemble.sizes import cache_sizes
 
-    made = cache_sizes(
+    made, _ = cache_sizes(
         ServeConfig(model=str(MODEL)), read_config(MODEL), Role.parse(role), "float32", torch.device("cpu"), 512, 1.0
     )
     planned = blocks_of(shape_of(str(MODEL), dtype="float32"), read_hardware("this-cpu"), Role.parse(role))
