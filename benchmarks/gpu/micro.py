@@ -23,7 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.floors import Rates, measure_rates
-from benchmarks.gpu.shapes import MODELS, PICTURES, TINY, Room, Shape, folder_of, random_model
+from benchmarks.gpu.shapes import MODELS, PICTURES, TINY, Room, Shape, device_of, folder_of, random_model
 from benchmarks.record import write_result
 from hydrainfer.assemble.rig import Rig
 from hydrainfer.checkpoint import read_config
@@ -220,7 +220,7 @@ def main() -> None:
     start_s = time.perf_counter()
     if args.again:
         args.model, case = furthest(args.again)
-    bench = Bench(args.model, args.mode, torch.device(args.device), args.out)
+    bench = Bench(args.model, args.mode, device_of(args.device), args.out)
     print(f"{args.model}, {args.mode}: ready after {time.perf_counter() - start_s:.0f} s", flush=True)
     bench.keep()
     if args.again:

@@ -23,6 +23,7 @@ import torch
 from torch import distributed as dist
 
 from benchmarks.floors import fastest_s, waits_for
+from benchmarks.gpu.shapes import device_of
 from benchmarks.record import write_result
 from hydrainfer.cache import FullSpec
 from hydrainfer.ops import block_copier, upload
@@ -145,7 +146,7 @@ def main() -> None:
     args = parser.parse_args()
     work = killed if args.killed else self_send if args.nccl else within
     with torch.inference_mode():
-        results = work(torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu"))
+        results = work(device_of(args.device))
     print(results)
     settings = {"device": args.device, "part": work.__name__}
     write_result("gpu.moves", (__doc__ or "").splitlines()[0], settings, results, args.out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -86,9 +88,20 @@ def _dali(p: Place) -> list[str]:
 
 
 def _counters(p: Place) -> list[str]:
-    tool = ["ncu", "--clock-control", "none", "--launch-skip", "400", "--launch-count", "40"]
+    tool = ["ncu", "--clock-control", "none", "--launch-count", "5", *_slowest_kernel(p.out / "again.json")]
     runs = ["benchmarks.gpu.micro", "--again", str(p.out), "--device", p.device, "--once"]
     return ["benchmarks.gpu.under", *tool, "--", *runs, "--out", str(p.out / "counters.json")]
+
+
+def _slowest_kernel(again: Path) -> list[str]:
+    """ncu's option for the kernel that took longest when the row ran again; none if that is not known."""
+    try:
+        profiles = json.loads(again.read_text())["results"]["profile"]
+    except (OSError, ValueError, KeyError):
+        return []
+    kernels = [name for rows in profiles.values() for name, *_ in rows if not name.startswith(("aten::", "cuda"))]
+    words = re.findall(r"\w+", re.split(r"[<(]", kernels[0])[0]) if kernels else []
+    return ["--kernel-name", words[-1]] if words else []  # without its namespace and parameters
 
 
 def _step_2() -> tuple[Part, ...]:

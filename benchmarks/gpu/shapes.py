@@ -28,6 +28,11 @@ TEXT = {
 }  # fmt: skip
 
 
+def device_of(name: str) -> torch.device:
+    """The device that an instance of a server uses."""
+    return torch.device("cpu") if name == "cpu" else torch.device(name, 0)
+
+
 class Room(NamedTuple):
     """Caches for so many sequences of so many tokens each, and the batches that run in them."""
 
@@ -105,17 +110,16 @@ def draw(model: Model, seed: int = 0) -> None:
 
 def make_checkpoint(out: Path, device: torch.device) -> None:
     """A checkpoint that any part of the project loads: a tiny one's tokenizer and preprocessing with the shapes of
-    LLaVA-1.5-7B and weights drawn on the device. On a CPU the tiny one itself. 14 GB."""
-    if device.type == "cpu":
-        make_llava(out)
-        return
+    LLaVA-1.5-7B (14 GB; on a CPU those of the tiny one) and weights drawn on the device."""
     from safetensors.torch import save_file
 
-    make_llava(out, image_size=VISION["image_size"], vision={"projection_dim": VISION["projection_dim"]})
-    config = json.loads((out / "config.json").read_text())
-    config["text_config"] |= TEXT
-    config["vision_config"] |= VISION
-    (out / "config.json").write_text(json.dumps(config))
-    model = random_model(out, device, "bfloat16")
-    weights = {name: slot.into.cpu().contiguous() for name, slot in model.slots().items()}
+    dry = device.type == "cpu"
+    make_llava(out, image_size=56 if dry else VISION["image_size"])
+    if not dry:
+        config = json.loads((out / "config.json").read_text())
+        config["text_config"] |= TEXT
+        config["vision_config"] |= VISION
+        (out / "config.json").write_text(json.dumps(config))
+    slots = random_model(out, device, "bfloat16").slots()
+    weights = {name: slot.into.cpu().reshape(slot.expected).contiguous() for name, slot in slots.items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.floors import fastest_s, measure_rates, waits_for
+from benchmarks.gpu.shapes import device_of
 from benchmarks.record import write_result
 from hydrainfer.machine import versions
 from hydrainfer.ops import select_ops
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    device = torch.device(args.device)
+    device = device_of(args.device)
     dry = args.device == "cpu"
     dtype = torch.float32 if dry else torch.bfloat16
     results: dict[str, Any] = {"versions": versions(PACKAGES), "torch_cuda": torch.version.cuda}

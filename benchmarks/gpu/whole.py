@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
-from benchmarks.gpu.shapes import make_checkpoint
+from benchmarks.gpu.shapes import device_of, make_checkpoint
 from benchmarks.record import write_result
 from hydrainfer import LLM, SamplingParams
 
@@ -56,7 +55,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.make is not None:
         if not (args.make / "model.safetensors").exists():
-            make_checkpoint(args.make, torch.device(args.device))
+            make_checkpoint(args.make, device_of(args.device))
         return
     dry, results = args.device == "cpu", dict[str, Any]()
     n, size, n_tokens = (2, 56, 4) if dry else (64, 336, 64)
