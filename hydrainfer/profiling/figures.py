@@ -182,7 +182,10 @@ def grid(cells: Sequence[Cell]) -> str:
     left, bottom, high = 90, 46, 66
     wide = min(190, 850 // len(tpots))
     width, height = left + wide * len(tpots) + 10, high * len(ttfts) + bottom + 6
-    out = [f'<svg viewBox="0 0 {width} {height}" style="max-width:{width}px" role="img" aria-label="best by SLO">']
+    out = [
+        f'<svg viewBox="0 0 {width} {height}" style="max-width:{width}px;min-width:{min(width, 620)}px" role="img" '
+        'aria-label="best by SLO">'
+    ]
     for row, ttft_s in enumerate(reversed(ttfts)):
         y = 4 + row * high
         out.append(words(left - 10, y + high / 2 + 4, f"{ms(ttft_s)} ms", "end"))

@@ -21,7 +21,7 @@ from hydrainfer.workload.output import Shown
 from hydrainfer.workload.results import BenchResult
 
 _ERROR = 0.25  # where the plan states none
-_LEAST_S = 12.0
+_LEAST_S = 10.0
 _REQUESTS = 100
 _CLIENT = ServerCost(request_s=0.8e-3, megapixel_s=0.5e-3, token_s=80e-6)  # benchmarks/results/b25_server_cpu.json
 

@@ -31,13 +31,14 @@ margin:0 0 10px}
 .answer p{margin:0}.answer p+p{margin-top:6px;font-size:15px;color:var(--text)}
 th[role=button]{cursor:pointer;user-select:none}th[role=button]:hover{background:var(--tint)}.all td:first-child i,.all
 td:nth-child(2) i{display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px}
-.all{max-height:640px;overflow-y:auto;border:1px solid var(--line);padding:0 10px}.all thead th{position:sticky;top:0;
+.all{max-height:640px;overflow:auto;border:1px solid var(--line);padding:0 10px}.all thead th{position:sticky;top:0;
 background:var(--paper);white-space:nowrap}.all table{font-size:12px}
-.all td{white-space:nowrap}.all td:last-child{white-space:normal;min-width:190px}.all .scroll{overflow:visible}
+.all td{white-space:nowrap}.all td:last-child{white-space:normal;min-width:150px}.all td,.all th{padding-right:7px}
+.use td:last-child{min-width:150px}.all .scroll{overflow:visible}
 .plain thead{display:none}.empty{fill:var(--tint);stroke:var(--rule)}.phone{display:none}
 .two{display:grid;grid-template-columns:minmax(0,5fr) minmax(0,6fr);gap:0 34px}
 @media(max-width:760px){.two{grid-template-columns:minmax(0,1fr)}.desk{display:none}.phone{display:block}
-.broad svg{min-width:620px}.answer{font-size:15px}}
+.answer{font-size:15px}}
 """
 _SORT = """
 for(const t of document.querySelectorAll('.all table')){const b=t.tBodies[0];
@@ -113,7 +114,7 @@ def _at_work(plan: LayoutPlan) -> Iterator[str]:
     if used:
         yield f"<h3>{escape(plan.layouts[0].layout)} at {said(plan.layouts[0].goodput)} requests/s</h3>"
         head = ["role", "vision lane", "language lane", "weights, GiB", "caches: held by requests (most)"]
-        yield table(head, used, n_last=1)
+        yield f"<div class=use>{table(head, used, n_last=1)}</div>"
         yield "<p class=sub>Shares of the time in which a lane works, and of a cache's blocks.</p>"
     yield "</div></div>"
 
@@ -124,7 +125,7 @@ def _use(u: RoleUse) -> list[str]:
         for name, c in u.caches.items()
     )
     lanes = ("–" if share is None else f"{share * 100:.0f} %" for share in (u.vision, u.language))
-    return [f"{u.n} {escape(u.role)}", *lanes, f"{u.weight_bytes / (1 << 30):.3g}", "<br>".join(caches)]
+    return [f"{u.n}&nbsp;{escape(u.role)}", *lanes, f"{u.weight_bytes / (1 << 30):.3g}", "<br>".join(caches)]
 
 
 def _has_pale(rows: Sequence[Row]) -> bool:
@@ -147,7 +148,7 @@ def _grid(plan: LayoutPlan) -> Iterator[str]:
     yield (
         "<h2>The best layout by SLO</h2>"
         + legend_of(methods_of([c for c in plan.grid if c.goodput]))
-        + f"<div class='scroll broad'>{grid(plan.grid)}</div>"
+        + f"<div class=scroll>{grid(plan.grid)}</div>"
     )
     yield "<p class=sub>Approximate: of a short trace and the most promising layouts of each method.</p>"
 
@@ -186,7 +187,7 @@ def _layouts(plan: LayoutPlan) -> str:
                 f'<i style="background:{colour_of(row.method)}"></i>{escape(row.method)}',
                 carried,
                 escape(interval(row)),
-                regret(row, plan.layouts[0]),
+                regret(row, plan.layouts[0]) if row is not plan.layouts[0] else "",
                 *([thousand(row)] if plan.price is not None else []),
                 *map(ms, latencies),
                 said(row.bound),

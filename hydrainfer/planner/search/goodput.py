@@ -46,7 +46,7 @@ class SearchEffort(NamedTuple):
     measured: int = 10
 
 
-COARSE, EXACT, QUICK = SearchEffort(), SearchEffort(3, 0.05), SearchEffort(1, 0.15, 2, 0, 0)
+COARSE, EXACT, QUICK = SearchEffort(), SearchEffort(3, 0.05), SearchEffort(1, 0.2, 2, 0, 0)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +136,8 @@ class _Waves:
                 if layout not in open_:
                     high = self._bounds[layout]
                     self._screened[layout] = Finding(layout=str(layout), stage="pruned", bound=high, goodput_high=high)
-            jobs = [(self._short, layout, self._bounds[layout], best * _NEAR) for layout in open_]
+            tolerance = self._effort.tolerance
+            jobs = [(self._short, layout, self._bounds[layout], best * _NEAR, tolerance) for layout in open_]
             self._screened |= dict(zip(open_, self._run(_rough, jobs)))
             if len(self._finals) < self._effort.finals:
                 self._measure(self._promising()[:_AT_ONCE])
@@ -179,8 +180,8 @@ class _Waves:
         self._finals |= dict(zip(layouts, self._run(measured, jobs)))
 
 
-def _rough(study: Study, layout: Layout, bound: float, at_least: float) -> Finding:
-    """The layout's goodput on a short trace within 10 %; only an upper limit if it does not carry `at_least`."""
+def _rough(study: Study, layout: Layout, bound: float, at_least: float, tolerance: float) -> Finding:
+    """The layout's goodput on a short trace within `tolerance`; only an upper limit if it does not carry `at_least`."""
     tried: list[Attempt] = []
 
     def carries(rate: float) -> bool:
@@ -191,7 +192,7 @@ def _rough(study: Study, layout: Layout, bound: float, at_least: float) -> Findi
         found = Finding(layout=str(layout), stage="screened", bound=bound)
         return msgspec.structs.replace(found, goodput_high=at_least, attempts=tuple(tried))
     low, high = bracket(carries, at_least, bound, bound)
-    low, high = narrow(carries, low, high, 0.1)
+    low, high = narrow(carries, low, high, tolerance)
     attempts = tuple(sorted(tried, key=lambda a: a.rate))
     return Finding(
         layout=str(layout),

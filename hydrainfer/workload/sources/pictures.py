@@ -90,10 +90,16 @@ def draw_picture(seed: int, width: int, height: int) -> np.ndarray:
     """Soft waves of colour, a little noise and a few hard-edged boxes: uint8 [height, width, 3]. Depends on nothing but
     its arguments and numpy's generator, so that every machine sends the same pixels."""
     rng = np.random.default_rng(seed)
-    y, x = np.linspace(0.0, 1.0, height)[:, None, None], np.linspace(0.0, 1.0, width)[None, :, None]
     cycles_x, cycles_y, phase = rng.uniform(0.5, 4.0, 3), rng.uniform(0.5, 4.0, 3), rng.uniform(0.0, 1.0, 3)
-    waves = 127.0 + 100.0 * np.sin(2 * np.pi * (cycles_x * x + cycles_y * y + phase))  # [height, width, 3]
-    pixels = np.clip(waves + rng.normal(0.0, 10.0, waves.shape), 0, 255).astype(np.uint8)
+    across = 2 * np.pi * np.linspace(0.0, 1.0, width)[:, None] * cycles_x  # [width, 3]
+    down = 2 * np.pi * (np.linspace(0.0, 1.0, height)[:, None] * cycles_y + phase)  # [height, 3]
+    sin_x, cos_x, sin_y, cos_y = (f(at).astype(np.float32) for at in (across, down) for f in (np.sin, np.cos))
+    pixels = np.empty((height, width, 3), np.uint8)
+    for k in range(3):  # sin(across + down)
+        waves = np.outer(cos_y[:, k], sin_x[:, k]) + np.outer(sin_y[:, k], cos_x[:, k])  # [height, width]
+        waves *= 100.0
+        waves += 127.0 + 10.0 * rng.standard_normal(waves.shape, np.float32)
+        pixels[:, :, k] = np.clip(waves, 0.0, 255.0, out=waves)
     for _ in range(6):
         left, top = int(rng.integers(0, width)), int(rng.integers(0, height))
         right, bottom = left + 1 + int(rng.integers(0, width)) // 2, top + 1 + int(rng.integers(0, height)) // 2
