@@ -99,7 +99,7 @@ class Roster:
         if not names:
             return None
         delay = dict.fromkeys(names, 0.0)
-        if self._balancing == "least_load":
+        if self._balancing == "least_load" and len(names) > 1:
             delay = self._ways_s(names, request, request.plan().index(stage))
         name = min(names, key=lambda n: (delay[n], self._chosen_at[n]))
         if stage is Stage.ENCODE and (owner := self._encoders.owner(request.media[0].key, names)) is not None:
