@@ -15,7 +15,7 @@ from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
 from hydrainfer.ops import AttentionBatch, Captured, ScanBatch, to_device, upload
 from hydrainfer.runtime.graphs import Capture, DecodeGraphs, capture_on
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
-from hydrainfer.runtime.packing import Asked, PackedTokens, one_token, pack_tokens
+from hydrainfer.runtime.packing import AskedRows, PackedTokens, one_token, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.sampler import logprobs_of, sample
 from hydrainfer.runtime.sampling import SamplingPlan, plan_sampling
@@ -100,7 +100,7 @@ class LanguageRunner:
             tokens, logprobs = sample(logits, plan)
         return StepResult(batch, tokens=tokens, logprobs=logprobs, prompt_logprobs=asked, failed=failed)
 
-    def _likelihoods(self, hidden: Tensor, asked: Asked) -> list[TokenLogprobs]:
+    def _likelihoods(self, hidden: Tensor, asked: AskedRows) -> list[TokenLogprobs]:
         """The log-probabilities of a chunk's next tokens. `hidden`: of every row."""
         found: list[TokenLogprobs] = []
         for low in range(0, len(asked.ids), _ASKED_ROWS):

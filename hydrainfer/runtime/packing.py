@@ -35,7 +35,7 @@ class Scanned(NamedTuple):
     pieces: list[ScanRows]
 
 
-class Asked(NamedTuple):
+class AskedRows(NamedTuple):
     """Work item number `item`, whose rows of the batch, from `first` on, say how likely these `ids` of the prompt were;
     `n_top` of the likeliest are told with each."""
 
@@ -67,7 +67,7 @@ class PackedTokens:
     sample_requests: list[int]
     embed_at: np.ndarray | None
     embed_rows: np.ndarray | None
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[AskedRows] = field(default_factory=list)
 
 
 def pack_tokens(
@@ -144,9 +144,9 @@ def padded(p: PackedTokens, n: int) -> PackedTokens:
     return PackedTokens(p.ids[rows], p.positions[..., rows], starts, [1] * n, n, paged, {}, every, every, None, None)
 
 
-def _asked(item: int, work: TokenWork, first: int) -> Asked:
+def _asked(item: int, work: TokenWork, first: int) -> AskedRows:
     positions, n_top = work.asked, work.seq.request.sampling.prompt_logprobs
-    return Asked(item, first, work.seq.tokens[positions.start : positions.stop], n_top or 0)
+    return AskedRows(item, first, work.seq.tokens[positions.start : positions.stop], n_top or 0)
 
 
 def _page(
