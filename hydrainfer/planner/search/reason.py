@@ -8,13 +8,15 @@ from statistics import fmean
 
 import msgspec
 
-from hydrainfer.core import Layout, Stage
+from hydrainfer.core import CostModel, Layout, Stage
 from hydrainfer.metrics import INTERVALS, Timeline, Timelines, judge
 from hydrainfer.planner.search.study import Study, attempt
+from hydrainfer.planner.simulation import TraceRequest
 
 _BEFORE_FIRST = INTERVALS[:5]
 _AFTER = INTERVALS[5:]
 _UNLOADED = 24  # requests that tell what an interval takes without load
+_SPARSE = 20.0  # times what a request takes alone, from one to the next
 _WORDS = {
     "encode_queue": "pictures wait for an encoder",
     "encode": "encode batches are long",
@@ -70,12 +72,16 @@ def reason(study: Study, layout: Layout, rate: float) -> Reason | None:
 
 
 def slow_rate(study: Study) -> float:
-    """A rate at which requests hardly meet: one in the time that the longest answers would take step by step."""
-    first = study.trace[:_UNLOADED]
-    context = max(t.n_prompt + t.n_output for t in first)
-    token_s = max(s.cost.language_s(0, 0, 1, context) for s in study.stations.values())
-    longest = max(t.n_output for t in first) * token_s
-    return 1.0 / max(longest * 2, 1e-3)
+    """A rate at which requests hardly meet: one in many times what the longest of them takes step by step."""
+    first, stations = study.trace[:_UNLOADED], study.stations.values()
+    return 1.0 / max(_SPARSE * max(_alone_s(s.cost, t) for t in first for s in stations), 1e-3)
+
+
+def _alone_s(cost: CostModel, t: TraceRequest) -> float:
+    """Seconds of a request that has the device to itself."""
+    encode_s = cost.encode_s(t.pictures) if t.pictures else 0.0
+    prefill_s = cost.language_s(t.n_prompt, t.n_prompt * t.n_prompt // 2, 0, 0)
+    return encode_s + prefill_s + t.n_output * cost.language_s(0, 0, 1, t.n_prompt + t.n_output)
 
 
 def timelines_at(study: Study, layout: Layout, rate: float) -> list[Timeline]:
