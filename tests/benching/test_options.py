@@ -20,7 +20,7 @@ def test_limits_can_be_written_out(parts, slo):
 
 def test_a_preset_is_of_a_data_set():
     preset = objective_of([], "llava-1.5-7b:pope", None, "textcaps", True)
-    assert preset == objective_of([], "llava-1.5-7b", None, "pope", True) != LIMITS
+    assert preset == objective_of([], "llava-1.5-7b", None, "pope", True)
     assert objective_of([], None, None, "textcaps", False) is None
 
 
