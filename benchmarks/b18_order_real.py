@@ -78,17 +78,15 @@ async def send(port: int, mix: list[tuple[TraceRequest, str]], seed: int) -> lis
         body = orjson.dumps(fields)
         head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         bodies.append(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    idle: list[Exchange] = []
 
     async def one(request: TraceRequest, kind: str, message: bytes) -> None:
-        exchange = idle.pop() if idle else (await loop.create_connection(Exchange, "127.0.0.1", port))[1]
+        transport, exchange = await loop.create_connection(Exchange, "127.0.0.1", port)
         sent_s = time.perf_counter()
         status, _ = await exchange.ask(message)
+        transport.close()
         if status != 200:
             raise RuntimeError(f"a request of {request.n_text} tokens was answered with {status}")
         asked.append(Asked(request.n_text, kind, sent_s - start_s, time.perf_counter() - sent_s))
-        if exchange.open:
-            idle.append(exchange)
 
     start_s = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
@@ -101,9 +99,9 @@ async def send(port: int, mix: list[tuple[TraceRequest, str]], seed: int) -> lis
 def simulated(asked: list[Asked], cost: CostModel, order: str, chunk: int) -> list[Asked]:
     """The same as the simulator has it."""
     budgets, policy = Budgets(tokens=chunk, running=256, step_s=STEP_S), Policy(order=order)  # type: ignore[arg-type]
-    role = Role.parse("PD")
+    role = Role.parse("EPD")
     instances = [
-        InstanceModel(name=f"PD{i}", role=role, cost=cost, blocks={KV: 200_000}, budgets=budgets, policy=policy)
+        InstanceModel(name=f"EPD{i}", role=role, cost=cost, blocks={KV: 200_000}, budgets=budgets, policy=policy)
         for i in range(N_INSTANCES)
     ]
     trace = [TraceRequest(arrival_s=a.sent_s, n_text=a.n_tokens, n_output=1) for a in asked]
@@ -129,14 +127,15 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         model = small_model(args.model, Path(folder) / "model")
         file = Path(folder) / "cost.yaml"
-        file.write_bytes(msgspec.yaml.encode(cost))
+        terms = {k: v for k, v in msgspec.to_builtins(cost).items() if v or k == "encode_image_s"}
+        file.write_bytes(msgspec.yaml.encode(terms))
         for order in ("fcfs", "rank"):
             port = free_port()
             command = [str(Path(sys.executable).with_name("hydrainfer")), "serve", str(model), "--port", str(port)]
             command += ["--served-model-name", "model", "--device", "emulated", "--cost-model", str(file)]
-            command += ["--layout", f"{N_INSTANCES}PD", "--launcher", "ray", "--order", order]
+            command += ["--layout", f"{N_INSTANCES}EPD", "--launcher", "ray", "--order", order]
             command += ["--token-budget", str(chunk), "--max-running", "256", "--max-queue-s", "1000"]
-            command += ["--kv-cache-gib", str(args.kv_cache_gib)]
+            command += ["--kv-cache-gib", str(args.kv_cache_gib), "--image-cache-gib", "0.05"]
             console.print(f"starting {shown(command)}", soft_wrap=True)
             with Server(order, command, port, Path(folder) / f"server-{order}", dict(os.environ)) as server:
                 await server.wait_healthy(300.0)

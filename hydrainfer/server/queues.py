@@ -9,6 +9,8 @@ _CROWD = 4
 """With fewer requests before their first token nobody knows how fast they could be: they are not measured."""
 _MEMORY_S, _MEMORY_N = 2.0, 16
 """A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
+_STEADY_S = 15.0
+"""The memory of the rate by which promises are kept: a machine that others use, too, is faster now and slower then."""
 _HINT_S = 0.25
 """How much of the measured time still counts when a new crowd gathers: small crowds find room at once and seem fast."""
 _PACE = 0.6
@@ -37,6 +39,7 @@ class Queue:
         self.units = 0.0
         self._tenants: dict[str, list[float]] = {}  # of those that wait: units, requests, weight
         self._crowded_s = self._done = self._n_done = 0.0  # of that memory
+        self._steady_s = self._steady = 0.0  # crowded seconds of the longer memory, and units
         self._at_s = 0.0
         self._turn_s = 0.0
 
@@ -61,6 +64,7 @@ class Queue:
         if done and self.n_waiting >= _CROWD:
             self._done += units
             self._n_done += 1
+            self._steady += units
             self._forget(min(self._crowded_s / _MEMORY_S, self._n_done / _MEMORY_N))
         self.n_waiting -= 1
         self.units = self.units - units if self.n_waiting else 0.0
@@ -82,12 +86,15 @@ class Queue:
 
     def has_room(self, now: float, share: Share = ANYBODY, *, favoured: bool) -> bool:
         """Whether one more may enter. While turns are promised, a part of the queue is for those who return, and for
-        the urgent. A tenant that has less than its share of what may wait finds room whatever the others have."""
+        the urgent; whoever comes then is judged by the rate of now or by the steady one, whichever keeps promises.
+        A tenant that has less than its share of what may wait finds room whatever the others have."""
         seconds = self.seconds(now)
         if seconds < _EASED * self.longest_s:
             self._turn_s = 0.0
-        reserved = not favoured and self._turn_s > now
-        most_s = self.longest_s - (self._reserve_s if reserved else 0.0)
+        promised = self._turn_s > now
+        most_s = self.longest_s - (self._reserve_s if promised and not favoured else 0.0)
+        if promised and self._steady:
+            seconds = (min if favoured else max)(seconds, self.units * self._steady_s / self._steady)
         return seconds < most_s or self._seconds_of(share, seconds) < most_s * self._part_of(share)
 
     def promise(self, now: float) -> float:
@@ -116,5 +123,10 @@ class Queue:
 
     def _pass(self, now: float) -> None:
         if self.n_waiting >= _CROWD:
-            self._crowded_s += max(now - self._at_s, 0.0)
+            passed_s = max(now - self._at_s, 0.0)
+            self._crowded_s += passed_s
+            self._steady_s += passed_s
+            if self._steady_s > _STEADY_S:
+                self._steady *= _STEADY_S / self._steady_s
+                self._steady_s = _STEADY_S
         self._at_s = now

@@ -118,13 +118,14 @@ def test_turns_come_one_after_the_other_and_are_void_when_the_queue_has_eased():
 class Flood:
     """A server of `rate` requests per second behind an `AdmissionControl`; clients who are refused come back once.
     `known`: by what a returning one is: "said", its "body", or nothing. `warm_s`: so long before the flood it had as
-    much to do as it can; the flood makes it `slowed` times as fast."""
+    much to do as it can; the flood makes it `slowed` times as fast; `uneven`: half as fast and faster in turns."""
 
-    def __init__(self, rate, factor, flood_s, *, known, come_back=True, seed=1, warm_s=0.0, slowed=1.0):
+    def __init__(self, rate, factor, flood_s, *, known, come_back=True, seed=1, warm_s=0.0, slowed=1.0, uneven=False):
         self.clock = Clock()
         self.admission = AdmissionControl(self.clock, longest_s=4.0)
         self.rng, self.rate, self.known, self.come_back = random.Random(seed), rate, known, come_back
-        self.start_s, self.busy_until, self.slowed = self.clock.now + warm_s, self.clock.now, slowed
+        self.start_s, self.busy_until = self.clock.now + warm_s, self.clock.now
+        self.slowed, self.uneven = slowed, uneven
         self.served_s, self.back, self.waits = [], [], []
         self.events, self.n = [], 0
         due_s = self.clock.now
@@ -164,6 +165,7 @@ class Flood:
         if returning:
             self.back.append((now, True))
         rate = self.rate * (self.slowed if now >= self.start_s else 1.0)
+        rate *= (0.5, 1.5)[int(self.busy_until) // 4 % 2] if self.uneven else 1.0
         self.busy_until = max(self.busy_until, now) + self.rng.uniform(0.5, 1.5) / rate
         self.waits.append(self.busy_until - now)
         self.at(self.busy_until, self.end, place)
@@ -186,9 +188,9 @@ def test_at_ten_times_the_capacity_all_of_it_is_used_and_those_who_obey_are_serv
     assert not known or sum(early) >= 0.8 * len(early), "who is known to return is served even in the flood"
 
 
-@pytest.mark.parametrize("slowed", [0.6, 0.8])
-def test_who_obeys_is_served_also_by_a_server_that_the_flood_makes_slower(slowed):
-    flood = Flood(100.0, 10.0, 30.0, known="body", warm_s=5.0, slowed=slowed)
+@pytest.mark.parametrize("slowed, uneven", [(0.6, False), (0.8, False), (0.8, True)])
+def test_who_obeys_is_served_also_by_a_server_that_the_flood_makes_slower(slowed, uneven):
+    flood = Flood(100.0, 10.0, 30.0, known="body", warm_s=5.0, slowed=slowed, uneven=uneven)
     flood.run()
     early = [ok for s, ok in flood.back if s - flood.start_s <= 30.0]
     assert len(early) > 30.0 * 100.0 * 0.3 and sum(early) >= 0.8 * len(early)
