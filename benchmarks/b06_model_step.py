@@ -1,4 +1,4 @@
-"""How far is each stage of llava-small from its floor?
+"""How far is each stage of llava-small, or of another model, from its floor?
 
 Encode, a prefill of 600 tokens and decodes with 600 tokens of context, through the runners (packing, hand-over to the
 lane's thread and sampling included), with the compiled kernels and without, in turns. The floor of a stage is the
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,142 +30,48 @@ from benchmarks.floors import Rates, Work, encode_work, language_work, measure_r
 from benchmarks.record import spread, write_result
 from benchmarks.runs import QUIET_CORES, make_model
 from benchmarks.servers import CpuWatch
-from hydrainfer.checkpoint import read_config
-from hydrainfer.core import (
-    EncodeWork,
-    Lane,
-    LiveSequence,
-    MediaSpan,
-    Request,
-    Role,
-    SamplingParams,
-    StepBatch,
-    StepResult,
-    TokenWork,
-)
+from benchmarks.stages import DTYPES, Stages
 from hydrainfer.machine import instruction_sets
-from hydrainfer.models import Model, load_model
-from hydrainfer.ops import select_ops
+from hydrainfer.models import Model
 from hydrainfer.ops.build import load_kernels
 from hydrainfer.ops.products import ways
-from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
-from hydrainfer.storage import BlockStore
 
 KERNELS = ("native", "torch")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-STEP_LIMIT_S = 120.0
 PASSES = 3  # over the decoder's matrices, per round; the fastest counts
 CHOSEN = "measured"
 
 
-class Stages:
-    """One model behind its runners, with prompts of one picture that are encoded and prefilled."""
-
-    def __init__(self, args: argparse.Namespace, kernels: str, n_requests: int) -> None:
-        path, device, threads, prompt_tokens = args.model, args.device, args.threads, args.prompt_tokens
-        config = read_config(path)
-        native, head_dim = kernels == "native", config.text.head_dim
-        ops = select_ops(device, DTYPES[args.dtype], head_dim, use_native=native, threads=threads)
-        if native and f"native-{device}" not in dict(ops.describe()).values():
-            raise SystemExit("; ".join(ops.notes) or "the compiled kernels do not support this")
-        self.model: Model = load_model(path, Role.parse("EPD"), device, args.dtype, ops=ops)
-        embed, kv = self.model.cache_specs()
-        picture_blocks, blocks = embed.blocks_for(config.vision.tokens), kv.blocks_for(prompt_tokens)
-        size = config.vision.image_size
-        draw = np.random.default_rng(0)
-        pixels = {str(i): draw.integers(0, 256, (size, size, 3), dtype=np.uint8) for i in range(n_requests)}
-        embeds = BlockStore(embed, n_requests * picture_blocks, device)
-        cache = BlockStore(kv, n_requests * blocks, device)
-        self._woken = threading.Event()
-        lanes = [LaneThread(lane, self.model.device, self._woken.set, lambda: threads) for lane in Lane]
-        self._vision = VisionRunner(self.model, embeds, pixels.__getitem__, lanes[0])
-        self._language = LanguageRunner(self.model, (cache, embeds), lanes[1])
-        self._prompt_tokens = prompt_tokens
-        self._requests = [self._sequence(i, picture_blocks, blocks) for i in range(n_requests)]
-        for i in range(n_requests):  # every block is written: unwritten memory would be read from the processor's cache
-            self._run(Lane.VISION, [EncodeWork(self._requests[i], 0)])
-            self._run(Lane.LANGUAGE, [TokenWork(self._requests[i], 0, prompt_tokens, True)])
-
-    def _sequence(self, i: int, picture_blocks: int, blocks: int) -> LiveSequence:
-        n_picture = self.model.config.vision.tokens
-        text = range(300, 300 + self._prompt_tokens - n_picture - 1)
-        request = Request(
-            id=f"r{i}",
-            prompt_ids=(1, *[self.model.config.media_tokens[0]] * n_picture, *text),
-            sampling=SamplingParams(temperature=0.0),
-            max_tokens=16,
-            seed=1,
-            media=(MediaSpan(1, n_picture, b"%d" % i, str(i)),),
-        )
-        seq = LiveSequence(request, (0.0, i), 0.0)
-        seq.blocks = {
-            "embed": list(range(i * picture_blocks, (i + 1) * picture_blocks)),
-            "kv": list(range(i * blocks, (i + 1) * blocks)),
-        }
-        return seq
-
-    def _run(self, lane: Lane, work: list) -> float:
-        """Seconds from launch to result. The sequences stay as they are, so that a batch can be repeated."""
-        runner = self._vision if lane is Lane.VISION else self._language
-        n = len(work) if lane is Lane.VISION else sum(item.count for item in work)
-        start_s = time.perf_counter()
-        ticket = runner.launch(StepBatch(1, lane, work, n))
-        result: StepResult | None
-        while (result := ticket.poll(0.0)) is None:
-            if not self._woken.wait(STEP_LIMIT_S):
-                raise SystemExit(f"a {lane.value} batch did not end within {STEP_LIMIT_S:.0f} s")
-            self._woken.clear()
-        took_s = time.perf_counter() - start_s
-        if result.error is not None:
-            raise result.error
-        return took_s
-
-    def encode(self, n: int) -> float:
-        return self._run(Lane.VISION, [EncodeWork(seq, 0) for seq in self._requests[:n]])
-
-    def prefill(self, n: int) -> float:
-        return self._run(Lane.LANGUAGE, [TokenWork(seq, 0, self._prompt_tokens, True) for seq in self._requests[:n]])
-
-    def decode(self, n: int) -> float:
-        last = self._prompt_tokens - 1
-        return self._run(Lane.LANGUAGE, [TokenWork(seq, last, 1, True) for seq in self._requests[:n]])
-
-    def close(self) -> None:
-        self._vision.close()
-        self._language.close()
-
-
-def cases(args: argparse.Namespace) -> list[tuple[str, int, int]]:
+def cases(args: argparse.Namespace, stages: Stages) -> list[tuple[str, int, int]]:
     """(stage, batch, repetitions per round)."""
-    found = [("encode", n, 2) for n in args.encode]
+    found = [("encode", n, 2) for n in args.encode if stages.picture_tokens]
     return [*found, ("prefill", 1, 2), *(("decode", n, 8) for n in args.decode)]
 
 
 def work_of(stages: Stages, stage: str, n: int, prompt_tokens: int) -> Work:
-    config, item_bytes = stages.model.config, stages.model.dtype.itemsize
     if stage == "encode":
-        return encode_work(config, n, item_bytes)
+        return encode_work(stages.shape, n, stages.picture_tokens, stages.picture_bytes)
     count, context = (prompt_tokens, 0) if stage == "prefill" else (1, prompt_tokens - 1)
-    return language_work(config, [count] * n, [context] * n, item_bytes)
+    return language_work(stages.shape, [count] * n, [context] * n)
 
 
 def measure_stages(args: argparse.Namespace, models: dict[str, Stages]) -> dict[str, Any]:
     """Per case and kernels a median per round; the machine's rates per round."""
-    times: dict[str, dict[str, list[float]]] = {f"{s} {n}": {k: [] for k in models} for s, n, _ in cases(args)}
+    one = next(iter(models.values()))
+    times: dict[str, dict[str, list[float]]] = {f"{s} {n}": {k: [] for k in models} for s, n, _ in cases(args, one)}
     rates: list[Rates] = []
     product = torch.float32 if args.device == "cpu" else DTYPES[args.dtype]
     for _ in range(args.rounds):
         rates.append(measure_rates(device=torch.device(args.device), dtype=product))
-        for stage, n, repeats in cases(args):
+        for stage, n, repeats in cases(args, one):
             for kernels, stages in models.items():
                 step = getattr(stages, stage)
                 step(n)
                 times[f"{stage} {n}"][kernels].append(float(np.median([step(n) for _ in range(repeats)])))
     best = Rates(max(r.flops_per_s for r in rates), max(r.bytes_per_s for r in rates))
     found: dict[str, Any] = {}
-    for stage, n, _ in cases(args):
+    for stage, n, _ in cases(args, one):
         name = f"{stage} {n}"
-        work = work_of(next(iter(models.values())), stage, n, args.prompt_tokens)
+        work = work_of(one, stage, n, args.prompt_tokens)
         floor_s = work.floor_s(best)
         found[name] = {"flops": work.flops, "bytes": work.n_bytes, "floor_s": floor_s, "bound_by": work.bound(best)}
         for kernels, seconds in times[name].items():
@@ -187,7 +92,8 @@ def matrices(model: Model) -> dict[str, list[torch.Tensor]]:
     assert model.language is not None
     layers = model.language.layers
     by_kind = {kind: [getattr(layer, kind) for layer in layers] for kind in ("qkv", "out", "gate_up", "down")}
-    return by_kind | {"head": [model.language.head]}
+    by_kind = {kind: [w for w in tensors if w is not None] for kind, tensors in by_kind.items()}  # but for experts
+    return {kind: tensors for kind, tensors in by_kind.items() if tensors} | {"head": [model.language.head]}
 
 
 def one_pass(linear: Callable, weights: dict[str, list[torch.Tensor]], inputs: dict[int, torch.Tensor]) -> dict:
@@ -290,7 +196,7 @@ def figures(path: Path, results: dict[str, Any]) -> None:
             timed = {k: [[s * 1e3 for s in r[k]["rounds_s"]] for r in of_stage.values()] for k in KERNELS}
             groups = [f"batch {name.split()[1]}" for name in of_stage]
             panels.append(Panel(f"{stage}, ms", groups, floor | timed))
-    save_bars(path.with_suffix(".png"), "Stages of llava-small and their floors", panels)
+    save_bars(path.with_suffix(".png"), "Stages and their floors", panels)
     by_rows = results["rows"]["by_rows"]
     if by_rows:
         names = next(iter(by_rows.values()))
@@ -305,7 +211,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     by_rows = bool(args.rows) and args.device == "cpu"
     n_requests = max([1, *args.encode, *args.decode])
-    models = {k: Stages(args, k, n_requests) for k in KERNELS}
+    sizes = n_requests, args.prompt_tokens, args.threads
+    models = {k: Stages(args.model, args.dtype, *sizes, native=k == "native", device=args.device) for k in KERNELS}
     watch = CpuWatch([])
     try:
         results = measure_stages(args, models)

@@ -3,13 +3,14 @@ rates at which the machine does either."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from hydrainfer.checkpoint import ModelConfig
+from hydrainfer.planner.costs import ModelShape
 
 
 class Work(NamedTuple):
@@ -33,33 +34,46 @@ class Rates(NamedTuple):
     bytes_per_s: float
 
 
-def encode_work(c: ModelConfig, n_pictures: int, item_bytes: int) -> Work:
-    """Vision tower up to the last layer used, and projector. Moved: weights, pixels in, embeddings out."""
-    v, width = c.vision, c.text.hidden
-    rows, layers = n_pictures * (v.patches + 1), max(v.features)
-    patch = 3 * v.patch_size**2 * v.hidden
-    layer = 4 * v.hidden**2 + 2 * v.hidden * v.intermediate  # weights of one block
-    projector = width * v.hidden * len(v.features) + width**2
-    attention = 4 * n_pictures * layers * (v.patches + 1) ** 2 * v.hidden
-    flops = 2 * (n_pictures * (v.patches * patch + v.tokens * projector) + rows * layers * layer) + attention
-    moved = patch + layers * layer + projector + n_pictures * v.tokens * width
-    return Work(flops, moved * item_bytes + n_pictures * 3 * v.image_size**2)
+def encode_work(shape: ModelShape, n_pictures: int, n_tokens: int, picture_bytes: int) -> Work:
+    """Vision tower up to the last layer used, and projector, of pictures of `n_tokens` each. Moved: weights, pixels in,
+    embeddings out."""
+    v = shape.vision
+    assert v is not None, "a model that sees"
+    tokens, rows = n_pictures * n_tokens, n_pictures * n_tokens * v.rows_per_token
+    attention = 4 * v.layers * rows * (n_tokens * v.rows_per_token) * v.hidden
+    flops = 2 * (rows * v.row_weights + tokens * v.token_weights) + attention
+    return Work(flops, (v.weights + tokens * shape.hidden) * shape.item_bytes + n_pictures * picture_bytes)
 
 
-def language_work(c: ModelConfig, counts: list[int], contexts: list[int], item_bytes: int) -> Work:
-    """Requests that compute `counts` tokens after `contexts` and sample one each. In the last layer only the sampled
-    rows need more than their keys and values. Moved: weights, keys and values read and written once, embedding rows."""
-    t = c.text
-    q, kv = t.heads * t.head_dim, 2 * t.kv_heads * t.head_dim
-    keys = kv * t.hidden
-    rest = 2 * q * t.hidden + 3 * t.hidden * t.intermediate  # query, output, gate, up, down
-    rows, sampled, head = sum(counts), len(counts), t.hidden * t.vocab
-    seen = sum(n * context + n * (n + 1) // 2 for n, context in zip(counts, contexts))  # (query, key) pairs, causal
-    seen_last = sum(n + context for n, context in zip(counts, contexts))
-    attention = 4 * q * (seen * (t.layers - 1) + seen_last)
-    flops = 2 * (rows * (t.layers * keys + (t.layers - 1) * rest) + sampled * (rest + head)) + attention
-    cache = kv * t.layers * (sum(contexts) + rows)
-    return Work(flops, (t.layers * (keys + rest) + head + cache + rows * t.hidden) * item_bytes)
+def language_work(shape: ModelShape, counts: list[int], contexts: list[int]) -> Work:
+    """Requests that compute `counts` tokens after `contexts` and sample one each. In a last layer with attention only
+    the sampled rows need more than their keys and values. Moved: weights (of experts those that as many tokens choose),
+    keys and values read and written once, states read and written, embedding rows."""
+    rows, sampled, head = sum(counts), len(counts), shape.hidden * shape.vocab
+    flops, moved = 2.0 * sampled * head, (head + rows * shape.hidden) * shape.item_bytes
+    for i in range(shape.layers):
+        weights, used, keys = shape.layer_weights(i), shape.layer_weights(i, used=True), shape.key_weights(i)
+        last = i == shape.layers - 1 and shape.attends(i)
+        flops += 2 * (rows * keys + (sampled if last else rows) * (used - keys))
+        moved += (weights - _unread(shape, i, rows)) * shape.item_bytes
+        if not shape.attends(i):
+            state = shape.recurrence.state.matrix if shape.recurrence is not None else ()
+            moved += 2 * 4 * sampled * math.prod(state or (0,))
+            continue
+        window = shape.seen[i] or math.inf
+        seen = [[min(p + 1, window) for p in range(c, c + n)] for c, n in zip(contexts, counts)]
+        pairs = sum(of_one[-1] if last else sum(of_one) for of_one in seen)
+        flops += 2 * shape.heads * (shape.head_dim + (shape.value_dim or shape.head_dim)) * pairs
+        moved += shape.kv_width(i) * (sum(min(c, window - 1) for c in contexts) + rows) * shape.item_bytes
+    return Work(flops, moved)
+
+
+def _unread(shape: ModelShape, layer: int, rows: int) -> float:
+    """Weights of experts that so many rows do not choose."""
+    e = shape.experts
+    if e is None or not e.layers[layer]:
+        return 0.0
+    return e.count * 3 * shape.hidden * e.intermediate * (1 - e.chosen / e.count) ** rows
 
 
 def fastest_s(call: Callable[[], object], n: int) -> float:
