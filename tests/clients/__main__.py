@@ -28,15 +28,24 @@ from hydrainfer.serving import serve_in_background
 from tests.checkpoints_text import make_text
 from tests.server.tool_templates import HERMES
 
-CLIENTS = {  # the script in `checks`, and what it needs, the first being the client
+LIGHT = {  # the script in `checks`, and what it needs, the first being the client; also run by `make test`
+    "openai": ("with_openai.py", ["openai==3.52.0"]),
+    "anthropic": ("with_anthropic.py", ["anthropic==2.12.0"]),
+    "ollama": ("with_ollama.py", ["ollama==0.6.3"]),
+}
+CLIENTS = LIGHT | {
     "langchain": ("with_langchain.py", ["langchain-openai==1.7.3"]),
     "litellm": ("with_litellm.py", ["litellm==1.109.1", "mcp"]),
     "instructor": ("with_instructor.py", ["instructor==1.17.0"]),
     "pydantic-ai": ("with_pydantic_ai.py", ["pydantic-ai-slim[openai]==2.68.0"]),
     "llama-index": ("with_llama_index.py", ["llama-index-llms-openai-like==0.8.1"]),
     "openai-agents": ("with_openai_agents.py", ["openai-agents==0.24.0"]),
+    "lm-eval": ("with_lm_eval.py", ["lm-eval[api]==0.4.13", "transformers", "pydantic"]),
+    "guidellm": ("with_guidellm.py", ["guidellm==0.8.1", "torch==2.13.0"]),
+    "vllm-bench": ("with_vllm_bench.py", ["vllm"]),
 }
 ENVIRONMENTS = Path(".cache/clients")
+PEERS = Path(os.environ.get("PEERS_HOME", "~/.cache/hydrainfer-peers")).expanduser()
 CHECKS = Path(__file__).parent / "checks"
 _INSTALL_S, _CHECK_S = 900, 300
 
@@ -60,13 +69,21 @@ def servers() -> Iterator[dict[str, str]]:
                 "access_log": "false",
             }
         )
-        with serve_in_background(sees, quiet) as (one, _), serve_in_background(calls, quiet) as (other, _):
-            yield {"CLIENTS_SEES": f"{one}/v1", "CLIENTS_CALLS": f"{other}/v1"}
+        with serve_in_background(sees, quiet) as (one, parts), serve_in_background(calls, quiet) as (other, _):
+            model = str(parts.intake.processor.model.path)
+            yield {"CLIENTS_SEES": f"{one}/v1", "CLIENTS_CALLS": f"{other}/v1", "CLIENTS_MODEL": model}
+
+
+def environment_of(name: str) -> Path:
+    return PEERS / "venv" if name == "vllm-bench" else ENVIRONMENTS / name
 
 
 def install(name: str, needs: list[str]) -> str:
     """Why it cannot be, "" if it is there."""
-    folder = ENVIRONMENTS / name
+    folder = environment_of(name)
+    if name == "vllm-bench":  # too large to be installed for this
+        why = f"no vLLM in {folder}; benchmarks/peers/setup_vllmcpu.sh installs one, or set PEERS_HOME"
+        return "" if (folder / "bin/vllm").exists() else why
     done = folder / ".installed"
     if done.is_file() and done.read_text() == " ".join(needs):
         return ""
@@ -88,7 +105,7 @@ def check(name: str, script: str, needs: list[str], variables: dict[str, str]) -
     if found["skipped"]:
         return found
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and "PROXY" not in k.upper()}
-    command = [str((ENVIRONMENTS / name / "bin/python").absolute()), str(CHECKS / script)]
+    command = [str((environment_of(name) / "bin/python").absolute()), str((CHECKS / script).absolute())]
     begun_s = time.monotonic()
     try:
         run = subprocess.run(
