@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hydrainfer.ops import Int8Weight, OpSet
+from hydrainfer.ops import Int8Weight, OpSet, weights
 
 Weight = Tensor | Int8Weight
 
@@ -28,7 +28,7 @@ class Slot(NamedTuple):
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=device)
+    return weights(shape, dtype, device)
 
 
 def matrix(ops: OpSet, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Weight:

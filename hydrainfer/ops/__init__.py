@@ -7,6 +7,7 @@ from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, visible
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.int8 import Int8Weight
+from hydrainfer.ops.memory import weights
 from hydrainfer.ops.pinned import packed_bytes, to_device, upload
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, variants
@@ -32,4 +33,5 @@ __all__ = [
     "upload",
     "variants",
     "visible",
+    "weights",
 ]

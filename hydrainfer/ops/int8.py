@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.ops.measured import Chosen, Products, measured_ways
+from hydrainfer.ops.memory import weights
 from hydrainfer.ops.native import Kernels
 from hydrainfer.ops.products import Way
 
@@ -27,7 +28,7 @@ class Int8Weight:
     @classmethod
     def empty(cls, shape: tuple[int, int], device: torch.device) -> Int8Weight:
         return cls(
-            torch.empty(shape, dtype=torch.int8, device=device),
+            weights(shape, torch.int8, device),
             torch.empty(shape[0], dtype=torch.float32, device=device),
         )
 
