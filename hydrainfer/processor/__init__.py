@@ -31,11 +31,11 @@ from hydrainfer.processor.pictures import (
 from hydrainfer.processor.processor import Prepared, Processor, RequestTerms
 from hydrainfer.processor.text import (
     FORMATS,
+    AnswerPiece,
     AnswerStream,
     CallDelta,
     Detokenizer,
     ModelDescription,
-    Said,
     TextStream,
     ToolFormat,
     Vocabulary,
@@ -49,6 +49,7 @@ from hydrainfer.processor.workers import Encodable, JobTicket, MediaWorkers, Sea
 
 __all__ = [
     "FORMATS",
+    "AnswerPiece",
     "AnswerStream",
     "CallDelta",
     "ChatMessage",
@@ -71,7 +72,6 @@ __all__ = [
     "Processor",
     "PythonPrompt",
     "RequestTerms",
-    "Said",
     "Seal",
     "TextPart",
     "TextStream",

@@ -10,7 +10,7 @@ import orjson
 
 from hydrainfer.core import HydraError, TokenLogprobs
 from hydrainfer.metrics import Timeline
-from hydrainfer.processor import AnswerStream, Detokenizer, Said, Vocabulary, answer_stream
+from hydrainfer.processor import AnswerPiece, AnswerStream, Detokenizer, Vocabulary, answer_stream
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
 from hydrainfer.server.logprobs import TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
 from hydrainfer.server.sse import DONE, error_event, event
@@ -186,16 +186,16 @@ class ChatReply(Choices):
             choice["token_ids"] = done.token_ids
         return choice
 
-    def _read(self, index: int, text: str, *, last: bool) -> Said:
+    def _read(self, index: int, text: str, *, last: bool) -> AnswerPiece:
         """What a piece of a choice's text says; `last`: it has no more."""
         said = self._streams[index].push(text, last=last)
         return said if self._shows_reasoning else said._replace(reasoning="")
 
-    def _delta(self, said: Said, *, last: bool) -> dict[str, Any]:
+    def _delta(self, said: AnswerPiece, *, last: bool) -> dict[str, Any]:
         content = {"content": said.content} if said.content or not (said.reasoning or last) else {}
         return _reasoned(said) | content
 
-    def _message(self, said: Said) -> dict[str, Any]:
+    def _message(self, said: AnswerPiece) -> dict[str, Any]:
         return {"content": (said.content or None) if said.reasoning else said.content, **_reasoned(said)}
 
     def _finish(self, index: int, reason: str | None) -> str | None:  # noqa: ARG002
@@ -211,7 +211,7 @@ class ChatReply(Choices):
         return chat_logprobs(self.vocabulary, part.token_ids, part.logprobs)
 
 
-def _reasoned(said: Said) -> dict[str, str]:
+def _reasoned(said: AnswerPiece) -> dict[str, str]:
     """The reasoning in both spellings that clients know."""
     return {"reasoning_content": said.reasoning, "reasoning": said.reasoning} if said.reasoning else {}
 

@@ -9,11 +9,11 @@ import msgspec
 
 from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.processor import (
+    AnswerPiece,
     AnswerStream,
     CallDelta,
     ModelDescription,
     Prepared,
-    Said,
     ToolFormat,
     Tools,
     answer_stream,
@@ -58,11 +58,11 @@ class ToolReply(ChatReply):
     def _reader(self) -> AnswerStream:
         return reader(self.prepared, self._tools, self._how)
 
-    def _delta(self, said: Said, *, last: bool) -> dict[str, Any]:
+    def _delta(self, said: AnswerPiece, *, last: bool) -> dict[str, Any]:
         delta = super()._delta(said, last=last or bool(said.calls))
         return delta | ({"tool_calls": [_call(c) for c in said.calls]} if said.calls else {})
 
-    def _message(self, said: Said) -> dict[str, Any]:
+    def _message(self, said: AnswerPiece) -> dict[str, Any]:
         message = super()._message(said)
         if said.calls:
             message |= {"content": said.content or None, "tool_calls": merged(said.calls)}

@@ -8,6 +8,7 @@ from hydrainfer.processor.text.answer import answer_stream
 from hydrainfer.processor.text.checkpoint import ModelDescription, load_description
 from hydrainfer.processor.text.detokenize import Detokenizer, TextStream
 from hydrainfer.processor.text.harmony_form import harmony_grammar
+from hydrainfer.processor.text.piece import AnswerPiece, AnswerStream
 from hydrainfer.processor.text.prompt import (
     check_ids,
     check_length,
@@ -18,7 +19,6 @@ from hydrainfer.processor.text.prompt import (
     resolve_max_tokens,
 )
 from hydrainfer.processor.text.reasoning import REASONING, ReasoningFormat, Thinking
-from hydrainfer.processor.text.said import AnswerStream, Said
 from hydrainfer.processor.text.tool_calls import CallDelta
 from hydrainfer.processor.text.tool_format import FORMATS, HARMONY, ToolFormat, calls_grammar
 from hydrainfer.processor.text.vocabulary import Vocabulary
@@ -27,12 +27,12 @@ __all__ = [
     "FORMATS",
     "HARMONY",
     "REASONING",
+    "AnswerPiece",
     "AnswerStream",
     "CallDelta",
     "Detokenizer",
     "ModelDescription",
     "ReasoningFormat",
-    "Said",
     "TextStream",
     "Thinking",
     "ToolFormat",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hydrainfer.processor.messages import Tools
 from hydrainfer.processor.text.harmony import HarmonyStream
+from hydrainfer.processor.text.piece import AnswerPiece, AnswerStream
 from hydrainfer.processor.text.reasoning import ReasoningStream, Thinking
-from hydrainfer.processor.text.said import AnswerStream, Said
 from hydrainfer.processor.text.tool_blocks import call_stream
 from hydrainfer.processor.text.tool_calls import ToolCallStream
 from hydrainfer.processor.text.tool_format import HARMONY, ToolFormat
@@ -26,14 +26,14 @@ class MarkedStream(AnswerStream):
     def n_calls(self) -> int:
         return self._calls.n_calls if self._calls is not None else 0
 
-    def push(self, text: str, *, last: bool = False) -> Said:
+    def push(self, text: str, *, last: bool = False) -> AnswerPiece:
         reasoning = ""
         if self._thoughts is not None:
             reasoning, text = self._thoughts.push(text, last=last)
         if self._calls is None:
-            return Said(reasoning, text)
+            return AnswerPiece(reasoning, text)
         found = self._calls.push(text, last=last)
-        return Said(reasoning, found.content, found.calls)
+        return AnswerPiece(reasoning, found.content, found.calls)
 
 
 def answer_stream(

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from hydrainfer.processor.text.said import AnswerStream, Said
+from hydrainfer.processor.text.piece import AnswerPiece, AnswerStream
 from hydrainfer.processor.text.tool_calls import CallDelta, new_call_id, overlap
 
 _MESSAGE = "<|message|>"
@@ -44,7 +44,7 @@ class HarmonyStream(AnswerStream):
     def n_calls(self) -> int:
         return self._calls.n_calls
 
-    def push(self, text: str, *, last: bool = False) -> Said:
+    def push(self, text: str, *, last: bool = False) -> AnswerPiece:
         self._said: dict[str, str] = {"reasoning": "", "content": ""}
         self._new: list[CallDelta] = []
         self._held += text
@@ -52,7 +52,7 @@ class HarmonyStream(AnswerStream):
             pass
         if last and self._body is not None:
             self._close()
-        return Said(self._said["reasoning"], self._said["content"], self._new)
+        return AnswerPiece(self._said["reasoning"], self._said["content"], self._new)
 
     def _read_head(self, last: bool) -> bool:
         text = self._held

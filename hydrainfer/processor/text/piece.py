@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hydrainfer.processor.text.tool_calls import CallDelta
 
 
-class Said(NamedTuple):
+class AnswerPiece(NamedTuple):
     """What a piece of an answer adds: what the model thinks, what it says, what it calls."""
 
     reasoning: str
@@ -26,5 +26,5 @@ class AnswerStream(ABC):
         """The calls found so far, those that are left out among them."""
 
     @abstractmethod
-    def push(self, text: str, *, last: bool = False) -> Said:
+    def push(self, text: str, *, last: bool = False) -> AnswerPiece:
         """What this piece adds; `last`: no more will come."""
