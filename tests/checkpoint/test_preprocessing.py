@@ -14,7 +14,8 @@ from hydrainfer.processor import load_description
 from tests.checkpoint.test_damage import PREPROCESSING, whole_config
 
 pytestmark = pytest.mark.cpu
-CLIPS, QWENS, GEMMAS = ("Llava", "LlavaNext"), ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5"), ("Gemma3",)
+CLIPS, GEMMAS = ("Llava", "LlavaNext"), ("Gemma3",)
+QWENS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Qwen3VLMoe", "Qwen3_5Moe")
 READERS = (read_config, load_description, lambda path: shape_of(str(path)), lambda path: prompts_of(str(path)))
 POINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
