@@ -94,12 +94,17 @@ class Connection(HttpToolsProtocol):
         """What `on_response_complete` does, in short."""
         self.server_state.total_requests += 1
         self._refused_s = self.loop.time()
+        self._await_next()
+
+    def _await_next(self) -> None:
+        """Have the connection closed unless another request comes soon."""
         if self.timeout_keep_alive_task is None and not self.transport.is_closing():
             wait_s = self.timeout_keep_alive
             self.timeout_keep_alive_task = self.loop.call_later(wait_s, self.timeout_keep_alive_handler)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._unset_keepalive_if_required()  # the one before may have been refused in the same piece of data
         self._between, self._retry_after_s = False, None
         if not self._let_in:
             self._mark = None
@@ -131,14 +136,16 @@ class Connection(HttpToolsProtocol):
             self._door.admission.expect(self._mark, self._retry_after_s)
         self._between, self._head = True, b""
         super().on_message_complete()
+        if self.cycle is _ANSWERED:  # its body came later than the answer went
+            self._await_next()
 
     def _may_answer(self) -> bool:
         """Whether an answer from here is complete: no other is under way, no page of another origin asks."""
         return self._idle() and not any(name in _SLOWLY for name, _ in self.headers)
 
     def _idle(self) -> bool:
-        """Whether no answer is under way."""
-        return self.cycle is None or self.cycle.response_complete
+        """Whether no answer is under way, and the client reads those that went: else the application waits for it."""
+        return not self.flow.write_paused and (self.cycle is None or self.cycle.response_complete)
 
     def _check(self, *, whole: bool) -> None:
         """Let it in, refuse it or, unless `whole`, hold it. `whole`: its mark is all that will be known."""

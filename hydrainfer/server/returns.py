@@ -86,6 +86,8 @@ class Returns:
                 marks[value] -= 1
                 if not marks[value]:
                     del marks[value]
+                if not marks:
+                    del turns[second]
                 mark.returns = True
                 break
         return mark.returns

@@ -219,6 +219,10 @@ def test_each_turn_is_known_once_by_the_same_request():
     assert returns.comes(mark(b"soon"), 1021.0), "the latest turns are forgotten first"
     returns.expect(mark(b"late"), 300_100.0, 300_000.0)
     assert returns.n == 1 and returns.comes(mark(b"late"), 300_101.0) and not returns.n
+    for now in range(400_000, 400_100):  # each comes back before the next is refused
+        returns.expect(mark(), now + 1.0, now)
+        assert returns.comes(mark(), now + 1.0)
+    assert not returns._turns
 
 
 def test_who_stays_away_is_not_waited_for():

@@ -101,6 +101,45 @@ def test_a_head_that_was_refused_is_known_again(full, raw, monkeypatch):
         assert answers_to(raw, [odd], 1)[0][0] == 429
 
 
+@pytest.fixture
+def seen(full, raw, monkeypatch):
+    """Of the one connection, before each of its heads is acted on: itself, and whether it is about to be closed."""
+    found, whole = [], Connection.on_headers_complete
+
+    def note(self):
+        found.append((self, self.timeout_keep_alive_task is not None))
+        return whole(self)
+
+    monkeypatch.setattr(Connection, "on_headers_complete", note)
+    raw.close()
+    raw.connect()  # a parser asks for what it calls when it is made
+    return found
+
+
+def test_a_refused_connection_is_closed_when_nothing_follows_and_only_then(raw, seen):
+    asked = raw_request(b'{"a": 1}')
+    answers_to(raw, [asked[:-3], asked[-3:]], 1)
+    wait_until(lambda: seen[0][0].timeout_keep_alive_task is not None)  # though the body came after the answer
+    raw.sock.sendall(asked + raw_request(b"", method="GET", path="/version"))
+    wait_until(lambda: len(seen) == 3)
+    assert not any(about_to_be for _, about_to_be in seen)
+
+
+def test_who_does_not_read_is_answered_no_faster(full, raw, seen):
+    asked = raw_request(b'{"a": 1}')
+    answers_to(raw, [asked], 1)
+    connection = seen[0][0]
+    connection.flow.pause_writing()  # as the transport does, whose buffer is full
+    for _ in range(3):
+        raw.sock.sendall(asked)
+    raw.sock.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        raw.sock.recv(1)
+    raw.sock.settimeout(20)
+    connection.loop.call_soon_threadsafe(connection.flow.resume_writing)
+    assert [status for status, _ in answers_to(raw, [], 3)] == [429] * 3
+
+
 def test_a_known_head_is_let_in_once_there_is_room(start):
     server = start(max_requests=1)
     place = server.sessions.admission.take()

@@ -2,11 +2,15 @@
 
 import base64
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from hydrainfer.core import ErrorInfo, Output, Unavailable
+from hydrainfer.processor import FORMATS, Tools
 from hydrainfer.server import Tenants
+from hydrainfer.server.fronts.messages_turn import MessageTurn
+from hydrainfer.server.stream import Delta
 from tests.server.conftest import picture
 from tests.server.test_responses import SAID, hermes_server, prompt_of, tools_server  # noqa: F401
 
@@ -119,6 +123,19 @@ def test_tools(tools_server, stream):  # noqa: F811
         assert made.json()["content"][0]["text"] == "It rains.", made.text
         assert "get_weather" in prompt_of(tools_server) and "rain" in prompt_of(tools_server)
         assert len(tools_server.engine.submitted[-1].media) == (said != "rain")
+
+
+def test_a_piece_that_ends_a_call_and_goes_on():
+    """As when the client is slow: several tokens are one piece."""
+    prepared = SimpleNamespace(thinking=None, sampling=SimpleNamespace(logprobs=None, grammar=None))
+    stream = SimpleNamespace(prepared=prepared, n_cached=[0], prompt_logprobs=[])
+    options = {"asked": {}, "tools": Tools((), {"add": {}}, False, True), "how": FORMATS["hermes"]}
+    turn = MessageTurn(stream, SimpleNamespace(timings=False, include_usage=True), "tiny", 0, None, **options)
+    sent = b""
+    for text in ('<tool_call>{"name": "add", "arguments": {"a": ', "[1]}}</tool_call> Then", " on."):
+        sent += turn.events([Delta(0, text)], [9])
+    assert [(part.kind, part.text) for part in turn.parts] == [("call", '{"a": [1]}'), ("text", " Then on.")]
+    assert sent.index(b"[1]}") < sent.index(b"content_block_stop") < sent.index(b"Then")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from hydrainfer.core import Grammar, Reasoning
 from hydrainfer.processor import load_description
+from hydrainfer.server.fronts.responses import chat_of
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest
 from tests.server.test_tools import ADD, SAID, USER, WEATHER, add_marks
@@ -202,6 +203,18 @@ def test_what_was_thought_comes_back(thinker, path):
     ids = list(thinker.engine.submitted[-1].prompt_ids)
     shown = "zq thought" in thinker.model.tokenizer.decode(ids, skip_special_tokens=False)
     assert shown == (not thinker.begins)
+
+
+def test_a_thought_is_of_what_follows_it():
+    def thought(text):
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    said = {"role": "assistant", "content": "Two."}
+    call = {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{}"}
+    given = [USER, thought("one"), said, thought("two"), said, thought("three"), call, thought("four"), USER, said]
+    messages = chat_of({"input": given})["messages"]
+    thoughts = [m.get("reasoning_content") for m in messages]
+    assert thoughts == [None, "one", "two\nthree", None, None] and len(messages[2]["tool_calls"]) == 1
 
 
 def test_effort_turns_it_off_and_is_refused_where_nobody_reasons(thinker, server, client):

@@ -58,7 +58,7 @@ def _messages(given: object) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[dict[str, Any]] = []
-    thought = ""  # of the assistant's next message
+    thoughts: list[str] = []  # of the assistant's next message
     for i, item in enumerate(entries(given, "input")):
         where, kind = f"input.{i}", item.get("type", "message")
         if kind == "message":
@@ -68,12 +68,14 @@ def _messages(given: object) -> list[dict[str, Any]]:
         elif kind == "function_call_output":
             messages += _output(item, where)
         elif kind == "reasoning":
-            thought = _thought(item, where)
+            thoughts.append(_thought(item, where))
+            continue
         else:
             raise unsupported(f"{where}: an item of this type", f"{where}.type", "send messages and function calls")
-        if thought and messages and messages[-1]["role"] == "assistant":
-            messages[-1].setdefault("reasoning_content", thought)
-            thought = ""
+        if any(thoughts) and messages[-1]["role"] == "assistant":
+            before = messages[-1].get("reasoning_content")  # of the message to which this call was added
+            messages[-1]["reasoning_content"] = "\n".join(filter(None, [before, *thoughts]))
+        thoughts.clear()
     return messages
 
 
