@@ -2,10 +2,13 @@
 
 import json
 
+import llguidance
 import openai
 import pytest
 
+from hydrainfer.core import Grammar
 from hydrainfer.processor import load_description
+from hydrainfer.processor.text.lark import rules_of
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest
 from tests.server.test_reasoning import streamed
@@ -90,3 +93,13 @@ def test_other_protocols(client, harmony):
     said = harmony.post("/v1/messages", **body).json()
     thought, call = said["content"]
     assert (thought["thinking"], call["input"], said["stop_reason"]) == (THOUGHT, json.loads(ARGUMENTS), "tool_use")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"), [(r"\\/x", "\\/x"), (r"a\/b/c", "a/b/c"), ("a\nb\\\nc", "a\nb\nc"), (r"\d", "7")]
+)
+def test_a_regular_expression_means_the_same_in_lark(pattern, said):
+    words = llguidance.LLTokenizer("byte")
+    text = "\n".join(["start: form", *rules_of("form", Grammar("regex", pattern))])
+    matcher = llguidance.LLMatcher(words, llguidance.LLMatcher.grammar_from_lark(text))
+    assert matcher.consume_tokens(words.tokenize_str(said)) and matcher.is_accepting(), matcher.get_error()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from hydrainfer.core import Grammar, InvalidRequest
 from hydrainfer.grammar import without_unknown_formats
 
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_TOLD = re.compile(r"\\.|/|\n", re.DOTALL)  # of a regular expression: what is escaped, or written otherwise in Lark
+_WRITTEN = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 
 
 def literal(text: str) -> str:
@@ -34,7 +37,7 @@ def rules_of(name: str, grammar: Grammar) -> list[str]:
     if grammar.kind == "choice":
         return [f"{name}: " + " | ".join(literal(one) for one in json.loads(text))]
     if grammar.kind == "regex":
-        pattern = text.replace("\n", "\\n").replace("\\/", "/").replace("/", "\\/")
+        pattern = _TOLD.sub(lambda found: _WRITTEN.get(found[0], found[0]), text)
         return [f"{name}: {name.upper()}", f"{name.upper()}: /{pattern}/"]
     if "::=" in text:
         raise InvalidRequest("with this model a grammar is written in Lark, not in GBNF", code="invalid_grammar")
