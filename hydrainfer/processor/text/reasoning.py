@@ -73,6 +73,7 @@ class ReasoningStream:
         self._how = thinking.how
         self._inside = thinking.begun
         self._behind = False
+        self._opened = False  # by a mark of the answer's
         self._held = ""
         self._said = False  # something of the reasoning, or of what follows it
 
@@ -90,11 +91,12 @@ class ReasoningStream:
 
     def _open(self, last: bool) -> None:
         """Look for the opening, which may also stand where the prompt has begun the reasoning."""
-        if self._said:
+        if self._said or self._opened:
             return
         head, opening = self._held.lstrip(), self._how.opening
         if head.startswith(opening):
-            self._inside, self._held = True, head[len(opening) :]
+            self._inside = self._opened = True
+            self._held = head[len(opening) :]
         elif not self._inside and (last or not opening.startswith(head)):
             self._behind = self._said = True  # an answer that does not reason is left as it is
 
@@ -102,7 +104,7 @@ class ReasoningStream:
         text, closing = self._held, self._how.closing
         if not self._said:
             text = text.lstrip()
-            if not last and text and self._how.opening.startswith(text):
+            if not (last or self._opened) and text and self._how.opening.startswith(text):
                 return ""  # may become an opening
         at = text.find(closing)
         if at >= 0:

@@ -19,6 +19,8 @@ CASES = [
     (False, "<think></think>\n", "", ""),
     (False, "<think>\n\n</think>\n\nFour.\n\n", "", "Four.\n\n"),
     (True, "a</think>b</think>c", "a", "b</think>c"),
+    (False, "<think>\n<think>a</think>b", "<think>a", "b"),
+    (True, "<think><think>a</think>b", "<think>a", "b"),
 ]
 
 
