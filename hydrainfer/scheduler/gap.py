@@ -1,9 +1,10 @@
 """How long a decoding request may wait for its next token, and what fits beside a decode step in that time.
 
 A promised TPOT is a mean over a request: each token is due one TPOT after the one before was due. Who is early lends
-the time to other work, up to gaps of some steps; while anybody is late, a small chunk goes with every fourth step and
-nothing else. Without a promise the gap is some decode steps, so that streams stay smooth; and longer while somebody
-waits for his first token for seconds, since whoever decodes alone reads all weights for one token.
+the time to other work, up to gaps of some steps. While anybody is late, only a small chunk goes with every fourth step,
+if the promise can be kept at all and nobody has waited for his first token for seconds. Without a promise the gap is
+some decode steps, so that streams stay smooth; and longer while somebody waits for his first token for seconds, since
+whoever decodes alone reads all weights for one token.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _EARLY_STEPS = 3.0  # decode steps that a gap may be as long as for who is early
 _MARGIN = 0.9  # of the promise: the rest is for what takes longer than measured
 _LATE = 8  # tokens: who is later is not to make it good, so that prompts wait no longer than for that
 _HUNGRY = 3  # steps that go alone for want of time before a chunk comes in any case
-_ATTAINABLE = 1.1  # decode steps that a promise must be worth, for others to wait until it is kept
-_PATIENCE_S, _SHARE = 2.0, 0.3  # without a limit: who has waited longer gets so much of the rest at a time
-_LEAST = 0.5  # decode steps that other work gets where a promise cannot be kept
+_ATTAINABLE = 1.3  # decode steps that a promise must be worth, for others to wait until it is kept
+_PATIENCE_S, _SHARE = 2.0, 0.3  # who has waited longer gets, without a limit, so much of the rest at a time
+_LEAST = 0.5  # decode steps that other work gets then, or where a promise cannot be kept
 _CHUNK = 16  # tokens: smaller chunks take about as long
 _UP, _DOWN = 0.1, 0.5  # weight of a decode step that took longer, or shorter: what disturbs it makes it longer
 _KEEP = 0.9  # what each batch leaves of the weight of the chunks before it
@@ -82,7 +83,8 @@ class Gap:
         if limit_s := self._limit_s:
             early_s = min(_due_s(item.seq, now + limit_s) for item in decodes) - now - step.seconds
             most_s = max(limit_s - step.seconds, (_EARLY_STEPS - 1.0) * step.seconds)
-            self._strict = limit_s > _ATTAINABLE * step.seconds
+            patient = now - self._waiting_since() < _PATIENCE_S
+            self._strict = patient and limit_s > _ATTAINABLE * step.seconds
             return min(max(early_s, _SOME_S if self._strict else _LEAST * step.seconds), most_s)
         queued_s = now - self._waiting_since() - _PATIENCE_S
         return min(max((_STEPS - 1.0) * step.seconds, _SHARE * queued_s), self._most_s)
