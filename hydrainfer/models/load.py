@@ -21,7 +21,7 @@ from hydrainfer.models.slots import Slot
 from hydrainfer.models.stored import PLAIN, pieces, weight_headers
 from hydrainfer.ops import Int8Weight, OpSet, select_ops
 
-_EXPERTS = re.compile(r"text\.layers\.\d+\.mlp\.experts\.gate_up_proj")
+_EXPERTS = re.compile(r"text\.layers\.\d+\.mlp\.experts\.(gate_up|down)_proj")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -62,12 +62,12 @@ def load_model(
 
 def _as_stored(config: ModelConfig, headers: dict[Path, list[StoredTensor]]) -> ModelConfig:
     """`config`, with experts one after the other in one tensor where these files have them so, whatever the family is
-    published with: transformers saves some otherwise."""
+    published with: transformers saves some otherwise. The shapes of both kinds tell, though one may be square."""
     e, hidden, canonical = config.text.experts, config.text.hidden, layers_of(config).canonical
-    if e is None or (e.stored == "together" and hidden == 2 * e.intermediate):
+    if e is None:
         return config
     found = {t.shape for tensors in headers.values() for t in tensors if _EXPERTS.fullmatch(canonical(t.name))}
-    if found != {(e.count, 2 * e.intermediate, hidden)}:
+    if found != {(e.count, 2 * e.intermediate, hidden), (e.count, hidden, e.intermediate)}:
         return config
     return replace(config, text=replace(config.text, experts=replace(e, stored="stacked")))
 

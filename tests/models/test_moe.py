@@ -42,6 +42,21 @@ def test_eight_bits_are_near(tmp_path):
     assert 0 < float((got - want).std() / want.std()) < 0.05
 
 
+@pytest.mark.parametrize("inner", [32, 64], ids=["gates square", "down square"])
+def test_matrices_either_way_round(inner, tmp_path):
+    """Also where one of the two kinds has as many rows as columns."""
+    from safetensors.torch import load_file, save_file
+
+    published, turned = (make_text(tmp_path / name, "gpt_oss", intermediate_size=inner) for name in ("a", "b"))
+    tensors = load_file(turned / "model.safetensors")
+    for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, turned / "model.safetensors")
+    want, got = (load_model(path, Role.parse("PD")).language.layers[0].experts.matrices for path in (published, turned))
+    assert torch.equal(got.gate_up, want.gate_up)
+    assert torch.equal(got.down, want.down)
+
+
 def test_published_weights_of_gpt_oss(tmp_path):
     """MXFP4: two files, of which the scales come first; and the same numbers as bfloat16, made by transformers."""
     from safetensors.torch import load_file, save_file
