@@ -20,13 +20,22 @@ _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class StageWork(NamedTuple):
-    """The least seconds that requests take of a device, by stage, each batched as well as can be; `language_s`: prefill
-    and decode, where steps of both can be one batch."""
+    """The least seconds that requests take of a device, by stage, each batched as well as can be; `arithmetic_s`: of
+    `decode_s`, what prefill in the same batch cannot hide."""
 
     encode_s: float
     prefill_s: float
     decode_s: float
-    language_s: float
+    arithmetic_s: float
+
+
+class _Need(NamedTuple):
+    """Stages that share a device, the least seconds that a request takes for each, and how many of them pass at once
+    where two lanes work."""
+
+    stages: tuple[Stage, ...]
+    seconds: tuple[float, ...]
+    speed: float = 1.0
 
 
 class Bound(NamedTuple):
@@ -51,12 +60,10 @@ class Bounds:
 
     def of(self, layout: Layout) -> Bound:
         found = Bound(math.inf, ())
-        needs = {kind: list(_needs(self._costs[kind], work)) for kind, work in self._work.items()}
-        for i, (stages, seconds) in enumerate(next(iter(needs.values()))):
-            if seconds <= 0.0:
-                continue
-            able = [needs[_kind(str(role))][i][1] for role in layout.instances if any(map(role.runs, stages))]
-            rate = sum(1.0 / each for each in able)
+        for needs in zip(*(_needs(self._costs[kind], work) for kind, work in self._work.items())):
+            stages, of_kind = needs[0].stages, dict(zip(self._work, needs))
+            able = [of_kind[_kind(str(role))] for role in layout.instances if any(map(role.runs, stages))]
+            rate = min((_most(able, by) for by in {*able} if sum(by.seconds)), default=math.inf)
             if rate < found.rate:
                 found = Bound(rate, stages)
         served = self._study.front(layout).most(self._study.trace, len(layout.instances), found.rate)
@@ -73,18 +80,31 @@ def _mean_work(study: Study, cost: CostModel, n_batch: int) -> StageWork:
     return StageWork(*(sum(column) / len(each) for column in zip(*each)))
 
 
-def _needs(cost: CostModel, work: StageWork) -> Iterator[tuple[tuple[Stage, ...], float]]:
-    """Stages that share a device, and the least seconds that a request takes of those who run any of them."""
+def _most(able: Sequence[_Need], by: _Need) -> float:
+    """A rate that these devices cannot exceed. A second of each is worth what it does of the stage that it is best at,
+    in seconds of `by`: work goes to whichever device suits it."""
+
+    def worth(need: _Need) -> float:
+        return need.speed * max(one / own if own else math.inf for one, own in zip(by.seconds, need.seconds) if one)
+
+    return sum(map(worth, able)) / sum(by.seconds)
+
+
+def _needs(cost: CostModel, work: StageWork) -> Iterator[_Need]:
+    """The stages that share a device, alone and together."""
     prefill, decode, encode = Stage.PREFILL, Stage.DECODE, Stage.ENCODE
     # two lanes of a device are no faster together than this
     beside_decode = 1.0 + 1.0 / cost.overlap_slowdown
     beside_prefill = 1.0 + 1.0 / (cost.prefill_overlap_slowdown or cost.overlap_slowdown)
-    yield (encode,), work.encode_s
-    yield (prefill,), work.prefill_s
-    yield (decode,), work.decode_s
-    yield (prefill, decode), work.language_s
-    yield (encode, prefill), (work.encode_s + work.prefill_s) / beside_prefill
-    yield (encode, prefill, decode), (work.encode_s + work.language_s) / max(beside_decode, beside_prefill)
+    beside = max(beside_decode, beside_prefill)
+    encode_s, prefill_s, decode_s, arithmetic_s = work
+    yield _Need((encode,), (encode_s,))
+    yield _Need((prefill,), (prefill_s,))
+    yield _Need((decode,), (decode_s,))
+    yield _Need((prefill, decode), (prefill_s, arithmetic_s))
+    yield _Need((encode, prefill), (encode_s, prefill_s), beside_prefill)
+    yield _Need((encode, prefill, decode), (encode_s, prefill_s, arithmetic_s), beside)
+    yield _Need((encode, prefill, decode), (encode_s, 0.0, decode_s), beside)
 
 
 def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) -> StageWork:
@@ -99,7 +119,7 @@ def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) ->
     weights_s = cost.weights_s + cost.experts_read_s(n_batch)
     traffic_s = (weights_s / n_batch + cost.sequence_s) * n_steps + cost.context_s * n_contexts
     decode_s = max(arithmetic_s, traffic_s) + cost.step_base_s * n_steps / n_batch
-    return StageWork(encode_s, prefill_s, decode_s, max(prefill_s + arithmetic_s, decode_s))
+    return StageWork(encode_s, prefill_s, decode_s, arithmetic_s)
 
 
 def _largest_batch(study: Study) -> int:

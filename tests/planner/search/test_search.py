@@ -146,6 +146,31 @@ def test_bounds_of_unlike_devices_add_up():
     assert found[0].stage == "final" and 0.0 < found[0].goodput <= found[0].bound
 
 
+def test_a_device_that_suits_a_stage_has_that_stage():
+    """One kind is ten times slower at vision, the other at language: together they carry what neither does alone."""
+    s = study(Slo(ttft_s=0.5, tpot_s=0.05))
+
+    def slower(*names: str) -> dict[str, Station]:
+        return {
+            role: msgspec.structs.replace(
+                t, cost=msgspec.structs.replace(t.cost, **{name: 10 * getattr(t.cost, name) for name in names})
+            )
+            for role, t in s.stations.items()
+        }
+
+    kinds = {
+        "a": slower("encode_base_s", "encode_image_s"),
+        "b": slower("step_base_s", "prefill_token_s", "decode_token_s"),
+    }
+    unlike = msgspec.structs.replace(
+        s, stations={f"{role}@{kind}": t for kind, of_kind in kinds.items() for role, t in of_kind.items()}
+    )
+    alike, apart = Bounds(s).of(Layout.parse("1E1PD")).rate, Bounds(unlike)
+    assert apart.of(layout_of("1E@b+1PD@a")).rate >= alike
+    assert apart.of(layout_of("1E@a+1PD@b")).rate < alike
+    assert attempt(unlike, layout_of("1E@b+1PD@a"), 0.5 * alike).carried(s.target)
+
+
 def test_the_use_of_roles():
     s, layout = study(Slo(ttft_s=0.5, tpot_s=0.05)), Layout.parse("1E2PD")
     busy, idle = (use_of(s, layout, rate) for rate in (60.0, 6.0))
