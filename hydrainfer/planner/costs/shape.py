@@ -216,13 +216,19 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
 
 def _check_group(shape: ModelShape, hardware: Hardware) -> None:
     """Every device of a group has whole heads."""
-    n, kv_heads = hardware.group, shape.local_kv_heads or shape.kv_heads
-    if shape.heads % n or shape.kv_heads % n or kv_heads % n:
+    n, heads = hardware.group, _heads(shape)
+    if any(each % n for each in heads):
+        most = math.gcd(*heads)
         raise ConfigError(
-            f"{shape.name} has {shape.heads} heads, {min(kv_heads, shape.kv_heads)} of them with keys and values: they "
-            f"cannot be divided over {n} devices",
+            f"{shape.name} has {shape.heads} heads, {min(heads)} of them with keys and values: they cannot be divided "
+            f"over {n} devices; --tensor-parallel has to divide {most}",
             param="tensor_parallel",
         )
+
+
+def _heads(shape: ModelShape) -> tuple[int, ...]:
+    """Numbers of heads that each device of a group has an equal share of."""
+    return shape.heads, shape.kv_heads, shape.local_kv_heads or shape.kv_heads
 
 
 def _of_group(cost: CostModel, shape: ModelShape, hardware: Hardware) -> CostModel:
@@ -323,7 +329,8 @@ def blocks_of(
     least = sum(s.block_bytes * s.least(wishes) for s in specs if s.takes_the_rest)
     if left < least:
         each = (hardware.memory_bytes * hardware.memory_share - hardware.workspace_bytes) / hardware.group
-        enough = next((n for n in _GROUPS if (n - hardware.group) * each >= least - left), None)
+        able = (n for n in _GROUPS if not any(heads % n for heads in _heads(shape)))
+        enough = next((n for n in able if (n - hardware.group) * each >= least - left), None)
         raise ConfigError(
             f"{shape.name} as {role} does not fit {hardware.name}: {weights / GIB:.1f} GiB of weights, "
             f"{hardware.workspace_bytes / GIB:.1f} GiB to work in and the caches want {(least - left) / GIB:.1f} GiB "

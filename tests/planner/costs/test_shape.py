@@ -319,5 +319,9 @@ def test_a_group_is_faster_but_not_as_often_as_it_has_devices():
     for alone, pair, quad in (prompt, token):
         assert alone / 2 < pair < alone / 1.5 and alone / 4 < quad < pair / 1.4
     assert two.step_base_s - one.step_base_s == pytest.approx(2 * 80 * H800.sum_s)
-    with pytest.raises(ConfigError, match=r"28 heads, 4 of them with keys and values: .* over 8 devices"):
-        cost_of(shape_of("qwen2.5-vl-7b"), H800.joined(8))
+    seven = shape_of("qwen2.5-vl-7b")
+    with pytest.raises(ConfigError, match=r"28 heads, 4 of them .* over 8 devices; --tensor-parallel has to divide 4$"):
+        cost_of(seven, H800.joined(8))
+    for gib, hint in ((7, "; --tensor-parallel 4 holds it"), (5, "")):  # 5 GiB would want 8 devices
+        with pytest.raises(ConfigError, match=rf"% of {gib:.1f} GiB{hint}$"):
+            blocks_of(seven, msgspec.structs.replace(H800, memory_bytes=gib * 2**30), Role.parse("EPD"))
