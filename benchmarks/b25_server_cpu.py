@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import uvloop
 from rich.console import Console
@@ -25,20 +25,37 @@ from benchmarks.record import ROOT, write_result
 from benchmarks.servers import Server, free_port
 from hydrainfer.builtin import MODEL
 from hydrainfer.workload.client import Endpoint, run_load
-from hydrainfer.workload.sources import Closed, distinct_chats, encoded
+from hydrainfer.workload.sources import ChatRequest, Closed, DrawnPicture, encoded
 
 QUESTION = (__doc__ or "").partition("\n")[0]
 _CLIENTS, _WARM = 4, 20
 
 
 class Load(NamedTuple):
-    """`side`: of one picture, in pixels; 0 without."""
+    """`width`, `height`: of one picture, in pixels; 0 without."""
 
     tokens: int
-    side: int
+    width: int = 0
+    height: int = 0
+    encoding: Literal["png", "jpeg"] = "jpeg"
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens" + (f", {self.width} x {self.height} {self.encoding}" if self.width else "")
+
+    def chats(self, n: int, seed: int) -> list[ChatRequest]:
+        """Requests with a picture each that no other has, or none."""
+        first, size = seed << 32, (self.width, self.height, self.encoding)
+        return [
+            ChatRequest(
+                text=f"{i}: What is in the picture?",
+                pictures=(DrawnPicture(first + i, *size),) if self.width else (),
+                max_tokens=self.tokens,
+            )
+            for i in range(n)
+        ]
 
 
-SHORT, LONG, SMALL, LARGE = Load(2, 0), Load(66, 0), Load(2, 448), Load(2, 1344)
+SHORT, LONG, JPEG, PNG = Load(2), Load(66), Load(2, 1024, 768), Load(2, 1024, 768, "png")
 
 
 async def measure(n: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -52,30 +69,26 @@ async def measure(n: int) -> tuple[dict[str, float], dict[str, float]]:
     ):
         await it.wait_healthy(120)
         target = Endpoint(base_url=it.url, model=await it.model())
-        for k, load in enumerate((SHORT, LONG, SMALL, LARGE)):
-            drawn = distinct_chats(
-                n + _WARM,
-                seed=k,
-                max_tokens=load.tokens,
-                n_pictures=int(load.side > 0),
-                width=max(load.side, 1),
-                height=max(load.side, 1),
-            )
-            chats = encoded(drawn)
+        for k, load in enumerate((SHORT, LONG, JPEG, PNG)):
+            chats = encoded(load.chats(n + _WARM, k))
             await run_load(target, chats[:_WARM], Closed(_CLIENTS))
             before_s, mine_s = it.cpu_s(), time.process_time()
             result = await run_load(target, chats[_WARM:], Closed(_CLIENTS))
             assert all(r.failure is None for r in result.records), result.records[0]
-            name = f"{load.tokens} tokens, {load.side} px"
+            name = str(load)
             servers[name], clients[name] = (it.cpu_s() - before_s) / n, (time.process_time() - mine_s) / n
     return servers, clients
 
 
 def solved(seconds: dict[str, float]) -> dict[str, float]:
-    short, long, small, large = seconds.values()
-    token_s = (long - short) / (LONG.tokens - SHORT.tokens)
-    megapixel_s = (large - small) / ((LARGE.side**2 - SMALL.side**2) / 1e6)
-    return {"request_s": short - SHORT.tokens * token_s, "token_s": token_s, "megapixel_s": megapixel_s}
+    short, long, jpeg, png = seconds.values()
+    token_s, megapixels = (long - short) / (LONG.tokens - SHORT.tokens), JPEG.width * JPEG.height / 1e6
+    return {
+        "request_s": short - SHORT.tokens * token_s,
+        "token_s": token_s,
+        "megapixel_s": (jpeg - short) / megapixels,
+        "png_megapixel_s": (png - short) / megapixels,
+    }
 
 
 def main() -> None:

@@ -17,12 +17,14 @@ COSTS = Path("configs/cost_models/builtin-cpu.yaml")
 
 
 def test_a_layout_is_run_at_the_ends_of_the_stated_error(monkeypatch):
-    """With the client on the cores of the server it carries less than the plan says, which has none."""
+    """The rates are of a server that has the client on its cores; what that takes is less than a search can tell."""
     question = ProfileQuestion(model="builtin", devices=1, cost_model=COSTS, slo="ttft=1,tpot=0.1", requests=60)
     asked = prepare(question, lambda *_: pytest.fail("nothing is measured"))
     study, ran = asked.study(), []
-    bound = live.Bounds(study).of(live.Layout.parse("1EPD")).rate
-    planned = live.measured(study, live.Layout.parse("1EPD"), bound, bound).goodput
+    layout, beside = live.Layout.parse("1EPD"), live._with_client(study)
+    bound, less = (live.Bounds(s).of(layout).rate for s in (study, beside))
+    planned = live.measured(study, layout, bound, bound).goodput
+    assert less < bound and beside.server.work_s(study.trace) > study.server.work_s(study.trace)
 
     def run(asked, path, rates, console):
         assert "role: EPD" in path.read_text()
@@ -33,4 +35,5 @@ def test_a_layout_is_run_at_the_ends_of_the_stated_error(monkeypatch):
     row = Row(layout="1EPD", method="EPD", goodput=planned)
     assert live.validate(asked, study, [row], Console(file=io.StringIO())) == ()
     ((low, middle, high),) = ran
-    assert middle < planned and low == pytest.approx(middle / 1.25) and high == pytest.approx(middle * 1.25)
+    assert middle == live.measured(beside, layout, less, min(planned, less)).goodput
+    assert low == pytest.approx(middle / 1.25) and high == pytest.approx(middle * 1.25)
