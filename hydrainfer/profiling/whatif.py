@@ -21,10 +21,10 @@ const t=d.ttft[e('if-t').value],p=d.tpot[e('if-p').value],n=+e('if-r').value;
 e('if-to').value=t.said;e('if-po').value=p.said;e('if-ro').value=f(n)+'/s';
 const c=d.cells.find(c=>c.ttft==t.s&&c.tpot==p.s),o=e('if');
 if(!c||!c.goodput){o.textContent='No layout meets these limits.';return}
-const k=Math.max(1,Math.ceil(n/c.goodput)),w=k*d.devices;
+const k=Math.max(1,Math.ceil(n/c.goodput));
 let s=`${c.layout} carries ${f(c.goodput)} requests/s`;
 s+=c.layout==c.epd_layout?', without splitting. ':c.epd?`, ${c.epd_layout} ${f(c.epd)}. `:`, ${c.epd_layout} nothing. `;
-s+=`${f(n)} requests/s need ${k==1?'one such deployment':k+' such deployments'}, ${w} devices`;
+s+=`${f(n)} requests/s need ${k==1?'one such deployment':k+' such deployments'} of ${d.hardware}`;
 s+=`, at ${Math.round(100*n/k/c.goodput)} %% of what they carry.`;
 if(d.price&&n)s+=` A thousand requests cost ${f(d.price*k/n/3.6)}.`;o.textContent=s};
 for(const i of['if-t','if-p','if-r'])e(i).oninput=r;r()}
@@ -42,7 +42,7 @@ def what_if(plan: LayoutPlan) -> Iterator[str]:
     data = {
         "ttft": [{"s": s, "said": f"{ms(s)} ms"} for s in ttfts],
         "tpot": [{"s": s, "said": f"{ms(s)} ms"} for s in tpots],
-        "devices": plan.devices,
+        "hardware": plan.hardware,
         "price": plan.price,
         "cells": [
             {

@@ -109,6 +109,7 @@ def test_what_if_has_the_cells_that_were_simulated():
     assert [t["said"] for t in found["ttft"]] == ["100 ms", "8000 ms"] and found["price"] == 16.0
     assert {c["goodput"] for c in found["cells"]} == {30.0, 60.0, 0.0}
     assert all(c["epd_layout"] == "8EPD" for c in found["cells"])
+    assert '"hardware":"8 x TP2 of \\u003cb>"' in plan_page(msgspec.structs.replace(whole(), device="TP2 of <b>"))
     assert "What if" not in plan_page(msgspec.structs.replace(whole(), grid=()))
 
 
