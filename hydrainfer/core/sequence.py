@@ -37,8 +37,7 @@ class LiveSequence:
     still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present stage has been
     part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which the scheduler
     says who goes first (smaller), as `order` says who is older. `token_s`: seconds per token of the latest batch that
-    had a chunk of it, 0 before. `token_due_s`: when its next token is due where a TPOT is promised (`gap.py`), infinity
-    before it decodes. `n_most`, `ends`: how many tokens it may have, and which end it once it has
+    had a chunk of it, 0 before. `n_most`, `ends`: how many tokens it may have, and which end it once it has
     `min_tokens`. `prompt_logprobs`: of the prompt's tokens from the second on, as far as computed and asked for, until
     they are handed out with the first token.
     """
@@ -70,7 +69,6 @@ class LiveSequence:
         "rest",
         "started",
         "stops",
-        "token_due_s",
         "token_s",
         "tokens",
     )
@@ -88,7 +86,6 @@ class LiveSequence:
         self.rank = (order[0], *order)
         self.rest = (0, 0)
         self.token_s = 0.0
-        self.token_due_s = math.inf
         self.attempt = 0
         self.hops = 0
         self.tokens: list[int] = [*request.prompt_ids, *produced]
@@ -130,7 +127,6 @@ class LiveSequence:
         self.blocks = {}
         self.started = False
         self.token_s = 0.0
-        self.token_due_s = math.inf
         self.prompt_logprobs = []
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:

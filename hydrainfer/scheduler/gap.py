@@ -1,32 +1,24 @@
 """How long a decoding request may wait for its next token, and what fits beside a decode step in that time.
 
-A promised TPOT is a mean over a request: each token is due one TPOT after the one before was due. Who is early lends
-the time to other work, up to gaps of some steps. While anybody is late, only a small chunk goes with every fourth step,
-if the promise can be kept at all and nobody has waited for his first token for seconds. Without a promise the gap is
-some decode steps, so that streams stay smooth; and longer while somebody waits for his first token for seconds, since
-whoever decodes alone reads all weights for one token.
+Without a limit the gap is some decode steps, so that streams stay smooth; and longer while somebody waits for his first
+token for seconds, since whoever decodes alone reads all weights for one token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from hydrainfer.core import Lane, LiveSequence, StepBatch, TokenWork
+from hydrainfer.core import Lane, LiveSequence, StepBatch
 from hydrainfer.scheduler.policy import Budgets
 
-_STEPS = 2.5  # decode steps that a gap is as long as, where no TPOT is promised
-_EARLY_STEPS = 3.0  # decode steps that a gap may be as long as for who is early
-_MARGIN = 0.9  # of the promise: the rest is for what takes longer than measured
-_LATE = 8  # tokens: who is later is not to make it good, so that prompts wait no longer than for that
-_HUNGRY = 3  # steps that go alone for want of time before a chunk comes in any case
-_ATTAINABLE = 1.3  # decode steps that a promise must be worth, for others to wait until it is kept
-_PATIENCE_S, _SHARE = 2.0, 0.3  # who has waited longer gets, without a limit, so much of the rest at a time
-_LEAST = 0.5  # decode steps that other work gets then, or where a promise cannot be kept
+_STEPS = 2.5  # decode steps that a gap is as long as, where no limit is given
+_MARGIN = 0.9  # of the limit: the rest is for what takes longer than measured
+_PATIENCE_S, _SHARE = 2.0, 0.3  # without a limit: who has waited longer gets so much of the rest at a time
+_LEAST = 0.5  # decode steps that other work gets in any case
 _CHUNK = 16  # tokens: smaller chunks take about as long
 _UP, _DOWN = 0.1, 0.5  # weight of a decode step that took longer, or shorter: what disturbs it makes it longer
 _KEEP = 0.9  # what each batch leaves of the weight of the chunks before it
 _STALE = 32  # batches with chunks in them after which a decode step is measured again
-_SOME_S = 1e-9  # too little for a chunk that must fit
 _INF = float("inf")
 
 
@@ -51,13 +43,11 @@ class Gap:
         self._waiting_since = waiting_since
         self._steps: dict[int, _Step] = {}
         self._chunks = (0.0, 0.0)  # seconds, tokens
-        self._strict, self._n_alone = False, 0  # whether chunks must fit; steps since one came
 
     def observe(self, batch: StepBatch, seconds: float) -> None:
         """A batch took this long by itself."""
         if not self.bounded or batch.lane is Lane.VISION:
             return
-        self._n_alone = 0 if batch.chunked else self._n_alone + 1
         if not batch.chunked:
             size = batch.n_items.bit_length()
             if (step := self._steps.get(size)) is None:
@@ -72,29 +62,18 @@ class Gap:
             n_chunked = batch.n_items - batch.n_decodes - batch.n_drafts
             self._chunks = _KEEP * before_s + more_s, _KEEP * before_n + n_chunked
 
-    def other_s(self, decodes: Sequence[TokenWork], n: int, now: float) -> float:
-        """How long other work may take beside a step of these, which has `n` tokens. 0: nothing, for the step is to be
-        measured by itself."""
-        if not self.bounded or not n:
+    def other_s(self, n_decodes: int, now: float) -> float:
+        """How long other work may take beside a step of so many sequences. 0: nothing, for the step is to be measured
+        by itself."""
+        if not self.bounded or not n_decodes:
             return _INF
-        step = self._steps.get(n.bit_length())
+        step = self._steps.get(n_decodes.bit_length())
         if step is None or step.age >= _STALE:
             return 0.0
-        if limit_s := self._limit_s:
-            early_s = min(_due_s(item.seq, now + limit_s) for item in decodes) - now - step.seconds
-            most_s = max(limit_s - step.seconds, (_EARLY_STEPS - 1.0) * step.seconds)
-            patient = now - self._waiting_since() < _PATIENCE_S
-            self._strict = patient and limit_s > _ATTAINABLE * step.seconds
-            return min(max(early_s, _SOME_S if self._strict else _LEAST * step.seconds), most_s)
+        if self._limit_s:
+            return max(self._limit_s - step.seconds, _LEAST * step.seconds)
         queued_s = now - self._waiting_since() - _PATIENCE_S
         return min(max((_STEPS - 1.0) * step.seconds, _SHARE * queued_s), self._most_s)
-
-    def launched(self, work: Sequence[TokenWork], n_decodes: int, now: float) -> None:
-        """A batch begins whose first items decode: say when their tokens after the next ones are due."""
-        if limit_s := self._limit_s:
-            for item in work[:n_decodes]:
-                seq = item.seq
-                seq.token_due_s = max(_due_s(seq, now + limit_s), now - _LATE * limit_s) + limit_s
 
     def token_s(self, seq: LiveSequence) -> float:
         """Seconds of one more prefilled token beside a decode step."""
@@ -105,9 +84,4 @@ class Gap:
         """How many tokens of it may be prefilled in so long; as `Pace.chunk_in`."""
         each_s, least = self.token_s(seq), min(_CHUNK, len(seq.tokens) - seq.n_computed)
         n = int(seconds / each_s + 1e-6) if each_s > 0.0 else least
-        return n if n >= least else least if first and not (self._strict and self._n_alone < _HUNGRY) else 0
-
-
-def _due_s(seq: LiveSequence, first_s: float) -> float:
-    """When its next token is due; `first_s` if it has had none here."""
-    return first_s if seq.token_due_s == _INF else seq.token_due_s
+        return n if n >= least else least if first else 0

@@ -224,8 +224,7 @@ class Scheduler:
             departed = self._admission.need_encoders()
             self.migrating |= {seq.id: seq for seq in departed}
             work, n, n_decodes = self._fill_language(now, preempted, interrupts)
-            after_s = self._gap.other_s(work, n, now) if interrupts and len(work) == n_decodes else 0.0
-            self._gap.launched(work, n_decodes, now)
+            after_s = self._gap.other_s(n, now) if interrupts and len(work) == n_decodes else 0.0
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         started: list[LiveSequence] = []
@@ -257,7 +256,7 @@ class Scheduler:
 
     def _fill_prefill(self, now: float, work: list[TokenWork], n: int, before: Rank) -> int:
         """Add chunks of who goes before `before` to the `n` tokens of `work`; returns how many it has then."""
-        budget, n_before, other_s = self.budgets.tokens, n, self._gap.other_s(work, n, now)
+        budget, n_before, other_s = self.budgets.tokens, n, self._gap.other_s(n, now)
         if not other_s:
             return n
         pace: Pace | Gap = self._gap if n and self._gap.bounded else self._order.pace

@@ -61,29 +61,6 @@ def test_chunks_beside_decodes_fit_the_gap(gap_s, most_s):
         assert max(chunks) == 70  # 0.09 s less the step
 
 
-def test_who_is_early_lends_the_time_and_who_is_late_gets_it_back():
-    """The promise is a mean over a request: a chunk may be longer than one gap, and the mean holds all the same."""
-    rig, promised_s = Clocked(0.03), 0.9 * 0.03
-    rig.decoding()
-    began_s, n_before = rig.now, rig.s.get("d0").n_produced
-    for _ in range(8):
-        rig.step()
-    rig.s.add(make_request("long", n_text=400, max_tokens=2), rig.now)
-    rig.s.observe(rig.batches[-1], STEP_S)
-    took_s = []
-    while "long" not in rig.s.decoding:
-        took_s.append(rig.step())
-    assert max(took_s) == pytest.approx(3 * STEP_S)
-    rig.now += 0.2  # nobody knows why
-    rig.s.add(make_request("longer", n_text=400, max_tokens=2), rig.now)
-    late = [rig.step() for _ in range(12)]
-    assert max(late[2:]) <= 1.5 * STEP_S + 16 * TOKEN_S
-    while "longer" not in rig.s.decoding:
-        rig.step()
-    mean_s = (rig.now - began_s) / (rig.s.get("d0").n_produced - n_before)
-    assert 0.95 * promised_s < mean_s < 1.05 * promised_s
-
-
 def test_without_a_bound_a_chunk_is_what_the_budget_allows():
     rig = Clocked(None)
     rig.decoding()
