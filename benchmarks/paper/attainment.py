@@ -103,7 +103,7 @@ class Attainment:
 
 
 def _verdict(gains: list[float]) -> str:
-    """Of the gains over decode-first (vLLM v1's kind); NaN where it carries nothing."""
+    """What the gains over decode-first (vLLM v1's kind) come to, in words; NaN is a gain over nothing."""
     n_alike, n_nothing = sum(_LEAST <= g <= _MOST for g in gains), sum(g != g for g in gains)
     if n_alike == len(gains):
         return "holds"

@@ -81,7 +81,7 @@ class ProfileSetup(NamedTuple):
 
     @property
     def n_instances(self) -> int:
-        """Of the largest layout."""
+        """How many instances the largest layout has."""
         return self.question.devices // self.question.tensor_parallel
 
     @property

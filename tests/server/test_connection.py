@@ -105,7 +105,7 @@ def test_a_head_that_was_refused_is_known_again(full, raw, monkeypatch):
 
 @pytest.fixture
 def seen(full, raw, monkeypatch):
-    """Of the one connection, before each of its heads is acted on: itself, and whether it is about to be closed."""
+    """The one connection, before each of its heads is acted on, and whether it is about to be closed."""
     found, whole = [], Connection.on_headers_complete
 
     def note(self):

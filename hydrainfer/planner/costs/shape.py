@@ -27,7 +27,7 @@ _SCAN_FLOPS = 8  # of a number of a state, per token: decay, read, update, read
 _ACTIVATIONS = 16  # values moved per row, layer and column of a vision tower: 8 + 4 + 4 of Table 2
 Weights = Literal["as-dtype", "fp8", "int8", "int4"]
 WEIGHT_BYTES: dict[Weights, float] = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2.5 / 128}
-"""Of one weight; those of 4 bits have a scale of 16 bits and a zero point of 4 for each 128 (AWQ, GPTQ)."""
+"""Bytes of one weight; those of 4 bits have a scale of 16 bits and a zero point of 4 for each 128 (AWQ, GPTQ)."""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
