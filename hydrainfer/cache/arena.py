@@ -126,7 +126,7 @@ class Arena:
 
     def lend(self, wanted: Mapping[str, int], kept: Mapping[str, Found]) -> bool:
         """Make so many blocks of each pool available, but leave those in the cache that are `kept`, by number. False if
-        that cannot be."""
+        that cannot be; what went over until that was known stays so."""
         spare, lacks = dict[str, int](), dict[str, int]()
         for name, pool in self.pools.items():
             beyond = (pool.n_available - wanted.get(name, 0)) // pool.extent_blocks
