@@ -159,15 +159,16 @@ def experts(args: argparse.Namespace) -> dict[str, Any]:
 
 def converse(llm: LLM, seed: int) -> list[dict[str, float]]:
     """For each turn, seconds until a first token, prompt tokens, those found, and those that no turn had before."""
-    placeholder, stats = parts(llm).intake.processor.model.images.token_id, parts(llm).engine.stats
+    images, stats = parts(llm).intake.processor.model.images, parts(llm).engine.stats
     draw = np.random.default_rng(seed)
 
     def words(n: int) -> list[int]:
         return draw.integers(300, 1500, n).tolist()
 
     shown = {"image": Image.fromarray(make_picture(seed, 320))}
-    asked = SamplingParams(temperature=0.0, max_tokens=N_ANSWER, ignore_eos=True)
-    history, answered, turns = [*words(N_SHARED), placeholder], 0, []
+    no_media = tuple((token, -100.0) for token in images.token_ids)  # an answer is a part of the next prompt
+    asked = SamplingParams(temperature=0.0, max_tokens=N_ANSWER, ignore_eos=True, logit_bias=no_media)
+    history, answered, turns = [*words(N_SHARED), images.token_id], 0, []
     for _ in range(N_TURNS):
         history += words(N_ASKED)
         prompt = {"prompt_token_ids": history, "multi_modal_data": shown}
@@ -177,7 +178,7 @@ def converse(llm: LLM, seed: int) -> list[dict[str, float]]:
         found = stats().tokens_found - before
         turns.append({"ttft_s": took_s, "prompt_tokens": n, "found": found, "new": n - answered})
         (out,) = llm.generate([prompt], asked, use_tqdm=False)
-        history += [t if t != placeholder else 9 for t in out.outputs[0].token_ids]
+        history += out.outputs[0].token_ids
         answered = n + N_ANSWER - 1  # the last token of an answer is not computed
     return turns
 
