@@ -85,16 +85,16 @@ class Queue:
         return self._crowded_s / self._done if self._done else 0.0
 
     def has_room(self, now: float, share: Share = ANYBODY, *, favoured: bool) -> bool:
-        """Whether one more may enter. While turns are promised, a part of the queue is for those who return, and for
-        the urgent; whoever comes then is judged by the rate of now or by the steady one, whichever keeps promises.
+        """Whether one more may enter, by the rate of now or the steady one, whichever is less. While turns are
+        promised, a part of the queue is for those who return, and for the urgent; they enter by whichever is more.
         A tenant that has less than its share of what may wait finds room whatever the others have."""
         seconds = self.seconds(now)
         if seconds < _EASED * self.longest_s:
             self._turn_s = 0.0
         promised = self._turn_s > now
         most_s = self.longest_s - (self._reserve_s if promised and not favoured else 0.0)
-        if promised and self._steady:
-            seconds = (min if favoured else max)(seconds, self.units * self._steady_s / self._steady)
+        if self._steady:  # the first tokens of a new crowd come quickly: nobody decodes yet
+            seconds = (min if promised and favoured else max)(seconds, self.units * self._steady_s / self._steady)
         return seconds < most_s or self._seconds_of(share, seconds) < most_s * self._part_of(share)
 
     def promise(self, now: float) -> float:

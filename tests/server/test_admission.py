@@ -79,6 +79,28 @@ def test_the_few_are_never_refused():
     assert queue.has_room(now + 100.0, favoured=False)
 
 
+def test_a_burst_of_first_tokens_makes_no_room():
+    """The first requests of a crowd begin together, for nobody decodes yet; that is no rate that lasts."""
+    queue, now = Queue(10.0), 0.0
+    for _ in range(100):
+        queue.enter(1.0, now)
+    for _ in range(100):  # 10 a second
+        now += 0.1
+        queue.leave(1.0, now, done=True)
+    n = 0
+    while queue.has_room(now, favoured=False):
+        queue.enter(1.0, now)
+        n += 1
+    for _ in range(20):
+        now += 0.01
+        queue.leave(1.0, now, done=True)
+    assert queue.seconds(now) < 5.0, "by the rate of now"
+    while queue.has_room(now, favoured=False):
+        queue.enter(1.0, now)
+        n += 1
+    assert 100 <= n <= 140
+
+
 def test_a_tenant_within_its_share_of_the_queue_is_not_refused_for_another():
     queue, now, flood, other = Queue(10.0), 0.0, Share("flood"), Share("other", 0.5)
     for _ in range(20):
