@@ -1,7 +1,7 @@
 """How does HydraInfer compare with vLLM and OpenVINO on the same cores, in latency, throughput, memory and start-up?
 
 All servers run on all cores but are loaded in turn, in rounds. The same pictures go to all of them in a round and to
-nobody twice. A run during which other processes, or an idle server, took more than `runs.QUIET_CORES` is dropped and
+nobody twice. A run during which other processes, or an idle server, took more than `servers.QUIET_CORES` is dropped and
 reported. Ratios are of the first server to each other one, within a round. Greedy token ids are compared request by
 request. `--dtype` is the dtype of all; each server has the settings that suit it (`benchmarks/peers/serve_*.sh`).
 
@@ -14,8 +14,6 @@ import argparse
 import asyncio
 import os
 import shlex
-import subprocess
-import sys
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -23,22 +21,22 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.command import new_console, options, told
 from benchmarks.comparison import OURS, agreement, figure, line_of, summary, table
 from benchmarks.footprint import memory_check
 from benchmarks.record import write_result
 from benchmarks.runs import SCRIPTS, Bench, Plan, add_load_options, hydrainfer_plan, make_model, seed_of
-from benchmarks.servers import ServerFailed, free_port
+from benchmarks.servers import free_port
 
 PEERS = ("vllm", "openvino")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     add_load_options(parser, rounds=5, requests=6, loads=["1", "4", "0.4/s", "repeat"])
     parser.add_argument("--servers", nargs="+", choices=[OURS, *PEERS], default=[OURS, *PEERS])
     for server in (OURS, *PEERS):
         parser.add_argument(f"--{server}-flags", default="", help="more flags for its command, as one string")
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
@@ -84,22 +82,16 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
     }
 
 
-def main() -> int:
-    args = arguments()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    try:
+def main() -> None:
+    args, console = arguments(), new_console()
+    with told(console):
         make_model(args.model)
         results = asyncio.run(experiment(args, console))
-    except (ServerFailed, OSError, subprocess.CalledProcessError) as e:
-        console.print(str(e), style="red", markup=False, soft_wrap=True)
-        return 1
     console.print(table(results))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b01_side_by_side", __doc__.splitlines()[0], settings, results, args.out)
+    path = write_result("b01_side_by_side", __doc__, args, results)
     figure(path.with_suffix(".png"), results)
     console.print(f"wrote {path} and {path.with_suffix('.png').name}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

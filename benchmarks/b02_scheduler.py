@@ -8,16 +8,13 @@ engine calls between two batches: `next` of both lanes, and `apply`. No tensors,
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import save_lines
 from benchmarks.record import write_result
 from hydrainfer.cache import CacheSet, EmbedSpec, FullSpec
@@ -121,24 +118,20 @@ def measure(kind: str, n: int, n_steps: int, arrivals: int, seed: int) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
     parser.add_argument("--arrivals", type=int, default=1, help="per step, in the case of that name")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     results: dict[str, Any] = {"target_s": TARGET_S}
-    shown = Table(title="µs, p50 (p99)")
-    for column in ("running", *(f"{kind} {call}" for kind in KINDS for call in ("next", "apply"))):
-        shown.add_column(column, justify="right")
+    shown = new_table("µs, p50 (p99)", ("running", *(f"{kind} {call}" for kind in KINDS for call in ("next", "apply"))))
     for n in args.running:
         row = results[str(n)] = {kind: measure(kind, n, args.steps, args.arrivals, args.seed) for kind in KINDS}
         cells = [row[a][b] for a in KINDS for b in ("next_s", "apply_s")]
         shown.add_row(str(n), *(f"{c['p50'] * 1e6:.1f} ({c['p99'] * 1e6:.1f})" for c in cells))
-    Console().print(shown)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b02_scheduler", __doc__.splitlines()[0], settings, results, args.out)
+    new_console().print(shown)
+    path = write_result("b02_scheduler", __doc__, args, results)
     drawn = [(kind, call) for call in ("next", "apply") for kind in KINDS if (kind, call) not in UNDRAWN]
     series = {f"{k} {c}": [results[str(n)][k][f"{c}_s"]["p50"] * 1e6 for n in args.running] for k, c in drawn}
     x = [float(n) for n in args.running]

@@ -24,9 +24,8 @@ from unittest import mock
 
 import msgspec
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.floors import waits_for
 from benchmarks.record import spread, write_result
@@ -107,7 +106,7 @@ def measure(llm: LLM, args: argparse.Namespace, n: int, output_tokens: int, seed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", default="auto", help="auto: float32 on a CPU, 16 bit on CUDA")
@@ -116,7 +115,6 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     make_model(args.model)
     runs: dict[int, list[dict[str, Any]]] = {n: [] for n in args.batch}
@@ -134,16 +132,16 @@ def main() -> None:
         }
         for n, of_n in runs.items()
     }
-    shown = Table(title=f"decode steps, median of {args.rounds} rounds (least–greatest)")
-    for column in ("batch", "step, ms", "outside, ms", "outside, %"):
-        shown.add_column(column, justify="right")
+    shown = new_table(
+        f"decode steps, median of {args.rounds} rounds (least–greatest)",
+        ("batch", "step, ms", "outside, ms", "outside, %"),
+    )
     for n, r in results.items():
         cells = [(r["step_s"], 1e3), (r["outside_s"], 1e3), (r["outside_fraction"], 100)]
         shown.add_row(n, *(f"{s['median'] * f:.2f} ({s['min'] * f:.2f}–{s['max'] * f:.2f})" for s, f in cells))
-    Console().print(shown)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    new_console().print(shown)
     results["target_fraction"] = TARGET
-    path = write_result("b03_step_overhead", __doc__.splitlines()[0], settings, results, args.out)
+    path = write_result("b03_step_overhead", __doc__, args, results)
     percent = [[r["outside_fraction"] * 100 for r in runs[n]] for n in args.batch]
     panel = Panel("% of a decode step", [f"batch {n}" for n in args.batch], {"outside the model": percent})
     save_bars(path.with_suffix(".png"), "Time outside the model", [panel])

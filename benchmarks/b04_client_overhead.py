@@ -14,7 +14,6 @@ Beside each stands the machine's own lateness: that of a 1 ms sleep while nothin
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import os
@@ -22,13 +21,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import uvloop
 
+from benchmarks.command import options
 from benchmarks.record import spread, write_result
 from hydrainfer.workload.client import Endpoint, EventSplitter, RequestRecord, parse_chunk, run_load
 from hydrainfer.workload.mock import MockServer, Script
@@ -150,9 +149,8 @@ async def with_httpx(url: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     here, there = multiprocessing.get_context("spawn").Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,))
@@ -186,12 +184,10 @@ def main() -> None:
             f"requests {late['p99'] * 1e3:.2f} ms late (p99); {r['client_cores']:.2f} cores; "
             f"load {r['load_1m']:.1f}{'  OVER THE LIMIT' if slow else ''}"
         )
-    settings = {"rounds": args.rounds, "tokens": N_TOKENS, "clients": N_CLIENTS, "requests": N_REQUESTS}
+    settings: dict[str, Any] = {**vars(args), "tokens": N_TOKENS, "clients": N_CLIENTS, "requests": N_REQUESTS}
     settings |= {"real_time_priority": os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)}  # by `chrt -r 10`
     settings |= {"rate_per_s": RATE_PER_S, "rate_s": RATE_S, "rate_tokens": RATE_TOKENS}
-    path = write_result(
-        "b04_client_overhead", __doc__.splitlines()[0], settings, {**results, "runs": runs, "at_200": at_200}, args.out
-    )
+    path = write_result("b04_client_overhead", __doc__, settings, {**results, "runs": runs, "at_200": at_200})
     print(f"wrote {path}")
 
 

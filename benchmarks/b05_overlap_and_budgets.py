@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options, told
 from benchmarks.comparison import METRICS, cell, kept_metrics, line_of, ratio
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
 from benchmarks.runs import Bench, Plan, add_load_options, hydrainfer_plan, make_model, seed_of
-from benchmarks.servers import ServerFailed
 
 VARIANTS = ["slice/2048", "off/2048", "free/2048", "step/2048", "off/256"]
 MODES = ("slice", "off", "free", "step")
@@ -39,10 +37,9 @@ SHOWN = (
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     add_load_options(parser, rounds=5, requests=12, loads=["1", "4", "0.4/s", "burst"])
     parser.add_argument("--variants", nargs="+", default=VARIANTS, metavar="MODE/TOKENS")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     for variant in args.variants:
         mode, _, tokens = variant.partition("/")
@@ -99,11 +96,10 @@ def summary(runs: list[dict[str, Any]], variants: list[str], loads: list[str]) -
 
 
 def table(results: dict[str, Any]) -> Table:
-    shown = Table(
-        title=f"{results['n_runs']} runs, {results['n_dropped']} dropped; median (least–greatest) over rounds"
+    shown = new_table(
+        f"{results['n_runs']} runs, {results['n_dropped']} dropped; median (least–greatest) over rounds",
+        ("load", "overlap/tokens", *(METRICS[m][0] for m in SHOWN)),
     )
-    for column in ("load", "overlap/tokens", *(METRICS[m][0] for m in SHOWN)):
-        shown.add_column(column, justify="right")
     for load, by_variant in results["summary"].items():
         for variant, cells in by_variant.items():
             shown.add_row(
@@ -133,22 +129,16 @@ def figure(path: Path, results: dict[str, Any], variants: list[str], loads: list
     save_bars(path, "Overlap mode / token budget", panels)
 
 
-def main() -> int:
-    args = arguments()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    try:
+def main() -> None:
+    args, console = arguments(), new_console()
+    with told(console):
         make_model(args.model)
         results = asyncio.run(experiment(args, console))
-    except (ServerFailed, OSError, subprocess.CalledProcessError) as e:
-        console.print(str(e), style="red", markup=False, soft_wrap=True)
-        return 1
     console.print(table(results))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b05_overlap_and_budgets", __doc__.splitlines()[0], settings, results, args.out)
+    path = write_result("b05_overlap_and_budgets", __doc__, args, results)
     figure(path.with_suffix(".png"), results, args.variants, args.loads)
     console.print(f"wrote {path} and {path.with_suffix('.png').name}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options, say_noise
 from benchmarks.comparison import cell
 from benchmarks.figure import Panel, save_bars, save_lines
 from benchmarks.floors import Rates, Work, encode_work, language_work, measure_rates
 from benchmarks.record import spread, write_result
-from benchmarks.runs import QUIET_CORES, make_model
+from benchmarks.runs import make_model
 from benchmarks.servers import CpuWatch
 from benchmarks.stages import DTYPES, Stages
 from hydrainfer.machine import instruction_sets
@@ -138,7 +137,7 @@ def measure_rows(args: argparse.Namespace, model: Model) -> dict[str, Any]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
     parser.add_argument("--dtype", choices=list(DTYPES), default="float32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: the stages, no rows")
@@ -148,26 +147,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
 def stage_table(results: dict[str, Any]) -> Table:
     best = results["machine"]["best"]
     machine = f"{best['flops_per_s'] / 1e9:.0f} GFLOP/s, {best['bytes_per_s'] / 1e9:.1f} GB/s"
-    shown = Table(title=f"median (least–greatest) over rounds; best round of the machine: {machine}")
-    for column in (
-        "stage",
-        "GFLOP",
-        "MB",
-        "floor, ms",
-        "bound by",
-        "native, ms",
-        "torch, ms",
-        "native gap",
-        "torch gap",
-    ):
-        shown.add_column(column, justify="right")
+    shown = new_table(
+        f"median (least–greatest) over rounds; best round of the machine: {machine}",
+        ("stage", "GFLOP", "MB", "floor, ms", "bound by", "native, ms", "torch, ms", "native gap", "torch gap"),
+    )
     for name, r in results["stages"].items():
         work = [f"{r['flops'] / 1e9:.2f}", f"{r['bytes'] / 1e6:.0f}", f"{r['floor_s'] * 1e3:.1f}", r["bound_by"]]
         times = [cell(r[k]["step_s"], 1e3) for k in KERNELS]
@@ -176,10 +165,9 @@ def stage_table(results: dict[str, Any]) -> Table:
 
 
 def row_table(rows: dict[str, Any]) -> Table:
-    shown = Table(title=f"the decoder's matrices, ms: {' '.join(rows['chosen'])}")
     names = list(next(iter(rows["by_rows"].values())))
-    for column in ("rows", *names, f"{CHOSEN} / best"):
-        shown.add_column(column, justify="right")
+    title = f"the decoder's matrices, ms: {' '.join(rows['chosen'])}"
+    shown = new_table(title, ("rows", *names, f"{CHOSEN} / best"))
     for n, r in rows["by_rows"].items():
         times = {name: r[name]["all_s"]["median"] for name in names}
         ratio = times[CHOSEN] / min(t for name, t in times.items() if name != CHOSEN)
@@ -221,15 +209,13 @@ def main() -> None:
     finally:
         for stages in models.values():
             stages.close()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+    console = new_console()
     console.print(stage_table(results))
     if by_rows:
         console.print(row_table(results["rows"]))
     console.print(f"instruction sets: {' '.join(instruction_sets())}")
-    if results["machine"]["other_cores"] > QUIET_CORES:
-        console.print(f"not quiet: other processes took {results['machine']['other_cores']:.2f} cores", style="red")
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b06_model_step", __doc__.splitlines()[0], settings, results, args.out)
+    say_noise(console, results["machine"]["other_cores"])
+    path = write_result("b06_model_step", __doc__, args, results)
     figures(path, results)
     print(f"wrote {path}")
 

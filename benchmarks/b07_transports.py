@@ -8,10 +8,8 @@ once scattered (runs of one block). On CUDA the same in 16 bit with the transpor
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import random
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -19,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
 from hydrainfer.cache import CacheSpec, EmbedSpec, FullSpec
@@ -141,9 +139,9 @@ def percentile(samples: list[float], q: float) -> float:
 
 
 def table(results: list[dict[str, Any]]) -> Table:
-    shown = Table(title="medians over rounds")
-    for column in ("device", "cache", "MiB", "order", "transport", "GiB/s", "of copy_", "p50 ms", "p95 ms"):
-        shown.add_column(column, justify="right")
+    shown = new_table(
+        "medians over rounds", ("device", "cache", "MiB", "order", "transport", "GiB/s", "of copy_", "p50 ms", "p95 ms")
+    )
     for r in results:
         for order, cells in r["orders"].items():
             for t, c in cells.items():
@@ -165,12 +163,11 @@ def figure(path: Path, results: list[dict[str, Any]]) -> None:
     save_bars(path, "Moving blocks between two processes", panels)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> None:
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="auto", help="auto: cpu, and cuda if any")
     parser.add_argument("--tiny", action="store_true", help="little blocks: a dry run")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])] if args.device == "auto" else [args.device]
@@ -178,14 +175,12 @@ def main() -> int:
     for device in devices:
         for name, (spec, n) in specs("float32" if device == "cpu" else "bfloat16", args.tiny).items():
             results.append({"device": device, **measure(device, name, spec, n, args.rounds)})
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    console = new_console()
     console.print(table(results))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b07_transports", __doc__.splitlines()[0], settings, results, args.out)
+    path = write_result("b07_transports", __doc__, args, results)
     figure(path.with_suffix(".png"), results)
     console.print(f"wrote {path}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

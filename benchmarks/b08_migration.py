@@ -21,27 +21,25 @@ import httpx
 import orjson
 from rich.console import Console
 
+from benchmarks.command import new_console, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import RESULTS, write_result
 from benchmarks.runs import Plan, add_load_options, hydrainfer_plan, make_model, shown
-from benchmarks.servers import CpuWatch, Server
+from benchmarks.servers import QUIET_CORES, CpuWatch, Server
 from hydrainfer.core import Layout
 from hydrainfer.workload.sources import BodyOptions, ChatRequest, distinct_chats
 
-QUESTION = "What does disaggregation cost a single request: first token, migrations, total?"
-QUIET_CORES = 0.1
 ON_ONE_GPU = ["--gpu-share", "0.25", "--kv-cache-gib", "4", "--image-cache-gib", "1"]
 OPTIONS = BodyOptions(extra={"timings": True})
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     add_load_options(parser, rounds=6, requests=6)
     parser.add_argument("--layouts", nargs="+", default=["1E1P1D"])
     parser.add_argument("--threads", type=int, default=2, help="of each instance")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: all instances on one GPU")
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
@@ -154,11 +152,10 @@ def figure(results: dict[str, Any], names: list[str], path: Path) -> None:
 
 
 def main() -> None:
-    args, console = arguments(), Console()
+    args, console = arguments(), new_console()
     make_model(args.model)
     results = asyncio.run(experiment(args, console))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b08_migration", QUESTION, settings, results, args.out)
+    path = write_result("b08_migration", __doc__, args, results)
     if args.out is None:
         figure(results, ["1EPD", *args.layouts], RESULTS / "b08_migration.png")
     for name, line in results["summary"].items():

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -26,11 +24,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options, told
 from benchmarks.comparison import cell
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import ROOT, spread, write_result
 from benchmarks.runs import hydrainfer_plan, make_model, shown
-from benchmarks.servers import CpuWatch, Server, ServerFailed
+from benchmarks.servers import CpuWatch, Server
 from hydrainfer.workload.client import Endpoint, LoadResult, run_load
 from hydrainfer.workload.results import Percentiles, report_of
 from hydrainfer.workload.sources import ChatRequest, Poisson, distinct_chats, encoded
@@ -202,9 +201,10 @@ COLUMNS = {
 
 
 def table(results: dict[str, Any], layout: str) -> Table:
-    shown = Table(title=f"{layout}, emulated: highest rate carried; median (least–greatest) over rounds")
-    for column in ("requests", *(title for title, _ in COLUMNS.values())):
-        shown.add_column(column, justify="right")
+    shown = new_table(
+        f"{layout}, emulated: highest rate carried; median (least–greatest) over rounds",
+        ("requests", *(title for title, _ in COLUMNS.values())),
+    )
     for name, r in results["summary"].items():
         shown.add_row(name, *(cell(r[key], factor) for key, (_, factor) in COLUMNS.items()))
     return shown
@@ -218,7 +218,7 @@ def figure(path: Path, results: dict[str, Any], layout: str) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
     parser.add_argument("--layout", default="8EPD")
     parser.add_argument("--cost-model", type=Path, default=ROOT / "configs" / "costs" / "fast.yaml")
@@ -239,27 +239,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pause-s", type=float, default=1.0, help="before each run")
     parser.add_argument("--timeout-s", type=float, default=60.0, help="of one request")
     parser.add_argument("--start-limit-s", type=float, default=300.0)
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
-def main() -> int:
-    args = arguments()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    try:
+def main() -> None:
+    args, console = arguments(), new_console()
+    with told(console):
         make_model(args.model)
         results = asyncio.run(experiment(args, console))
-    except (ServerFailed, OSError, subprocess.CalledProcessError) as e:
-        console.print(str(e), style="red", markup=False, soft_wrap=True)
-        return 1
     console.print(table(results, args.layout))
-    args.cost_model = args.cost_model.relative_to(ROOT) if args.cost_model.is_relative_to(ROOT) else args.cost_model
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b09_emulated_cluster", __doc__.splitlines()[0], settings, results, args.out)
+    path = write_result("b09_emulated_cluster", __doc__, args, results)
     figure(path.with_suffix(".png"), results, args.layout)
     console.print(f"wrote {path} and {path.with_suffix('.png').name}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

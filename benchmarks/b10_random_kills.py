@@ -29,6 +29,7 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options, told
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import ROOT, write_result
 from benchmarks.runs import hydrainfer_plan, shown
@@ -306,9 +307,8 @@ def violations(s: dict[str, Any]) -> list[str]:
 
 
 def table(s: dict[str, Any], layout: str) -> Table:
-    shown = Table(title=f"{layout}, emulated, {s['kills']} kills in {s['seconds']:.0f} s")
-    shown.add_column("what")
-    shown.add_column("count or time", justify="right")
+    title = f"{layout}, emulated, {s['kills']} kills in {s['seconds']:.0f} s"
+    shown = new_table(title, ("what", "count or time"))
     rows = [("requests", s["requests"]), ("recovered", s["recovered"]), *s["verdicts"].items()]
     for name, p in (
         ("latency", s["latency_s"]),
@@ -332,7 +332,7 @@ def figure(path: Path, s: dict[str, Any], layout: str) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path(".cache/models/demo"), help="made if absent")
     parser.add_argument("--layout", default="2E2P2D")
     parser.add_argument(
@@ -353,24 +353,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--deadline-s", type=float, default=60.0)
     parser.add_argument("--start-limit-s", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
 def main() -> int:
-    args = arguments()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    try:
+    args, console = arguments(), new_console()
+    with told(console):
         if not (args.model / "config.json").exists():
             subprocess.run([sys.executable, "-m", "tests.checkpoints", str(args.model)], check=True)
         results = asyncio.run(experiment(args, console))
-    except (ServerFailed, OSError, subprocess.CalledProcessError) as e:
-        console.print(str(e), style="red", markup=False, soft_wrap=True)
-        return 1
     console.print(table(results["summary"], args.layout))
-    args.cost_model = args.cost_model.relative_to(ROOT) if args.cost_model.is_relative_to(ROOT) else args.cost_model
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b10_random_kills", __doc__.splitlines()[0], settings, results, args.out)
+    path = write_result("b10_random_kills", __doc__, args, results)
     figure(path.with_suffix(".png"), results["summary"], args.layout)
     console.print(f"wrote {path} and {path.with_suffix('.png').name}")
     wrong = violations(results["summary"])

@@ -19,19 +19,18 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
+from benchmarks.command import new_console, options, say_noise
 from benchmarks.figure import Panel, save_bars
-from benchmarks.record import RESULTS, spread, write_result
+from benchmarks.record import spread, write_result
 from benchmarks.servers import CpuWatch
 from hydrainfer.processor import VideoLimits, open_video
 
-QUESTION = "How much faster do several decoders get the frames of a video than one?"
-QUIET_CORES = 0.1
 SIZES = {"360p": (640, 360), "720p": (1280, 720)}
 LIMITS = VideoLimits(decode_s=300.0)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--backends", nargs="+", choices=["pyav", "decord"], default=["pyav", "decord"])
     parser.add_argument("--decoders", type=int, nargs="+", default=[1, 2])
@@ -39,7 +38,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each video, at 30 frames/s")
     parser.add_argument("--key-frames", type=int, default=90, help="frames from one key frame to the next, at most")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
@@ -133,14 +131,13 @@ def figure(results: dict[str, Any], args: argparse.Namespace, path: Path) -> Non
 
 
 def main() -> None:
-    args, console = arguments(), Console(soft_wrap=True, highlight=False)
+    args, console = arguments(), new_console()
     if "decord" in args.backends and importlib.util.find_spec("decord") is None:
         console.print("decord is not installed (the `video` extra): left out", style="red")
         args.backends.remove("decord")
     results = experiment(args, console)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b11_video", QUESTION, settings, results, args.out)
-    figure(results, args, RESULTS / "b11_video.png" if args.out is None else args.out.with_suffix(".png"))
+    path = write_result("b11_video", __doc__, args, results)
+    figure(results, args, path.with_suffix(".png"))
     for line in results["summary"]:
         rate, gain = line["frames_per_s"], line["gain"]
         gained = f", {gain['median']:.2f} x one decoder" if gain else ""
@@ -149,8 +146,7 @@ def main() -> None:
             f"({rate['min']:.1f}–{rate['max']:.1f}){gained}; open {line['open_s']['median'] * 1e3:.0f} ms"
         )
     noise = max(line["other_cores"] for line in results["summary"])
-    if noise > QUIET_CORES:
-        console.print(f"not quiet: other processes took up to {noise:.2f} cores", style="red")
+    say_noise(console, noise)
     console.print(f"wrote {path}")
 
 

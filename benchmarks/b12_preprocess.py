@@ -15,7 +15,6 @@ server of its own, while 4096 x 4096 JPEGs are prepared by two threads of theirs
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import contextlib
@@ -36,8 +35,8 @@ import msgspec
 import numpy as np
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options
 from benchmarks.comparison import cell
 from benchmarks.figure import Panel, save_bars
 from benchmarks.preprocessing import (
@@ -241,16 +240,15 @@ async def stream_beside(how: str, duration_s: float, flags: list[str]) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--family", choices=sorted(FAMILIES), default="clip-336")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--pictures", type=int, nargs=2, default=[48, 12], help="in a batch, per size")
     parser.add_argument("--disturb-s", type=float, default=15.0, help="length of each run of that; 0: none")
     parser.add_argument("--disturb-rounds", type=int, default=3)
     parser.add_argument("--serve-flags", default="", help="more options for the server that streams")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    console = Console()
+    console = new_console()
     results: dict[str, Any] = {"target_ratio": TARGET, "difference": difference(args.family)}
     results["throughput"] = throughput(args.family, args.rounds, dict(zip(CASES, args.pictures, strict=True)), console)
     results["workers"] = workers_themselves(args.rounds)
@@ -266,16 +264,13 @@ def main() -> None:
                 f"p99 {gap['p99'] * 1e3:.1f} ms"
             )
     show(results, console)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b12_preprocess", __doc__.splitlines()[0], settings, results, args.out)
+    path = write_result("b12_preprocess", __doc__, args, results)
     draw(path.with_suffix(".png"), results)
     console.print(f"wrote {path}", highlight=False)
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    table = Table(title="pictures/s, median (least–greatest)")
-    for column in ("", *CASES):
-        table.add_column(column, justify="right")
+    table = new_table("pictures/s, median (least–greatest)", ("", *CASES))
     for what in ("pictures_per_s", "ratios"):
         for name in results["throughput"]["1080p"][what]:
             table.add_row(name, *(cell(results["throughput"][case][what][name]) for case in CASES))

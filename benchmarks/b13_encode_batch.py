@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from PIL import Image
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, options
 from benchmarks.figure import save_lines
 from benchmarks.floors import waits_for
-from benchmarks.record import RESULTS, spread, write_result
+from benchmarks.record import from_root, spread, write_result
 from hydrainfer.core import Role
 from hydrainfer.models import Model, PatchedPicture, load_model
 from hydrainfer.processor import ImagePart, MediaLimits, Seal, load_description, prepare_image
@@ -103,32 +103,30 @@ def show(results: dict[str, Any], batches: list[int]) -> None:
     table = Table("family, pictures", *(f"batch {n}" for n in batches), title="pictures per second, median")
     for label, by_n in results.items():
         table.add_row(label, *(f"{by_n[str(n)]['median']:.2f}" for n in batches))
-    Console().print(table)
+    new_console().print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--families", nargs="+", default=["llava", "llava_next", *QWEN])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="float32 on a CPU, bfloat16 on CUDA")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         towers = {family: Tower(checkpoint(family, Path(folder)), args.device) for family in args.families}
     results = measure(args, towers)
     show(results, args.batches)
-    question = (__doc__ or "").partition("\n")[0]
-    path = write_result("b13_encode_batch", question, {k: str(v) for k, v in vars(args).items()}, results, args.out)
+    path = write_result("b13_encode_batch", __doc__, args, results)
     mixed = {label.partition(",")[0]: by_n for label, by_n in results.items() if label.endswith("mixed")}
     lines = {name: [by_n[str(n)]["median"] / by_n["1"]["median"] for n in args.batches] for name, by_n in mixed.items()}
     x = [float(n) for n in args.batches]
     save_lines(
         path.with_suffix(".png"), "Encoding mixed pictures together", "batch", "rate / rate of 1", x, lines, False
     )
-    Console().print(f"written to {path.relative_to(RESULTS.parent.parent) if path.is_relative_to(RESULTS) else path}")
+    print(f"wrote {from_root(path)}")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options, say_noise
 from benchmarks.figure import Panel, save_bars
-from benchmarks.record import RESULTS, spread, write_result
+from benchmarks.record import spread, write_result
 from benchmarks.servers import CpuWatch
 from hydrainfer.config import locate, read_slo
 from hydrainfer.core import Layout
@@ -26,9 +27,6 @@ from hydrainfer.planner.inputs import prompts_of, shape_of, trace_of
 from hydrainfer.planner.search import Bounds, Study, candidates_of, search, study_of
 from hydrainfer.planner.simulation import Simulator, as_requests, at_rate
 from hydrainfer.workload.sources import read_workload
-
-QUESTION = "How many requests per second does the planner simulate, and how long does a whole search take?"
-QUIET_CORES = 0.1
 
 
 def study_for(case: str, n: int, seed: int) -> Study:
@@ -107,9 +105,10 @@ def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> Table:
-    shown = Table(title="one deployment, one process; medians")
-    for column in ("layout", "rate", "requests", "wall, s", "requests/s", "turns/s", "virtual s per s"):
-        shown.add_column(column, justify="right")
+    shown = new_table(
+        "one deployment, one process; medians",
+        ("layout", "rate", "requests", "wall, s", "requests/s", "turns/s", "virtual s per s"),
+    )
     for r in results["deployments"]:
         wall, virtual = r["wall_s"]["median"], r["virtual_s"]["median"]
         cells = (f"{r['requests_per_s']['median']:.0f}", f"{r['turns_per_s']['median']:.0f}", f"{virtual / wall:.1f}")
@@ -133,7 +132,7 @@ def figure(results: dict[str, Any], path: Path) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = options(__doc__)
     cases = ["llava-1.5-7b:textcaps:h100", "llava-next-7b:pope:h800"]
     parser.add_argument("--cases", nargs="+", default=cases, help="MODEL:WORKLOAD:DEVICE")
     default = ["1EPD:1000", "8EPD:1000", "2E2P4D:1000", "64EPD:10000", "8E24P32D:10000"]
@@ -143,20 +142,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--devices", type=int, nargs="*", default=[4, 8], help="searched, all layouts of each")
     parser.add_argument("--requests", type=int, default=1000, help="of the search's trace")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
 def main() -> None:
-    args, console = arguments(), Console(soft_wrap=True, highlight=False)
+    args, console = arguments(), new_console()
     results = experiment(args, console)
     console.print(table(results))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b14_simulator_speed", QUESTION, settings, results, args.out)
-    figure(results, RESULTS / "b14_simulator_speed.png" if args.out is None else args.out.with_suffix(".png"))
+    path = write_result("b14_simulator_speed", __doc__, args, results)
+    figure(results, path.with_suffix(".png"))
     noise = max((r["other_cores"]["max"] for r in results["deployments"]), default=0.0)
-    if noise > QUIET_CORES:
-        console.print(f"not quiet: other processes took up to {noise:.2f} cores", style="red")
+    say_noise(console, noise)
     console.print(f"wrote {path.name}")
 
 

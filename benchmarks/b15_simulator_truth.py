@@ -20,7 +20,6 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,9 +33,10 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options, say_noise, told
 from benchmarks.figure import COLOURS
 from benchmarks.record import write_result
-from benchmarks.runs import QUIET_CORES, make_model, shown
+from benchmarks.runs import make_model, shown
 from benchmarks.servers import CpuWatch, Server, ServerFailed, free_port
 from benchmarks.twin import Sent, Times, Twin, times_of
 from hydrainfer.assemble.copies import measure_copies
@@ -50,7 +50,6 @@ from hydrainfer.planner.simulation import Link
 from hydrainfer.workload.client import Endpoint, run_load
 from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, Constant, Poisson, distinct_chats, encoded
 
-QUESTION = "How far is the simulator from the servers that it simulates?"
 METRICS = ("ttft_mean", "ttft_p90", "tpot_mean", "tpot_p90")
 PARTS = {"emulated": 0.10, "cpu": 0.25, "built-in": 0.25}
 """With the error that is allowed; beside real cores also that by which rounds differ."""
@@ -292,9 +291,7 @@ def within(metric: dict[str, Any], limit: float, part: str) -> bool:
 
 
 def table(results: dict[str, Any]) -> Table:
-    shown_ = Table(title="measured -> simulated, ms (error)")
-    for column in ("part", "layout", "rate", *METRICS):
-        shown_.add_column(column, justify="right")
+    shown_ = new_table("measured -> simulated, ms (error)", ("part", "layout", "rate", *METRICS))
     for r in results["deployments"].values():
         for p in r["points"]:
             cells = [
@@ -343,7 +340,7 @@ def figure(path: Path, results: dict[str, Any]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
     parser.add_argument("--cost-model", type=Path, default=Path("configs/costs/illustrative-h100-llava-7b-x10.yaml"))
     emulated = ["4EPD@4,9,14", "2EP2D@3,6.5,10", "1E2P1D@3,6.5,10"]
@@ -365,32 +362,25 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pause-s", type=float, default=1.0)
     parser.add_argument("--start-limit-s", type=float, default=300.0)
     parser.add_argument("--journal", type=Path, default=Path(".cache/b15_simulator_truth.json"))
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
-def main() -> int:
-    args, console = arguments(), Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    try:
+def main() -> None:
+    args, console = arguments(), new_console()
+    with told(console):
         for model in (args.model, *([args.cpu_model] if args.cpu else [])):
             make_model(model)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are stopped on the way out
         results = asyncio.run(experiment(args, console))
-    except (ServerFailed, OSError, subprocess.CalledProcessError) as e:
-        console.print(str(e), style="red", markup=False, soft_wrap=True)
-        return 1
     console.print(table(results))
     for part, s in results["summary"].items():
         console.print(f"{part}: {s['within']} of {s['points']} points within {s['limit']:.0%}")
     noise = max(use["others"] for r in results["deployments"].values() for use in r["cores"].values())
-    if noise > QUIET_CORES:
-        console.print(f"not quiet: other processes took up to {noise:.2f} cores", style="red")
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b15_simulator_truth", QUESTION, settings, results, args.out)
+    say_noise(console, noise)
+    path = write_result("b15_simulator_truth", __doc__, args, results)
     figure(path.with_suffix(".png"), results)
     console.print(f"wrote {path.name} and {path.with_suffix('.png').name}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

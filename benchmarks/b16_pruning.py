@@ -9,11 +9,10 @@ winner's, or the other way round.
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 from typing import Any
 
+from benchmarks.command import options
 from benchmarks.record import write_result
 from hydrainfer.config import Slo
 from hydrainfer.planner.costs import read_hardware
@@ -31,10 +30,9 @@ CASES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--devices", type=int, nargs="+", default=[2, 3, 4])
-    parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     rows = []
     for n_devices in args.devices:
@@ -43,8 +41,7 @@ def main() -> None:
             print(_line(rows[-1]), flush=True)
     kept = sum(row["kept"] for row in rows)
     results = {"cases": rows, "kept": kept, "of": len(rows)}
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    write_result("b16_pruning", (__doc__ or "").partition("\n")[0], settings, results, args.out)
+    write_result("b16_pruning", __doc__, args, results)
     print(f"the winner was kept in {kept} of {len(rows)} cases")
 
 

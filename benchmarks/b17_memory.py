@@ -24,6 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.command import new_console, options
 from benchmarks.figure import save_lines
 from benchmarks.record import write_result
 from benchmarks.runs import shown
@@ -38,7 +39,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--requests", type=int, default=100_000, help="distinct prompts")
     parser.add_argument("--same", type=int, default=10_000, help="equal prompts before them")
     parser.add_argument("--every", type=int, default=2_000)
@@ -46,12 +47,10 @@ def main() -> None:
     parser.add_argument("--characters", type=int, nargs=2, default=[20, 300], help="least and most of a prompt")
     parser.add_argument("--flags", default="", help="further options of the server")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
-    console = Console()
+    console = new_console()
     results = asyncio.run(experiment(args, console))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b17_memory", (__doc__ or "").partition("\n")[0], settings, results, args.out)
+    path = write_result("b17_memory", __doc__, args, results)
     x = [n / 1000 for n in results["distinct"]["n_prompts"]]
     y = [n / 2**20 for n in results["distinct"]["resident_bytes"]]
     title = "Resident memory of the server's process"

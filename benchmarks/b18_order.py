@@ -11,16 +11,14 @@ much: what the other three wait for their first tokens.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options
 from benchmarks.record import ROOT, write_result
 from hydrainfer.cache import EmbedSpec, FullSpec
 from hydrainfer.core import CostModel, Role, Share
@@ -124,12 +122,11 @@ def first_tokens(served: list[ServedRequest]) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--requests", type=int, default=1500, help="per run of a mix")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--output-tokens", type=int, default=16, help="of each answer in the burst")
     parser.add_argument("--running", type=int, nargs="+", default=[64, 128], help="--max-running, in the burst")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     results: dict[str, Any] = {}
     for name, (policy, step_s) in POLICIES.items():
@@ -144,7 +141,7 @@ def main() -> None:
         for mix in ("agentic", "log-normal"):
             served = mixed(mix, policy, step_s, args.requests, args.seeds)
             rows[mix] = {kind: first_tokens(some) for kind, some in served.items()}
-    console = Console(width=150)
+    console = new_console()
     console.print(table(results))
     results["tenants"] = {}
     for load, n_output in ((0.6, 1), (0.6, 32), (0.8, 1), (0.8, 32)):
@@ -155,16 +152,12 @@ def main() -> None:
         results["tenants"][f"load {load}, {n_output} tokens"] = found
         said = "; ".join(f"{name} {waits['p50']:.2f} / {waits['p90']:.2f}" for name, waits in found.items())
         console.print(f"load {load}, {n_output} tokens, three of four tenants: {said}")
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    print(f"wrote {write_result('b18_order', __doc__.splitlines()[0], settings, results, args.out)}")
+    print(f"wrote {write_result('b18_order', __doc__, args, results)}")
 
 
 def table(results: dict[str, Any]) -> Table:
     title = "time to first token, s: p50 / p90 of texts or short prompts; of pictures or long prompts; of sessions; end"
-    shown = Table(title=title)
-    cases = list(next(iter(results.values())))
-    for column in ("", *cases):
-        shown.add_column(column)
+    shown = new_table(title, ("", *next(iter(results.values()))))
     for name, rows in results.items():
         cells = []
         for row in rows.values():

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from benchmarks.b18_order import CHUNK, KV, LARGE, N_INSTANCES, prompts
 from benchmarks.b19_overload import Exchange
+from benchmarks.command import new_console, options
 from benchmarks.record import write_result
 from benchmarks.runs import make_model, shown
 from benchmarks.servers import Server, free_port
@@ -160,18 +161,16 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
     parser.add_argument("--requests", type=int, default=600)
     parser.add_argument("--scale", type=float, default=8.0)
     parser.add_argument("--kv-cache-gib", type=float, default=2.0, help="of an instance")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     make_model(args.model)
-    results = asyncio.run(experiment(args, Console(width=None if sys.stdout.isatty() else 200)))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    print(f"wrote {write_result('b18_order_real', (__doc__ or '').partition(chr(10))[0], settings, results, args.out)}")
+    results = asyncio.run(experiment(args, new_console()))
+    print(f"wrote {write_result('b18_order_real', __doc__, args, results)}")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ import orjson
 import uvloop
 from rich.console import Console
 
+from benchmarks.command import new_console, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
 from benchmarks.runs import shown
@@ -388,7 +389,7 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--factor", type=float, default=10.0, help="arrivals, as a multiple of the capacity")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the flood of a round")
     parser.add_argument("--capacity-s", type=float, default=15.0, help="of each measurement of the capacity")
@@ -409,16 +410,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--flags", default="", help="further options of the server")
     parser.add_argument("--pause-s", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
 def main() -> None:
-    args = arguments()
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    args, console = arguments(), new_console()
     results = asyncio.run(experiment(args, console))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b19_overload", (__doc__ or "").partition("\n")[0], settings, results, args.out)
+    path = write_result("b19_overload", __doc__, args, results)
     rounds = results["rounds"]
     shares = Panel("goodput / capacity", ["goodput"], {"": [[r["goodput_share"] for r in rounds]]})
     waits = {"": [[r[key]["p95"] * 1e3 for r in rounds if r[key]] for key in ("refusals_s", "health_s")]}

@@ -21,10 +21,10 @@ from typing import Any
 import httpx
 import orjson
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
-from benchmarks.record import RESULTS, write_result
+from benchmarks.record import write_result
 from benchmarks.runs import make_model
 from hydrainfer.cache import CacheSet, FullSpec
 from hydrainfer.config import load
@@ -33,21 +33,19 @@ from hydrainfer.scheduler.room import SequenceRoom
 from hydrainfer.serving import serve_in_background
 from hydrainfer.workload.sources import BodyOptions, distinct_chats
 
-QUESTION = __doc__.splitlines()[0]
 CHOICES = 8
 AT_ONCE = 4  # requests that have nothing in common
 SETTLED_S = 0.5  # an instance reports what it counts every quarter of a second
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
     parser.add_argument("--layouts", nargs="+", default=["1EPD", "1EP1D", "1E1P1D"])
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--distinct", type=int, default=12, help="requests with nothing in common, per round")
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
@@ -145,12 +143,12 @@ def figure(results: dict[str, Any], layouts: list[str], path: Path) -> None:
 def main() -> None:
     args = arguments()
     make_model(args.model)
-    console, results = Console(), {}
+    console, results = new_console(), {}
     options = BodyOptions(include_usage=True, ignore_eos=True, temperature=0.0)
     chats = distinct_chats(args.rounds + 1, seed=1, max_tokens=args.max_tokens)
-    shown = Table(title="TTFT of each turn, ms, median of rounds")
-    for column in ("layout", "reuse", *(str(i + 1) for i in range(args.turns))):
-        shown.add_column(column, justify="right")
+    shown = new_table(
+        "TTFT of each turn, ms, median of rounds", ("layout", "reuse", *(str(i + 1) for i in range(args.turns)))
+    )
     for layout in args.layouts:
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(httpx.Client(timeout=300))
@@ -195,9 +193,9 @@ def main() -> None:
     results["bookkeeping"] = bookkeeping()
     console.print(shown)
     console.print({name: f"{seconds * 1e6:.1f} µs" for name, seconds in results["bookkeeping"].items()})
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    figure(results, args.layouts, RESULTS / "b20_prefix.png" if args.out is None else args.out.with_suffix(".png"))
-    print(f"wrote {write_result('b20_prefix', QUESTION, settings, results, args.out).name}")
+    path = write_result("b20_prefix", __doc__, args, results)
+    figure(results, args.layouts, path.with_suffix(".png"))
+    print(f"wrote {path.name}")
 
 
 if __name__ == "__main__":

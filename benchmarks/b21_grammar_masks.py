@@ -7,7 +7,6 @@ Qwen2-VL-2B for eight rows in float32: 233 of the 1,544 million parameters that 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import tempfile
@@ -18,13 +17,13 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.command import options
 from benchmarks.record import spread, write_result
 from hydrainfer.core import Grammar
 from hydrainfer.grammar import Follower, Guided, load_grammars
 from hydrainfer.runtime.sampler import sample
 from hydrainfer.runtime.sampling import SamplingPlan
 
-QUESTION = "What does it add to a decode step of eight requests that each follows a grammar?"
 N_COLUMNS, EOS, HIDDEN = 151_936, 150_000, 1536
 PARAMETERS, HEAD = 1_544e6, N_COLUMNS * HIDDEN
 SCHEMA = {
@@ -91,10 +90,9 @@ def head_ms(n_rows: int, n_runs: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = options(__doc__)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         vocabulary(Path(folder))
@@ -121,8 +119,7 @@ def main() -> None:
         "share_of_step": added["median"] / step_ms,
     }
     print(json.dumps(results, indent=1))
-    settings = {"rows": args.rows, "steps": args.steps}
-    print(f"written to {write_result('b21_grammar_masks', QUESTION, settings, results, args.out)}")
+    print(f"written to {write_result('b21_grammar_masks', __doc__, args, results)}")
 
 
 if __name__ == "__main__":

@@ -8,19 +8,17 @@ The search of `bench` and `profile` on queues whose goodput under a limit is kno
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.queues import CAPACITY, QUEUES, limit_s, searched
-from benchmarks.record import RESULTS, write_result
+from benchmarks.record import write_result
 
 QUESTION = (__doc__ or "").partition("\n")[0]
 EFFORTS = {"thorough": (800, 6), "quick": (400, 3)}
@@ -52,9 +50,10 @@ def row(queue: str, load: float, effort: str, n: int, pool: Any) -> dict[str, An
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    shown = Table(title="95 % intervals of goodput; interval as a share of the truth, medians")
-    for name in ("queue", "load", "effort", "covered", "bias", "scatter", "above capacity", "interval", "requests"):
-        shown.add_column(name, justify="left" if name == "queue" else "right")
+    shown = new_table(
+        "95 % intervals of goodput; interval as a share of the truth, medians",
+        ("queue", "load", "effort", "covered", "bias", "scatter", "above capacity", "interval", "requests"),
+    )
     for r in rows:
         cells = (f"{r['coverage']:.1%}", f"{r['bias']:+.1%}", f"{r['scatter']:.1%}", str(r["above_capacity"]))
         interval = f"{r['low']:.2f} to {r['high']:.2f}"
@@ -63,11 +62,10 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--replicates", type=int, default=200)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.7, 0.85, 0.95], help="of the capacity")
-    parser.add_argument("--out", type=Path)
-    args, console = parser.parse_args(), Console(soft_wrap=True, highlight=False)
+    args, console = parser.parse_args(), new_console()
     rows = []
     with multiprocessing.get_context("forkserver").Pool() as pool:
         for effort in EFFORTS:
@@ -75,8 +73,7 @@ def main() -> None:
                 rows += [row(queue, load, effort, args.replicates, pool) for load in args.loads]
                 console.print(f"{effort}, {queue}: least coverage {min(r['coverage'] for r in rows):.1%}")
     console.print(table(rows))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b22_intervals", QUESTION, settings, rows, args.out)
+    path = write_result("b22_intervals", __doc__, args, rows)
     panels = []
     for title, key in (("intervals that hold the truth, %", "coverage"), ("bias, %", "bias")):
         series = {
@@ -84,7 +81,7 @@ def main() -> None:
             for effort in EFFORTS
         }
         panels.append(Panel(title if key == "coverage" else "bias, %, without sign", list(QUEUES), series))
-    save_bars(RESULTS / "b22_intervals.png" if args.out is None else args.out.with_suffix(".png"), QUESTION, panels)
+    save_bars(path.with_suffix(".png"), QUESTION, panels)
     console.print(f"wrote {path.name}")
 
 

@@ -9,16 +9,14 @@ the SLO, to 3 %.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
+from benchmarks.command import new_console, options
 from benchmarks.figure import COLOURS
 from benchmarks.paper.draw import figure
-from benchmarks.record import RESULTS, write_result
+from benchmarks.record import write_result
 from hydrainfer.config import Slo
 from hydrainfer.core import Layout
 from hydrainfer.metrics import steady_state
@@ -119,12 +117,11 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--long", type=int, default=12_000)
-    parser.add_argument("--out", type=Path)
-    args, console = parser.parse_args(), Console(soft_wrap=True, highlight=False)
+    args, console = parser.parse_args(), new_console()
     jobs = [(i, seed, args.requests) for seed in range(args.seeds) for i in range(len(SETTINGS))]
     rows: list[dict[str, Any]] = []
     with multiprocessing.get_context("forkserver").Pool() as pool:
@@ -138,9 +135,9 @@ def main() -> None:
     for found in results["settings"]:
         console.print(found)
     console.print(f"covered: {results['covered']} of {results['of']}")
-    draw(results, RESULTS / "b23_profile_intervals.png" if args.out is None else args.out.with_suffix(".png"))
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    console.print(f"wrote {write_result('b23_profile_intervals', QUESTION, settings, results, args.out).name}")
+    path = write_result("b23_profile_intervals", __doc__, args, results)
+    draw(results, path.with_suffix(".png"))
+    console.print(f"wrote {path.name}")
 
 
 if __name__ == "__main__":

@@ -8,22 +8,19 @@ what is predicted of all of them, before and after; the other half tells how goo
 
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import statistics
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options
 from benchmarks.record import ROOT, write_result
 from hydrainfer.planner.costs import EngineModel, read_engine
 from hydrainfer.profiling.calibrating import Measured, calibrated, error_of, off_by, predicted, read_measured
 
-QUESTION = (__doc__ or "").partition("\n")[0]
 ENGINES = ("vllm", "sglang")
 _PLAIN = {"slower": 1.0, "mixed": 1.0, "error": None}
 
@@ -67,9 +64,7 @@ def _directions(points: tuple[Measured, ...], rows: list[dict[str, Any]]) -> dic
 
 def table(found: dict[str, Any]) -> Table:
     title = f"{found['engine']}: {found['slower']:.3g} times slower, {found['mixed']:.3g} times that beside an encoder"
-    shown = Table(title=title, title_justify="left")
-    for name in ("point", "measured", "described", "fitted", "off", "used"):
-        shown.add_column(name, justify="left" if name == "point" else "right")
+    shown = new_table(title, ("point", "measured", "described", "fitted", "off", "used"))
     for r in found["points"]:
         numbers = (f"{r['value']:.3g}", f"{r['before']:.3g}", f"{r['predicted']:.3g}", f"{r['off'] - 1:+.0%}")
         shown.add_row(f"{r['name']} ({r['quantity']})", *numbers, "fit" if r["fit"] else "held out")
@@ -77,17 +72,15 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("engines", nargs="*", default=list(ENGINES))
-    parser.add_argument("--out", type=Path)
-    args, console = parser.parse_args(), Console(soft_wrap=True, highlight=False)
+    args, console = parser.parse_args(), new_console()
     with multiprocessing.get_context("forkserver").Pool() as pool:
         results = pool.map(of_engine, args.engines)
     for found in results:
         console.print(table(found))
         console.print({k: v for k, v in found.items() if k != "points"})
-    settings = {"engines": args.engines}
-    console.print(f"wrote {write_result('b24_predictions', QUESTION, settings, results, args.out).name}")
+    console.print(f"wrote {write_result('b24_predictions', __doc__, args, results).name}")
 
 
 if __name__ == "__main__":

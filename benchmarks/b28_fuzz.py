@@ -11,7 +11,6 @@ its own (`pip install schemathesis`), attacks every route of the OpenAPI descrip
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -21,13 +20,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import options
 from benchmarks.record import ROOT, write_result
 from hydrainfer.processor import load_description
 from tests.checkpoints import make_llava
 from tests.fuzz.targets import TARGETS, rng_of
 from tests.server.conftest import ServerUnderTest
 
-QUESTION = __doc__.splitlines()[0]
 _TOGETHER = 1000
 """Inputs between two looks at what is left of the target, and two notes of how far it has come."""
 
@@ -74,14 +73,13 @@ def schemathesis(program: Path, n_examples: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = options(__doc__)
     for name in TARGETS:
         parser.add_argument(f"--{name}", type=int, default=100_000, help="inputs in all")
     parser.add_argument("--schemathesis", type=Path, help="its program")
     parser.add_argument("--examples", type=int, default=100, help="of schemathesis, per route")
     parser.add_argument("--only", metavar="TARGET:NUMBER", help="one input")
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "fuzz.json")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.only:
         name, _, number = args.only.partition(":")
@@ -97,7 +95,7 @@ def main() -> int:
     if args.schemathesis:
         state["schemathesis"] = schemathesis(args.schemathesis.absolute(), args.examples)
     settings = {name: getattr(args, name) for name in TARGETS}
-    print(f"written to {write_result('b28_fuzz', QUESTION, settings, state, args.out)}")
+    print(f"written to {write_result('b28_fuzz', __doc__, settings, state, args.out)}")
     return int(state.get("schemathesis", {}).get("status", 0) != 0)
 
 

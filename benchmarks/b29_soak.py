@@ -30,9 +30,10 @@ import orjson
 from rich.console import Console
 
 from benchmarks.b10_random_kills import Killer, left_behind, n_recovered, wait_whole
-from benchmarks.record import RESULTS, write_result
+from benchmarks.command import new_console, options, told
+from benchmarks.record import write_result
 from benchmarks.runs import shown
-from benchmarks.servers import Server, ServerFailed, free_port
+from benchmarks.servers import Server, free_port
 from hydrainfer.core import InternalError
 from tests.fuzz import inputs
 
@@ -264,7 +265,7 @@ def report(s: dict[str, Any], command: str) -> str:
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = options(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--layout", default="2EP2D")
     parser.add_argument("--launcher", default="ray")
@@ -280,7 +281,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--deadline-s", type=float, default=60.0)
     parser.add_argument("--start-limit-s", type=float, default=180.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
     args.kills = 10**9 if args.kill_s else 0
     args.every_s = (0.5 * args.kill_s, 1.5 * args.kill_s)
@@ -288,15 +288,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    args = arguments()
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    try:
+    args, console = arguments(), new_console()
+    with told(console):
         results = asyncio.run(experiment(args, console))
-    except (ServerFailed, OSError) as e:
-        console.print(str(e), style="red", markup=False, soft_wrap=True)
-        return 1
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b29_soak", QUESTION, settings, results, args.out or RESULTS / "b29_soak.json")
+    path = write_result("b29_soak", __doc__, args, results)
     said = report(results["summary"], orjson.loads(path.read_bytes())["command"])
     path.with_suffix(".md").write_text(said)
     console.print(said, markup=False)

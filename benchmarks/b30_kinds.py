@@ -26,8 +26,8 @@ import msgspec
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
 
+from benchmarks.command import new_console, options
 from benchmarks.record import spread, write_result
 from benchmarks.stages import DTYPES, Stages
 from hydrainfer import LLM, SamplingParams
@@ -38,7 +38,6 @@ from tests.checkpoints_qwen import make_qwen
 from tests.checkpoints_text import make_text
 from tests.parts import parts
 
-QUESTION = __doc__.splitlines()[0]
 CONTEXT = 32768
 WIDTH = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "max_position_embeddings": CONTEXT}
 GEMMA = WIDTH | {
@@ -206,12 +205,11 @@ def reuse(args: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = options(__doc__)
     parser.add_argument("--models", type=Path, default=Path(".cache/models"), help="made if absent")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=["windows", "states", "experts", "reuse"])
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     measure: dict[str, Callable[[], Any]] = {
         "windows": lambda: windows(args),
@@ -219,12 +217,11 @@ def main() -> None:
         "experts": lambda: experts(args),
         "reuse": lambda: {name: reuse(args, name) for name in ("gemma3-bench", "qwen3_5-bench")},
     }
-    console, results = Console(highlight=False), {}
+    console, results = new_console(), {}
     for name in args.only or measure:
         results[name] = measure[name]()
         console.print(name, results[name])
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    print(f"wrote {write_result('b30_kinds', QUESTION, settings, results, args.out).name}")
+    print(f"wrote {write_result('b30_kinds', __doc__, args, results).name}")
 
 
 if __name__ == "__main__":

@@ -14,18 +14,14 @@ this phase, whatever those do in the others. `in one go`: all phases wait from t
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
-from benchmarks.record import RESULTS, write_result
+from benchmarks.record import write_result
 from hydrainfer.cache import CacheSizes, CacheSpec, Wishes, share_memory, size_caches
 from hydrainfer.core import CostModel, Role
 from hydrainfer.planner.costs import blocks_of, cost_of, read_hardware
@@ -128,26 +124,24 @@ def experiment(name: str, seeds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--models", nargs="+", default=list(CASES), choices=CASES)
-    parser.add_argument("--out", type=Path)
-    args, console = parser.parse_args(), Console(width=160)
+    args, console = parser.parse_args(), new_console()
     results = {name: experiment(name, args.seeds) for name in args.models}
     for name, found in results.items():
-        table = Table(title=f"{name}: thousand tokens per second")
-        for column in ("", *SHOWN, "worst phase / best", "preempted", "extents lent"):
-            table.add_column(column, justify="right" if column else "left")
+        table = new_table(
+            f"{name}: thousand tokens per second", ("", *SHOWN, "worst phase / best", "preempted", "extents lent")
+        )
         for key, row in found["rows"].items():
             rates = (f"{row['tokens_per_s'][p] / 1e3:.2f}" for p in SHOWN)
             counts = (f"{row[k]:.0f}" for k in ("preemptions", "extents_lent"))
             table.add_row(key, *rates, f"{found['worst_phase'][key]:.2f}", *counts)
         table.add_row("elastic / best fixed", *(f"{found['ratio'][p]:.3f}" for p in SHOWN))
         console.print(table)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    path = write_result("b31_elastic", QUESTION, settings, results, args.out)
+    path = write_result("b31_elastic", __doc__, args, results)
     panels = [Panel(f"{name}: tokens/s, best fixed = 1", list(SHOWN), _bars(of)) for name, of in results.items()]
-    save_bars(RESULTS / "b31_elastic.png" if args.out is None else args.out.with_suffix(".png"), QUESTION, panels)
+    save_bars(path.with_suffix(".png"), QUESTION, panels)
     console.print(f"wrote {path.name}")
 
 

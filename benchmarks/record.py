@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +23,32 @@ PACKAGES = (
 )
 
 
-def write_result(name: str, question: str, settings: dict[str, Any], results: Any, out: Path | None = None) -> Path:
-    """Write `results/NAME.json`, or `out`. `settings`: what the experiment was run with, defaults included."""
-    path = out or RESULTS / f"{name}.json"
+def write_result(
+    name: str, doc: str | None, settings: argparse.Namespace | Mapping[str, Any], results: Any, out: Path | None = None
+) -> Path:
+    """Write `results/NAME.json`, or `out`, and return which. The first line of `doc` is the question. `settings`: what
+    the experiment was run with, defaults included; of a parser of `command.options`, `out` is among them."""
+    values = dict(vars(settings) if isinstance(settings, argparse.Namespace) else settings)
+    path = out or values.pop("out", None) or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
-        "question": question,
+        "question": (doc or "").partition("\n")[0],
         "command": shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "revision": revision(),
         "hardware": hardware(),
         "versions": versions(PACKAGES),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("OMP_", "KMP_", "MKL_"))},
-        "settings": settings,
+        "settings": {k: from_root(v) if isinstance(v, Path) else v for k, v in values.items()},
         "results": results,
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path
+
+
+def from_root(path: Path) -> str:
+    """The path as it is named from the root of the repository, if it lies there."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def revision() -> str:

@@ -20,13 +20,12 @@ from rich.console import Console
 
 from benchmarks.comparison import metrics
 from benchmarks.record import ROOT
-from benchmarks.servers import CpuWatch, Server, free_port
+from benchmarks.servers import QUIET_CORES, CpuWatch, Server, free_port
 from hydrainfer.workload.client import Endpoint, LoadResult, run_load
 from hydrainfer.workload.results import Percentiles, report_of
 from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, Poisson, Replay, distinct_chats
 
 SCRIPTS = ROOT / "benchmarks" / "peers"
-QUIET_CORES = 0.1
 WORDS = ("repeat", "burst")
 BURST = 100
 LOADS = (

@@ -11,7 +11,10 @@ from hydrainfer.machine import TICK_S, processor_s
 from hydrainfer.workload.client import ChatClient, Endpoint
 from hydrainfer.workload.deployments import ServerFailed, ServerProcess, all_stats, free_port
 
-__all__ = ["CpuUse", "CpuWatch", "Server", "ServerFailed", "free_port"]
+__all__ = ["QUIET_CORES", "CpuUse", "CpuWatch", "Server", "ServerFailed", "free_port"]
+
+QUIET_CORES = 0.1
+"""Other processes may take this many cores during a measurement."""
 
 
 class Server(ServerProcess):

@@ -149,7 +149,7 @@ def main() -> None:
         results = work(device_of(args.device))
     print(results)
     settings = {"device": args.device, "part": work.__name__}
-    write_result("gpu.moves", (__doc__ or "").splitlines()[0], settings, results, args.out)
+    write_result("gpu.moves", __doc__, settings, results, args.out)
 
 
 if __name__ == "__main__":

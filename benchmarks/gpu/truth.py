@@ -77,7 +77,7 @@ def main() -> None:
         results[name] = found
         print(name, found, flush=True)
         settings = {"device": args.device}
-        write_result("gpu.truth", (__doc__ or "").splitlines()[0], settings, results, args.out)
+        write_result("gpu.truth", __doc__, settings, results, args.out)
 
     with torch.inference_mode():
         keep("rates", measure_rates(device=device, dtype=dtype, tiny=dry)._asdict())

@@ -64,7 +64,7 @@ def main() -> None:
         results[name] = measure(args.model, common | options, n, size, n_tokens)
         print(name, results[name], flush=True)
         settings = {"device": args.device, "requests": n, "output_tokens": n_tokens}
-        write_result("gpu.whole", (__doc__ or "").splitlines()[0], settings, results, args.out)
+        write_result("gpu.whole", __doc__, settings, results, args.out)
 
 
 if __name__ == "__main__":
