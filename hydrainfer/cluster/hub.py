@@ -28,7 +28,7 @@ from hydrainfer.core import (
     InternalError,
     PixelSource,
     Request,
-    Unavailable,
+    shutting_down,
     total,
 )
 from hydrainfer.machine import host_identity
@@ -82,7 +82,7 @@ class Hub:
     def submit(self, request: Request) -> None:
         with self._lock:
             if self._closing:
-                raise Unavailable("the server is shutting down", retry_after_s=1.0)
+                raise shutting_down(retry_after_s=1.0)
             self._front.submit(request, self._clock())
         self._mesh.wake()
 
@@ -185,14 +185,14 @@ class Hub:
                 self._closing = self._broken = True
         finally:
             with self._lock:
-                self._front.end_all(Unavailable("the server is shutting down", retry_after_s=5.0), self._clock())
+                self._front.end_all(shutting_down(), self._clock())
 
     def _give_up(self) -> None:
         """End every request and stop waiting for instances: the server ends."""
         _log.error("the server ends: %s", self.launcher.lost)
         with self._lock:
             self._closing = True
-            self._front.end_all(Unavailable("the server is shutting down", retry_after_s=5.0), self._clock())
+            self._front.end_all(shutting_down(), self._clock())
         with self._started:
             self._started.notify_all()
 

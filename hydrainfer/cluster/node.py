@@ -28,16 +28,7 @@ from hydrainfer.cluster.messages import (
 )
 from hydrainfer.cluster.roster import Balancing, Roster
 from hydrainfer.config import MachineShare
-from hydrainfer.core import (
-    ErrorInfo,
-    EventKind,
-    HydraError,
-    InternalError,
-    LifecycleEvent,
-    Parcel,
-    Role,
-    Unavailable,
-)
+from hydrainfer.core import ErrorInfo, EventKind, HydraError, InternalError, LifecycleEvent, Parcel, Role, shutting_down
 from hydrainfer.engine import Engine
 from hydrainfer.machine import host_identity, local_ip
 
@@ -147,7 +138,7 @@ class Node(Instance):
 
     def _closes(self, engine: Engine) -> bool:
         """End every request that is here, also those that have come meanwhile."""
-        engine.fail_all(Unavailable("the server is shutting down", retry_after_s=5.0), self.clock())
+        engine.fail_all(shutting_down(), self.clock())
         return True
 
     def turn(self) -> float:

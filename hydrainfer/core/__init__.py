@@ -19,6 +19,7 @@ from hydrainfer.core.errors import (
     RequestTooLarge,
     Unauthorized,
     Unavailable,
+    shutting_down,
 )
 from hydrainfer.core.events import (
     Cached,
@@ -128,6 +129,7 @@ __all__ = [
     "chain_of",
     "chain_root",
     "owner_of",
+    "shutting_down",
     "split_chain",
     "total",
 ]

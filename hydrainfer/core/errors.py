@@ -68,6 +68,11 @@ class Unavailable(HydraError):
     status, type, code = 503, "service_unavailable", "unavailable"
 
 
+def shutting_down(retry_after_s: float = 5.0) -> Unavailable:
+    """The answer to what comes, or is still under way, while the server shuts down."""
+    return Unavailable("the server is shutting down", retry_after_s=retry_after_s)
+
+
 class DeadlineExceeded(HydraError):
     """504: the request's deadline passed before its last token."""
 

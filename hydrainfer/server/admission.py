@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeGuard
 
-from hydrainfer.core import DeadlineExceeded, InvalidRequest, Overloaded, Share, Unavailable
+from hydrainfer.core import DeadlineExceeded, InvalidRequest, Overloaded, Share, shutting_down
 from hydrainfer.core.request import ANYBODY, MAX_CHOICES, MAX_PRIORITY
 from hydrainfer.metrics import QueueStats
 from hydrainfer.processor import ChatMessage, Prepared, TextPart
@@ -89,6 +89,13 @@ class Urgency(NamedTuple):
             rule = "deadline_s (or X-Deadline-S) must be a number of seconds above 0"
             raise InvalidRequest(rule + _not(within_s), param="deadline_s")
         return cls(int(priority or 0), math.inf if within_s is None else within_s)
+
+    def with_fields(self, priority: float | None, within_s: float | None) -> Urgency:
+        """This urgency, the headers', with what the body asks for: its priority, the shorter time. Raises
+        `InvalidRequest`."""
+        fields = Urgency.read(priority, within_s)
+        chosen = self.priority if priority is None else fields.priority
+        return Urgency(chosen, min(self.within_s, fields.within_s), self.share)
 
 
 _NOT_URGENT = Urgency()
@@ -253,7 +260,7 @@ class AdmissionControl:
     def _check(self, n: int, place: Place | None = None) -> None:
         """Whether there may be `n` more, or `n` of this place."""
         if self.closed and place is None:
-            raise Unavailable("the server is shutting down", retry_after_s=5.0)
+            raise shutting_down()
         n_others = self.n_live - (place.n if place is not None else 0)
         if n_others and n_others + n > self.max_requests:
             self.refused["requests"] += 1

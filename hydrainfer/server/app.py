@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import msgspec
-import orjson
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -17,7 +16,7 @@ from hydrainfer.core import InstanceInfo, InvalidRequest
 from hydrainfer.processor import parse_messages, parse_tools
 from hydrainfer.server.access import EXPOSED, Access
 from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import read_json
+from hydrainfer.server.body import json_response, read_json
 from hydrainfer.server.errors import Farewell, install_error_handlers
 from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
 from hydrainfer.server.fronts import front_routes, ollama_routes
@@ -110,8 +109,8 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
     async def health() -> Response:
         why_not = trouble(instances(), settings.stall_s)
         if why_not is None:
-            return _json({"status": "ok"})
-        return _json(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
+            return json_response({"status": "ok"})
+        return json_response(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
@@ -119,8 +118,8 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
         draining = {"status": "draining", "live": intake.sessions.n_live}
         why_not = draining if intake.sessions.admission.closed else trouble(instances(), settings.stall_s)
         if why_not is None:
-            return _json({"status": "ready"})
-        return _json(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
+            return json_response({"status": "ready"})
+        return json_response(why_not, 503, {"Retry-After": _RETRY_AFTER_S})
 
     @router.get("/metrics")
     async def prometheus() -> Response:
@@ -128,7 +127,7 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
 
     @router.get("/version")
     async def version() -> Response:
-        return _json({"version": settings.version})
+        return json_response({"version": settings.version})
 
     return router
 
@@ -143,11 +142,11 @@ def _model_routes(settings: ServerSettings, answers: Answers, created: int) -> A
 
     @router.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [model_card(name) for name in settings.model_names]})
+        return json_response({"object": "list", "data": [model_card(name) for name in settings.model_names]})
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
-        return _json(model_card(answers.check_model(name)))
+        return json_response(model_card(answers.check_model(name)))
 
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -168,7 +167,7 @@ def _instance_routes(settings: ServerSettings, intake: Intake, ended_after: Ende
     @router.get("/v1/instances")
     async def instances() -> Response:
         cards = [instance_card(info) for info in intake.sessions.handle.instances()]
-        return _json({"object": "list", "data": cards})
+        return json_response({"object": "list", "data": cards})
 
     @router.get("/v1/overview")
     async def look(after: Annotated[int, Query(ge=0)] = 0) -> Response:
@@ -199,13 +198,13 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
         body = {"count": len(ids), "max_model_len": processor.model.n_context, "tokens": ids}
         if fields.return_token_strs:
             body["token_strs"] = [processor.model.vocabulary.token_text(i) for i in ids]
-        return _json(body)
+        return json_response(body)
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         fields = parse(DetokenizeFields, await read_json(request, settings.max_body_bytes))
         answers.check_model(fields.model)
-        return _json({"prompt": await intake.run(lambda: processor.decode(fields.tokens))})
+        return json_response({"prompt": await intake.run(lambda: processor.decode(fields.tokens))})
 
     return router
 
@@ -215,7 +214,3 @@ def _require_key(tenants: Tenants) -> Callable[[Request], Awaitable[None]]:
         tenants.find(authorization_of(request))
 
     return check
-
-
-def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(body), status, headers, media_type="application/json")

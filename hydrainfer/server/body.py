@@ -1,4 +1,4 @@
-"""Reading from a client that may send too much, nonsense, or hang up."""
+"""JSON from a client that may send too much, nonsense, or hang up; and JSON to it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive
 
 from hydrainfer.core import InvalidRequest, RequestTooLarge
@@ -45,6 +46,10 @@ async def read_json(request: Request, max_bytes: int) -> object:
         raise InvalidRequest(
             f"the body is not valid JSON (line {e.lineno}, column {e.colno})", code="invalid_json"
         ) from None
+
+
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
 async def disconnected(receive: Receive) -> None:

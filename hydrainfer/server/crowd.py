@@ -95,11 +95,9 @@ class Crowd:
 
 
 def _urgency(body: bytes, headers: Urgency) -> Urgency:
-    """What a body asks for beside its headers, if that is as it must be."""
+    """The urgency of a request by its headers and its body; by the headers alone where the body is malformed."""
     try:
         asked = msgspec.json.decode(body, type=_Asked)
-        fields = Urgency.read(asked.priority, asked.deadline_s)
+        return headers.with_fields(asked.priority, asked.deadline_s)
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest, TypeError, ValueError, OverflowError):
         return headers
-    chosen = headers.priority if asked.priority is None else fields.priority
-    return Urgency(chosen, min(headers.within_s, fields.within_s), headers.share)

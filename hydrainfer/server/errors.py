@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hydrainfer.core import HydraError, InternalError, InvalidRequest, Overloaded, Unavailable
+from hydrainfer.core import HydraError, InternalError, InvalidRequest, Overloaded, shutting_down
 from hydrainfer.server.paths import route_path
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Farewell:
             if scope["type"] != "http":
                 raise
             if not answered:
-                ending = Unavailable("the server is shutting down", retry_after_s=5.0)
+                ending = shutting_down()
                 await error_response(ending, route_path(scope))(scope, receive, send)
         except Exception as e:
             if scope["type"] != "http" or answered:

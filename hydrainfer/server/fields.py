@@ -98,22 +98,20 @@ class CommonFields(BaseModel):
     def check_supported(self) -> None:
         """Raises `InvalidRequest` naming the first field that is understood but not supported."""
         for name, why in REFUSED_FIELDS.items():
-            if (self.model_extra or {}).get(name):
-                raise InvalidRequest(why, param=name, code="unsupported_parameter")
-        refused = {
-            "best_of": (self.best_of or 1) > (self.n or 1) and "best_of is not supported by this server; use n",
-            "modalities": (self.modalities or ["text"]) != ["text"] and "only the modality text is supported",
-            "prompt_logprobs": self.prompt_logprobs is not None
-            and self.stream
-            and "prompt_logprobs is only allowed when stream is false; /v1/completions streams them with echo",
-            "length_penalty": self.length_penalty not in (None, 1.0) and "beam search is not supported by this server",
-            "stream_options": self.stream_options is not None
-            and not self.stream
-            and "stream_options is only allowed when stream is true",
-        }
-        for name, message in refused.items():
-            if message:
-                raise InvalidRequest(message, param=name, code="unsupported_parameter")
+            self._refuse(name, bool((self.model_extra or {}).get(name)), why)
+        self._refuse("best_of", (self.best_of or 1) > (self.n or 1), "best_of is not supported by this server; use n")
+        self._refuse("modalities", self.modalities not in (None, [], ["text"]), "only the modality text is supported")
+        why = "prompt_logprobs is only allowed when stream is false; /v1/completions streams them with echo"
+        self._refuse("prompt_logprobs", self.prompt_logprobs is not None and bool(self.stream), why)
+        why = "beam search is not supported by this server"
+        self._refuse("length_penalty", self.length_penalty not in (None, 1.0), why)
+        why = "stream_options is only allowed when stream is true"
+        self._refuse("stream_options", self.stream_options is not None and not self.stream, why)
+
+    @staticmethod
+    def _refuse(name: str, wrong: bool, why: str) -> None:
+        if wrong:
+            raise InvalidRequest(why, param=name, code="unsupported_parameter")
 
     def sampling_fields(self, defaults: Mapping[str, float]) -> dict[str, Any]:
         """Arguments of `SamplingParams`: the checkpoint's defaults, then what the request sets."""

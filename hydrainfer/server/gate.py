@@ -103,9 +103,8 @@ class Door:
         self.admission.check_entry(asked.n_bytes, returning=returning, urgency=urgency)
         return True
 
-    def enter(self, headers: Headers, mark: Mark | None = None) -> tuple[Place, Tenant]:
+    def enter(self, asked: Asked, mark: Mark | None = None) -> tuple[Place, Tenant]:
         """A place for a request, which gives it back. Raises as `check`."""
-        asked = Asked.read(headers)
         tenant, urgency = self._who(asked)
         returning = asked.returning or (mark is not None and mark.returns)
         place = self.admission.enter(asked.n_bytes, returning=returning, urgency=urgency)
@@ -148,7 +147,8 @@ class Gate:
         state["handler"] = path  # what it is counted under if no route sees it
         mark: Mark | None = state.get("mark")
         try:
-            place, tenant = self._door.enter(scope["headers"], mark)
+            asked = Asked.read(scope["headers"])
+            place, tenant = self._door.enter(asked, mark)
         except HydraError as e:
             if mark is not None and isinstance(e, Overloaded):
                 self._door.admission.expect(mark, e.retry_after_s)
@@ -159,9 +159,8 @@ class Gate:
         try:
             async with self._turns:
                 pass
-            n_bytes = length_of(scope["headers"])
-            if self._door.admission.crowded(n_bytes):
-                receive = await self._crowd.wait(place, n_bytes, receive)
+            if self._door.admission.crowded(asked.n_bytes):
+                receive = await self._crowd.wait(place, asked.n_bytes, receive)
             place.stop_waiting()  # it is claimed now, or its body has not come: nobody waits for that
             await self._app(scope, receive, send)
         except ClientDisconnect:  # while it waited: nobody is there to answer
@@ -169,11 +168,6 @@ class Gate:
         finally:
             if not place.claimed:
                 place.leave()
-
-
-def length_of(headers: Headers) -> int | None:
-    """The length of the body, if that is said."""
-    return next((int(value) for name, value in headers if name == b"content-length" and value.isdigit()), None)
 
 
 def _number(value: bytes) -> float:
@@ -192,13 +186,12 @@ def authorization_of(request: Request) -> str:
 
 def urgency_of(request: Request, priority: int | None, within_s: float | None) -> Urgency:
     """What its headers and its fields ask for: the field's priority, the shorter time. Raises `InvalidRequest`."""
-    place, fields = place_of(request), Urgency.read(priority, within_s)
+    place = place_of(request)
     if place is None:
-        return fields
-    Tenants.check_priority(request.state.tenant, fields.priority)
-    headers = place.urgency
-    chosen = headers.priority if priority is None else fields.priority
-    return Urgency(chosen, min(headers.within_s, fields.within_s), headers.share)
+        return Urgency.read(priority, within_s)
+    urgency = place.urgency.with_fields(priority, within_s)
+    Tenants.check_priority(request.state.tenant, urgency.priority)
+    return urgency
 
 
 def salt_of(request: Request, own: str | None) -> str:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from hydrainfer.core import DeadlineExceeded, SamplingParams, Unavailable
+from hydrainfer.core import DeadlineExceeded, SamplingParams, shutting_down
 from hydrainfer.processor import ChatMessage, Fetcher, JobTicket, Prepared, Processor, RequestTerms, Tools
 from hydrainfer.server.admission import Place, Urgency, Work
 from hydrainfer.server.session import Sessions
@@ -178,7 +178,7 @@ class Intake:
         try:
             return (self._media_threads if media else self._threads).submit(work)
         except RuntimeError:  # the pool has been shut down
-            raise Unavailable("the server is shutting down", retry_after_s=5.0) from None
+            raise shutting_down() from None
 
     def _discard_late(self, future: Future[Prepared]) -> None:
         if not future.cancelled() and future.exception() is None:

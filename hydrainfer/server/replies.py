@@ -51,6 +51,10 @@ class Reply(ABC):
         """An error after the first word, and the end."""
         return error_event(error)
 
+    def _timed(self, usage: dict[str, Any], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
+        """The usage with the breakdown of the time, if that was asked for."""
+        return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
+
     def _counts(self, n_tokens: Sequence[int]) -> tuple[int, int, int]:
         """Tokens of the prompts, those of them that none of a prompt's choices had to compute, and of the answer."""
         n = self.prepared.sampling.n
@@ -89,14 +93,14 @@ class Choices(Reply):
 
     def closing(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
         """The usage chunk, if it was asked for, and the last word."""
-        return (self._event([], self._final_usage(n_tokens, timelines)) if self.include_usage else b"") + DONE
+        return (self._event([], self._timed(self._usage(n_tokens), timelines)) if self.include_usage else b"") + DONE
 
     def body(self, done: Sequence[Completion], timelines: Sequence[Timeline | None]) -> bytes:
         return orjson.dumps(
             {
                 **self._head,
                 "choices": [self.choice(i, one) for i, one in enumerate(done)],
-                "usage": self._final_usage([len(one.token_ids) for one in done], timelines),
+                "usage": self._timed(self._usage([len(one.token_ids) for one in done]), timelines),
                 **self._body_extras(),
             }
         )
@@ -117,10 +121,6 @@ class Choices(Reply):
         if self.include_usage:
             body["usage"] = usage
         return event(orjson.dumps(body))
-
-    def _final_usage(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
-        usage = self._usage(n_tokens)
-        return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
 
     def _usage(self, n_tokens: Sequence[int]) -> dict[str, Any]:
         n_prompt, n_cached, n_answer = self._counts(n_tokens)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from hydrainfer.core import HydraError, InternalError, Output, Unavailable
+from hydrainfer.core import HydraError, InternalError, Output, shutting_down
 from hydrainfer.engine.ports import EngineHandle
 from hydrainfer.metrics import Timeline
 from hydrainfer.processor import PixelStore, Prepared, Vocabulary
@@ -131,7 +131,7 @@ class Sessions:
         self.drain()
         self._closing = True
         for stream in set(self._streams.values()):
-            stream.fail(Unavailable("the server is shutting down", retry_after_s=5.0))
+            stream.fail(shutting_down())
 
     def settle_all(self) -> None:
         """End what the engine, which has been closed, never ended."""

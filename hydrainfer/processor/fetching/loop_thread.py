@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from hydrainfer.core import Overloaded, Unavailable
+from hydrainfer.core import Overloaded, shutting_down
 
 T = TypeVar("T")
 _CLOSE_S = 5.0
@@ -50,7 +50,7 @@ class LoopThread:
             return await asyncio.shield(outcome)
         except asyncio.CancelledError:
             if outcome.cancelled() and self._closed:
-                raise _closing() from None
+                raise shutting_down() from None
             if not outcome.done():
                 loop.call_soon_threadsafe(lambda: tasks[0].cancel())
                 await asyncio.wait([outcome])
@@ -68,7 +68,7 @@ class LoopThread:
 
     def _begun(self) -> asyncio.AbstractEventLoop:
         if self._closed:
-            raise _closing()
+            raise shutting_down()
         if self._loop is None:
             try:
                 loop = asyncio.new_event_loop()
@@ -112,7 +112,3 @@ class LoopThread:
 
 def _full() -> Overloaded:
     return Overloaded("the server has no room for a download now; retry later", retry_after_s=1.0)
-
-
-def _closing() -> Unavailable:
-    return Unavailable("the server is shutting down", retry_after_s=5.0)

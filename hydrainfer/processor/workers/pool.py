@@ -22,7 +22,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hydrainfer.core import DeadlineExceeded, HydraError, InternalError, MediaError, Overloaded, Unavailable
+from hydrainfer.core import (
+    DeadlineExceeded,
+    HydraError,
+    InternalError,
+    MediaError,
+    Overloaded,
+    Unavailable,
+    shutting_down,
+)
 from hydrainfer.core.errors import KINDS
 from hydrainfer.processor.pictures import MediaLimits
 from hydrainfer.processor.workers.channel import Channel
@@ -85,7 +93,7 @@ class MediaWorkers:
             future = self._threads.submit(self._run, prepare, part, args)
         except RuntimeError:
             self._done()
-            raise _closing() from None
+            raise shutting_down() from None
         future.add_done_callback(lambda _: self._done())
         return future
 
@@ -132,7 +140,7 @@ class MediaWorkers:
             except (EOFError, msgspec.DecodeError) as e:
                 how = self._end(worker, _DYING_S)
                 if self._closing:
-                    raise _closing() from None
+                    raise shutting_down() from None
                 _log.warning("media worker %d ended with status %d at work (%s)", worker.process.pid, how, e)
                 if not tries_left:
                     raise MediaError(
@@ -181,7 +189,7 @@ class MediaWorkers:
         except (EOFError, TimeoutError) as e:
             how = self._end(worker, _DYING_S)
             if self._closing:
-                raise _closing() from None
+                raise shutting_down() from None
             _log.error("a media worker does not start (status %d)", how)
             if isinstance(e, TimeoutError):
                 raise _unable() from None
@@ -288,7 +296,7 @@ class _Room:
             self._changed.notify_all()
         try:
             if self._closed:
-                raise _closing()
+                raise shutting_down()
             yield
         finally:
             with self._changed:
@@ -307,7 +315,3 @@ def _unable() -> InternalError:
 
 def _killed() -> Unavailable:
     return Unavailable("the processes that prepare pictures are being killed; retry later", retry_after_s=5.0)
-
-
-def _closing() -> Unavailable:
-    return Unavailable("the server is shutting down", retry_after_s=5.0)

@@ -13,7 +13,6 @@ from hydrainfer.server.errors import error_body
 from hydrainfer.server.fronts.messages import thinks
 from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
 from hydrainfer.server.sse import event
-from hydrainfer.server.timings import breakdown
 
 PATH = "/v1/messages"
 _DELTAS = {
@@ -46,12 +45,12 @@ class MessageTurn(ReplyTurn):
         return _event("content_block_stop", index=len(self.parts) - 1)
 
     def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        usage = self._final_usage(n_tokens, timelines)
+        usage = self._timed(self._usage(n_tokens), timelines)
         return _event("message_delta", delta=self._reasons(), usage=usage) + _event("message_stop")
 
     def whole(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
         content = [_block(part, _input(part.text) if part.kind == "call" else {}) for part in self.parts]
-        return orjson.dumps(self._message(content, self._final_usage(n_tokens, timelines)) | self._reasons())
+        return orjson.dumps(self._message(content, self._timed(self._usage(n_tokens), timelines)) | self._reasons())
 
     def error(self, error: HydraError) -> bytes:
         return event(error_body(error, PATH), "error")
@@ -78,10 +77,6 @@ class MessageTurn(ReplyTurn):
             "cache_read_input_tokens": n_cached,
             "output_tokens": n_answer,
         }
-
-    def _final_usage(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
-        usage = self._usage(n_tokens)
-        return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
 
 
 def _event(name: str, /, **fields: Any) -> bytes:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from hydrainfer.checkpoint import find_json
 from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import read_json
+from hydrainfer.server.body import json_response, read_json
 from hydrainfer.server.fields import ChatFields, CompletionFields, parse
 from hydrainfer.server.fronts import ollama
 from hydrainfer.server.fronts.ollama_turn import ChatTurn, GenerateTurn, head
@@ -54,7 +54,7 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
         stat = model.path.stat()
         size = sum(file.stat().st_size for file in model.path.glob(f"*.{kind}"))
         about = {"modified_at": head("", int(stat.st_mtime))["created_at"], "size": size, "digest": ""}
-        return _json({"models": [{"name": n, "model": n, **about, "details": details} for n in answers.names]})
+        return json_response({"models": [{"name": n, "model": n, **about, "details": details} for n in answers.names]})
 
     @router.post("/api/show")
     async def show(request: Request) -> Response:
@@ -66,11 +66,11 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
         more = {"vision": model.images is not None, "tools": takes_tools, "thinking": thinks}
         can = ["completion", *(name for name, there in more.items() if there)]
         info = {"general.architecture": family, f"{family}.context_length": model.n_context}
-        return _json({"details": details, "model_info": info, "capabilities": can})
+        return json_response({"details": details, "model_info": info, "capabilities": can})
 
     @router.get("/api/version")
     async def api_version() -> Response:
-        return _json({"version": version})
+        return json_response({"version": version})
 
     return router
 
@@ -91,7 +91,3 @@ def _loaded(answers: Answers, body: Mapping[str, Any], said: dict[str, Any]) -> 
     """The answer to a request that asks for nothing: the model is there."""
     line = {**head(_check_model(answers, body), int(time.time())), **said, "done": True, "done_reason": "load"}
     return Response(orjson.dumps(line) + b"\n", media_type="application/x-ndjson")
-
-
-def _json(body: object) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

@@ -11,7 +11,6 @@ from hydrainfer.core import HydraError
 from hydrainfer.metrics import Timeline
 from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
 from hydrainfer.server.sse import event
-from hydrainfer.server.timings import breakdown
 
 _ECHOED: dict[str, Any] = {
     "instructions": None,
@@ -71,16 +70,19 @@ class ResponseTurn(ReplyTurn):
         return said + self._event("response.output_item.done", item=self._item(part, "completed"), **self._at())
 
     def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        kind = "incomplete" if self.finish_reason == "length" else "completed"
-        return self._event(f"response.{kind}", response=self._response(kind, self._usage(n_tokens, timelines)))
+        response = self._ended(n_tokens, timelines)
+        return self._event(f"response.{response['status']}", response=response)
 
     def whole(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        kind = "incomplete" if self.finish_reason == "length" else "completed"
-        return orjson.dumps(self._response(kind, self._usage(n_tokens, timelines)))
+        return orjson.dumps(self._ended(n_tokens, timelines))
 
     def error(self, error: HydraError) -> bytes:
         said = {"message": error.message, "code": error.code or error.type, "param": error.param}
         return self._event("error", **said, error={**said, "type": error.type})  # the client raises if it finds `error`
+
+    def _ended(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
+        status = "incomplete" if self.finish_reason == "length" else "completed"
+        return self._response(status, self._timed(self._usage(n_tokens), timelines))
 
     def _response(self, status: str, usage: dict[str, Any] | None) -> dict[str, Any]:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -128,16 +130,15 @@ class ResponseTurn(ReplyTurn):
         number, self._n_events = self._n_events, self._n_events + 1
         return event(orjson.dumps({"type": name, "sequence_number": number, **fields}), name)
 
-    def _usage(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> dict[str, Any]:
+    def _usage(self, n_tokens: Sequence[int]) -> dict[str, Any]:
         n_prompt, n_cached, n_answer = self._counts(n_tokens)
-        usage = {
+        return {
             "input_tokens": n_prompt,
             "input_tokens_details": {"cached_tokens": n_cached},
             "output_tokens": n_answer,
             "output_tokens_details": {"reasoning_tokens": self.n_reasoning},
             "total_tokens": n_prompt + n_answer,
         }
-        return {**usage, "hydrainfer": breakdown(timelines)} if self.timings else usage
 
 
 def _content(part: ReplyPart, text: str) -> dict[str, Any]:

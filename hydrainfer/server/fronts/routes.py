@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from hydrainfer.processor import parse_messages, parse_tools
 from hydrainfer.server.answers import Answers, Shape
-from hydrainfer.server.body import read_json
+from hydrainfer.server.body import json_response, read_json
 from hydrainfer.server.fields import ChatFields, parse
 from hydrainfer.server.fronts import messages, responses
 from hydrainfer.server.fronts.messages_turn import MessageTurn
@@ -46,7 +45,7 @@ def front_routes(answers: Answers, max_body_bytes: int) -> APIRouter:
         tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
         turns, own = parse_messages(fields.messages), fields.own
         ids = await answers.intake.encode_chat(turns, fields.mm_processor_kwargs, tools, own)
-        return Response(orjson.dumps({"input_tokens": len(ids)}), media_type="application/json")
+        return json_response({"input_tokens": len(ids)})
 
     return router
 
