@@ -16,7 +16,7 @@ import torch
 
 from hydrainfer.core import ConfigError, ExportHandle
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import Peers, TransportError, Unreachable, pieces_of
+from hydrainfer.storage.transport import PeerTransport, TransportError, Unreachable, pieces_of
 
 _HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 _STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
@@ -66,12 +66,9 @@ def offer(store: BlockStore) -> str:
     return IpcAllocation(bytes(handle.reserved), pointer - base.value).encode()
 
 
-class CudaIpcTransport:
+class CudaIpcTransport(PeerTransport["_OpenAllocations"]):
     """One mapping per store of a peer, kept. A copy is one call of the driver on the calling thread's stream, not
     the default one."""
-
-    def __init__(self) -> None:
-        self._peers: Peers[_OpenAllocations] = Peers()
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
@@ -87,12 +84,6 @@ class CudaIpcTransport:
                 _copy([(ours + p.into * size, theirs + p.first * size, p.n * size) for p in pieces], stream, on_host)
             finally:  # without a timeout: a copy cannot be taken back, so it has to end, also if another was refused
                 _call("cuStreamSynchronize", ctypes.c_void_p(stream))
-
-    def forget(self, owner: str) -> None:
-        self._peers.forget(owner)
-
-    def close(self) -> None:
-        self._peers.close()
 
 
 class _OpenAllocations:

@@ -13,7 +13,7 @@ import torch
 from hydrainfer.core import ExportHandle
 from hydrainfer.storage.exports import Exports
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import Transport, TransportError
+from hydrainfer.storage.transport import Transport, TransportError, compute_alone
 
 _log = logging.getLogger(__name__)
 
@@ -118,8 +118,7 @@ class _PeerThread:
         self._thread.join()
 
     def _loop(self) -> None:
-        torch.get_num_threads()  # first, or the next line would set the number for every thread
-        torch.set_num_threads(1)
+        compute_alone()
         device = next((s.device for s in self._stores.values()), torch.device("cpu"))
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.inference_mode(), torch.cuda.stream(stream):

@@ -14,7 +14,7 @@ from hydrainfer.core import SeldomLog
 from hydrainfer.storage.frames import Attach, Granted, Join, Read, Refused
 from hydrainfer.storage.staging import outgoing
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import TIMEOUT_S, TransportError, find
+from hydrainfer.storage.transport import TIMEOUT_S, TransportError, compute_alone, find
 from hydrainfer.storage.two_sided import Backend, serve_group
 from hydrainfer.storage.wire import HANDSHAKE_S, PeerSocket, admit, new_socket
 
@@ -98,8 +98,7 @@ class BlockServer:
             thread.start()
 
     def _serve(self, connection: PeerSocket) -> None:
-        torch.get_num_threads()  # see StorePuller
-        torch.set_num_threads(1)
+        compute_alone()
         known = False
         try:
             with torch.inference_mode():

@@ -11,7 +11,7 @@ import numpy as np
 
 from hydrainfer.core import ExportHandle
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import Peers, Unreachable, pieces_of
+from hydrainfer.storage.transport import PeerTransport, Unreachable, pieces_of
 
 
 def offer(store: BlockStore) -> str:
@@ -20,11 +20,8 @@ def offer(store: BlockStore) -> str:
     return f"{os.getpid()}/{store.memory.fd}/{os.fstat(store.memory.fd).st_ino}/{store.memory.name}"
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(PeerTransport["_Mappings"]):
     """One mapping per store of a peer, kept: the peer's death does not end it. Needs the same user on both sides."""
-
-    def __init__(self) -> None:
-        self._peers: Peers[_Mappings] = Peers()
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
@@ -33,12 +30,6 @@ class SharedMemoryTransport:
             theirs = mappings.of(source)
             for first, into, n in pieces:
                 np.copyto(ours[into : into + n], theirs[first : first + n])
-
-    def forget(self, owner: str) -> None:
-        self._peers.forget(owner)
-
-    def close(self) -> None:
-        self._peers.close()
 
 
 class _Mappings:

@@ -12,18 +12,18 @@ from hydrainfer.core import ExportHandle
 from hydrainfer.storage.frames import MAX_PIECES, Granted, Read
 from hydrainfer.storage.staging import incoming
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import TIMEOUT_S, BlockRun, Peers, TransportError, pieces_of
+from hydrainfer.storage.transport import TIMEOUT_S, BlockRun, PeerTransport, TransportError, pieces_of
 from hydrainfer.storage.wire import BlockClient, PeerSocket, address_of
 
 _ALONE_BYTES = 1 << 20  # less is not worth a second connection
 
 
-class TcpTransport:
+class TcpTransport(PeerTransport["_Lines"]):
     """`n_connections` per peer at most, kept."""
 
     def __init__(self, secret: bytes, timeout_s: float = TIMEOUT_S, n_connections: int = 2) -> None:
         self._secret, self._timeout_s, self._n = secret, timeout_s, n_connections
-        self._peers: Peers[_Lines] = Peers()
+        super().__init__()
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
@@ -35,12 +35,6 @@ class TcpTransport:
                 lines.read(spec, pieces, store, self._timeout_s)
         except OSError as e:
             raise TransportError(f"{source.owner}: {e}") from e
-
-    def forget(self, owner: str) -> None:
-        self._peers.forget(owner)
-
-    def close(self) -> None:
-        self._peers.close()
 
 
 class _Lines:

@@ -27,6 +27,12 @@ class Unreachable(TransportError):
     """This way does not lead from here to that peer; another may."""
 
 
+def compute_alone() -> None:
+    """Keep torch to this thread in what it computes from now on."""
+    torch.get_num_threads()  # first, or the next line would set the number for every thread
+    torch.set_num_threads(1)
+
+
 class Transport(Protocol):
     """One way to reach peers' blocks. Copies from one owner are asked for by one thread at a time."""
 
@@ -198,3 +204,16 @@ class Peers(Generic[S]):
             self._closed = True
         for owner in list(self._kept):
             self.forget(owner)
+
+
+class PeerTransport(Generic[S]):
+    """The part of a `Transport` that those with sessions have in common."""
+
+    def __init__(self) -> None:
+        self._peers: Peers[S] = Peers()
+
+    def forget(self, owner: str) -> None:
+        self._peers.forget(owner)
+
+    def close(self) -> None:
+        self._peers.close()

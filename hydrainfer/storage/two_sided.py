@@ -24,7 +24,7 @@ from hydrainfer.core import ExportHandle
 from hydrainfer.storage.frames import MAX_PIECES, Frame, Granted, Join, Pull, Put, Sent
 from hydrainfer.storage.staging import cut
 from hydrainfer.storage.store import BlockStore
-from hydrainfer.storage.transport import TIMEOUT_S, BlockRun, Peers, TransportError, find, pieces_of
+from hydrainfer.storage.transport import TIMEOUT_S, BlockRun, PeerTransport, TransportError, find, pieces_of
 from hydrainfer.storage.wire import BlockClient, PeerSocket, address_of
 
 _SEND_BYTES = 16 << 20  # the most of one send
@@ -144,12 +144,12 @@ def serve_group(connection: PeerSocket, backend: Backend, stores: Mapping[str, B
         group.drop()
 
 
-class TwoSidedTransport:
+class TwoSidedTransport(PeerTransport["_Receiver"]):
     """Copies over groups of `backend`."""
 
     def __init__(self, backend: Backend, secret: bytes, timeout_s: float = TIMEOUT_S) -> None:
         self._backend, self._secret, self._timeout_s = backend, secret, timeout_s
-        self._peers: Peers[_Receiver] = Peers()
+        super().__init__()
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
@@ -160,12 +160,6 @@ class TwoSidedTransport:
                 receiver.pull(spec, pieces, store)
         except (OSError, RuntimeError) as e:
             raise TransportError(f"{source.owner}: {e}") from e
-
-    def forget(self, owner: str) -> None:
-        self._peers.forget(owner)
-
-    def close(self) -> None:
-        self._peers.close()
 
 
 class _Receiver:
