@@ -8,7 +8,7 @@ from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.folders import cache_folder
 from hydrainfer.config.layout import InstanceSpec, MachineShare, choose_launcher, read_layout, settle
 from hydrainfer.config.load import ENV_PREFIX, Loaded, Option, load, options
-from hydrainfer.config.read import check_known, locate, read_yaml
+from hydrainfer.config.read import check_known, converted, locate, read_yaml
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
 from hydrainfer.config.slo import Slo, is_slo_part, parse_slo, read_slo
 from hydrainfer.config.table import config_table
@@ -26,6 +26,7 @@ __all__ = [
     "check_known",
     "choose_launcher",
     "config_table",
+    "converted",
     "cost_model_of",
     "is_slo_part",
     "load",

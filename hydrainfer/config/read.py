@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import yaml
 
 from hydrainfer.config.shipped import here_or_shipped, shipped
 from hydrainfer.core import ConfigError
+
+T = TypeVar("T")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -35,6 +38,18 @@ def check_known(key: object, known: Iterable[str], source: str) -> None:
         near = difflib.get_close_matches(str(key), names, 1)
         hint = f"; did you mean {near[0]}?" if near else f"; known keys are {', '.join(names)}"
         raise ConfigError(f"unknown option {key!r} ({source}){hint}", param=str(key))
+
+
+def converted(content: Any, kind: type[T], where: str, param: str) -> T:
+    """The content of a file as a `kind`, a struct or a tuple of such. Raises `ConfigError` that begins with `where` for
+    a wrong value, and for an unknown key of a struct."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        for key in content:
+            check_known(key, [f.name for f in msgspec.structs.fields(kind)], where)
+    try:
+        return msgspec.convert(content, kind)
+    except (msgspec.ValidationError, TypeError) as e:
+        raise ConfigError(f"{where}: {str(e)[0].lower()}{str(e)[1:]}", param=param) from None
 
 
 def locate(kind: str, name: str | Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hydrainfer.config import Slo, check_known, read_yaml
+from hydrainfer.config import Slo, check_known, converted, read_yaml
 from hydrainfer.core import ConfigError, Layout, Stage
 from hydrainfer.planner.costs import EngineModel, read_hardware
 from hydrainfer.planner.inputs import prompts_of, shape_of
@@ -58,10 +58,7 @@ def read_measured(path: Path) -> tuple[Measured, ...]:
     """`points:` of a file. Raises `ConfigError`."""
     content: dict[str, Any] = read_yaml(path)
     check_known(next(iter(content), "points"), ("points",), str(path))
-    try:
-        found = msgspec.convert(content.get("points", []), tuple[Measured, ...])
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"{path}: {str(e)[0].lower()}{str(e)[1:]}", param="calibrate") from None
+    found = converted(content.get("points", []), tuple[Measured, ...], str(path), "calibrate")
     if not found:
         raise ConfigError(f"{path} has no points", param="calibrate")
     return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from hydrainfer.config import Slo, check_known, read_yaml
+from hydrainfer.config import Slo, converted, read_yaml
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import versions
 from hydrainfer.metrics import Goodput, Search, Series
@@ -71,13 +71,8 @@ class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def read_plan(path: Path | None, given: dict[str, Any]) -> ComparisonPlan:
     """`given` goes before the file. Raises `ConfigError`."""
     content = read_yaml(path) if path else {}
-    for key in content:
-        check_known(key, [f.name for f in msgspec.structs.fields(ComparisonPlan)], str(path))
     place = {**content.get("place", {}), **given.pop("place", {})}
-    try:
-        return msgspec.convert({**content, **given, "place": place}, ComparisonPlan)
-    except (msgspec.ValidationError, TypeError) as e:
-        raise ConfigError(f"{path or 'the plan'}: {str(e)[0].lower()}{str(e)[1:]}", param="config") from None
+    return converted({**content, **given, "place": place}, ComparisonPlan, str(path or "the plan"), "config")
 
 
 class Comparison:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from hydrainfer.config import check_known, locate, read_yaml
+from hydrainfer.config import converted, locate, read_yaml
 from hydrainfer.core import ConfigError
 from hydrainfer.workload.sources.chat import ChatRequest
 from hydrainfer.workload.sources.conversations import CONVERSATIONS
@@ -125,14 +124,8 @@ def read_workload(name: str, *, data: str | None = None, pictures: str | None = 
     if path.suffix == ".jsonl":
         recording = read_recording(path)
         return Workload(dataset=recording.dataset, reader="recording", path=str(path))
-    content: dict[str, Any] = read_yaml(path)
-    for key in content:
-        check_known(key, [f.name for f in msgspec.structs.fields(Workload)], str(path))
     given = {k: v for k, v in (("path", data), ("pictures", pictures)) if v is not None}
-    try:
-        workload = msgspec.convert(content | given, Workload)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"{path}: {str(e)[0].lower()}{str(e)[1:]}", param="workload") from None
+    workload = converted(read_yaml(path) | given, Workload, str(path), "workload")
     if workload.reader != "synthetic" and workload.path is None and workload.reader not in READERS:
         raise ConfigError(f"{path}: a workload of {workload.reader} needs its file: give --data", param="data")
     return workload
