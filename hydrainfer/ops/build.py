@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,26 +39,10 @@ def load_kernels(device: torch.device) -> tuple[Kernels | None, tuple[str, ...]]
     if compiler is None:
         return None, ("no C++ compiler found, so CPU kernels are not built; using torch operators (slower decode)",)
     try:
-        import tvm_ffi.cpp
-
-        target = cache_folder() / "kernels" / _key(folder, compiler)
-        sources = _kept(folder, target / "sources")
-        if not (target / "hydra_cpu.so").exists():
-            _log.warning("compiling the CPU kernels, once for this machine: about ten seconds")
-        with _ninja_on_path():
-            module = tvm_ffi.cpp.load(
-                "hydra_cpu",
-                sources=str(sources / "ops.cpp"),
-                extra_cflags=list(_FLAGS),
-                extra_ldflags=["-fopenmp"],
-                build_directory=str(target),
-            )
-        return Kernels(module, target.name), ()
+        flags = {"extra_cflags": list(_FLAGS), "extra_ldflags": ["-fopenmp"]}
+        return Kernels(*_load("hydra_cpu", folder / "ops.cpp", compiler, flags)), ()
     except Exception as e:  # a compiler can fail in any way; the torch operators do not need it
-        reason = " ".join(str(e).split())[:160]
-        return None, (
-            f"CPU kernels did not build ({type(e).__name__}: {reason}); using torch operators (slower decode)",
-        )
+        return None, (f"CPU kernels did not build ({_said(e)}); using torch operators (slower decode)",)
 
 
 def load_cuda_kernels() -> tuple[Any | None, tuple[str, ...]]:
@@ -70,22 +54,26 @@ def load_cuda_kernels() -> tuple[Any | None, tuple[str, ...]]:
     if compiler is None:
         return None, ("no nvcc found (CUDA_HOME), so CUDA kernels are not built; using torch operators",)
     try:
-        import tvm_ffi.cpp
-
-        target = cache_folder() / "kernels" / _key(folder, compiler)
-        sources = _kept(folder, target / "sources")
         os.environ.setdefault("CUDA_HOME", str(Path(compiler).parent.parent))  # where tvm_ffi looks
-        with _ninja_on_path():
-            made = tvm_ffi.cpp.load(
-                "hydra_cuda",
-                sources=str(sources / "ops.cu"),
-                extra_cuda_cflags=["-O3"],
-                build_directory=str(target),
-            )
-        return made, ()
+        return _load("hydra_cuda", folder / "ops.cu", compiler, {"extra_cuda_cflags": ["-O3"]})[0], ()
     except Exception as e:  # as for the CPU
-        reason = " ".join(str(e).split())[:160]
-        return None, (f"CUDA kernels did not build ({type(e).__name__}: {reason}); using torch operators",)
+        return None, (f"CUDA kernels did not build ({_said(e)}); using torch operators",)
+
+
+def _load(name: str, source: Path, compiler: str, flags: Mapping[str, Any]) -> tuple[Any, str]:
+    """The module of a source file, compiled unless it has been, and the key of the build."""
+    import tvm_ffi.cpp
+
+    target = cache_folder() / "kernels" / _key(source.parent, compiler)
+    kept = _kept(source.parent, target / "sources") / source.name
+    if not (target / f"{name}.so").exists():
+        _log.warning("compiling the kernels of %s, once for this machine: about ten seconds", source.parent.name)
+    with _ninja_on_path():
+        return tvm_ffi.cpp.load(name, sources=str(kept), build_directory=str(target), **flags), target.name
+
+
+def _said(e: Exception) -> str:
+    return f"{type(e).__name__}: {' '.join(str(e).split())[:160]}"
 
 
 def nvcc() -> str | None:
