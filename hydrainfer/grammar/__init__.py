@@ -6,6 +6,6 @@ samples, never touches a device.
 
 from hydrainfer.grammar.compile import Grammars, load_grammars
 from hydrainfer.grammar.follow import Follower, Guided
-from hydrainfer.grammar.schema import without_unknown_formats
+from hydrainfer.grammar.schema import JSON_STYLE, without_unknown_formats
 
-__all__ = ["Follower", "Grammars", "Guided", "load_grammars", "without_unknown_formats"]
+__all__ = ["JSON_STYLE", "Follower", "Grammars", "Guided", "load_grammars", "without_unknown_formats"]

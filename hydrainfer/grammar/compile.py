@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrainfer.core import Grammar, InvalidRequest
-from hydrainfer.grammar.schema import without_unknown_formats
+from hydrainfer.grammar.schema import JSON_STYLE, without_unknown_formats
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ _LIMITS: dict[str, Any] = {
 }
 """A fraction of the library's defaults: with these and `MAX_GRAMMAR_CHARS` the worst grammars we know take well under a
 second to compile, and to say what may come next (tests/grammar/test_hostile.py)."""
-_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One line, as `json.dumps` writes it: what most models write, and a model cannot fill its answer with white space."""
 _MAX_GBNF_CHARS = 8192  # it is translated in Python
 
 
@@ -92,7 +90,7 @@ class Grammars:
             text = grammar.text
             if '"format"' in text:
                 text = json.dumps(without_unknown_formats(json.loads(text)))
-            source = LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)
+            source = LLMatcher.grammar_from_json_schema(text, overrides=JSON_STYLE)
         elif grammar.kind == "lark" and "::=" in grammar.text:  # GBNF, as llama.cpp has it and vLLM's users send it
             if len(grammar.text) > _MAX_GBNF_CHARS:
                 raise ValueError(f"a GBNF grammar takes at most {_MAX_GBNF_CHARS} characters; write it in Lark")

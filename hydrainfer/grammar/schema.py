@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One line, as `json.dumps` writes it: what most models write, and a model cannot fill its answer with white space."""
 _HELD_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )

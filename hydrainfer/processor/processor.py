@@ -200,9 +200,7 @@ class Processor:
     def check_pictures(self, messages: Sequence[ChatMessage]) -> bool:
         """Whether there are pictures or videos, before one is fetched. Raises `InvalidRequest` if too many or not
         taken."""
-        n_media, n_images = (
-            sum(map(len, each)) for each in ([m.media for m in messages], [m.images for m in messages])
-        )
+        n_media, n_images = sum(len(m.media) for m in messages), sum(len(m.images) for m in messages)
         n_videos, images = n_media - n_images, self.model.images
         if n_media and images is None:
             raise InvalidRequest("this model takes text only", param="messages")

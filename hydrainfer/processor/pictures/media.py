@@ -234,7 +234,7 @@ def _describe(data: bytes) -> str:
     if data[4:8] == b"ftyp":
         return "HEIC, AVIF or a video"
     head = data[:64].lstrip()
-    return next((f"{name}" for magic, name in _FOREIGN if head.startswith(magic)), "not a picture file")
+    return next((name for magic, name in _FOREIGN if head.startswith(magic)), "not a picture file")
 
 
 def _check_bytes(n: int, limit: int, param: str, noun: str = "picture") -> None:

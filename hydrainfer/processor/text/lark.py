@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping
 
 from hydrainfer.core import Grammar, InvalidRequest
-from hydrainfer.grammar import without_unknown_formats
+from hydrainfer.grammar import JSON_STYLE, without_unknown_formats
 
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _TOLD = re.compile(r"\\.|/|\n", re.DOTALL)  # of a regular expression: what is escaped, or written otherwise in Lark
 _WRITTEN = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 
@@ -22,7 +21,7 @@ def literal(text: str) -> str:
 def json_of(schema: object) -> str:
     """JSON of a schema in our style; the schema stays the root that its references mean. Raises `InvalidRequest`."""
     if isinstance(schema, Mapping):
-        schema = {**schema, "x-guidance": _JSON_STYLE}
+        schema = {**schema, "x-guidance": JSON_STYLE}
     try:
         return f"%json {json.dumps(without_unknown_formats(schema))}"
     except (ValueError, RecursionError):

@@ -50,16 +50,12 @@ def encode(text: str, model: ModelDescription, *, add_special: bool | None = Non
 
 
 def expand(
-    ids: Sequence[int],
-    media: Sequence[Sequence[MediaItem]],
-    model: ModelDescription,
-    placeholders: Sequence[int] | None = None,
+    ids: Sequence[int], media: Sequence[Sequence[MediaItem]], model: ModelDescription, placeholders: Sequence[int]
 ) -> Expanded:
     """Repeat each placeholder for the items of its picture or video; `placeholders[i]` is the id that stands for
-    `media[i]`, by default that of a picture. Raises `InvalidRequest` unless the placeholders are those of `media`."""
+    `media[i]`. Raises `InvalidRequest` unless the placeholders are those of `media`."""
     if model.images is None:
         return Expanded(tuple(ids), ())
-    wanted = placeholders if placeholders is not None else [model.images.token_id] * len(media)
     known = model.images.token_ids
     found = [i for i in ids if i in known]
     if len(found) > len(media):
@@ -70,7 +66,7 @@ def expand(
             "messages",
             param="messages",
         )
-    if list(wanted) != found:
+    if list(placeholders) != found:
         raise InvalidRequest(
             "the model's chat template changes the order of pictures and videos; send one kind only", param="messages"
         )

@@ -21,7 +21,7 @@ _AT_ONCE = 4  # frames between two looks at the clock
 
 
 class DecordDecoder:
-    """A `Decoder` by decord. PyAV does what decord cannot read, does not read exactly or numbers differently."""
+    """A `FrameDecoder` by decord. PyAV does what decord cannot read, does not read exactly or numbers differently."""
 
     def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
         table = source.table

@@ -15,8 +15,8 @@ _SKIPPING = ("h264", "hevc", "mpeg4", "vp8", "vp9")  # decoders that can be told
 
 
 class PyavDecoder:
-    """A `Decoder`. Every wanted frame is decoded from its own key frame, whatever was decoded before, so that the same
-    frame comes out the same."""
+    """A `FrameDecoder`. Every wanted frame is decoded from its own key frame, whatever was decoded before, so that the
+    same frame comes out the same."""
 
     def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
         if source.table.counted:
