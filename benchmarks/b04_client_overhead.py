@@ -40,7 +40,7 @@ LIMIT_S = 2e-3
 
 
 def stay_awake(core: int) -> None:
-    """In its own process: keep a core from sleeping, at a priority that yields to everything."""
+    """Keep a core from sleeping, at a priority that yields to everything. Runs in a process of its own."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(0, {core})
     while True:
@@ -71,7 +71,7 @@ def late_sleeps(n: int = 2000, sleep_s: float = 1e-3) -> dict[str, Any]:
 
 
 def serve(pipe: Connection) -> None:
-    """In its own process: tell the address, then serve; asked for `served`, say when each token was written."""
+    """Serve in a process of its own: tell the address first and, asked for `served`, when each token was written."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[1:] or cores)
 
@@ -112,7 +112,7 @@ async def at_rate(url: str, pipe: Connection, seed: int) -> dict[str, Any]:
 
 
 def padding() -> str:
-    """As long as a 336 px picture, whose drawing is not the client's cost."""
+    """Text as long as a 336 px picture, whose drawing is not the client's cost."""
     (chat,) = distinct_chats(1, seed=1)
     return "x" * len(BodyOptions().body(chat, "m"))
 

@@ -50,7 +50,7 @@ def mixed_chats(n: int, share: float, args: argparse.Namespace, seed: int) -> li
 
 
 def first_token_s(result: LoadResult) -> Percentiles | None:
-    """From when a request was due, so that a late client does not flatter the server."""
+    """Seconds from when a request was due, so that a late client does not flatter the server."""
     return Percentiles.of(r.chunk_s[0] - r.scheduled_s for r in result.records if r.ok and r.chunk_s)
 
 

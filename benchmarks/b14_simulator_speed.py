@@ -30,7 +30,7 @@ from hydrainfer.workload.sources import read_workload
 
 
 def study_for(case: str, n: int, seed: int) -> Study:
-    """As `hydrainfer profile` makes it of MODEL:WORKLOAD:DEVICE, with the SLOs of configs/slo."""
+    """The study that `hydrainfer profile` makes of MODEL:WORKLOAD:DEVICE, with the SLOs of configs/slo."""
     model, dataset, device = case.split(":")
     trace = trace_of(read_workload(dataset), prompts_of(model), n, seed)
     return study_of(shape_of(model), read_hardware(device), trace, read_slo(locate("slo", model), dataset))
@@ -65,7 +65,7 @@ def deployment(text: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def whole_search(case: str, devices: int, args: argparse.Namespace) -> dict[str, Any]:
-    """In as many processes as there are cores."""
+    """Search in as many processes as there are cores."""
     study = study_for(case, args.requests, args.seed)
     candidates = candidates_of(study, devices)
     watch, begin_s = CpuWatch([]), time.perf_counter()

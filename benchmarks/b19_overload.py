@@ -223,8 +223,8 @@ class Process:
 
 
 def judged(records: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """What one run was for its clients. Good answers are counted by when they ended, in the second half: before, the
-    queue fills."""
+    """The figures of one run for its clients. Good answers are counted by when they ended, in the second half: before,
+    the queue fills."""
     back = [r["again"] for r in records if "again" in r]
     ended = [(r["due_s"] + r["took_s"], r) for r in [*records, *back]]
     n_good = sum(_good(r, args) for end_s, r in ended if args.seconds / 2 <= end_s <= args.seconds)

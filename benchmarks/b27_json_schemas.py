@@ -116,7 +116,8 @@ def judged(case: Case, answer: dict[str, Any]) -> tuple[str, str]:
 
 
 def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    r"""As JSON Schema has it, whose expressions are ECMAScript's: there \w and \d are ASCII, and \s is not."""
+    r"""A pattern with the meaning of JSON Schema, whose expressions are ECMAScript's: there \w and \d are ASCII, and \s
+    is not."""
     if isinstance(instance, str) and not any(re.search(pattern, instance, flags) for flags in (0, re.ASCII)):
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 

@@ -161,7 +161,7 @@ class Watch:
         }
 
     def growth(self, what: str) -> float | None:
-        """By how much the last third of what counts is above its first, medians, as a share."""
+        """The growth from the first third of the samples that count to the last, of medians, as a share."""
         counted = [s[what] for s in self.samples if s["at_s"] >= WARM * self.samples[-1]["at_s"]]
         third = len(counted) // 3
         if not third:

@@ -28,7 +28,7 @@ class Work(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What the device reaches: a large matrix product, and reading an array far larger than its caches."""
+    """The rates that the device reaches: in a large matrix product, and reading an array far larger than its caches."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -77,7 +77,7 @@ def _unread(shape: ModelShape, layer: int, rows: int) -> float:
 
 
 def fastest_s(call: Callable[[], object], n: int) -> float:
-    """Of `n` calls after one that does not count."""
+    """Seconds of the fastest of `n` calls, after one that does not count."""
     call()
     times = []
     for _ in range(n):

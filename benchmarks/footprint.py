@@ -17,7 +17,8 @@ HOW = (
 
 
 def loaded_weight_bytes(path: Path, dtype: str) -> int:
-    """What an EPD instance loads of a checkpoint, without loading it. 12 layers of vision may be 11 in use."""
+    """The bytes that an EPD instance loads of a checkpoint, without loading it. 12 layers of vision may be 11 in
+    use."""
     import torch
 
     from hydrainfer.checkpoint import read_config

@@ -1,4 +1,4 @@
-"""What every experiment keeps with its numbers: command, revision, hardware, versions, date."""
+"""The facts that every experiment keeps with its numbers: command, revision, hardware, versions, date."""
 
 from __future__ import annotations
 

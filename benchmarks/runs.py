@@ -126,7 +126,7 @@ class Bench:
         return {"load": load, **run}, result
 
     def _asked(self, load: str, seed: int) -> tuple[list[ChatRequest], Arrivals]:
-        """What is asked and when; the first is for warming up."""
+        """The requests and their arrivals; the first request is for warming up."""
         n = self._args.requests
         if load.isdigit():
             return self.chats(max(n, 3 * int(load)) + 1, seed), Closed(int(load))

@@ -28,7 +28,7 @@ class Server(ServerProcess):
         return self
 
     async def wait_healthy(self, limit_s: float) -> None:
-        """Until `/health` answers 200; then `startup_s` and `startup_hwm_bytes` are set. Raises `ServerFailed`."""
+        """Wait until `/health` answers 200; then `startup_s` and `startup_hwm_bytes` are set. Raises `ServerFailed`."""
         await super().wait_healthy(limit_s)
         self.startup_hwm_bytes = self.memory()["hwm_sum_bytes"]
 
@@ -38,7 +38,7 @@ class Server(ServerProcess):
             return (await client.models())[0]
 
     def version(self) -> str:
-        """What `/version` says, as it stands; empty if it says nothing."""
+        """The answer of `/version` as it stands; empty if there is none."""
         try:
             with urllib.request.urlopen(f"{self.url}/version", timeout=10) as answer:
                 return answer.read().decode()
@@ -73,7 +73,7 @@ class Server(ServerProcess):
 
 
 def _name(pid: int) -> str:
-    """What the kernel calls it; empty if it has ended."""
+    """The kernel's name of the process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

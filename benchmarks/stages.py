@@ -78,7 +78,7 @@ class Stages:
         self._requests = [self._sequence(i, n_blocks) for i in range(n_requests)]
 
     def _blocks_of(self, spec: CacheSpec) -> int:
-        """What a request holds; of a window, as if none had slid out, so that a batch can be repeated at any length."""
+        """The blocks a request holds; of a window all of them, so that a batch can be repeated at any length."""
         if isinstance(spec, EmbedSpec):
             return spec.blocks_for(self.picture_tokens)
         return spec.blocks_for(self._prompt_tokens) if spec.paged else spec.most(2)

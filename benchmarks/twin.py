@@ -79,7 +79,7 @@ class Twin:
         return next(s for s in specs if Stage.DECODE in s.stages)
 
     def served(self, loads: Iterable[Sent], beside: Beside) -> dict[str, list[Times]]:
-        """What the simulator says of these loads, sent to one server one after the other; by label, in their order."""
+        """The simulated times of these loads, sent to one server one after the other; by label, in their order."""
         requests = {load.label: self._made.get(load.label) or self._requests(load) for load in loads}
         self._made.update(requests)
         simulator = Simulator(self._instances(beside.turn_s), self._link, balancing=self._config.balancing)
@@ -149,7 +149,7 @@ class Twin:
 
 
 def times_of(record: RequestRecord) -> Times:
-    """As the client saw it."""
+    """The times as the client saw them."""
     assert record.ttft_s is not None, f"request {record.index} has no first token: {record.failure}"
     return Times(record.ttft_s, record.tpot_s)
 
@@ -159,5 +159,5 @@ def _times(served: ServedRequest, front_s: float) -> Times:
 
 
 def _gaps(seen: Sequence[float | None], explained: Sequence[float | None]) -> list[float]:
-    """What is not explained, request by request."""
+    """The seconds that are not explained, request by request."""
     return [a - b for a, b in zip(seen, explained, strict=True) if a is not None and b is not None]

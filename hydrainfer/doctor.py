@@ -26,7 +26,7 @@ _QUESTION, _ANSWER = "What is in this picture?", "red circle"
 
 
 class CheckResult(NamedTuple):
-    """What one check found. `state`: "bad" where a server would not work, "note" where it would be slower or lack
+    """The result of one check. `state`: "bad" where a server would not work, "note" where it would be slower or lack
     something."""
 
     name: str

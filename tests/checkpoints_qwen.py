@@ -73,7 +73,7 @@ def _byte_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def make_tokenizer(context: int = 4096):
-    """As Qwen2's: byte-level, one digit a token, the special tokens behind the vocabulary."""
+    """A tokenizer like Qwen2's: byte-level, one digit a token, the special tokens behind the vocabulary."""
     import transformers
 
     vocab, merges = _byte_pairs()
@@ -204,7 +204,8 @@ def _scale_pictures(model) -> None:
 
 
 def _save_preprocessor(family: str, out: Path, pixels: tuple[int, int]) -> None:
-    """As the published repositories have it: pixel bounds by name, for Qwen3-VL as a size, and one more for videos."""
+    """Write preprocessor_config.json as published: pixel bounds by name, for Qwen3-VL as a size, and one more for
+    videos."""
     least, most = pixels
     common = {"temporal_patch_size": 2, "merge_size": 2, "image_processor_type": "Qwen2VLImageProcessor"}
     if family.startswith("qwen3"):

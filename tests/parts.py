@@ -1,4 +1,4 @@
-"""What lies behind the offline API. Only here do tests know where that is."""
+"""The parts behind the offline API. Only here do tests know where they are."""
 
 from hydrainfer import LLM
 from hydrainfer.assemble import ServerParts

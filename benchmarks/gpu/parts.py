@@ -1,4 +1,4 @@
-"""What the five steps consist of."""
+"""The parts of the five steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
     @property
     def checkpoint(self) -> Path:
-        """What step 4 makes: LLaVA-1.5-7B's shapes, or a tiny model."""
+        """The checkpoint that step 4 makes: with LLaVA-1.5-7B's shapes, or a tiny one."""
         return self.models / "llava"
 
 

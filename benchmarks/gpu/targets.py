@@ -1,4 +1,4 @@
-"""What a session's results say about the targets, in words: which are missed and by how much, which were not measured.
+"""The targets of a session in words: which were missed and by how much, which were not measured.
 
 The targets are those of LLaVA-1.5-7B and Qwen2-VL-7B shapes in bfloat16 on one large GPU.
 """

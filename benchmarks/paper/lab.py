@@ -158,7 +158,7 @@ def bound_of(case: Case, layout: str) -> float:
 
 
 def short(layout: Layout) -> str:
-    """As the paper writes it: 1EP7D."""
+    """The layout as the paper writes it: 1EP7D."""
     return str(layout).replace("+", "")
 
 

@@ -26,7 +26,7 @@ class Figure(Protocol):
 
 
 def write_readme(folder: Path, figures: Mapping[str, Figure]) -> Path:
-    """From the JSON files that are there, in the paper's order."""
+    """Write README.md from the JSON files that are there, in the paper's order."""
     parts, missing = [INTRODUCTION.read_text()], []
     for name in sorted(figures):
         source = folder / f"{name}.json"

@@ -49,7 +49,8 @@ class Cluster(NamedTuple):
 
 
 class Birth(NamedTuple):
-    """What an instance needs to build its engine beside its `NodePlan`. `eos_ids`: the tokens that end an answer."""
+    """The facts that an instance needs beside its `NodePlan` to build its engine. `eos_ids`: the tokens that end an
+    answer."""
 
     config: ServeConfig
     described: ModelConfig
@@ -139,7 +140,7 @@ def start_cluster(
 def _launcher_of(
     config: ServeConfig, specs: Sequence[InstanceSpec], births: dict[str, Birth]
 ) -> tuple[InProcess | RayLauncher, RunFolder]:
-    """What starts the instances, and the folder of the run."""
+    """The launcher of the instances, and the folder of the run."""
     if choose_launcher(config, specs) != "ray":
         check_in_process(config.transport)
         return InProcess(partial(build_node, births, LocalExports())), RunFolder(for_ray=False)

@@ -35,9 +35,9 @@ _QUIET_CORES = 0.1  # of each, that others take before we begin
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure. `sizes`: of pictures in pixels. Chunks are prefilled alone behind each of `starts`, and beside
-    `mixed` decodes of every context; each of `beside` (decodes, chunk) runs beside vision batches of `pictures_beside`.
-    What does not fit the model's context is left out."""
+    """The grid of measurements. `sizes`: of pictures in pixels. Chunks are prefilled alone behind each of `starts`, and
+    beside `mixed` decodes of every context; each of `beside` (decodes, chunk) runs beside vision batches of
+    `pictures_beside`. What does not fit the model's context is left out."""
 
     sizes: tuple[tuple[int, int], ...] = ((336, 336), (640, 480), (1024, 768))
     pictures: tuple[int, ...] = (1, 2, 4, 8)

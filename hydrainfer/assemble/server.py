@@ -164,7 +164,7 @@ def _chat_template(config: ServeConfig) -> str | None:
 
 
 def _names(config: ServeConfig) -> tuple[str, ...]:
-    """What clients may call the model. Raises `ConfigError`."""
+    """The names of the model for clients. Raises `ConfigError`."""
     own = config.model if is_hub_name(config.model) else name_of(model_folder(config))
     given = config.served_model_name or own
     names = tuple(name.strip() for name in given.split(",")) if config.served_model_name else (given,)

@@ -19,7 +19,7 @@ _EXTENTS = 256  # are enough
 
 
 class Split(msgspec.Struct, frozen=True):
-    """How caches share memory, by their names: how many of its `blocks` fill an extent, how many extents it has at
+    """The way caches share memory, by their names: how many of its `blocks` fill an extent, how many extents it has at
     first (`owned`), and how many it never lends (`floors`)."""
 
     extent_bytes: int

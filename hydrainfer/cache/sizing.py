@@ -1,4 +1,4 @@
-"""How many blocks each cache of an instance gets; the same rule where it serves and where it is planned for."""
+"""The number of blocks of each cache of an instance; one rule where it serves and where it is planned for."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Scan(NamedTuple):
-    """What a chunk does with a state that sums up tokens: the block it goes on from, -1 if nothing is before it, and
-    the (tokens, block) after which of the request's tokens the state is written where."""
+    """The blocks that a chunk reads and writes of a state that sums up tokens: the block it goes on from, -1 if nothing
+    is before it, and the (tokens, block) after which of the request's tokens the state is written where."""
 
     source: int
     writes: tuple[tuple[int, int], ...]

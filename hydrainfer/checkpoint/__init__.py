@@ -1,4 +1,4 @@
-"""Where a checkpoint is and what it says, read and checked once: configuration, preprocessing, the table of families.
+"""The place of a checkpoint and its files, read and checked once: configuration, preprocessing, the table of families.
 
 Called by models, processor, planner and assemble. Never imports torch, never reads weights or a tokenizer's texts.
 """

@@ -39,7 +39,7 @@ class Rope:
     interleaved: bool = False
 
     def dim(self, head_dim: int) -> int:
-        """How many numbers of a head are turned."""
+        """The numbers of a head that are turned."""
         return int(head_dim * self.fraction)
 
 

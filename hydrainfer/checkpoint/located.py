@@ -1,4 +1,4 @@
-"""Where a model is that somebody has named: a directory, a GGUF file, or a name on the Hugging Face hub."""
+"""The place of a named model: a directory, a GGUF file, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a checkpoint's pictures and videos are prepared: the one reader of preprocessor configurations.
+"""Preprocessing of a checkpoint's pictures and videos: the one reader of preprocessor configurations.
 
 `files.preprocessing` has judged each value by itself and left out what is null. What is left out has the default of
 transformers' processors.
@@ -19,8 +19,8 @@ FrameTimes = Literal["counted", "timed", "told"]
 
 
 class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What every preprocessing has. `resample`: Pillow's number of the filter. `scale`, then `mean` and `std` of red,
-    green and blue, are applied on the device; for the processor they are part of a picture's key."""
+    """The settings that every preprocessing has. `resample`: Pillow's number of the filter. `scale`, then `mean` and
+    `std` of red, green and blue, are applied on the device; for the processor they are part of a picture's key."""
 
     resample: int = BICUBIC
     scale: float = 1 / 255

@@ -33,7 +33,7 @@ class Recurrence:
 
     @property
     def state(self) -> StateLayout:
-        """What each of the layers keeps of a request."""
+        """The state that each of the layers keeps of a request."""
         matrix = (self.value_heads, self.key_dim, self.value_dim) if self.kind == "delta" else ()
         return StateLayout(self.layers, (self.width - 1, self.channels), matrix)
 

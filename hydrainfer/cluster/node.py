@@ -102,7 +102,7 @@ class Node(Instance):
         self.at_end: list[Callable[[], None]] = []
 
     def record(self, event: LifecycleEvent) -> None:
-        """What the engine calls at every event."""
+        """Note an event of the engine."""
         if event.kind not in _REPORTED_BY_OUTPUTS:
             self._events.append(event)
 

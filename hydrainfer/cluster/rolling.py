@@ -30,7 +30,8 @@ class Rolling:
         self._names, self._left = names, list(names)
 
     def turn(self, now: float, there: Mapping[str, int], idle: Mapping[str, bool]) -> Incarnation | None:
-        """Who is to be ended now. `there`: the incarnations of those that run; `idle`: whether they have nothing."""
+        """The instance to end now, if any. `there`: the incarnations of those that run; `idle`: whether they have
+        nothing."""
         if self.resting is not None:
             name = self.resting
             if name in there and not idle[name] and now < self._since + self._rest_s:

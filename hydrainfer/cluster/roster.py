@@ -151,7 +151,7 @@ class Roster:
         return (keeper, taker) if self._rest_s(taker, request, kept) + _HOP_S < else_s else None
 
     def _rest_s(self, name: str, request: Request, kept: int = 0) -> float:
-        """How long an instance works on what it has and on the prefill of `request`, of which it can fetch `kept`
+        """The seconds of work of an instance with the prefill of `request`, of which it can fetch `kept`
         tokens."""
         load, found = self._load(name), self.found(request, name)
         pull_s = load.pull_s or max((other.pull_s for other in self.loads.values()), default=0.0) or _GUESS.pull_s
@@ -159,11 +159,11 @@ class Roster:
         return self._busy_s(name) + fetch_s + (request.n_prompt - max(kept, found)) * (load.token_s or _GUESS.token_s)
 
     def _encode_s(self, name: str, request: Request) -> float:
-        """How long encoding its pictures takes there."""
+        """The seconds that encoding its pictures takes there."""
         return len(request.media) * (self._load(name).picture_s or _GUESS.picture_s)
 
     def _prefill_s(self, name: str, request: Request) -> float:
-        """How long an instance works on what it has, less what it saves of the prefill of `request`."""
+        """The seconds of work that an instance has, less what it saves of the prefill of `request`."""
         saved = self.found(request, name) if name in self._prefixes else 0
         return self._busy_s(name) - saved * (self._load(name).token_s or _GUESS.token_s)
 
@@ -216,7 +216,7 @@ class Roster:
 
 
 def delay_s(load: Load) -> float:
-    """How long an instance works on what it has: the lanes share one device, so all of it delays what comes."""
+    """The seconds of work that an instance has: the lanes share one device, so all of it delays what comes."""
     return (
         load.n_pictures * (load.picture_s or _GUESS.picture_s)
         + load.n_tokens * (load.token_s or _GUESS.token_s)

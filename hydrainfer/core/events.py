@@ -1,4 +1,4 @@
-"""What leaves an instance: token outputs for the client, lifecycle events for the metrics, load for the router."""
+"""The outputs of an instance: token outputs for the client, lifecycle events for the metrics, load for the router."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels between two instances: a request on its way, and the messages that move it.
+"""A request on its way between two instances, and the messages that move it.
 
     source                         target
       Offer(handoff)  ─────────────>  waits for room (back-pressure), says so by Renew
@@ -30,8 +30,9 @@ def owner_of(name: str, incarnation: int) -> str:
 
 
 class ExportHandle(msgspec.Struct, frozen=True):
-    """Where a peer finds the blocks of one cache. `owner`: the instance and its incarnation, by `owner_of`. `host`,
-    `process`: equal to the reader's if they are the same. `device`: cpu, or cuda:UUID. `ways`: transport -> address."""
+    """The place where a peer finds the blocks of one cache. `owner`: the instance and its incarnation, by `owner_of`.
+    `host`, `process`: equal to the reader's if they are the same. `device`: cpu, or cuda:UUID. `ways`: transport ->
+    address."""
 
     owner: str
     host: str = ""

@@ -1,4 +1,4 @@
-"""What a request is once it is validated and tokenised: immutable, torch-free, fit to travel between instances."""
+"""A request once it is validated and tokenised: immutable, torch-free, fit to travel between instances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PixelSource = Callable[[str], Any]
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a whole answer must match. `text` is, by `kind`: a JSON schema, a regular expression, a grammar (Lark, or
+    """The form of a whole answer. `text` is, by `kind`: a JSON schema, a regular expression, a grammar (Lark, or
     GBNF), or a JSON list of the possible answers. Raises `InvalidRequest` if it is too long; whether it can be used is
     found when it is compiled."""
 
@@ -35,7 +35,7 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the answer that a grammar holds begins: behind token `closes`, if the prompt has `begun` a reasoning or the
+    """The begin of the answer that a grammar holds: behind token `closes`, if the prompt has `begun` a reasoning or the
     answer begins with token `opens`."""
 
     opens: int
@@ -44,7 +44,7 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen and when a choice ends. Field names and defaults are vLLM's, but for `grammar`
+    """The way tokens are chosen and when a choice ends. Field names and defaults are vLLM's, but for `grammar`
     and its `reasoning`, which the processor knows.
 
     `max_tokens=None` means: up to the context length. `seed=None` is replaced by a random seed when the request is

@@ -130,7 +130,7 @@ class LiveSequence:
         self.prompt_logprobs = []
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """What has been found of the prompt's log-probabilities, once."""
+        """The prompt's log-probabilities found so far; each is returned once."""
         found, self.prompt_logprobs = tuple(self.prompt_logprobs), []
         return found
 

@@ -1,4 +1,4 @@
-"""Where live requests are in their grammars.
+"""The places of live requests in their grammars.
 
 The place is a function of the grammar and of the tokens produced so far, so nothing of it ever travels: after a
 preemption, a migration or a lost instance it is computed again from the tokens.
@@ -46,7 +46,7 @@ class Follower:
         self._places: dict[str, _MatcherState] = {}  # by request, the last used last
 
     def blocked(self, rows: Sequence[Guided], n_columns: int) -> tuple[np.ndarray, dict[str, HydraError]]:
-        """Which tokens may not come next, bool [rows, n_columns], and by request id why one cannot go on."""
+        """The tokens that may not come next, bool [rows, n_columns], and by request id why one cannot go on."""
         n_bytes = (n_columns + 7) // 8
         allowed = np.zeros((len(rows), n_bytes), dtype=np.uint8)
         failed: dict[str, HydraError] = {}
@@ -71,7 +71,7 @@ class Follower:
         return np.unpackbits(~allowed, axis=1, bitorder="little", count=n_columns).view(bool), failed
 
     def _thinking(self, n_bytes: int) -> np.ndarray:
-        """What may come within a reasoning: anything but the answer's end."""
+        """The tokens that may come within a reasoning: all but the answer's end."""
         bits = np.full(n_bytes, 0xFF, dtype=np.uint8)
         for token in self._grammars.eos_ids:
             if token >> 3 < n_bytes:
@@ -94,7 +94,7 @@ class Follower:
 
 
 def _answer_begins(guided: Guided) -> int | None:
-    """How many of the produced tokens are reasoning; None within one."""
+    """The number of produced tokens that are reasoning; None within one."""
     reasoning, produced = guided.reasoning, guided.produced
     if reasoning is None or not (reasoning.begun or (produced and produced[0] == reasoning.opens)):
         return 0

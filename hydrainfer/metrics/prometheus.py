@@ -58,8 +58,8 @@ _OF_INSTANCES = {
 
 
 class QueueStats(NamedTuple):
-    """What the server's admission says: seconds of work by kind, requests refused so far by reason, and requests that
-    wait to be prepared by kind."""
+    """The state of the server's admission: seconds of work by kind, requests refused so far by reason, and requests
+    that wait to be prepared by kind."""
 
     queue_s: Mapping[str, float] = {}
     refused: Mapping[str, int] = {}

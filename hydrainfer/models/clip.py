@@ -17,7 +17,7 @@ from hydrainfer.ops import OpSet, Segments
 
 
 class Blocks(NamedTuple):
-    """What the blocks of a tower have in common."""
+    """The properties that all blocks of a tower share."""
 
     ops: OpSet
     heads: int

@@ -1,4 +1,4 @@
-"""What a file of layers offers, under the name that the table of families gives."""
+"""The interface of a file of layers, under the name that the table of families gives."""
 
 from __future__ import annotations
 

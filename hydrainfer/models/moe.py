@@ -71,7 +71,7 @@ class Moe:
         return found
 
     def _stored(self, prefix: str) -> Iterator[tuple[str, Slot]]:
-        """Where the matrices are found in a checkpoint."""
+        """The names of the matrices in a checkpoint."""
         e = self.experts
         if e.stored == "apart":
             for i in range(e.count):
@@ -112,7 +112,7 @@ class Moe:
         return (weights * e.scale).to(x.dtype), chosen
 
     def _corrected(self, scores: Tensor) -> Tensor:
-        """What experts are chosen by: those of groups whose best two come to little are out."""
+        """The scores that experts are chosen by: those of groups whose best two come to little are out."""
         e = self.experts
         assert self.correction is not None
         found = scores + self.correction

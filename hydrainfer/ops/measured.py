@@ -1,4 +1,5 @@
-"""Which way to multiply, by number of rows and size of the weight: measured on this machine once, and remembered."""
+"""The fastest way to multiply, by number of rows and size of the weight: measured on this machine once, and
+remembered."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ class Products:
         return self._chosen.native_rows
 
     def describe(self) -> list[str]:
-        """What was chosen, and the measurements that were the reason, one line each."""
+        """The choice, and the measurements that were the reason, one line each."""
         n, k = _LARGE
         few, many = self._measured.large[ROWS[0]], self._measured.large[ROWS[-1]]
         gb = n * k * self._dtype.itemsize / 1e9

@@ -1,4 +1,4 @@
-"""Which way the vision towers attend: measured on this machine once, and remembered."""
+"""The fastest way for vision towers to attend: measured on this machine once, and remembered."""
 
 from __future__ import annotations
 

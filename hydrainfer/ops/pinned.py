@@ -34,7 +34,7 @@ def upload(arrays: Mapping[str, np.ndarray], device: torch.device, into: Tensor 
 
 
 def packed_bytes(arrays: Mapping[str, np.ndarray]) -> int:
-    """What `upload` needs for them."""
+    """The bytes that `upload` needs for them."""
     return max(sum(map(_room, arrays.values())), 1)
 
 

@@ -35,7 +35,7 @@ class _Kept(msgspec.Struct, Generic[T], frozen=True):
 def remembered(
     folder: str, what: tuple, kind: type[T], whole: Callable[[T], bool], measure: Callable[[], T], threads: int | None
 ) -> T:
-    """What was measured before for `what` on this machine with this many threads (default: torch's present number), or
+    """The earlier measurement for `what` on this machine with this many threads (default: torch's present number), or
     now. `kind` holds seconds in mappings. `whole` says whether what is kept has all that is asked for. Of processes
     that start together one measures and the others wait."""
     before = torch.get_num_threads()
@@ -71,7 +71,7 @@ def _read(path: Path, kind: type[T], whole: Callable[[T], bool]) -> _Kept[T] | N
 
 
 def _watched(measure: Callable[[], T]) -> tuple[T, bool]:
-    """What it returns, and whether other processes left the machine to it meanwhile."""
+    """The measurement, and whether other processes left the machine to it meanwhile."""
     busy, own_s, start_s = processor_s(), time.process_time(), time.perf_counter()
     measured = measure()
     took_s, own_s, after = time.perf_counter() - start_s, time.process_time() - own_s, processor_s()

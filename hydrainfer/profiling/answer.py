@@ -102,7 +102,7 @@ def answer(
 
 
 class _Searched(NamedTuple):
-    """What the search found for `n_devices`, and what has to be said of it."""
+    """The result of the search for `n_devices`, and the remarks about it."""
 
     study: Study
     n_devices: int
@@ -187,7 +187,7 @@ def _two_tpots(rows: Sequence[Row], asked: ProfileSetup) -> Iterator[str]:
 
 
 def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str]:
-    """What the figures do not hold."""
+    """The cautions: what the figures leave out."""
     if isinstance(asked.cost, CostFile) and asked.cost.note:
         yield asked.cost.note
     if asked.kind == "cpu":

@@ -105,7 +105,7 @@ def _run(asked: ProfileSetup, path: Path, rates: tuple[float, ...], console: Con
 
 
 def _beside(study: Study, row: Row, predicted: float, result: BenchResult) -> Live:
-    """What the first run measured, the least load, beside what is predicted there; and the goodput by all runs."""
+    """The first run, the least load, beside what is predicted there; and the goodput by all runs."""
     run, layout = result.runs[0], Layout.parse(row.layout)
     assert run.rate_per_s is not None and row.goodput is not None
     ahead = attempt(study, layout, run.rate_per_s, hurry=False)

@@ -81,7 +81,7 @@ class ProfileSetup(NamedTuple):
 
     @property
     def n_instances(self) -> int:
-        """How many instances the largest layout has."""
+        """The number of instances of the largest layout."""
         return self.question.devices // self.question.tensor_parallel
 
     @property

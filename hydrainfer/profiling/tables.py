@@ -56,7 +56,7 @@ def interval(row: Row) -> str:
 
 
 def regret(row: Row, best: Row) -> str:
-    """How much less than the best it carries."""
+    """The share by which it carries less than the best."""
     return f"−{(1 - row.goodput / best.goodput) * 100:.0f} %" if row.goodput and best.goodput else ""
 
 
@@ -66,7 +66,7 @@ def thousand(row: Row) -> str:
 
 
 def bill(plan: LayoutPlan) -> Iterator[str]:
-    """What a request costs at full load, and the energy it takes."""
+    """The cost of a request at full load, and the energy it takes."""
     best = plan.choice
     if best is None or (best.request_cost is None and best.request_wh is None):
         return
@@ -94,7 +94,7 @@ def conclusions(plan: LayoutPlan, n: int | None = None) -> list[str]:
 
 
 def _model_error(plan: LayoutPlan) -> Iterator[str]:
-    """How far the simulation itself may be off, which intervals do not say."""
+    """The error of the simulation itself, which intervals do not hold."""
     best, error = plan.choice, plan.model_error
     if best is None or not best.goodput or plan.objective != _SEARCHED:
         return

@@ -167,7 +167,7 @@ class SquareGraphs:
         self._squares.through = self
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """As `Squares.compute`."""
+        """The result of `Squares.compute`."""
         graph = self._graphs.get(len(pixels))
         if graph is None:
             return self._squares.compute(pixels)

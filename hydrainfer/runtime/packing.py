@@ -16,8 +16,8 @@ from hydrainfer.runtime.tables import BlockTables
 
 
 class Paged(NamedTuple):
-    """Where a batch finds and puts the state of its tokens in one cache; see `ops.AttentionBatch` for the fields.
-    `tables` [requests, blocks] and `lengths` [requests] int32, `slots` [rows] int64."""
+    """The places in one cache where a batch finds and puts the state of its tokens; see `ops.AttentionBatch` for the
+    fields. `tables` [requests, blocks] and `lengths` [requests] int32, `slots` [rows] int64."""
 
     tables: np.ndarray
     lengths: np.ndarray
@@ -27,8 +27,8 @@ class Paged(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """Where a batch finds and leaves the states of its requests in one cache; see `ops.ScanBatch`. `sources`, `targets`
-    [decodes] int64."""
+    """The places in one cache where a batch finds and leaves the states of its requests; see `ops.ScanBatch`.
+    `sources`, `targets` [decodes] int64."""
 
     sources: np.ndarray
     targets: np.ndarray

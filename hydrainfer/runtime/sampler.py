@@ -66,7 +66,8 @@ def _alter(logits: Tensor, plan: SamplingPlan) -> None:
 
 
 def _alterations(plan: SamplingPlan, vocab: int) -> dict[str, np.ndarray]:
-    """What `_alter` changes: places [2, n] of (row, token), with their amounts. What there is none of is left out."""
+    """The logits that `_alter` changes: places [2, n] of (row, token), with their amounts. What there is none of is
+    left out."""
     found: dict[str, np.ndarray] = {}
     banned = [(r, i) for r, ids in plan.banned for i in ids if i < vocab]
     biases = [(r, i, v) for r, ids, amounts in plan.biases for i, v in zip(ids, amounts) if 0 <= i < vocab]
@@ -109,7 +110,7 @@ def _restrict(logits: Tensor, guided: list[int], rows: Tensor, blocked: Tensor) 
 
 
 def _parameters(draws: list[Draw]) -> dict[str, np.ndarray]:
-    """What draws want, an array [draws] each."""
+    """The sampling parameters of the draws, an array [draws] each."""
     least = [math.log(d.min_p) if d.min_p > 0.0 else -math.inf for d in draws]
     return {
         "rows": np.array([d.row for d in draws], dtype=np.int64),

@@ -1,4 +1,4 @@
-"""Who is let in: bounds on the seconds of work that wait, and on how many requests there are.
+"""Admission: bounds on the seconds of work that wait, and on how many requests there are.
 
 A request holds a `Place` from its headers to its last token. What it will cost is guessed from the headers, known
 better when its body has been read, and exactly when it has been prepared; it waits in one queue or two, and in line
@@ -41,7 +41,7 @@ _LEAST_AHEAD = {TEXT: 32, PICTURES: 16}
 
 
 class Work(NamedTuple):
-    """What `n` choices will cost: `units` each (tokens), and `n_bytes` of pictures to decode."""
+    """The cost of `n` choices: `units` each (tokens), and `n_bytes` of pictures to decode."""
 
     kind: str
     units: float
@@ -81,7 +81,7 @@ class Urgency(NamedTuple):
 
     @classmethod
     def read(cls, priority: float | None, within_s: float | None) -> Urgency:
-        """What a client asks for; None: nothing. Raises `InvalidRequest`."""
+        """The urgency a client asks for; None where it asks for none. Raises `InvalidRequest`."""
         if priority is not None and not (abs(priority) <= MAX_PRIORITY and priority == int(priority)):
             rule = f"priority (or X-Priority) must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
             raise InvalidRequest(rule + _not(priority), param="priority")
@@ -185,7 +185,7 @@ class AdmissionControl:
         return any(self.lines[kind].n_waiting for kind in kinds)
 
     def work_of(self, n_bytes: int | None, *, media: bool) -> Work:
-        """What a body of which no more is known is likely to cost."""
+        """The likely cost of a body of which no more is known."""
         if media and self._pictures:
             return Work(PICTURES, _REQUEST_TOKENS + _PICTURE_TOKENS, 1, _PICTURE_BYTES + (n_bytes or 0))
         return Work(TEXT, _REQUEST_TOKENS + (n_bytes or 0) / _BYTES_PER_TOKEN)
@@ -226,11 +226,11 @@ class AdmissionControl:
         return {kind: queue.seconds(now) for kind, queue in self.queues.items()}
 
     def waiting(self) -> QueueStats:
-        """What the metrics say of those that wait."""
+        """The figures of those that wait, for the metrics."""
         return QueueStats(self.seconds(), self.refused, {kind: line.n_waiting for kind, line in self.lines.items()})
 
     def check(self, idle: bool = False) -> None:
-        """With `idle`, nobody has a place. Raises `AssertionError`."""
+        """Check the counts; with `idle`, that nobody has a place. Raises `AssertionError`."""
         waiting = {kind: queue.n_waiting for kind, queue in self.queues.items()}
         assert self.n_live >= 0 and min(waiting.values()) >= 0, "a place was given back twice"
         assert not (idle and self.n_live), f"{self.n_live} places not given back"
@@ -239,7 +239,7 @@ class AdmissionControl:
             line.check(idle)
 
     def _check_kinds(self, place: Place | None, kind: str, urgency: Urgency) -> None:
-        """Whether there is room for work of this kind. Raises as `check_entry`."""
+        """Refuse work of a kind that has no room. Raises as `check_entry`."""
         if place is not None and place.sorted:
             return
         checked = place is not None and place.checked
@@ -258,7 +258,7 @@ class AdmissionControl:
         return not self._pictures or (n_bytes is not None and n_bytes < _SMALL_BODY)
 
     def _check(self, n: int, place: Place | None = None) -> None:
-        """Whether there may be `n` more, or `n` of this place."""
+        """Refuse `n` more choices, or `n` of this place, beyond the bound. Raises `Unavailable` or `Overloaded`."""
         if self.closed and place is None:
             raise shutting_down()
         n_others = self.n_live - (place.n if place is not None else 0)

@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
         return False
 
     def _go_on(self) -> None:
-        """What `on_response_complete` does, in short."""
+        """The part of `on_response_complete` that is needed here."""
         self.server_state.total_requests += 1
         self._refused_s = self.loop.time()
         self._await_next()

@@ -1,5 +1,6 @@
-"""Where a crowd waits: at the gate, as bytes. The application makes hundreds of objects of a request; of one that waits
-for seconds it need not yet. Looked for in a body is what decides who goes next; the rest is read when it goes."""
+"""The place where a crowd waits: at the gate, as bytes. The application makes hundreds of objects of a request; of one
+that waits for seconds it need not yet. Looked for in a body is what decides who goes next; the rest is read when it
+goes."""
 
 from __future__ import annotations
 

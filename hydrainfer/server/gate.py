@@ -1,4 +1,4 @@
-"""Whether there is a place for a request: the first thing it meets, decided from its headers alone."""
+"""The gate: a request gets a place or is refused, by its headers alone, before anything else."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _MOST_HEADS = 1024
 
 
 class Asked(NamedTuple):
-    """What the headers of a request say. `n_bytes`: the length of the body, if that is said; `returning`: it was sent
-    before."""
+    """The headers of a request that matter here. `n_bytes`: the length of the body, if that is said; `returning`: it
+    was sent before."""
 
     authorization: str
     n_bytes: int | None
@@ -77,7 +77,7 @@ class Head(NamedTuple):
 
 
 class Door:
-    """Who may come in, from the headers alone: a key's tenant within its limits, where there is room for the work.
+    """The decision by the headers alone: a key's tenant within its limits, where there is room for the work.
     `heads`: of requests that were refused, by their bytes, so that the next one is not parsed again.
     `counts`: of all answers, those of requests that were not let in among them."""
 
@@ -185,7 +185,7 @@ def authorization_of(request: Request) -> str:
 
 
 def urgency_of(request: Request, priority: int | None, within_s: float | None) -> Urgency:
-    """What its headers and its fields ask for: the field's priority, the shorter time. Raises `InvalidRequest`."""
+    """The urgency by headers and fields: the field's priority, the shorter time. Raises `InvalidRequest`."""
     place = place_of(request)
     if place is None:
         return Urgency.read(priority, within_s)

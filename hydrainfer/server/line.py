@@ -1,4 +1,4 @@
-"""Who is prepared next: what waits is kept as its client wrote it until an instance can soon use it.
+"""The order of preparation: what waits is kept as its client wrote it until an instance can soon use it.
 
     claimed ── join ──> waits, by tenant and rank ── go ──> ahead: prepared, queued ── leave: first token, or the end
 

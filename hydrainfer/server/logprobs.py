@@ -28,7 +28,8 @@ def chat_logprobs(vocabulary: Vocabulary, ids: Sequence[int], logprobs: Sequence
 
 
 class TextOffsets:
-    """Where each token of one choice begins in its text. Tokens that share a character begin where it does."""
+    """The places where the tokens of one choice begin in its text. Tokens that share a character begin where it
+    does."""
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool, continues: bool) -> None:
         """The arguments are those of `Detokenizer`."""

@@ -1,4 +1,4 @@
-"""What a server writes while it runs: its log as text or JSON, one line each, and how it is doing."""
+"""The log of a running server, as text or as JSON, one line each; and a line that says how it is doing."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Queue:
         mine[0], mine[1] = mine[0] + units, mine[1] + 1
 
     def correct(self, by: float, share: Share = ANYBODY) -> None:
-        """What waits is more or less than it was thought to be."""
+        """Add to the units that wait: they are known better now."""
         self.units += by
         if share.tenant in self._tenants:
             self._tenants[share.tenant][0] += by

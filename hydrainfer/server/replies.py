@@ -1,4 +1,4 @@
-"""What an answer is; bodies of chat and text completions, whole and in chunks; per token only a dict and orjson."""
+"""Answers: bodies of chat and text completions, whole and in chunks; per token only a dict and orjson."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Reply(ABC):
         self.n_logprobs = prepared.sampling.logprobs
 
     def opening(self) -> bytes:
-        """What is sent before the first token."""
+        """The bytes to send before the first token."""
         return b""
 
     @abstractmethod
     def events(self, deltas: Sequence[Delta], n_tokens: Sequence[int]) -> bytes:
-        """What these deltas add. `n_tokens`: produced so far, per choice."""
+        """The bytes of these deltas. `n_tokens`: produced so far, per choice."""
 
     @abstractmethod
     def closing(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        """What is sent at the end. `timelines`: per choice."""
+        """The bytes to send at the end. `timelines`: per choice."""
 
     @abstractmethod
     def body(self, done: Sequence[Completion], timelines: Sequence[Timeline | None]) -> bytes:
@@ -187,7 +187,7 @@ class ChatReply(Choices):
         return choice
 
     def _read(self, index: int, text: str, *, last: bool) -> AnswerPiece:
-        """What a piece of a choice's text says; `last`: it has no more."""
+        """The parts of a piece of a choice's text; `last`: it has no more."""
         said = self._streams[index].push(text, last=last)
         return said if self._shows_reasoning else said._replace(reasoning="")
 

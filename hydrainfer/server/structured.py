@@ -1,4 +1,4 @@
-"""What a request says its answer must look like, in OpenAI's and in vLLM's fields, as one `Grammar`."""
+"""Structured output: the fields of OpenAI and of vLLM that say what an answer must look like, as one `Grammar`."""
 
 from __future__ import annotations
 

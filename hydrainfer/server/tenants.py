@@ -1,4 +1,4 @@
-"""Who may ask, and how much: API keys, and the tenants of a file with the limits of each.
+"""Tenants: API keys, and the tenants of a file with the limits of each.
 
 acme:
   keys: [sha256:…]            # of what clients send as bearer token; at least one

@@ -90,14 +90,14 @@ class Reference:
         return generate(self.model, self.inputs(messages), n_new)
 
     def inputs(self, messages: list[dict]) -> dict[str, torch.Tensor]:
-        """What the model is called with."""
+        """The arguments that the model is called with."""
         pictures = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"]
         text = self.processor.apply_chat_template(messages, chat_template=self.template, add_generation_prompt=True)
         return self.processor(text=text, images=[p.convert("RGB") for p in pictures] or None, return_tensors="pt")
 
 
 class TextReference(Reference):
-    """Of a model that takes text only, whose template takes strings."""
+    """The reference of a model that takes text only, whose template takes strings."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, transformers.AutoTokenizer, transformers.AutoModelForCausalLM)

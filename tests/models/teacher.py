@@ -16,7 +16,7 @@ _BLOCK = 4
 
 
 def pictures_of(path, images) -> list[PatchedPicture]:
-    """As the checkpoint's adapter makes them of PIL images."""
+    """The pixels that the checkpoint's adapter makes of PIL images."""
     adapter = load_description(path).images.adapter
     made = [from_image(image, MediaLimits()) for image in images]
     return [PatchedPicture(adapter.pixels(p), adapter.fit(*p.image.size).grid) for p in made]

@@ -123,7 +123,7 @@ def _parse_tool_message(message: Mapping, role: str, where: str, local: bool) ->
 
 
 def _reasoning(message: Mapping, role: str) -> str | None:
-    """What an assistant thought, in either spelling that clients send back; others think nothing."""
+    """The reasoning of an assistant's message, in either spelling that clients send back; None for other roles."""
     said = message.get("reasoning_content") or message.get("reasoning")
     return said if role == "assistant" and isinstance(said, str) else None
 

@@ -25,9 +25,9 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """What an answer may call. `given`: as the client wrote them, for the chat template. `schemas`: JSON schema of the
-    arguments of each function that may be called. `required`: the answer is calls and nothing else. `parallel`: it may
-    have more than one."""
+    """The functions that an answer may call. `given`: as the client wrote them, for the chat template. `schemas`: JSON
+    schema of the arguments of each function that may be called. `required`: the answer is calls and nothing else.
+    `parallel`: it may have more than one."""
 
     given: tuple[dict[str, Any], ...]
     schemas: dict[str, Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""What an answer says, as it comes."""
+"""The parts of an answer, as it comes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hydrainfer.processor.text.tool_calls import CallDelta
 
 
 class AnswerPiece(NamedTuple):
-    """What a piece of an answer adds: what the model thinks, what it says, what it calls."""
+    """The parts of a piece of an answer: the model's reasoning, its text, its calls."""
 
     reasoning: str
     content: str
@@ -27,4 +27,4 @@ class AnswerStream(ABC):
 
     @abstractmethod
     def push(self, text: str, *, last: bool = False) -> AnswerPiece:
-        """What this piece adds; `last`: no more will come."""
+        """Read the next piece of text; `last`: no more will come."""

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, told from the answer as it comes."""
+"""The reasoning before an answer, told from the answer as it comes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Thinking(NamedTuple):
         return None if end.endswith(how.closing) else cls(how, end.endswith(how.opening))
 
     def n_tokens(self, ids: Sequence[int], words: Vocabulary) -> int:
-        """How many of an answer's tokens are reasoning, its marks among them."""
+        """The number of an answer's tokens that are reasoning, its marks among them."""
         pieces = [words.spell(i) for i in ids]
         text, how = b"".join(pieces), self.how
         closing = _OTHER_CHANNEL if how.name == HARMONY else re.escape(how.closing.encode())
@@ -57,7 +57,7 @@ class Thinking(NamedTuple):
 
 
 class Thought(NamedTuple):
-    """What a piece of text adds."""
+    """The parts of a piece of text."""
 
     reasoning: str
     content: str
@@ -78,7 +78,7 @@ class ReasoningStream:
         self._said = False  # something of the reasoning, or of what follows it
 
     def push(self, text: str, *, last: bool = False) -> Thought:
-        """What this piece adds; `last`: no more will come."""
+        """Read the next piece of text; `last`: no more will come."""
         if self._behind and self._said:
             return Thought("", text)
         self._held += text

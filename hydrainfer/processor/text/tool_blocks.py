@@ -58,7 +58,7 @@ class BlockCallStream(ToolCallStream):
             return []
 
     def _block_end(self) -> int | None:
-        """Where the block that `_held` begins with ends; None: not yet."""
+        """The end of the block that `_held` begins with; None: it has not come."""
         if self._how.closing and self._raw:
             at = self._held.find(self._how.closing)
             return None if at < 0 else at + len(self._how.closing)
@@ -71,7 +71,7 @@ class BlockCallStream(ToolCallStream):
 
 
 class _Balance:
-    """Where the first bracket of a growing text is closed, quotes heeded."""
+    """The search for the end of the first bracket of a growing text, quotes heeded."""
 
     def __init__(self) -> None:
         self._at = self._depth = 0

@@ -31,7 +31,7 @@ class CallDelta(msgspec.Struct):
 
 
 class ToolDelta(msgspec.Struct):
-    """What a piece of text adds: `content` for the reader, and calls."""
+    """The parts of a piece of text: `content` for the reader, and calls."""
 
     content: str = ""
     calls: list[CallDelta] = []
@@ -56,7 +56,7 @@ class ToolCallStream:
         self._out = ToolDelta()
 
     def push(self, text: str, *, last: bool = False) -> ToolDelta:
-        """What this piece adds; `last`: no more will come."""
+        """Read the next piece of text; `last`: no more will come."""
         self._out = ToolDelta()
         self._held += text
         while self._held and (self._read_call() if self._in_calls else self._read_text()):
@@ -253,7 +253,7 @@ def new_call_id(n_chars: int = 0) -> str:
 
 
 def dumped(arguments: Any) -> str:
-    """Their JSON. Raises `ValueError` if there is none: infinity, say."""
+    """The arguments as JSON. Raises `ValueError` if there is none: infinity, say."""
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     return text if text.isascii() or _encodes(text) else json.dumps(arguments, allow_nan=False)
 

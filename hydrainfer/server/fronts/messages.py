@@ -57,7 +57,8 @@ def chat_of(body: Mapping[str, Any], *, counting: bool = False) -> dict[str, Any
 
 
 def thinks(body: Mapping[str, Any]) -> bool | None:
-    """Whether the model is asked to think, and to show it; None: it is not said. Raises `InvalidRequest`."""
+    """Whether the model is asked to think, and to show it; None where the body does not say. Raises
+    `InvalidRequest`."""
     kind = mapping(body.get("thinking") or {}, "thinking").get("type")
     if kind not in (None, "enabled", "adaptive", "disabled"):
         raise InvalidRequest("thinking.type must be enabled, adaptive or disabled", param="thinking.type")

@@ -84,7 +84,7 @@ def _thinking(parts: Sequence[ReplyPart]) -> dict[str, str]:
 
 
 def head(model: str, created: int) -> dict[str, Any]:
-    """What every line begins with; `created`: seconds since 1970."""
+    """The fields that every line begins with; `created`: seconds since 1970."""
     return {"model": model, "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")}
 
 

@@ -117,7 +117,7 @@ def _call(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
 
 
 def _output(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """What a function returned; pictures in it become the user's, who alone may send any."""
+    """The messages of a function's result; pictures in it become the user's, who alone may send any."""
     output = item.get("output")
     if not isinstance(output, str):
         found = [_part(part, f"{where}.output.{i}") for i, part in enumerate(entries(output, f"{where}.output"))]

@@ -52,7 +52,7 @@ class ReplyTurn(Reply):
     @staticmethod
     @abstractmethod
     def shows_thoughts(asked: Mapping[str, Any]) -> bool:
-        """Whether who asked so wants to see what the model thinks."""
+        """Whether this body asks to see what the model thinks."""
 
     @abstractmethod
     def begin(self, part: ReplyPart) -> bytes:
@@ -68,7 +68,7 @@ class ReplyTurn(Reply):
 
     @abstractmethod
     def last(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:
-        """What is sent after all parts."""
+        """The bytes to send after all parts."""
 
     @abstractmethod
     def whole(self, n_tokens: Sequence[int], timelines: Sequence[Timeline | None]) -> bytes:

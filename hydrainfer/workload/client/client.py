@@ -106,7 +106,7 @@ class ChatClient:
         return True
 
     async def page(self, path: str) -> str:
-        """What a GET of `path` says; empty if it does not answer 200."""
+        """The body of a GET of `path`; empty if the status is not 200."""
         try:
             return (await self._get(path)).decode("utf-8", "replace")
         except RequestFailed:

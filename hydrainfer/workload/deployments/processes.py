@@ -118,7 +118,7 @@ class ServerProcess:
         return [pid for pid, stat in all_stats() if int(stat[3]) == self.pid and stat[0] != "Z"]
 
     def _left_of(self, family: dict[int, list[str]]) -> list[int]:
-        """Who of them runs still; a pid that was given to another meanwhile has another start time."""
+        """The pids that run still; one that was given to another process meanwhile has another start time."""
         now = {pid: stat for pid, stat in all_stats() if stat[0] != "Z"}
         known = (pid for pid, stat in family.items() if pid in now and now[pid][19] == stat[19])
         return sorted({*known, *self._session()})

@@ -1,4 +1,4 @@
-"""Which of the eight intervals made a request miss its SLO, from what the server says with `timings`.
+"""The interval, of eight, that made a request miss its SLO, from the server's `timings`.
 
 A stage is blamed for what it took beyond an unloaded request, not for being long: prefill may be most of a TTFT and yet
 the queue before it be what load has changed. The reference is the median of requests sent one at a time; decode counts

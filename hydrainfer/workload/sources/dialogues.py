@@ -14,10 +14,10 @@ from hydrainfer.workload.sources.synthetic import WORDS
 
 
 class Dialogues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How requests hang together. `turns`: of a conversation, each asked with all that was said before it; only the
-    first has pictures. `apart`: requests of other conversations between two turns. `systems`: so many system prompts
-    of `system_words` words are shared by all; 0 are none. `picture_pool`: pictures are drawn from so many; 0: none
-    is in two conversations."""
+    """The conversations that requests belong to. `turns`: of a conversation, each asked with all that was said before
+    it; only the first has pictures. `apart`: requests of other conversations between two turns. `systems`: so many
+    system prompts of `system_words` words are shared by all; 0 are none. `picture_pool`: pictures are drawn from so
+    many; 0: none is in two conversations."""
 
     turns: str | float = 1
     apart: int = 16

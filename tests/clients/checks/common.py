@@ -1,4 +1,5 @@
-"""What every check has: two servers, a picture, a form, a tool. Runs in a client's own environment, without ours."""
+"""The parts of every check: two servers, a picture, a form, a tool. Runs in a client's own environment, without
+ours."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ ANSWER = "A red circle, a blue square and a green star."
 
 
 class Seen(BaseModel):
-    """What was seen."""
+    """The facts that were seen."""
 
     color: Literal["red", "green", "blue"]
     count: int = Field(ge=0, le=9)

@@ -62,7 +62,7 @@ def count(monkeypatch):
 
 
 class Pictures(Preprocessor):
-    """Of pictures alone, by one adapter."""
+    """A preprocessor of pictures alone, by one adapter."""
 
     def prepare(self, parts, adapter, ticket=None):
         return super().prepare(parts, Adapters(adapter, None, {}), ticket)
