@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -24,6 +24,11 @@ from hydrainfer.benching.options import (
 )
 from hydrainfer.core import ConfigError
 from hydrainfer.flags import with_flags
+
+if TYPE_CHECKING:  # these take long to import
+    from hydrainfer.config import Slo
+    from hydrainfer.workload.measuring import Asked
+    from hydrainfer.workload.sources import Workload
 
 INTERRUPTED, GONE = 130, 1
 _FEWEST = 8  # requests that a run of `bench` starts with, one at a time
@@ -50,44 +55,16 @@ app = typer.Typer(
 def run(**flags: Any) -> None:
     """Load one server: at the rates given, or in search of the highest at which 90 % of requests meet their SLO."""
     from hydrainfer.workload.client import Endpoint
-    from hydrainfer.workload.measuring import Asked, Effort, LoadPlan, bench
+    from hydrainfer.workload.measuring import bench
     from hydrainfer.workload.output import Shown
-    from hydrainfer.workload.sources import Replay, read_arrivals, read_workload
+    from hydrainfer.workload.sources import read_workload
 
     given = RunOptions(**flags)
     addresses, parts = sorted_out(given.urls, given.goodput)
     spec = read_workload(given.workload, data=given.data, pictures=given.pictures)
     needed = given.rate is None and given.concurrency is None
     objective = objective_of(parts, given.slo, given.like, spec.dataset, needed)
-    replay, source = None, str(given.arrival_trace or given.workload)
-    if given.arrival_trace is not None:
-        replay = Replay(tuple(a.at_s for a in read_arrivals(given.arrival_trace)), given.speed, source)
-    elif given.arrivals == "replay":
-        chats = spec.chats(given.requests, given.seed, given.like)
-        replay = Replay(tuple(c.at_s for c in chats if c.at_s is not None), given.speed, source)
-    asked = Asked(
-        workload=spec,
-        like=given.like,
-        slo=objective,
-        load=LoadPlan(
-            kind="poisson" if given.arrivals == "replay" else given.arrivals,
-            burst_shape=given.burst_shape,
-            rates=numbers(given.rate, "rate"),
-            concurrency=tuple(int(n) for n in numbers(given.concurrency, "concurrency")),
-            replay=replay,
-            first_rate=given.first_rate,
-            max_rate=given.max_rate,
-            tolerance=given.tolerance,
-        ),
-        effort=Effort(
-            requests=given.requests,
-            min_s=min_seconds_of(given.min_seconds, objective) if replay is None else 0.0,
-            timeout_s=given.timeout_s,
-        ),
-        seed=given.seed,
-        runs=given.runs,
-        name=given.name,
-    )
+    asked = _asked(given, spec, objective)
     target = Endpoint(base_url=addresses[0] if addresses else URL, model=given.model, api_key=given.api_key)
     console = Console(stderr=True, highlight=False)
     console.print(
@@ -96,6 +73,32 @@ def run(**flags: Any) -> None:
     with Shown(console, objective) as watch:
         result = run_to_end(lambda: bench(asked, target, watch))
     _finish(result, given.out, given.json)
+
+
+def _asked(given: RunOptions, spec: Workload, objective: Slo | None) -> Asked:
+    from hydrainfer.workload.measuring import Asked, Effort, LoadPlan
+    from hydrainfer.workload.sources import Replay, read_arrivals
+
+    replay, source = None, str(given.arrival_trace or given.workload)
+    if given.arrival_trace is not None:
+        replay = Replay(tuple(a.at_s for a in read_arrivals(given.arrival_trace)), given.speed, source)
+    elif given.arrivals == "replay":
+        chats = spec.chats(given.requests, given.seed, given.like)
+        replay = Replay(tuple(c.at_s for c in chats if c.at_s is not None), given.speed, source)
+    load = LoadPlan(
+        kind="poisson" if given.arrivals == "replay" else given.arrivals,
+        burst_shape=given.burst_shape,
+        rates=numbers(given.rate, "rate"),
+        concurrency=tuple(int(n) for n in numbers(given.concurrency, "concurrency")),
+        replay=replay,
+        first_rate=given.first_rate,
+        max_rate=given.max_rate,
+        tolerance=given.tolerance,
+    )
+    min_s = min_seconds_of(given.min_seconds, objective) if replay is None else 0.0
+    effort = Effort(requests=given.requests, min_s=min_s, timeout_s=given.timeout_s)
+    rest = {name: getattr(given, name) for name in ("like", "seed", "runs", "name")}
+    return Asked(workload=spec, slo=objective, load=load, effort=effort, **rest)
 
 
 @app.command()

@@ -69,7 +69,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compare(msgspec.Struct, frozen=True, kw_only=True):
-    """The flags of `bench compare`; what is None is as the file says, or as `Plan` has it."""
+    """The flags of `bench compare`; what is None is as the file says, or as `ComparisonPlan` has it."""
 
     model: Annotated[Path | None, flag("", "Checkpoint for the layouts; default: the built-in one.")] = None
     config: Annotated[Path | None, flag(_COMPARED, "A file of benchmarks/compare; options go before it.")] = None
@@ -95,7 +95,7 @@ class Compare(msgspec.Struct, frozen=True, kw_only=True):
     out: Annotated[Path, _FOLDER] = Path("comparison")
 
     def as_plan(self) -> dict[str, Any]:
-        """The fields of a `Plan` that were given."""
+        """The fields of a `ComparisonPlan` that were given."""
         plan: dict[str, Any] = {
             "layouts": self.layouts.split(",") if self.layouts else None,
             "servers": named(self.server, "url") + named(self.start, "start") or None,

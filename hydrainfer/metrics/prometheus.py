@@ -103,28 +103,17 @@ class PrometheusRecorder:
             name: Histogram(PREFIX + name, doc, labels, buckets=buckets, registry=self._registry).labels(model)
             for name, (doc, buckets) in _HISTOGRAMS.items()
         }
-        self._interval_s = Counter(
-            PREFIX + "request_interval_seconds",
-            "Time spent in each of the eight intervals of a request's life.",
-            (*labels, "interval"),
-            registry=self._registry,
-        )
-        self._tokens = {
-            kind: Counter(PREFIX + f"{kind}_tokens", f"{kind.title()} tokens so far.", labels, registry=self._registry)
-            for kind in ("prompt", "generation")
-        }
-        self._success = Counter(
-            PREFIX + "request_success",
-            "Requests ended, by reason.",
-            (*labels, "finished_reason"),
-            registry=self._registry,
-        )
-        self._recovered = Counter(
-            PREFIX + "requests_recovered",
-            "Times that a request went on elsewhere because its instance had died.",
-            labels,
-            registry=self._registry,
-        ).labels(model)
+
+        def counter(name: str, doc: str, *by: str) -> Counter:
+            return Counter(PREFIX + name, doc, (*labels, *by), registry=self._registry)
+
+        doc = "Time spent in each of the eight intervals of a request's life."
+        self._interval_s = counter("request_interval_seconds", doc, "interval")
+        kinds = ("prompt", "generation")
+        self._tokens = {kind: counter(f"{kind}_tokens", f"{kind.title()} tokens so far.") for kind in kinds}
+        self._success = counter("request_success", "Requests ended, by reason.", "finished_reason")
+        doc = "Times that a request went on elsewhere because its instance had died."
+        self._recovered = counter("requests_recovered", doc).labels(model)
         facts = (*labels, "enable_prefix_caching")
         info = Gauge(PREFIX + "cache_config_info", "How the caches are set up.", facts, registry=self._registry)
         info.labels(model, str(prefix_cache)).set(1)

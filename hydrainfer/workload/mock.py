@@ -49,6 +49,12 @@ class Script:
     crlf: bool = False
     keep_alive: bool = True
 
+    def refusal(self, body: dict[str, Any], asked: int) -> str | None:
+        """The reason to refuse a body that asks for so many tokens; None if there is none."""
+        if self.most_tokens is not None and asked > self.most_tokens:
+            return f"the maximum context length leaves room for {self.most_tokens} tokens, not {asked}"
+        return next((f"unknown field {name}" for name in self.refuses if name in body), None)
+
     def gap_s(self, i: int) -> float:
         if callable(self.itl_s):
             return self.itl_s()
@@ -136,10 +142,8 @@ class MockServer:
 
     async def _answer(self, writer: asyncio.StreamWriter, served: Served, script: Script) -> bool:
         """False: the connection is over."""
-        refused = next((f"unknown field {name}" for name in script.refuses if name in served.body), None)
         asked = served.body.get("max_completion_tokens") or served.body.get("max_tokens") or script.most_tokens or 16
-        if script.most_tokens is not None and asked > script.most_tokens:
-            refused = f"the maximum context length leaves room for {script.most_tokens} tokens, not {asked}"
+        refused = script.refusal(served.body, asked)
         if refused is not None or script.status != 200:
             message = json.dumps({"error": {"message": refused}}).encode()
             self._whole(writer, *((400, message) if refused else (script.status, script.error_body)))

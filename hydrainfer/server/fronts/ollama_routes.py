@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from hydrainfer.checkpoint import find_json
+from hydrainfer.processor import ModelDescription
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import json_response, read_json
 from hydrainfer.server.fields import ChatFields, CompletionFields, parse
@@ -23,10 +24,7 @@ from hydrainfer.server.fronts.turn import shape_of
 def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRouter:
     router = APIRouter()
     model = answers.intake.processor.model
-    family: str = (find_json(model.path / "config.json") or {}).get("model_type", "unknown")
-    unknown = {"parent_model": "", "parameter_size": "", "quantization_level": ""}
-    kind = "gguf" if (model.path / "model.gguf").exists() else "safetensors"
-    details = {**unknown, "format": kind, "family": family, "families": [family]}
+    details = _details(model)
 
     async def body_of(request: Request) -> Mapping[str, Any]:
         return mapping(await read_json(request, max_body_bytes), "the body")
@@ -52,7 +50,7 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
     @router.get("/api/tags")
     async def tags() -> Response:
         stat = model.path.stat()
-        size = sum(file.stat().st_size for file in model.path.glob(f"*.{kind}"))
+        size = sum(file.stat().st_size for file in model.path.glob(f"*.{details['format']}"))
         about = {"modified_at": head("", int(stat.st_mtime))["created_at"], "size": size, "digest": ""}
         return json_response({"models": [{"name": n, "model": n, **about, "details": details} for n in answers.names]})
 
@@ -60,19 +58,31 @@ def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRou
     async def show(request: Request) -> Response:
         body = await body_of(request)
         _check_model(answers, body)
-        template = model.template
-        takes_tools = template is not None and template.tools is not None and template.takes_tools
-        thinks = template is not None and template.reasoning is not None
-        more = {"vision": model.images is not None, "tools": takes_tools, "thinking": thinks}
-        can = ["completion", *(name for name, there in more.items() if there)]
+        family = details["family"]
         info = {"general.architecture": family, f"{family}.context_length": model.n_context}
-        return json_response({"details": details, "model_info": info, "capabilities": can})
+        return json_response({"details": details, "model_info": info, "capabilities": _capabilities(model)})
 
     @router.get("/api/version")
     async def api_version() -> Response:
         return json_response({"version": version})
 
     return router
+
+
+def _details(model: ModelDescription) -> dict[str, Any]:
+    """The files and the family of the model; what is not known of them is empty."""
+    family: str = (find_json(model.path / "config.json") or {}).get("model_type", "unknown")
+    unknown = {"parent_model": "", "parameter_size": "", "quantization_level": ""}
+    kind = "gguf" if (model.path / "model.gguf").exists() else "safetensors"
+    return {**unknown, "format": kind, "family": family, "families": [family]}
+
+
+def _capabilities(model: ModelDescription) -> list[str]:
+    template = model.template
+    takes_tools = template is not None and template.tools is not None and template.takes_tools
+    thinks = template is not None and template.reasoning is not None
+    more = {"vision": model.images is not None, "tools": takes_tools, "thinking": thinks}
+    return ["completion", *(name for name, there in more.items() if there)]
 
 
 def _checked(answers: Answers, body: Mapping[str, Any], chat: dict[str, Any]) -> ChatFields:
