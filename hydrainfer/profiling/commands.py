@@ -18,7 +18,7 @@ from hydrainfer.flags import with_flags
 from hydrainfer.profiling.options import Profile
 
 if TYPE_CHECKING:
-    from hydrainfer.planner.search import OnProgress
+    from hydrainfer.planner.search import LayoutPlan, OnProgress, Study
     from hydrainfer.profiling.question import ProfileSetup
 
 NOTHING = 1  # exit status: no layout carries anything within the SLO
@@ -30,14 +30,11 @@ def profile(**flags: Any) -> None:
     described. Without --hardware or --cost-model this machine is measured first."""
     from hydrainfer.config import load
     from hydrainfer.planner.search import Objective
-    from hydrainfer.profiling.answer import answer, winners_file
-    from hydrainfer.profiling.files import write_plan
+    from hydrainfer.profiling.answer import answer
     from hydrainfer.profiling.live import check_live, validate
     from hydrainfer.profiling.measuring import measurer
     from hydrainfer.profiling.question import prepare, resolved
-    from hydrainfer.profiling.tables import conclusions, ranked
     from hydrainfer.workload.measuring import command_line
-    from hydrainfer.workload.output import say_next
 
     q = resolved(Profile(**flags))
     if q.objective not in get_args(Objective):
@@ -63,6 +60,16 @@ def profile(**flags: Any) -> None:
     if q.validate:
         best = [row for row in plan.layouts if row.goodput][: q.validate]
         plan = msgspec.structs.replace(plan, live=validate(asked, study, best, log))
+    _finish(plan, study, asked, q, log)
+
+
+def _finish(plan: LayoutPlan, study: Study, asked: ProfileSetup, q: Profile, log: Console) -> None:
+    """Show and write the plan; exit `NOTHING` if no layout carries anything."""
+    from hydrainfer.profiling.answer import winners_file
+    from hydrainfer.profiling.files import write_plan
+    from hydrainfer.profiling.tables import conclusions, ranked
+    from hydrainfer.workload.output import say_next
+
     console = log if q.json else Console(highlight=False)
     if not console.is_terminal:
         console.width = 150
