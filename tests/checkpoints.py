@@ -14,6 +14,7 @@ import json
 import math
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -143,12 +144,17 @@ def make_llava(
         bos_token_id=1, eos_token_id=2, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
     model = model.to(getattr(torch, dtype))
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
-    model.save_pretrained(out, max_shard_size=f"{max(1, math.ceil(total / shards / 1000))}KB" if shards > 1 else "50GB")
+    save_model(model, out, shards)
     if published_names:
         publish_names(out)
     _save_processor(out, tokenizer, image_size, whole)
     return out
+
+
+def save_model(model, out: Path, shards: int) -> None:
+    """Save the weights in so many files, about."""
+    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(out, max_shard_size=f"{max(1, math.ceil(total / shards / 1000))}KB" if shards > 1 else "50GB")
 
 
 def randomise(model, seed: int) -> None:
@@ -163,7 +169,7 @@ def randomise(model, seed: int) -> None:
                 scale = 1.0
             elif "lm_head" in name or "embed_tokens" in name:
                 scale = 3.0 / math.sqrt(p.shape[1])
-            elif "position_embedding" in name or "class_embedding" in name:
+            elif any(part in name for part in ("position_embedding", "class_embedding", "pos_embed")):
                 scale = 0.5
             elif p.ndim == 1:
                 scale = 0.1
@@ -195,7 +201,6 @@ def _scale_pictures(model, image_size: int) -> None:
 
 def publish_names(out: Path) -> None:
     """Rename what transformers saved to the names of the published repositories."""
-    from safetensors.torch import load_file, save_file
 
     def published(name: str) -> str:
         head = "vision_tower."
@@ -203,13 +208,19 @@ def publish_names(out: Path) -> None:
             return head + "vision_model." + name[len(head) :]
         return name
 
+    rename_tensors(out, published)
+
+
+def rename_tensors(out: Path, new_name: Callable[[str], str], change: Callable[[dict], dict] = dict) -> None:
+    """Rename all tensors of a checkpoint; `change` is applied to those of each file, by their new names."""
+    from safetensors.torch import load_file, save_file
+
     for file in out.glob("*.safetensors"):
-        tensors = {published(k): v for k, v in load_file(file).items()}
-        save_file(tensors, file, metadata={"format": "pt"})
+        save_file(change({new_name(k): v for k, v in load_file(file).items()}), file, metadata={"format": "pt"})
     index = out / "model.safetensors.index.json"
     if index.exists():
         content = json.loads(index.read_text())
-        content["weight_map"] = {published(k): v for k, v in content["weight_map"].items()}
+        content["weight_map"] = {new_name(k): v for k, v in content["weight_map"].items()}
         index.write_text(json.dumps(content))
 
 
@@ -228,12 +239,18 @@ def _save_processor(out: Path, tokenizer, image_size: int, config) -> None:
         num_additional_image_tokens=1,
         chat_template=TEMPLATE,
     )
-    processor.save_pretrained(out)
-    pictures.save_pretrained(out)
-    saved = json.loads((out / "preprocessor_config.json").read_text())
-    saved["image_processor_type"] = "CLIPImageProcessor"
-    (out / "preprocessor_config.json").write_text(json.dumps(saved, indent=2))
+    save_processor(out, processor, "CLIPImageProcessor")
     (out / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+
+
+def save_processor(out: Path, processor, published: str) -> None:
+    """Save a processor, and that of its pictures by itself, whose class has the name `published` in the
+    repositories."""
+    processor.save_pretrained(out)
+    processor.image_processor.save_pretrained(out)
+    saved = json.loads((out / "preprocessor_config.json").read_text())
+    saved["image_processor_type"] = published
+    (out / "preprocessor_config.json").write_text(json.dumps(saved, indent=2))
 
 
 def main() -> None:

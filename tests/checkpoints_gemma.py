@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from tests.checkpoints import VOCAB, _byte_pairs, make_picture, randomise
+from tests.checkpoints import VOCAB, _byte_pairs, make_picture, randomise, save_processor
 from tests.checkpoints_text import GEMMA, settle_gemma
 
 SIDE = 112  # 8 x 8 patches, of which 2 x 2 make one of 16 tokens
@@ -83,9 +82,5 @@ def _save_processor(out: Path, tokenizer) -> None:
     processor = transformers.Gemma3Processor(
         image_processor=pictures, tokenizer=tokenizer, chat_template=TEMPLATE, image_seq_length=16
     )
-    processor.save_pretrained(out)
-    pictures.save_pretrained(out)
-    saved = json.loads((out / "preprocessor_config.json").read_text())
-    saved["image_processor_type"] = "Gemma3ImageProcessor"
-    (out / "preprocessor_config.json").write_text(json.dumps(saved, indent=2))
+    save_processor(out, processor, "Gemma3ImageProcessor")
     (out / "chat_template.jinja").write_text(TEMPLATE)

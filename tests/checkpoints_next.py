@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.checkpoints import TEMPLATE, VOCAB, make_picture, make_tokenizer, publish_names, randomise
+from tests.checkpoints import TEMPLATE, VOCAB, make_picture, make_tokenizer, publish_names, randomise, save_processor
 
 SIDE = 42  # of the vision tower's square: 3 x 3 patches, so that paddings are odd and even
 PINPOINTS = [[42, 84], [84, 42], [84, 84], [126, 42], [42, 126]]  # as the published ones, in squares
@@ -106,9 +106,5 @@ def _save_processor(out: Path, tokenizer, template: str, config) -> None:
         num_additional_image_tokens=1,
         chat_template=template,
     )
-    processor.save_pretrained(out)
-    pictures.save_pretrained(out)
-    saved = json.loads((out / "preprocessor_config.json").read_text())
-    saved["image_processor_type"] = "LlavaNextImageProcessor"
-    (out / "preprocessor_config.json").write_text(json.dumps(saved, indent=2))
+    save_processor(out, processor, "LlavaNextImageProcessor")
     (out / "chat_template.json").write_text(json.dumps({"chat_template": template}))

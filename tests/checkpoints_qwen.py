@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sysconfig
 import tempfile
 from functools import cache
 from pathlib import Path
 
+from tests.checkpoints import randomise, rename_tensors, save_model
 from tests.checkpoints_text import DELTA, settle_delta
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
@@ -145,12 +145,11 @@ def make_qwen(
     )
     torch.manual_seed(seed)
     model = kind(whole).float().eval()
-    randomise(model, seed, tied)
+    randomise(model, seed)
     settle_delta(model)
     _scale_pictures(model)
     model.generation_config = transformers.GenerationConfig(eos_token_id=ids["<|im_end|>"], do_sample=False)
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
-    model.save_pretrained(out, max_shard_size=f"{max(1, math.ceil(total / shards / 1000))}KB" if shards > 1 else "50GB")
+    save_model(model, out, shards)
     tokenizer.save_pretrained(out)
     (out / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     _save_preprocessor(family, out, pixels)
@@ -158,29 +157,6 @@ def make_qwen(
     if published and not qwen3:
         _flatten_config(out)
     return out
-
-
-def randomise(model, seed: int, tied: bool) -> None:
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, p in sorted(model.named_parameters()):
-            noise = torch.randn(p.shape, generator=generator)
-            if "embed_tokens" in name and not tied:
-                scale = 1.0
-            elif "lm_head" in name or "embed_tokens" in name:
-                scale = 3.0 / math.sqrt(p.shape[1])
-            elif "experts" in name:
-                scale = 1.0 / math.sqrt(p.shape[-1])
-            elif "pos_embed" in name:
-                scale = 0.5
-            elif p.ndim == 1:
-                scale = 0.1
-            else:
-                scale = (1.6 if "q_proj" in name or "k_proj" in name else 1.0) / math.sqrt(p[0].numel())
-            p.copy_(noise * scale + (1.0 if p.ndim == 1 and name.endswith("weight") else 0.0))
-        model.tie_weights()
 
 
 def _scale_pictures(model) -> None:
@@ -225,7 +201,6 @@ def _save_preprocessor(family: str, out: Path, pixels: tuple[int, int]) -> None:
 
 def _rename(out: Path, family: str, published: bool) -> None:
     """Tensor names: as published, or as transformers' own modules are called."""
-    from safetensors.torch import load_file, save_file
 
     def name(n: str) -> str:
         n = n.removeprefix("model.") if not n.startswith("lm_head.") else n
@@ -236,18 +211,14 @@ def _rename(out: Path, family: str, published: bool) -> None:
             return n if visual else f"model.{rest}"
         return f"model.{n}" if visual else f"model.language_model.{rest}"
 
-    for file in out.glob("*.safetensors"):
-        tensors = {name(k): v for k, v in load_file(file).items()}
+    def change(tensors: dict) -> dict:
         if published and family == "qwen3_5_moe":
-            tensors = _stack(tensors)
+            return _stack(tensors)
         if published and family == "qwen3_vl_moe":  # by [in, out]
-            tensors = {k: v.mT.contiguous() if ".experts." in k else v for k, v in tensors.items()}
-        save_file(tensors, file, metadata={"format": "pt"})
-    index = out / "model.safetensors.index.json"
-    if index.exists():
-        content = json.loads(index.read_text())
-        content["weight_map"] = {name(k): v for k, v in content["weight_map"].items()}
-        index.write_text(json.dumps(content))
+            return {k: v.mT.contiguous() if ".experts." in k else v for k, v in tensors.items()}
+        return tensors
+
+    rename_tensors(out, name, change)
 
 
 def _stack(tensors: dict) -> dict:

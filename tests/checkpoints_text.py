@@ -4,13 +4,12 @@ LFM2, and those with experts."""
 from __future__ import annotations
 
 import json
-import math
 import sysconfig
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from tests.checkpoints import VOCAB, make_tokenizer, randomise
+from tests.checkpoints import VOCAB, make_tokenizer, randomise, save_model
 
 CHATML = (  # takes strings only, as Qwen2's does
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
@@ -214,8 +213,7 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
         bos_token_id=whole.bos_token_id, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
     model = model.to(getattr(torch, dtype))
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
-    model.save_pretrained(out, max_shard_size=f"{max(1, math.ceil(total / shards / 1000))}KB" if shards > 1 else "50GB")
+    save_model(model, out, shards)
     tokenizer.chat_template = CHATML if byte_level else INSTRUCT
     tokenizer.save_pretrained(out)
     return out
