@@ -29,30 +29,54 @@ TEMPLATE = (
 )
 _LEARNED = 2000  # entries of the byte-pair vocabulary, before the added tokens
 VOCAB = 2048
+Pairs = tuple[dict[str, int], list[tuple[str, str]]]
 
 
 @cache
-def _byte_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges learned from the standard library's sources; kept in the temporary directory."""
-    kept = Path(tempfile.gettempdir()) / f"hydrainfer-test-bpe-{_LEARNED}.json"
-    if not kept.exists():
+def _byte_pairs() -> Pairs:
+    """Vocabulary and merges of a Llama tokenizer."""
+
+    def learner():
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
         special = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
-        trainer = trainers.BpeTrainer(
+        return tokenizer, trainers.BpeTrainer(
             vocab_size=_LEARNED, special_tokens=special, limit_alphabet=200, max_token_length=16, show_progress=False
         )
-        sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:60]
+
+    return _kept_pairs(f"bpe-{_LEARNED}", 60, learner)
+
+
+@cache
+def byte_level_pairs(n_learned: int, n_sources: int) -> Pairs:
+    """Vocabulary and merges of a byte-level tokenizer."""
+
+    def learner():
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        return tokenizer, trainers.BpeTrainer(vocab_size=n_learned, initial_alphabet=alphabet, show_progress=False)
+
+    return _kept_pairs(f"byte-level-{n_learned}", n_sources, learner)
+
+
+def _kept_pairs(name: str, n_sources: int, learner: Callable[[], tuple]) -> Pairs:
+    """What a tokenizer learns by a trainer from sources of the standard library; kept in the temporary directory."""
+    kept = Path(tempfile.gettempdir()) / f"hydrainfer-test-{name}.json"
+    if not kept.exists():
+        tokenizer, trainer = learner()
+        sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:n_sources]
         tokenizer.train_from_iterator((p.read_text("utf-8", errors="ignore")[:40_000] for p in sources), trainer)
         model = json.loads(tokenizer.to_str())["model"]
         part = kept.with_suffix(f".{id(model)}")
         part.write_text(json.dumps({"vocab": model["vocab"], "merges": model["merges"]}))
         part.replace(kept)
     learned = json.loads(kept.read_text())
-    merges = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in learned["merges"]]
-    return learned["vocab"], merges
+    return learned["vocab"], [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in learned["merges"]]
 
 
 def make_tokenizer(context: int = 4096):

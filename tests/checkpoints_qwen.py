@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sysconfig
-import tempfile
-from functools import cache
 from pathlib import Path
 
-from tests.checkpoints import randomise, rename_tensors, save_model
+from tests.checkpoints import byte_level_pairs, randomise, rename_tensors, save_model
 from tests.checkpoints_text import DELTA, settle_delta
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
@@ -50,33 +47,11 @@ _CLASSES = {
 }
 
 
-@cache
-def _byte_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A byte-level vocabulary learned from the standard library's sources; kept in the temporary directory."""
-    kept = Path(tempfile.gettempdir()) / f"hydrainfer-test-byte-bpe-{_LEARNED}.json"
-    if not kept.exists():
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trainer = trainers.BpeTrainer(
-            vocab_size=_LEARNED, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-        )
-        sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:60]
-        tokenizer.train_from_iterator((p.read_text("utf-8", errors="ignore")[:40_000] for p in sources), trainer)
-        model = json.loads(tokenizer.to_str())["model"]
-        part = kept.with_suffix(f".{id(model)}")
-        part.write_text(json.dumps({"vocab": model["vocab"], "merges": model["merges"]}))
-        part.replace(kept)
-    learned = json.loads(kept.read_text())
-    return learned["vocab"], [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in learned["merges"]]
-
-
 def make_tokenizer(context: int = 4096):
     """A tokenizer like Qwen2's: byte-level, one digit a token, the special tokens behind the vocabulary."""
     import transformers
 
-    vocab, merges = _byte_pairs()
+    vocab, merges = byte_level_pairs(_LEARNED, 60)
     tokenizer = transformers.Qwen2TokenizerFast(vocab=vocab, merges=merges, model_max_length=context)
     tokenizer.add_tokens([transformers.AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     tokenizer.pad_token, tokenizer.eos_token = "<|endoftext|>", "<|im_end|>"

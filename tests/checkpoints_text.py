@@ -3,13 +3,9 @@ LFM2, and those with experts."""
 
 from __future__ import annotations
 
-import json
-import sysconfig
-import tempfile
-from functools import cache
 from pathlib import Path
 
-from tests.checkpoints import VOCAB, make_tokenizer, randomise, save_model
+from tests.checkpoints import VOCAB, byte_level_pairs, make_tokenizer, randomise, save_model
 
 CHATML = (  # takes strings only, as Qwen2's does
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
@@ -143,32 +139,11 @@ def settle_gemma(model) -> None:
                 module.weight.sub_(1.0)
 
 
-@cache
-def _byte_level_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A byte-level vocabulary learned from the standard library's sources; kept in the temporary directory."""
-    kept = Path(tempfile.gettempdir()) / f"hydrainfer-test-byte-level-{_LEARNED}.json"
-    if not kept.exists():
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=_LEARNED, initial_alphabet=alphabet, show_progress=False)
-        sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:30]
-        tokenizer.train_from_iterator((p.read_text("utf-8", errors="ignore")[:40_000] for p in sources), trainer)
-        model = json.loads(tokenizer.to_str())["model"]
-        part = kept.with_suffix(f".{id(model)}")
-        part.write_text(json.dumps({"vocab": model["vocab"], "merges": model["merges"]}))
-        part.replace(kept)
-    learned = json.loads(kept.read_text())
-    return learned["vocab"], [tuple(m) for m in learned["merges"]]
-
-
 def make_byte_level_tokenizer(context: int = 4096):
     """Qwen's: byte-level, no BOS, `<|im_end|>` ends a turn. Smaller than the model's table, as published ones are."""
     import transformers
 
-    vocab, merges = _byte_level_pairs()
+    vocab, merges = byte_level_pairs(_LEARNED, 30)
     tokenizer = transformers.Qwen2Tokenizer(vocab=dict(vocab), merges=merges, model_max_length=context)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.eos_token = "<|im_end|>"
