@@ -48,7 +48,7 @@ class BlockPool:
         self._key_of: list[bytes | None] = [None] * n_blocks
         self._index: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # refcount 0 and indexed, oldest first
-        self.version = 0  # changes with what `lookup` answers
+        self.version = 0  # changes with what `lookup_all` answers
         self.news: dict[bytes, bool] | None = None  # keys that came (True) or went, if somebody listens
 
     @property
@@ -83,9 +83,6 @@ class BlockPool:
             if self.news is not None:
                 self.news[key] = False  # type: ignore[index]
         self._free.extend(blocks)
-
-    def lookup(self, key: bytes) -> int | None:
-        return self._index.get(key)
 
     def lookup_all(self, keys: Iterable[bytes]) -> list[int | None]:
         return list(map(self._index.get, keys))

@@ -186,7 +186,7 @@ def test_all_blocks_of_an_extent_are_evicted_together_with_what_is_older():
 
 
 def first_blocks(caches, text):
-    return [caches.pools["kv"].lookup(key) for key in chain(text)]
+    return caches.pools["kv"].lookup_all(chain(text))
 
 
 def test_too_little_memory_is_not_shared():

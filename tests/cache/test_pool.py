@@ -94,7 +94,7 @@ def test_cached_blocks_are_found_until_evicted_least_recently_used_first():
     pool.drop([a])
     (fresh,) = pool.take(1)
     assert fresh == b
-    assert pool.lookup(b"a") == a and pool.lookup(b"b") is None
+    assert pool.lookup_all((b"a", b"b")) == [a, None]
 
 
 def test_only_the_last_holder_frees_a_block():

@@ -26,7 +26,6 @@ _TEXTS = {
     "qwen3": _TextArchitecture("Qwen3ForCausalLM", "qwen3"),
     "gemma3": _TextArchitecture("Gemma3ForCausalLM", "gemma3_text"),
 }
-ARCHITECTURES = tuple(_TEXTS)
 
 
 def text_json(file: GgufFile) -> Json:
