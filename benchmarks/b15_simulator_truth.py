@@ -36,7 +36,7 @@ from rich.table import Table
 from benchmarks.command import new_console, new_table, options, say_noise, told
 from benchmarks.figure import COLOURS
 from benchmarks.record import write_result
-from benchmarks.runs import make_model, shown
+from benchmarks.runs import make_model, serve_command, shown
 from benchmarks.servers import CpuWatch, Server, ServerFailed, free_port
 from benchmarks.twin import Sent, Times, Twin, times_of
 from hydrainfer.assemble.copies import measure_copies
@@ -105,9 +105,9 @@ def deployments(args: argparse.Namespace, folder: Path) -> list[Deployment]:
 
 
 def command_of(options: dict[str, Any], port: int) -> list[str]:
-    rest = {k: v for k, v in options.items() if k != "model"} | {"host": "127.0.0.1", "port": port}
+    rest = {k: v for k, v in options.items() if k != "model"}
     flags = [part for k, v in rest.items() for part in (f"--{k.replace('_', '-')}", str(v))]
-    return [str(Path(sys.executable).with_name("hydrainfer")), "serve", options["model"], *flags]
+    return serve_command([options["model"], *flags], port)
 
 
 def chats_of(d: Deployment, n: int, seed: int) -> list[ChatRequest]:

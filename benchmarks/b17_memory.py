@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import os
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,8 +26,8 @@ from rich.console import Console
 from benchmarks.command import new_console, options
 from benchmarks.figure import save_lines
 from benchmarks.record import write_result
-from benchmarks.runs import shown
-from benchmarks.servers import Server, ServerFailed, free_port
+from benchmarks.runs import shown, start
+from benchmarks.servers import Server, ServerFailed
 from hydrainfer.workload.client import ChatClient, Endpoint
 from hydrainfer.workload.sources import BodyOptions, ChatRequest
 
@@ -60,13 +59,9 @@ def main() -> None:
 
 
 async def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    port = free_port()
-    command = [str(Path(sys.executable).with_name("hydrainfer")), "serve", "--host", "127.0.0.1", "--port", str(port)]
-    command += args.flags.split()
-    console.print(f"starting {shown(command)}", soft_wrap=True)
     with (
         tempfile.TemporaryDirectory() as logs,
-        Server("built-in", command, port, Path(logs) / "server", dict(os.environ)) as server,
+        start("built-in", args.flags.split(), Path(logs) / "server", console) as server,
     ):
         await server.wait_healthy(300.0)
         target = Endpoint(base_url=server.url, model=await server.model())
@@ -78,7 +73,7 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
         "same": same,
         "distinct": distinct,
         "bytes_per_prompt": bytes_per_prompt(distinct),
-        "command": shown(command),
+        "command": shown(server.command),
     }
 
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 import orjson
@@ -27,8 +26,7 @@ from benchmarks.b18_order import CHUNK, KV, LARGE, N_INSTANCES, prompts
 from benchmarks.b19_overload import Exchange
 from benchmarks.command import new_console, options
 from benchmarks.record import write_result
-from benchmarks.runs import make_model, shown
-from benchmarks.servers import Server, free_port
+from benchmarks.runs import make_model, shown, start
 from hydrainfer.core import CostModel, Role
 from hydrainfer.planner.simulation import InstanceModel, Simulator, TraceRequest, as_requests
 from hydrainfer.scheduler import STEP_S, Budgets, Policy
@@ -131,20 +129,18 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
         terms = {k: v for k, v in msgspec.to_builtins(cost).items() if v or k == "encode_image_s"}
         file.write_bytes(msgspec.yaml.encode(terms))
         for order in ("fcfs", "rank"):
-            port = free_port()
-            command = [str(Path(sys.executable).with_name("hydrainfer")), "serve", str(model), "--port", str(port)]
-            command += ["--served-model-name", "model", "--device", "emulated", "--cost-model", str(file)]
-            command += ["--layout", f"{N_INSTANCES}EPD", "--launcher", "ray", "--order", order]
-            command += ["--token-budget", str(chunk), "--max-running", "256", "--max-queue-s", "1000"]
-            command += ["--kv-cache-gib", str(args.kv_cache_gib), "--image-cache-gib", "0.05"]
-            console.print(f"starting {shown(command)}", soft_wrap=True)
-            with Server(order, command, port, Path(folder) / f"server-{order}", dict(os.environ)) as server:
+            words = [str(model), "--served-model-name", "model", "--device", "emulated", "--cost-model", str(file)]
+            words += ["--layout", f"{N_INSTANCES}EPD", "--launcher", "ray", "--order", order]
+            words += ["--token-budget", str(chunk), "--max-running", "256", "--max-queue-s", "1000"]
+            words += ["--kv-cache-gib", str(args.kv_cache_gib), "--image-cache-gib", "0.05"]
+            with start(order, words, Path(folder) / f"server-{order}", console) as server:
                 await server.wait_healthy(300.0)
+                port = urlsplit(server.url).port or 80
                 await send(port, [(msgspec.structs.replace(r, arrival_s=0.0), k) for r, k in drawn[:WARMUP]], 0)
                 asked = await send(port, drawn, args.seed)
                 server.check_alive()
             row = {"measured": by_kind(asked), "simulated": by_kind(simulated(asked, cost, order, chunk))}
-            results["orders"][order] = row | {"command": shown(command).replace(folder, "FOLDER")}
+            results["orders"][order] = row | {"command": shown(server.command).replace(folder, "FOLDER")}
             for kind, real in row["measured"].items():
                 said = row["simulated"][kind]
                 parts = [f"{q} {real[q]:.2f} s, simulated {said[q]:.2f}" for q in ("p50", "p90")]

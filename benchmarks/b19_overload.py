@@ -24,7 +24,6 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 import urllib.request
@@ -41,8 +40,8 @@ from rich.console import Console
 from benchmarks.command import new_console, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
-from benchmarks.runs import shown
-from benchmarks.servers import CpuWatch, Server, free_port
+from benchmarks.runs import shown, start
+from benchmarks.servers import CpuWatch
 
 WORDS = ("How", "many", "circles", "squares", "red", "blue", "are", "there", "in", "this", "picture", "and", "why")
 HEALTH_EVERY_S = 0.05
@@ -281,13 +280,9 @@ def serve_nothing(pipe: Connection) -> None:
 
 
 async def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    port = free_port()
-    command = [str(Path(sys.executable).with_name("hydrainfer")), "serve", "--host", "127.0.0.1", "--port", str(port)]
-    command += args.flags.split()
-    console.print(f"starting {shown(command)}", soft_wrap=True)
     with (
         tempfile.TemporaryDirectory() as logs,
-        Server("built-in", command, port, Path(logs) / "server", dict(os.environ)) as server,
+        start("built-in", args.flags.split(), Path(logs) / "server", console) as server,
         Process(generate) as generator,
         Process(generate) as flood,
     ):
@@ -344,7 +339,7 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
             found["goodput_share_beside_nothing"] = found["goodput_per_s"] / control if control else None
             console.print(line_of(found), soft_wrap=True)
             rounds.append(found)
-    return {"summary": summary(rounds), "rounds": rounds, "command": shown(command)}
+    return {"summary": summary(rounds), "rounds": rounds, "command": shown(server.command)}
 
 
 def instances(url: str) -> dict[str, int]:

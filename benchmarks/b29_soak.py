@@ -32,8 +32,8 @@ from rich.console import Console
 from benchmarks.b10_random_kills import Killer, left_behind, n_recovered, wait_whole
 from benchmarks.command import new_console, options, told
 from benchmarks.record import write_result
-from benchmarks.runs import shown
-from benchmarks.servers import Server, free_port
+from benchmarks.runs import shown, start
+from benchmarks.servers import Server
 from hydrainfer.core import InternalError
 from tests.fuzz import inputs
 
@@ -177,14 +177,11 @@ def _is_socket(fd: Path) -> bool:
 
 
 async def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    port = free_port()
-    command = [str(Path(sys.executable).with_name("hydrainfer")), "serve", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--layout", args.layout, "--launcher", args.launcher, "--request-timeout-s", str(args.deadline_s)]
-    command += ["--max-waiting", str(args.max_waiting), "--no-access-log", *args.flags.split()]
-    console.print(f"starting {shown(command)}", soft_wrap=True)
+    words = ["--layout", args.layout, "--launcher", args.launcher, "--request-timeout-s", str(args.deadline_s)]
+    words += ["--max-waiting", str(args.max_waiting), "--no-access-log", *args.flags.split()]
     with (
         tempfile.TemporaryDirectory() as logs,
-        Server("soak", command, port, Path(logs) / "server", dict(os.environ)) as server,
+        start("soak", words, Path(logs) / "server", console) as server,
     ):
         await server.wait_healthy(args.start_limit_s)
         # the server closes an idle connection after 5 s; a request on its way just then is nobody's loss
@@ -227,7 +224,7 @@ async def experiment(args: argparse.Namespace, console: Console) -> dict[str, An
             "exit_status": server.status,
             "watching_failed": [repr(e) for e in failed],
         },
-        "command": shown(command),
+        "command": shown(server.command),
         "samples": watch.samples,
     }
 

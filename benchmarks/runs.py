@@ -80,9 +80,22 @@ class Plan(NamedTuple):
 
 def hydrainfer_plan(name: str, args: argparse.Namespace, flags: list[str]) -> Plan:
     port = free_port()
-    command = [str(Path(sys.executable).with_name("hydrainfer")), "serve", str(args.model), "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--dtype", args.dtype, *flags]
-    return Plan(name, command, port, dict(os.environ))
+    words = [str(args.model), "--dtype", args.dtype, *flags]
+    return Plan(name, serve_command(words, port), port, dict(os.environ))
+
+
+def serve_command(words: Sequence[str], port: int) -> list[str]:
+    """`hydrainfer serve WORDS` on a port of this host."""
+    program = str(Path(sys.executable).with_name("hydrainfer"))
+    return [program, "serve", *words, "--host", "127.0.0.1", "--port", str(port)]
+
+
+def start(name: str, words: Sequence[str], log: Path, console: Console) -> Server:
+    """Start `hydrainfer serve WORDS` on a free port, and print the command."""
+    port = free_port()
+    command = serve_command(words, port)
+    console.print(f"starting {shown(command)}", soft_wrap=True)
+    return Server(name, command, port, log, dict(os.environ))
 
 
 def shown(command: list[str]) -> str:
