@@ -90,6 +90,12 @@ class ServerUnderTest:
     def chat(self, content="hi", **fields):
         return self.post(**{"model": "tiny", "messages": [{"role": "user", "content": content}], **fields})
 
+    def openai(self):
+        """A client of the `openai` package, which tells of a failure at once."""
+        import openai
+
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=20)
+
     def check_idle(self):
         """Nothing of any request is left, neither here nor in the engine."""
         wait_until(lambda: self.fetcher.held_bytes == 0)

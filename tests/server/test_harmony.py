@@ -3,7 +3,6 @@
 import json
 
 import llguidance
-import openai
 import pytest
 
 from hydrainfer.core import Grammar
@@ -41,7 +40,7 @@ def harmony(any_server):
 
 @pytest.fixture
 def client(harmony):
-    with openai.OpenAI(base_url=harmony.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with harmony.openai() as client:
         yield client
 
 

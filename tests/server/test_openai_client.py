@@ -12,7 +12,7 @@ SAID = "Hello from the engine, 你好 😀."
 
 @pytest.fixture
 def client(server):
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with server.openai() as client:
         yield client
 
 

@@ -2,7 +2,6 @@
 
 import json
 
-import openai
 import pytest
 
 from hydrainfer.core import Grammar, Reasoning
@@ -47,7 +46,7 @@ def thinker(any_server):
 
 @pytest.fixture
 def client(thinker):
-    with openai.OpenAI(base_url=thinker.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with thinker.openai() as client:
         yield client.chat.completions
 
 
@@ -176,7 +175,7 @@ def test_other_protocols_stream_it(thinker, path):
 
 
 def test_the_openai_client_reads_reasoning_items(thinker):
-    with openai.OpenAI(base_url=thinker.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with thinker.openai() as client:
         whole = client.responses.create(model="tiny", input="hi", reasoning={"effort": "low"})
         with client.responses.stream(model="tiny", input="hi") as stream:
             streamed = stream.get_final_response()

@@ -41,7 +41,7 @@ def tools_server(hermes_server):
 
 
 def responses(server):
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=20).responses
+    return server.openai().responses
 
 
 def ask():

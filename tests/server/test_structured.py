@@ -3,7 +3,6 @@
 import json
 import time
 
-import openai
 import pydantic
 import pytest
 
@@ -111,7 +110,7 @@ def test_the_official_client_parses(server):
         n: int
 
     server.say = '{"n": 4}'
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with server.openai() as client:
         answer = client.chat.completions.parse(
             model="tiny", messages=[{"role": "user", "content": "?"}], response_format=Answer
         )

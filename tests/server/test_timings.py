@@ -14,7 +14,7 @@ WANTED = {"timings": True}
 
 @pytest.fixture
 def client(server):
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with server.openai() as client:
         yield client
 
 

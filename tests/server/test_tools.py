@@ -92,7 +92,7 @@ def tools_server(any_server):
 
 @pytest.fixture
 def client(tools_server):
-    with openai.OpenAI(base_url=tools_server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with tools_server.openai() as client:
         yield client.chat.completions
 
 
