@@ -128,12 +128,12 @@ class Load:
 class Killer:
     """Ends instances at random; at most `args.down` are down at once, and the last one of a stage is spared but for a
     share of the kills. `kills`: of each the seconds since the start, the name, how many instances were down, and how
-    many requests ran there by its last report."""
+    many requests ran there by its last report. `family`: every process of the server that was seen."""
 
     def __init__(self, server: Server, args: argparse.Namespace) -> None:
         self._server, self._args, self._rng = server, args, random.Random(args.seed + 1)
         self.kills: list[tuple[float, str, int, int]] = []
-        self.pids: set[int] = set()
+        self.family: dict[int, list[str]] = {}
         self.shared: set[str] = set()
         self.back_s: list[float] = []
         self._dead: dict[tuple[str, int], float] = {}  # when that incarnation was killed
@@ -158,8 +158,8 @@ class Killer:
                 self.kills.append((now_s - start_s, victim["id"], n_down, n_running))
 
     def _watch(self, infos: list[dict[str, Any]]) -> None:
-        family = self._server.cpu_by_process()
-        self.pids |= family.keys()
+        family = self._server.family()
+        self.family |= family
         self.shared |= {name for pid in family for name in shared_memory(pid)}
         there = {i["id"]: i["incarnation"] for i in infos if i["state"] == "alive"}
         for name, incarnation in list(self._dead):
@@ -218,9 +218,10 @@ def left_behind(server: Server, killer: Killer) -> dict[str, list[str]]:
     killed = server.stop()
     temp = Path(tempfile.gettempdir())
     folders = [*temp.glob(f"hydrainfer-{server.pid}-*"), *temp.glob(f"ray/session_*_{server.pid}")]
-    memory = [f"{pid}" for pid in killer.pids if any("memfd:hydrainfer" in line for line in maps(pid))]
+    left = server.left_of(killer.family)
+    memory = [f"{pid}" for pid in left if any("memfd:hydrainfer" in line for line in maps(pid))]
     return {
-        "processes": [str(pid) for pid in sorted({*killed, *(p for p in killer.pids if Path(f"/proc/{p}").exists())})],
+        "processes": [str(pid) for pid in sorted({*killed, *left})],
         "shared_memory": sorted(name for name in killer.shared if (SHARED / name).exists()),
         "memfd": memory,
         "folders": [f.name for f in folders],

@@ -93,7 +93,7 @@ class ServerProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(limit_s)
         patience_s = time.perf_counter() + 5.0
-        while (left := self._left_of(family)) and time.perf_counter() < patience_s and self._process.poll() is not None:
+        while (left := self.left_of(family)) and time.perf_counter() < patience_s and self._process.poll() is not None:
             time.sleep(0.1)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -117,11 +117,16 @@ class ServerProcess:
         """Its processes, zombies excepted."""
         return [pid for pid, stat in all_stats() if int(stat[3]) == self.pid and stat[0] != "Z"]
 
-    def _left_of(self, family: dict[int, list[str]]) -> list[int]:
-        """The pids that run still; one that was given to another process meanwhile has another start time."""
+    def left_of(self, family: dict[int, list[str]]) -> list[int]:
+        """Pids of its session, and of processes that `family` found earlier, that still run. A pid that another process
+        or thread has got meanwhile does not count: it has another start time."""
         now = {pid: stat for pid, stat in all_stats() if stat[0] != "Z"}
         known = (pid for pid, stat in family.items() if pid in now and now[pid][19] == stat[19])
         return sorted({*known, *self._session()})
+
+    def _session(self) -> list[int]:
+        """Its processes, zombies excepted."""
+        return [pid for pid, stat in all_stats() if int(stat[3]) == self.pid and stat[0] != "Z"]
 
 
 @contextlib.contextmanager
