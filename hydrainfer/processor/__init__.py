@@ -43,6 +43,7 @@ from hydrainfer.processor.text import (
     calls_grammar,
     encode,
     load_description,
+    together,
 )
 from hydrainfer.processor.video import VideoLimits, open_video
 from hydrainfer.processor.workers import Encodable, JobTicket, MediaWorkers, Seal, prepare_image
@@ -93,4 +94,5 @@ __all__ = [
     "parse_prompts",
     "parse_tools",
     "prepare_image",
+    "together",
 ]

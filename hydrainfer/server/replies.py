@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import orjson
 
 from hydrainfer.core import HydraError, TokenLogprobs
 from hydrainfer.metrics import Timeline
-from hydrainfer.processor import AnswerPiece, AnswerStream, Detokenizer, Vocabulary, answer_stream
+from hydrainfer.processor import AnswerPiece, AnswerStream, Detokenizer, Vocabulary, answer_stream, together
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
 from hydrainfer.server.logprobs import TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
 from hydrainfer.server.sse import DONE, error_event, event
@@ -159,7 +160,7 @@ class ChatReply(Choices):
 
     def chunk(self, delta: Delta) -> dict[str, Any] | None:
         said = self._read(delta.choice, delta.text, last=delta.finish_reason is not None)
-        if not (any(said) or self._tells(delta)):
+        if not (said or self._tells(delta)):
             return None
         choice: dict[str, Any] = {
             "index": delta.choice,
@@ -188,8 +189,8 @@ class ChatReply(Choices):
 
     def _read(self, index: int, text: str, *, last: bool) -> AnswerPiece:
         """The parts of a piece of a choice's text; `last`: it has no more."""
-        said = self._streams[index].push(text, last=last)
-        return said if self._shows_reasoning else said._replace(reasoning="")
+        said = together(self._streams[index].push(text, last=last))
+        return said if self._shows_reasoning else msgspec.structs.replace(said, reasoning="")
 
     def _delta(self, said: AnswerPiece, *, last: bool) -> dict[str, Any]:
         content = {"content": said.content} if said.content or not (said.reasoning or last) else {}

@@ -10,6 +10,8 @@ from hydrainfer.core import ErrorInfo, Output, Unavailable
 from hydrainfer.processor import FORMATS, Tools
 from hydrainfer.server import Tenants
 from hydrainfer.server.fronts.messages_turn import MessageTurn
+from hydrainfer.server.fronts.ollama_turn import ChatTurn
+from hydrainfer.server.fronts.responses_turn import ResponseTurn
 from hydrainfer.server.stream import Delta
 from tests.server.conftest import picture
 from tests.server.test_responses import SAID, hermes_server, prompt_of, tools_server  # noqa: F401
@@ -125,17 +127,28 @@ def test_tools(tools_server, stream):  # noqa: F811
         assert len(tools_server.engine.submitted[-1].media) == (said != "rain")
 
 
-def test_a_piece_that_ends_a_call_and_goes_on():
-    """As when the client is slow: several tokens are one piece."""
-    prepared = SimpleNamespace(thinking=None, sampling=SimpleNamespace(logprobs=None, grammar=None))
+@pytest.mark.parametrize("made", [MessageTurn, ResponseTurn, ChatTurn])
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ('So <tool_call>{"name": "add", "arguments": {"a": ', "[1]}}</tool_call> Then", " on."),
+        ('So <tool_call>{"name": "add", "arguments": {"a": [1]}}</tool_call> Then on.',),
+    ],
+)
+def test_a_piece_that_ends_a_call_and_goes_on(made, pieces):
+    """As when the client is slow: several tokens are one piece. Texts and calls keep their order."""
+    prepared = SimpleNamespace(id="a-1", thinking=None, sampling=SimpleNamespace(logprobs=None, grammar=None))
     stream = SimpleNamespace(prepared=prepared, n_cached=[0], prompt_logprobs=[])
     options = {"asked": {}, "tools": Tools((), {"add": {}}, False, True), "how": FORMATS["hermes"]}
-    turn = MessageTurn(stream, SimpleNamespace(timings=False, include_usage=True), "tiny", 0, None, **options)
+    turn = made(stream, SimpleNamespace(timings=False, include_usage=True), "tiny", 0, None, **options)
     sent = b""
-    for text in ('<tool_call>{"name": "add", "arguments": {"a": ', "[1]}}</tool_call> Then", " on."):
+    for text in pieces:
         sent += turn.events([Delta(0, text)], [9])
-    assert [(part.kind, part.text) for part in turn.parts] == [("call", '{"a": [1]}'), ("text", " Then on.")]
-    assert sent.index(b"[1]}") < sent.index(b"content_block_stop") < sent.index(b"Then")
+    said = [(part.kind, part.text) for part in turn.parts]
+    assert said == [("text", "So"), ("call", '{"a": [1]}'), ("text", " Then on.")]
+    assert sent.index(b"So") < sent.index(b"[1]}") < sent.index(b"Then")
+    if made is MessageTurn:
+        assert sent.index(b"[1]}") < sent.rindex(b"content_block_stop") < sent.index(b"Then")
 
 
 @pytest.mark.parametrize(

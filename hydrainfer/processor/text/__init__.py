@@ -8,7 +8,7 @@ from hydrainfer.processor.text.answer import answer_stream
 from hydrainfer.processor.text.checkpoint import ModelDescription, load_description
 from hydrainfer.processor.text.detokenize import Detokenizer, TextStream
 from hydrainfer.processor.text.harmony_form import harmony_grammar
-from hydrainfer.processor.text.piece import AnswerPiece, AnswerStream
+from hydrainfer.processor.text.piece import AnswerPiece, AnswerStream, CallDelta, together
 from hydrainfer.processor.text.prompt import (
     check_ids,
     check_length,
@@ -19,7 +19,6 @@ from hydrainfer.processor.text.prompt import (
     resolve_max_tokens,
 )
 from hydrainfer.processor.text.reasoning import REASONING, ReasoningFormat, Thinking
-from hydrainfer.processor.text.tool_calls import CallDelta
 from hydrainfer.processor.text.tool_format import FORMATS, HARMONY, ToolFormat, calls_grammar
 from hydrainfer.processor.text.vocabulary import Vocabulary
 
@@ -48,4 +47,5 @@ __all__ = [
     "in_order",
     "load_description",
     "resolve_max_tokens",
+    "together",
 ]

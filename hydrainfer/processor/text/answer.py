@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hydrainfer.processor.messages import Tools
 from hydrainfer.processor.text.harmony import HarmonyStream
 from hydrainfer.processor.text.piece import AnswerPiece, AnswerStream
@@ -26,14 +28,14 @@ class MarkedStream(AnswerStream):
     def n_calls(self) -> int:
         return self._calls.n_calls if self._calls is not None else 0
 
-    def push(self, text: str, *, last: bool = False) -> AnswerPiece:
+    def push(self, text: str, *, last: bool = False) -> Sequence[AnswerPiece]:
         reasoning = ""
         if self._thoughts is not None:
             reasoning, text = self._thoughts.push(text, last=last)
         if self._calls is None:
-            return AnswerPiece(reasoning, text)
-        found = self._calls.push(text, last=last)
-        return AnswerPiece(reasoning, found.content, found.calls)
+            return [AnswerPiece(reasoning, text)]
+        said = self._calls.push(text, last=last)
+        return [AnswerPiece(reasoning), *said] if reasoning else said
 
 
 def answer_stream(

@@ -10,11 +10,11 @@ message's `<|start|>assistant` already. https://cookbook.openai.com/articles/ope
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Literal
 
-from hydrainfer.processor.text.piece import AnswerPiece, AnswerStream
-from hydrainfer.processor.text.tool_calls import CallDelta, new_call_id, overlap
+from hydrainfer.processor.text.piece import AnswerStream, CallDelta, PieceList
+from hydrainfer.processor.text.tool_calls import new_call_id, overlap
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
@@ -44,15 +44,14 @@ class HarmonyStream(AnswerStream):
     def n_calls(self) -> int:
         return self._calls.n_calls
 
-    def push(self, text: str, *, last: bool = False) -> AnswerPiece:
-        self._said: dict[str, str] = {"reasoning": "", "content": ""}
-        self._new: list[CallDelta] = []
+    def push(self, text: str, *, last: bool = False) -> PieceList:
+        self._out = PieceList()
         self._held += text
         while self._held and (self._read_head(last) if self._body is None else self._read_body(last)):
             pass
         if last and self._body is not None:
             self._close()
-        return AnswerPiece(self._said["reasoning"], self._said["content"], self._new)
+        return self._out
 
     def _read_head(self, last: bool) -> bool:
         text = self._held
@@ -78,7 +77,7 @@ class HarmonyStream(AnswerStream):
             self._open("reasoning" if channels[-1:] == ["analysis"] else "content", apart=True)
         elif recipient[1] in self._names:
             self._open("call")
-            self._new += self._calls.begin(recipient[1])
+            self._call(self._calls.begin(recipient[1]))
         else:
             self._open("content")
             self._as_it_is = True
@@ -104,15 +103,20 @@ class HarmonyStream(AnswerStream):
         body = self._body
         assert body is not None
         if body == "call":
-            self._new += self._calls.add(text)
+            self._call(self._calls.add(text))
         elif text:
             between = "\n" if self._apart and self._begun[body] else ""
-            self._said[body] += between + text
+            tell = self._out.think if body == "reasoning" else self._out.say
+            tell(between + text)
             self._begun[body], self._apart = True, False
+
+    def _call(self, deltas: Iterable[CallDelta]) -> None:
+        for delta in deltas:
+            self._out.call(delta)
 
     def _close(self) -> None:
         if self._body == "call":
-            self._new += self._calls.end()
+            self._call(self._calls.end())
         self._body = None
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from hydrainfer.processor.text.tool_calls import CallDelta, ToolCallStream, dumped
+from hydrainfer.processor.text.piece import CallDelta
+from hydrainfer.processor.text.tool_calls import ToolCallStream, dumped
 from hydrainfer.processor.text.tool_format import ToolFormat
 
 Call = tuple[str, dict[str, Any]]

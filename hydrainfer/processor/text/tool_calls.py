@@ -12,29 +12,12 @@ import string
 from collections.abc import Collection
 from typing import Any
 
-import msgspec
-
+from hydrainfer.processor.text.piece import CallDelta, PieceList
 from hydrainfer.processor.text.tool_format import ToolFormat
 
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-
-
-class CallDelta(msgspec.Struct):
-    """The new part of call number `index`; `id` and `name` come once, with its first."""
-
-    index: int
-    arguments: str
-    id: str | None = None
-    name: str | None = None
-
-
-class ToolDelta(msgspec.Struct):
-    """The parts of a piece of text: `content` for the reader, and calls."""
-
-    content: str = ""
-    calls: list[CallDelta] = []
 
 
 class ToolCallStream:
@@ -53,11 +36,11 @@ class ToolCallStream:
         self._began = False  # some text was sent
         self._in_calls = False
         self._object: _Object | None = None
-        self._out = ToolDelta()
+        self._out = PieceList()
 
-    def push(self, text: str, *, last: bool = False) -> ToolDelta:
+    def push(self, text: str, *, last: bool = False) -> PieceList:
         """Read the next piece of text; `last`: no more will come."""
-        self._out = ToolDelta()
+        self._out = PieceList()
         self._held += text
         while self._held and (self._read_call() if self._in_calls else self._read_text()):
             pass
@@ -157,7 +140,7 @@ class ToolCallStream:
 
     def _send(self, delta: CallDelta) -> None:
         if self._most is None or delta.index < self._most:
-            self._out.calls.append(delta)
+            self._out.call(delta)
 
     def _new_id(self) -> str:
         return new_call_id(self._how.id_chars)
@@ -170,7 +153,7 @@ class ToolCallStream:
         self._space = text[len(kept) :]
         if kept:
             self._began = True
-            self._out.content += kept
+            self._out.say(kept)
 
     def _finish(self) -> None:
         if self._object is not None and self._object.index is not None:
@@ -181,8 +164,8 @@ class ToolCallStream:
             self._say(rest if not self.n_calls else "")
         else:
             self._say(self._held)
-        if not self.n_calls:
-            self._out.content += self._space
+        if self._space and not self.n_calls:
+            self._out.say(self._space)
 
 
 class _Object:

@@ -94,17 +94,15 @@ class ReplyTurn(Reply):
         return self.whole([len(one.token_ids)], timelines)
 
     def _say(self, new: Delta | Completion) -> bytes:
-        said = self._reader.push(new.text, last=new.finish_reason is not None)
         if self.prepared.thinking is not None:
             self._ids += new.token_ids
-        out, calls = b"", list(said.calls)
-        while calls and calls[0].id is None:  # the open call's, which ends before anything else is said
-            out += self._grow(None, calls.pop(0).arguments)
-        out += self._grow(ReplyPart("thought"), said.reasoning) if said.reasoning and self.thoughts else b""
-        out += self._grow(ReplyPart("text"), said.content) if said.content else b""
-        for call in calls:
-            begun = ReplyPart("call", "", call.id, call.name or "") if call.id is not None else None
-            out += self._grow(begun, call.arguments)
+        out = b""
+        for said in self._reader.push(new.text, last=new.finish_reason is not None):
+            out += self._grow(ReplyPart("thought"), said.reasoning) if said.reasoning and self.thoughts else b""
+            out += self._grow(ReplyPart("text"), said.content) if said.content else b""
+            for call in said.calls:
+                begun = ReplyPart("call", "", call.id, call.name or "") if call.id is not None else None
+                out += self._grow(begun, call.arguments)
         if new.finish_reason is not None:
             self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
         return out

@@ -26,6 +26,7 @@ TEXTS = [
     ("hermes", H[0], "", [A]),
     ("hermes", f"Let me look. \n\n{H[0]}\n{H[1]}", "Let me look.", [A, B]),
     ("hermes", f"{H[0]}\nThat is all.", "\nThat is all.", [A]),
+    ("hermes", f"One. {H[0]} Two. {H[1]} Three. ", "One. Two. Three.", [A, B]),
     ("hermes", "No call <tool at all.  \n", "No call <tool at all.  \n", []),
     ("hermes", '<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', "", [("f", '{"x": 1}')]),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
@@ -86,6 +87,15 @@ TEXTS = [
 SCHEMAS = {"f": {"properties": {"s": {"type": "string"}}}, "g": {}}
 
 
+def order(said):
+    """What comes one after the other: thoughts, texts, calls."""
+    kinds = []
+    for piece in said:
+        kinds += ["thought"] * bool(piece.reasoning) + ["text"] * bool(piece.content)
+        kinds += [call.name for call in piece.calls if call.name]
+    return tuple(k for k, before in zip(kinds, [None, *kinds]) if k != before or k not in ("thought", "text"))
+
+
 def joined(deltas):
     """(content, [(name, arguments)])"""
     content, calls = "", []
@@ -103,28 +113,30 @@ def joined(deltas):
 
 @pytest.mark.parametrize(("how", "text", "content", "calls"), TEXTS, ids=[f"{t[0]}-{t[1][:40]}" for t in TEXTS])
 def test_wherever_it_is_cut(how, text, content, calls):
-    cuts = [[text], list(text), *([text[:i], text[i:]] for i in range(1, len(text)))]
+    cuts, orders = [[text], list(text), *([text[:i], text[i:]] for i in range(1, len(text)))], set()
     for pieces in cuts:
         stream = call_stream(FORMATS[how], SCHEMAS)
-        deltas = [stream.push(p, last=i == len(pieces) - 1) for i, p in enumerate(pieces)]
-        assert joined(deltas) == (content, calls), pieces
+        said = [d for i, p in enumerate(pieces) for d in stream.push(p, last=i == len(pieces) - 1)]
+        assert joined(said) == (content, calls), pieces
         assert stream.n_calls == len(calls)
+        orders.add(order(said))
+    assert len(orders) == 1, orders
 
 
 def test_arguments_come_while_they_are_written():
     stream = call_stream(FORMATS["hermes"], SCHEMAS)
-    said = [stream.push(c).calls for c in H[0]]
+    said = [d.calls for c in H[0] for d in stream.push(c)]
     assert sum(map(len, said)) > 10, "one piece per piece of text"
 
 
 def test_one_call_only():
     stream = call_stream(FORMATS["hermes"], SCHEMAS, parallel=False)
-    assert joined([stream.push("\n".join(H), last=True)]) == ("", [A])
+    assert joined(stream.push("\n".join(H), last=True)) == ("", [A])
 
 
 def test_ids_are_what_templates_take():
     stream = call_stream(FORMATS["mistral"], SCHEMAS)
-    ids = [c.id for c in stream.push(f"[TOOL_CALLS] [{M[0]}, {M[1]}]", last=True).calls if c.id]
+    ids = [c.id for d in stream.push(f"[TOOL_CALLS] [{M[0]}, {M[1]}]", last=True) for c in d.calls if c.id]
     assert len(set(ids)) == 2 and all(len(i) == 9 and i.isalnum() for i in ids)
 
 
@@ -151,7 +163,7 @@ def test_required_calls_are_calls(grammars, tokenizer, how, parallel):  # noqa: 
         if ids[-1] != EOS:
             continue
         stream = call_stream(FORMATS[how], tools.schemas, forced=True, parallel=parallel)
-        content, calls = joined([stream.push(tokenizer.decode(ids[:-1]), last=True)])
+        content, calls = joined(stream.push(tokenizer.decode(ids[:-1]), last=True))
         assert not content and calls
         n_calls.add(len(calls))
         for name, arguments in calls:
@@ -165,7 +177,7 @@ def test_calls_or_an_answer_of_some_form(grammars, tokenizer):  # noqa: F811
     for seed in range(30):
         ids = walk(Follower(grammars), grammar, seed, n_most=200)
         stream = call_stream(hermes, tools.schemas, forced=True)
-        content, calls = joined([stream.push(tokenizer.decode(ids[:-1]), last=True)])
+        content, calls = joined(stream.push(tokenizer.decode(ids[:-1]), last=True))
         assert (content == '{"a": 1}' and not calls) or (not content and set(calls) == {("g", "{}")})
         found.add(bool(calls))
     assert found == {True, False}
