@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from hydrainfer.assemble.engine import Sizing, Surroundings, build_engine
-from hydrainfer.assemble.sizes import check_in_process, torch_device
+from hydrainfer.assemble.sizes import block_bytes, check_in_process, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.cluster import (
@@ -50,7 +50,8 @@ class Cluster(NamedTuple):
 
 class Birth(NamedTuple):
     """The facts that an instance needs beside its `NodePlan` to build its engine. `eos_ids`: the tokens that end an
-    answer."""
+    answer.
+    `block_bytes`: by cache, what its peers have."""
 
     config: ServeConfig
     described: ModelConfig
@@ -58,6 +59,7 @@ class Birth(NamedTuple):
     eos_ids: tuple[int, ...]
     share: float
     cost: CostModel | None
+    block_bytes: dict[str, int]
 
 
 def build_node(
@@ -66,7 +68,7 @@ def build_node(
     """Builds an instance's engine in its own thread or process. `local`: the stores of all instances of one process."""
 
     def build(node: Node) -> tuple[Engine, Facts]:
-        config, described, n_context, eos_ids, share, cost = births[plan.name]
+        config, described, n_context, eos_ids, share, cost, theirs = births[plan.name]
         role = Role.parse(plan.roles[plan.name])
         speaks = Lane.LANGUAGE in role.lanes and cost is None
         grammars = load_grammars(model_folder(config), described.text.vocab, eos_ids) if speaks else None
@@ -77,6 +79,7 @@ def build_node(
         if grammars is not None:
             node.at_end.append(grammars.close)
         built = build_engine(config, described, role, around, Sizing(n_context, share, n_threads, cost))
+        _check_alike(plan.name, built.caches, theirs)
         kv = {} if built.kv_tokens is None else {"kv_tokens": built.kv_tokens}
         return built.engine, {**built.facts, "transport": config.transport, **kv}
 
@@ -100,7 +103,13 @@ def start_cluster(
     specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
     births = {
         s.name: Birth(
-            own_options(config, s), described, n_context, eos_ids, min(s.share.gpus or 1 / len(specs), 1.0), cost
+            own_options(config, s),
+            described,
+            n_context,
+            eos_ids,
+            min(s.share.gpus or 1 / len(specs), 1.0),
+            cost,
+            block_bytes(config, described, s.role),
         )
         for s in specs
     }
@@ -135,6 +144,17 @@ def start_cluster(
     hub.start([plan(name=s.name, share=s.share) for s in specs], config.start_timeout_s)
     kv_tokens = min([n_context, *(int(f["kv_tokens"]) for f in hub.facts.values() if "kv_tokens" in f)])
     return Cluster(hub, _together(hub.facts), kv_tokens, partial(_pools, launcher))
+
+
+def _check_alike(name: str, caches: CacheSet, theirs: Mapping[str, int]) -> None:
+    """Raises `ConfigError` if requests could not move between this instance and its peers."""
+    for cache, spec in caches.specs.items():
+        if spec.block_bytes != theirs.get(cache):
+            raise ConfigError(
+                f"instance {name} cannot join: blocks of its cache {cache!r} have {spec.block_bytes} bytes, those of "
+                f"other instances {theirs.get(cache)}; all need the same version of HydraInfer and the same "
+                "--dtype, --block-tokens and --elastic-memory"
+            )
 
 
 def _launcher_of(

@@ -139,12 +139,21 @@ def landing_sizes(
     n_bytes = int(config.landing_gib * GIB)
     if n_bytes > memory_bytes():
         raise ConfigError(f"--landing-gib {config.landing_gib:g} is more than this machine has", param="landing_gib")
-    specs = cache_specs(model, role, dtype, config.block_tokens)
-    alike = padded(specs) if config.elastic_memory else specs  # so that blocks are as large as those of devices
-    sizes = size_landing(alike, Wishes(n_longest=n_context), n_bytes)
+    sizes = size_landing(_specs_in_blocks(config, model, role, dtype), Wishes(n_longest=n_context), n_bytes)
     if not sizes:
         raise ConfigError(f"--landing-gib {config.landing_gib:g} holds not one block", param="landing_gib")
     return sizes
+
+
+def block_bytes(config: ServeConfig, model: ModelConfig, role: Role) -> dict[str, int]:
+    """The bytes of a block of each cache, by name. Instances copy whole blocks, so these must be alike. `config`: its
+    type of numbers is settled."""
+    return {spec.name: spec.block_bytes for spec in _specs_in_blocks(config, model, role, config.dtype)}
+
+
+def _specs_in_blocks(config: ServeConfig, model: ModelConfig, role: Role, dtype: str) -> list[CacheSpec]:
+    specs = cache_specs(model, role, dtype, config.block_tokens)
+    return padded(specs) if config.elastic_memory else list(specs)
 
 
 def no_memory(sizes: dict[CacheSpec, int]) -> ConfigError:

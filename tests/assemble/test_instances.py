@@ -1,0 +1,27 @@
+"""Instances whose caches are not alike do not start: requests could not move between them."""
+
+import msgspec
+import pytest
+
+from hydrainfer.assemble import instances, start_instance
+from hydrainfer.config import ServeConfig
+from hydrainfer.core import ConfigError
+from tests.checkpoints_qwen import make_qwen
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return str(make_qwen("qwen3_5", tmp_path_factory.mktemp("states")))
+
+
+@pytest.mark.parametrize("other", [{"elastic_memory": False}, {"block_tokens": 32}, {"dtype": "bfloat16"}])
+def test_blocks_of_other_sizes(checkpoint, other, monkeypatch):
+    def own(config, spec):
+        return msgspec.structs.replace(config, **other) if spec.name == "D0" else config
+
+    monkeypatch.setattr(instances, "own_options", own)
+    layout = {"layout": "1EP1D", "launcher": "inproc", "dtype": "float32", "media_workers": 0}
+    with pytest.raises(ConfigError, match=r"instance D0 cannot join: blocks of its cache '\w+' have \d+ bytes.*--elas"):
+        start_instance(ServeConfig(model=checkpoint, **layout))
