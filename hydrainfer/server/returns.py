@@ -65,15 +65,26 @@ class Returns:
             self.n -= sum(self._turns.pop(self._oldest, {}).values())
             self._oldest += 1
         second = int(turn_s)
-        while self.n >= _MOST:
+        if self.n >= _MOST:
             if second >= self._latest:
                 return
-            self.n -= sum(self._turns.pop(self._latest, {}).values())
-            self._latest -= 1
+            self._forget_latest()
         marks = self._turns.setdefault(second, {})
         marks[mark.value] = marks.get(mark.value, 0) + 1
         self.n += 1
         self._latest = max(self._latest, second)
+
+    def _forget_latest(self) -> None:
+        """Forget one turn of the last second that has any."""
+        while self._latest not in self._turns:
+            self._latest -= 1
+        marks = self._turns[self._latest]
+        value, n = marks.popitem()
+        if n > 1:
+            marks[value] = n - 1
+        elif not marks:
+            del self._turns[self._latest]
+        self.n -= 1
 
     def comes(self, mark: Mark, now: float) -> bool:
         """Whether it was told to come back about now, or a while ago; then once. Sets `mark.returns`."""

@@ -247,6 +247,17 @@ def test_each_turn_is_known_once_by_the_same_request():
     assert not returns._turns
 
 
+def test_of_too_many_turns_only_the_latest_are_forgotten():
+    returns, marks = Returns(), [Mark(b"%d" % i, []) for i in range((1 << 15) + 100)]
+    for mark in marks[:-100]:
+        returns.expect(mark, 100.5, 0.0)
+    for mark in marks[-100:]:
+        returns.expect(mark, 99.5, 0.0)
+    assert returns.n == 1 << 15
+    assert sum(returns.comes(mark, 101.0) for mark in marks) == 1 << 15
+    assert all(mark.returns for mark in marks[-100:]) and not returns.n and not returns._turns
+
+
 def test_who_stays_away_is_not_waited_for():
     flood = Flood(50.0, 4.0, 5.0, known="said", come_back=False)
     flood.run()
