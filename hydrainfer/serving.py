@@ -224,7 +224,7 @@ def _load(loaded: Loaded, console: Console) -> ServerParts:
     read_origins(loaded.config.allowed_origins)  # before anything takes time
     _tls(loaded.config)
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("load", total=None)
         return start_instance(loaded.config, lambda done, total: progress.update(task, completed=done, total=total))
 

@@ -178,6 +178,7 @@ def parse_config(path: str | Path) -> ParsedConfig:
     what = "pass a Hugging Face checkpoint directory, a GGUF file, or a name on the hub such as owner/name"
     require(path.exists(), path, f"no such directory; {what}")
     require(path.is_dir(), path, f"is not a directory; {what}")
+    require((path / "config.json").exists(), path, f"config.json is missing; {what}")
     raw = read_json(path / "config.json")
     kind = raw.get("model_type")
     name = str((raw.get("architectures") or [f"model_type {kind!r}"])[0])

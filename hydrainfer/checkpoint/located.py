@@ -32,6 +32,7 @@ def locate(model: str, *, revision: str | None = None, mmproj: str | None = None
     by_name = is_hub_name(model)
     require(revision is None or by_name, path, "takes no --revision, which is for names on the Hugging Face hub")
     if is_file:
+        require(path.suffix != ".safetensors", path, "is one file of a checkpoint; pass the directory that it is in")
         return unpack(path, None if mmproj is None else Path(mmproj).expanduser())
     return _snapshot(model, revision) if by_name else path
 

@@ -72,7 +72,9 @@ class Layout:
         roles = tuple(Role.parse(r) for n, r in groups for _ in range(int(n)))
         missing = [s.value for s in (Stage.PREFILL, Stage.DECODE) if not any(r.runs(s) for r in roles)]
         if missing:
-            raise ConfigError(f"layout {text!r} has no instance that runs {' or '.join(missing)}")
+            raise ConfigError(
+                f"layout {text!r} has no instance that runs {' or '.join(missing)}; add one, as in 1E1P1D or 1EPD"
+            )
         return cls(roles)
 
     def __str__(self) -> str:

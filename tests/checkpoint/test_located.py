@@ -51,6 +51,25 @@ def test_a_name_is_found_in_the_cache(hub, checkpoint):
         assert llm.generate("one two", SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("./models/nothing", "no such directory; pass a Hugging Face checkpoint directory"),
+        ("empty", "config.json is missing; pass a Hugging Face checkpoint directory"),
+        ("empty/model.safetensors", "is one file of a checkpoint; pass the directory that it is in"),
+        ("README.md", "is a file, but no GGUF file"),
+        ("gone.gguf", "no such file"),
+    ],
+)
+def test_what_is_no_model_says_what_a_model_is(tmp_path, monkeypatch, name, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for file in ("README.md", "empty/model.safetensors"):
+        (tmp_path / file).write_text("# A model")
+    with pytest.raises(CheckpointError, match=says):
+        read_config(locate(name))
+
+
 def test_a_revision_is_one_of_that_name(hub, checkpoint):
     keep(hub, checkpoint, ref="v1")
     assert locate("owner/tiny", revision="v1").name == COMMIT

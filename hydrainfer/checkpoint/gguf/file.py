@@ -74,7 +74,7 @@ class _Reader:
 
     def read(self) -> GgufFile:
         path = self._path
-        require(self._data[:4] == _MAGIC, path, "is no GGUF file")
+        require(self._data[:4] == _MAGIC, path, "is a file, but no GGUF file")
         self._at = 4
         version = self._number("I")
         known = " or ".join(map(str, _VERSIONS))
