@@ -70,7 +70,7 @@ def walk(follower: Follower, n_rows: int, n_steps: int) -> tuple[list[float], li
         assert not failed
         fresh = logits.clone()
         clone_s = time.perf_counter()
-        sample(fresh, plan)
+        sample(fresh, plan).read()
         asked_ms.append((between_s - begin_s) * 1e3)
         masked_ms.append((time.perf_counter() - clone_s) * 1e3)
         for i, tokens in enumerate(produced):

@@ -11,6 +11,7 @@ import torch
 
 from hydrainfer.assemble.sizes import (
     GIB,
+    ahead_of,
     cache_sizes,
     dtype_of,
     gap_of,
@@ -99,7 +100,7 @@ def build_engine(
     """Load what the role needs and put it together. Raises `ConfigError` or `CheckpointError`."""
     path, device = model_folder(config), torch_device(config)
     dtype = dtype_of(config, device, described.dtype)
-    overlap = overlap_of(config, device)
+    overlap, ahead = overlap_of(config, device), ahead_of(config, device)
     model, lanes = None, dict[Lane, LaneThread]()
     pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None
     if sizing.cost is None:
@@ -131,7 +132,7 @@ def build_engine(
     give_up_after = float("inf") if around.node is None else _BROKEN_AFTER  # who is alone is not started again
     expect = None if around.grammars is None else around.grammars.expect
     told = around.sink, around.record
-    engine = Engine(scheduler, runners, *told, overlap, moves, moved, give_up_after, expect, shifts)
+    engine = Engine(scheduler, runners, *told, overlap, moves, moved, give_up_after, expect, shifts, ahead=ahead)
     engines.append(engine)
     facts: Facts = {
         "device": str(device) if model is not None else "emulated",
@@ -139,6 +140,7 @@ def build_engine(
         **({} if config.quantization == "none" else {"quantization": config.quantization}),
         "threads": sizing.n_threads,
         "overlap": overlap,
+        **({"async_scheduling": "on"} if ahead else {}),
         **_gib_by_option(sizes.blocks),
         **({"landing_gib": round(sum(s.n_bytes for s in hosted.values()) / GIB, 3)} if hosted else {}),
         **({} if model is None else _operators(model)),

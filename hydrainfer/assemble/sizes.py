@@ -61,6 +61,16 @@ def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
     return config.overlap
 
 
+def ahead_of(config: ServeConfig, device: torch.device) -> bool:
+    """Whether the next step is launched while one is computed. On a CPU there is next to no time between them (README
+    has figures). Raises `ConfigError`."""
+    if config.device == "emulated":
+        if config.async_scheduling:
+            raise ConfigError("an emulated device takes no time between steps to be hidden", param="async_scheduling")
+        return False
+    return device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+
+
 def gap_of(config: ServeConfig, overlap: Overlap) -> float | None:
     """How long a decoding request may wait for its next token (`Budgets.gap_s`): the TPOT of the SLO if one is given,
     where chunks and pictures are cut to it."""

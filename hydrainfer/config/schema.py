@@ -254,6 +254,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "are made; auto: on a CPU off, with --slo slice; on CUDA free.",
         ),
     ] = "auto"
+    async_scheduling: Annotated[
+        bool | None,
+        _help(
+            "Scheduler",
+            "Launch a step while one of decodes alone is computed, before its tokens are known; default: on CUDA.",
+            extra={"param_decls": ("--async-scheduling/--no-async-scheduling",)},
+        ),
+    ] = None
     threads: Annotated[Count | None, _help("Scheduler", "CPU threads for compute; default: all cores.")] = None
 
     kv_cache_gib: Annotated[

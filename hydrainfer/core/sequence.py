@@ -147,13 +147,19 @@ class LiveSequence:
 
 class TokenWork(msgspec.Struct, frozen=True):
     """Compute `count` tokens of `seq` from position `start`; sample a token after the last one if `sample`. The last of
-    them are `drafts`, which may follow its tokens: a token is sampled before each of them, too."""
+    them are `drafts`, which may follow its tokens: a token is sampled before each of them, too. What is launched while
+    the batch before it is computed may begin with the token that this one samples: then it is that one alone."""
 
     seq: LiveSequence
     start: int
     count: int
     sample: bool
     drafts: tuple[int, ...] = ()
+
+    @property
+    def unknown(self) -> bool:
+        """Whether its token is being sampled by the batch before it."""
+        return self.start >= len(self.seq.tokens)
 
     @property
     def asked(self) -> range:
@@ -185,6 +191,10 @@ class StepBatch:
     n_decodes: int = 0
     after_s: float = 0.0
     n_drafts: int = 0
+
+    @property
+    def decodes_only(self) -> bool:
+        return self.n_decodes == len(self.work) and not self.n_drafts
 
     @property
     def chunked(self) -> bool:

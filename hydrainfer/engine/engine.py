@@ -46,7 +46,7 @@ _NEVER = float("inf")
 
 
 class Engine:
-    """`overlap`: see `Lanes`. `sink` gets the outputs of each step, `record` every lifecycle event, if given.
+    """`overlap`, `ahead`: see `Lanes`. `sink` gets the outputs of each step, `record` every lifecycle event, if given.
     `moves`: its dealings with other instances, if any. `moved(request id, instance, hops)` hears who owns a request
     that came or went. `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a
     whole. `expect` hears of every grammar that will be followed here, as early as it is known. `shifts`: the copies to
@@ -64,12 +64,14 @@ class Engine:
         give_up_after: float = float("inf"),
         expect: Callable[[Grammar], None] | None = None,
         shifts: Shifts | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
         self._expect = expect or (lambda _: None)
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler
         self.moves, self._shifts = moves, shifts
-        self.lanes = Lanes(runners, overlap)
+        self.lanes = Lanes(runners, overlap, ahead=ahead)
         self._sink = sink
         self._record = record
         self._outputs: list[Output] = []
@@ -212,9 +214,10 @@ class Engine:
             raise InternalError(f"{n} batches in a row failed on the {lane.value} lane")
 
     def _launch(self, now: float) -> None:
-        lanes = self.lanes
-        for lane in lanes.turns(self.scheduler.prefers_language):
-            batch, started, preempted, departed = self.scheduler.next(now, lane, lanes.interrupts(lane))
+        lanes, s = self.lanes, self.scheduler
+        for lane in lanes.turns(s.prefers_language, lambda: bool(s.encoding or s.waiting.pictured)):
+            turn = s.next(now, lane, lanes.interrupts(lane), ahead=lanes.busy(lane))
+            batch, started, preempted, departed = turn
             for seq in preempted:
                 self._event(seq.id, EventKind.PREEMPTED, now)
                 self._queued(seq, now)
@@ -348,7 +351,7 @@ class Engine:
             tokens_wanted=s.room.n_tokens_wanted,
             tokens_missed=s.room.n_tokens_missed,
             n_preemptions=s.n_preemptions,
-            n_steps=s.n_batches - len(self.lanes.in_flight),
+            n_steps=s.n_batches - self.lanes.n_in_flight,
             stalled_s=self._stalled_s(now),
             hung_s=self.lanes.hung_s(now),
             n_migrating=len(s.migrating),

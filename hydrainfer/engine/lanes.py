@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from hydrainfer.core import Lane, StepBatch, StepResult
@@ -12,30 +13,51 @@ Overlap = Literal["free", "step", "off", "slice"]
 _NEVER = float("inf")
 
 
+@dataclass(slots=True)
+class _Flight:
+    """`since_s`: when it was launched, or became the first of its lane."""
+
+    batch: StepBatch
+    ticket: Ticket
+    since_s: float
+
+
 class Lanes:
     """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
     `off` runs one lane at a time; with `slice` the lanes share a thread, and pictures that are being encoded wait for
-    language batches."""
+    language batches. `ahead`: while the language lane computes decodes alone, its next batch is launched, too; where
+    lanes take turns, only while there are no pictures."""
 
-    def __init__(self, runners: Mapping[Lane, Runner], overlap: Overlap) -> None:
+    def __init__(self, runners: Mapping[Lane, Runner], overlap: Overlap, *, ahead: bool = False) -> None:
         self.runners, self.overlap = runners, overlap
-        self.in_flight: dict[Lane, Ticket] = {}
-        self._launched_s: dict[Lane, float] = {}
+        self._ahead = ahead
+        self.in_flight: dict[Lane, list[_Flight]] = {}  # of busy lanes: one batch, or two, which land in this order
         self._latest = Lane.LANGUAGE
 
     def landed(self, now: float) -> Iterator[tuple[StepResult, float]]:
         """The results that are there, each with the seconds that its batch took."""
-        for lane, ticket in list(self.in_flight.items()) if self.in_flight else ():
-            result = ticket.poll(now)
-            if result is not None:
-                del self.in_flight[lane]
-                yield result, now - self._launched_s[lane] if result.own_s is None else result.own_s
+        for lane, flights in list(self.in_flight.items()) if self.in_flight else ():
+            while flights and (result := flights[0].ticket.poll(now)) is not None:
+                first = flights.pop(0)
+                if flights:
+                    flights[0].since_s = now
+                else:
+                    del self.in_flight[lane]
+                yield result, now - first.since_s if result.own_s is None else result.own_s
 
-    def turns(self, prefers_language: Callable[[], bool]) -> Iterator[Lane]:
+    def turns(self, prefers_language: Callable[[], bool], has_pictures: Callable[[], bool]) -> Iterator[Lane]:
         """The lanes to be asked for a batch now, in order. `prefers_language()`: whether no picture is to be encoded
-        before somebody's prefill. Each lane's batch is launched before the next lane is asked for."""
-        if self.in_flight and self.overlap in ("step", "off"):
-            return
+        before somebody's prefill; `has_pictures()`: whether there are any. Each lane's batch is launched before the
+        next lane is asked for."""
+        take_turns = self.overlap in ("step", "off")
+        if not (self.in_flight and take_turns):
+            yield from self._free(prefers_language)
+        if self._ahead and not (take_turns and (Lane.VISION in self.in_flight or has_pictures())):
+            flights = self.in_flight.get(Lane.LANGUAGE, ())
+            if len(flights) == 1 and flights[0].batch.decodes_only:
+                yield Lane.LANGUAGE
+
+    def _free(self, prefers_language: Callable[[], bool]) -> Iterator[Lane]:
         lanes = [lane for lane in self.runners if lane not in self.in_flight]
         if self.overlap == "off":
             after = Lane.VISION if prefers_language() else self._latest
@@ -55,8 +77,12 @@ class Lanes:
 
     def launch(self, batch: StepBatch, now: float) -> None:
         lane = self._latest = batch.lane
-        self._launched_s[lane] = now  # first: `hung_s` may be asked by another thread
-        self.in_flight[lane] = self.runners[lane].launch(batch)
+        flight = _Flight(batch, self.runners[lane].launch(batch), now)
+        self.in_flight.setdefault(lane, []).append(flight)
+
+    @property
+    def n_in_flight(self) -> int:
+        return sum(map(len, self.in_flight.values()))
 
     def busy(self, lane: Lane) -> bool:
         return lane in self.in_flight
@@ -64,15 +90,15 @@ class Lanes:
     def ready_at(self) -> float:
         """When the first result will be there, as far as that is known; infinity if nobody knows."""
         found = _NEVER
-        for ticket in self.in_flight.values():
-            at = ticket.ready_at()
+        for flights in self.in_flight.values():
+            at = flights[0].ticket.ready_at()
             if at is not None and at < found:
                 found = at
         return found
 
     def hung_s(self, now: float) -> float:
-        """How long a lane has been at its batch."""
-        return now - min((self._launched_s[lane] for lane in list(self.in_flight)), default=now)
+        """How long a lane has been at its batch. Any thread may ask."""
+        return now - min((f.since_s for flights in list(self.in_flight.values()) for f in flights[:1]), default=now)
 
     def close(self) -> None:
         for runner in self.runners.values():

@@ -32,8 +32,9 @@ class Runner(Protocol):
     """Executes the batches of one lane, one after the other, in the order launched."""
 
     def launch(self, batch: StepBatch) -> Ticket:
-        """Read what the batch needs of its sequences now, start it and return. May be called again only when the
-        previous ticket has been polled to its end."""
+        """Read what the batch needs of its sequences now, start it and return. May be called again when the previous
+        ticket has been polled to its end, or if that batch has decodes only: then the next one may have items whose
+        token that one samples (`TokenWork.unknown`). Their results are of no use if it fails."""
 
     def close(self) -> None:
         """Wait for what is running, then free threads and streams."""

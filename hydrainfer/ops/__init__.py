@@ -8,7 +8,7 @@ from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.memory import weights
-from hydrainfer.ops.pinned import packed_bytes, to_device, upload
+from hydrainfer.ops.pinned import packed_bytes, to_device, to_host, upload
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, variants
 
@@ -30,6 +30,7 @@ __all__ = [
     "pausing",
     "select_ops",
     "to_device",
+    "to_host",
     "upload",
     "variants",
     "visible",

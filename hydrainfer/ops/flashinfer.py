@@ -61,6 +61,7 @@ class FlashInfer:
         self._workspace: Tensor | None = None
         self._free: list[Any] = []
         self._captured: dict[Captured, PagedPlan] = {}
+        self._copied: dict[Any, torch.cuda.Event] = {}  # by wrapper: its latest plan is on the device
 
     def supports(self, dtype: torch.dtype, head_dim: int) -> bool:
         return dtype in _DTYPES and head_dim in _HEAD_DIMS
@@ -115,7 +116,12 @@ class FlashInfer:
         return plan.wrapper.run(q, cache)
 
     def _plan(self, batch: AttentionBatch, wanted: _PlanKey) -> None:
+        """A wrapper's plans pass to the device through one piece of host memory. That of the batch before may be still
+        there, behind the one that is computed; seldom, for two batches are in flight at most."""
         plan = batch.plan
+        copied = self._copied.get(plan.wrapper)
+        if copied is not None:
+            copied.synchronize()
         plan.wrapper.plan(
             plan.rows,
             plan.pages,
@@ -132,6 +138,9 @@ class FlashInfer:
             kv_data_type=wanted.dtype,
         )
         plan.made_for = wanted
+        if self._device.type == "cuda":
+            copied = self._copied[plan.wrapper] = copied or torch.cuda.Event()
+            copied.record()
 
 
 def _wrapper(workspace: Tensor, **arrays: Any) -> Any:

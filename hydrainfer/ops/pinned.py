@@ -1,4 +1,4 @@
-"""Arrays of the host on a device: through pinned memory, many in one copy, without waiting."""
+"""Arrays of the host on a device, and back: through pinned memory, without waiting."""
 
 from __future__ import annotations
 
@@ -40,6 +40,15 @@ def packed_bytes(arrays: Mapping[str, np.ndarray]) -> int:
 
 def _room(array: np.ndarray) -> int:
     return -(-array.nbytes // _ALIGNED) * _ALIGNED
+
+
+def to_host(found: Tensor) -> Tensor:
+    """A tensor of a CPU itself; of CUDA a copy in pinned memory, which is there once the current stream is done with
+    what it was given so far."""
+    if found.device.type == "cpu":
+        return found
+    pinned = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+    return pinned.copy_(found, non_blocking=True)
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -77,7 +77,7 @@ def capture_on(lane: LaneThread, name: Lane, device: torch.device, capture_all: 
 
 
 class Steps(Protocol):
-    """How a step runs, in parts: its arrays, what is planned before it, and the layers."""
+    """How a step runs, in parts: its arrays, the ids that are on the device, what is planned before it, the layers."""
 
     @property
     def device(self) -> torch.device: ...
@@ -85,6 +85,8 @@ class Steps(Protocol):
     def arrays(self, p: PackedTokens) -> dict[str, np.ndarray]: ...
 
     def caches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool) -> list[LayerCache]: ...
+
+    def follow(self, on: Mapping[str, Tensor]) -> None: ...
 
     def through(self, p: PackedTokens, on: Mapping[str, Tensor], caches: list[LayerCache]) -> Tensor: ...
 
@@ -137,6 +139,7 @@ class DecodeGraphs:
         graph = self._graphs.get(rows)
         memory = graph.memory if graph else torch.empty(packed_bytes(read), dtype=torch.uint8, device=device)
         on = upload(read, device, memory) | upload(arrays, device)
+        self._steps.follow(on)
         step = p, on, self._steps.caches(p, on, captured=True)
         if graph is None:
             graph = self._graphs[rows] = _Graph(memory, step)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from hydrainfer.core import DEVICE_LOST, InternalError, StepBatch, StepResult
 
 _log = logging.getLogger(__name__)
-LaneJob = Callable[[], StepResult]
+Read = Callable[[], StepResult]
+"""Reads what came out of a batch, once the device is done with it."""
+LaneJob = Callable[[], StepResult | Read]
+_T = TypeVar("_T")
+"""Computes a batch or, on CUDA, has all that it takes launched."""
 
 
 class LaneTicket:
@@ -41,8 +44,23 @@ class _Item(NamedTuple):
     ticket: LaneTicket
 
 
+class _Launched(NamedTuple):
+    """A batch whose work the device was given; `done` happens behind that."""
+
+    item: _Item
+    began_s: float
+    outcome: StepResult | Read
+    done: torch.cuda.Event
+
+    def land(self) -> StepResult:
+        self.done.synchronize()
+        return _read(self.outcome)
+
+
 class LaneThread:
-    """Runs work on its own thread with its own number of compute threads.
+    """Runs work on its own thread with its own number of compute threads. On CUDA it launches one batch after the other
+    on its stream, and a second thread completes their tickets, each when the device is done with the batch: until then
+    its blocks are in use, also where its work raised.
 
     `wake()` is called on that thread after each ticket is complete. `threads()` is asked before each batch for the
     number of CPU threads to compute with, so that lanes can share the cores when both are busy; None leaves torch's
@@ -69,6 +87,10 @@ class LaneThread:
         self._next: _Item | None = None  # taken from the queue by `pause`, and not due yet
         self._resumed_s = self._paused_s = 0.0  # when the batch under way went on; when it could pause last
         self._others_s = 0.0  # how long it has waited for others
+        self._launched: SimpleQueue[_Launched | None] = SimpleQueue()
+        self._landing = threading.Thread(target=self._land_all, name=f"hydrainfer-{name}-landing", daemon=True)
+        if device.type == "cuda":
+            self._landing.start()
         self._thread = threading.Thread(target=self._loop, name=f"hydrainfer-{name}", daemon=True)
         self._thread.start()
 
@@ -86,6 +108,9 @@ class LaneThread:
         """Wait for what is running, then end the thread. Safe to repeat."""
         self._queue.put(None)
         self._thread.join()
+        self._launched.put(None)
+        if self._landing.ident is not None:
+            self._landing.join()
 
     def pause(self) -> None:
         """Execute what was launched meanwhile, if it is due before the next pause. Called by the work under way."""
@@ -121,32 +146,49 @@ class LaneThread:
             if wanted != used:
                 torch.set_num_threads(wanted)
                 used = wanted
-            with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-                self._execute(item if stream is None else item._replace(work=_whole(item.work, stream)))
+            if stream is None:
+                self._execute(item)
+            else:
+                with torch.cuda.stream(stream):
+                    self._launch(item, stream)
             del item  # frees what the batch held before the next one waits
 
     def _execute(self, item: _Item) -> None:
         self._resumed_s = self._paused_s = began_s = time.perf_counter()
         self._others_s = 0.0
-        result = guarded(item.batch, item.work)
-        result.own_s = time.perf_counter() - began_s - self._others_s
+        result = guarded(item.batch, lambda: _read(item.work()))
+        self._complete(item, result, time.perf_counter() - began_s - self._others_s)
+
+    def _launch(self, item: _Item, stream: torch.cuda.Stream) -> None:
+        began_s, done = time.perf_counter(), torch.cuda.Event()
+
+        def work() -> StepResult | Read:
+            try:
+                return item.work()
+            finally:
+                done.record(stream)
+
+        self._launched.put(_Launched(item, began_s, guarded(item.batch, work), done))
+
+    def _land_all(self) -> None:
+        landed_s = 0.0
+        while (launched := self._launched.get()) is not None:
+            result = guarded(launched.item.batch, launched.land)
+            began_s, landed_s = max(launched.began_s, landed_s), time.perf_counter()
+            self._complete(launched.item, result, landed_s - began_s)
+            del launched
+
+    def _complete(self, item: _Item, result: StepResult, own_s: float) -> None:
+        result.own_s = own_s
         item.ticket.result = result
         self._wake()
 
 
-def _whole(work: LaneJob, stream: torch.cuda.Stream) -> LaneJob:
-    """`work`, which ends when the device is done with it, also where it raised: until then its blocks are in use."""
-
-    def run() -> StepResult:
-        try:
-            return work()
-        finally:
-            stream.synchronize()
-
-    return run
+def _read(outcome: StepResult | Read) -> StepResult:
+    return outcome if isinstance(outcome, StepResult) else outcome()
 
 
-def guarded(batch: StepBatch, work: LaneJob) -> StepResult:
+def guarded(batch: StepBatch, work: Callable[[], _T]) -> _T | StepResult:
     """`work()`, or a result that carries why it failed. Out of memory is an answer, not a crash. Any other error of the
     device has the code `DEVICE_LOST`: most of CUDA's leave a context in which every later call fails."""
     try:

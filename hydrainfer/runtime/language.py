@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hydrainfer.cache import CacheSpec, for_stage
-from hydrainfer.core import HydraError, Lane, Stage, StepBatch, StepResult, TokenLogprobs
+from hydrainfer.core import HydraError, Lane, Stage, StepBatch, StepResult, TokenLogprobs, TokenWork
 from hydrainfer.grammar import Follower, Grammars
 from hydrainfer.models import DeepRows, LastRows, LayerCache, Model
 from hydrainfer.ops import AttentionBatch, Captured, ScanBatch, to_device, upload
 from hydrainfer.runtime.graphs import Capture, DecodeGraphs, capture_on
-from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
+from hydrainfer.runtime.lane import LaneThread, LaneTicket, Read, guarded
 from hydrainfer.runtime.packing import AskedRows, PackedTokens, one_token, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
 from hydrainfer.runtime.sampler import logprobs_of, sample
@@ -55,6 +55,9 @@ class LanguageRunner:
         self._rotary = RotaryPositions() if model.config.text.rope.sections is not None else None
         self._lane = lane
         self._graphs = None if capture is None else DecodeGraphs(self, capture)
+        self._packed: list[TokenWork] = []  # the batch that was launched last; none if that failed
+        self._sampled: Tensor | None = None  # the tokens of the batch that was executed last; None if it failed
+        self._before: Tensor | None = None  # those of the batch before
 
     def launch(self, batch: StepBatch) -> LaneTicket:
         """Pack on the caller's thread, then execute on the lane's."""
@@ -62,10 +65,13 @@ class LanguageRunner:
 
         def pack() -> StepResult:
             embed_spec = self._embeds.spec if self._embeds is not None else None
-            packed = pack_tokens(batch.work, self._tables, embed_spec, self._rotary, self._sums)
-            jobs.append((packed, plan_sampling(batch.work)))
+            packed = pack_tokens(batch.work, self._tables, embed_spec, self._rotary, self._sums, before)
+            follows = None if packed.follows is None else packed.follows[packed.sample_rows].tolist()
+            jobs.append((packed, plan_sampling(batch.work, follows)))
+            self._packed = batch.work
             return StepResult(batch)
 
+        before, self._packed = self._packed, []
         outcome = guarded(batch, pack)
         if not jobs:
             return self._lane.complete(outcome)
@@ -86,30 +92,35 @@ class LanguageRunner:
         """Wait for what is running, then end the lane's thread."""
         self._lane.close()
 
-    def _execute(self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan) -> StepResult:
+    def _execute(self, batch: StepBatch, packed: PackedTokens, plan: SamplingPlan) -> StepResult | Read:
+        self._before, self._sampled = self._sampled, None
         with torch.inference_mode():
             hidden = self._forward(packed)
-            asked: dict[int, list[TokenLogprobs]] = {}
-            if packed.asked:
-                asked = {one.item: self._likelihoods(hidden, one) for one in packed.asked}
+            asked = {one.item: self._likelihoods(hidden, one) for one in packed.asked}
+            if asked:
                 hidden = hidden[to_device(np.array(packed.sample_rows, dtype=np.int64), hidden.device)]
             if not packed.sample_rows:
-                return StepResult(batch, prompt_logprobs=asked)
+                return lambda: StepResult(batch, prompt_logprobs={item: told() for item, told in asked.items()})
             logits = self._model.logits(hidden)
             failed = self._guide(plan, logits.shape[1])  # a GPU computes meanwhile
-            tokens, logprobs = sample(logits, plan)
-        return StepResult(batch, tokens=tokens, logprobs=logprobs, prompt_logprobs=asked, failed=failed)
+            self._sampled, read_tokens = sample(logits, plan, self._before)
 
-    def _likelihoods(self, hidden: Tensor, asked: AskedRows) -> list[TokenLogprobs]:
-        """The log-probabilities of a chunk's next tokens. `hidden`: of every row."""
-        found: list[TokenLogprobs] = []
+        def read() -> StepResult:
+            told = {item: told() for item, told in asked.items()}
+            return StepResult(batch, *read_tokens(), prompt_logprobs=told, failed=failed)
+
+        return read
+
+    def _likelihoods(self, hidden: Tensor, asked: AskedRows) -> Callable[[], list[TokenLogprobs]]:
+        """The log-probabilities of a chunk's next tokens, to be read later. `hidden`: of every row."""
+        found: list[Callable[[], list[TokenLogprobs]]] = []
         for low in range(0, len(asked.ids), _ASKED_ROWS):
             ids = asked.ids[low : low + _ASKED_ROWS]
             first = asked.first + low
             logits = self._model.logits(hidden[first : first + len(ids)])
             on = to_device(np.array(ids, dtype=np.int64), logits.device)
-            found += logprobs_of(logits, on, [asked.n_top] * len(ids))
-        return found
+            found.append(logprobs_of(logits, on, [asked.n_top] * len(ids)))
+        return lambda: [one for read in found for one in read()]
 
     def _guide(self, plan: SamplingPlan, n_columns: int) -> dict[str, HydraError]:
         """Find what the grammars forbid; returns by request id why one cannot go on."""
@@ -124,7 +135,13 @@ class LanguageRunner:
         if self._graphs is not None and not p.asked and self._graphs.take(p):
             return self._graphs.forward(p)
         on = upload(self.arrays(p), self.device)
+        self.follow(on)
         return self.through(p, on, self.caches(p, on))
+
+    def follow(self, on: Mapping[str, Tensor]) -> None:
+        """Put what the batch before has sampled where its sequences go on. (If it failed, they have ended.)"""
+        if "follow_rows" in on and self._before is not None:
+            on["ids"][on["follow_rows"]] = self._before[on["follow_from"]]
 
     def caches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool = False) -> list[LayerCache]:
         """The cache of each layer, with the batch as its layers see it, prepared. `captured`: a graph computes it."""
@@ -211,6 +228,9 @@ class LanguageRunner:
         arrays["sample_requests"] = np.array(p.sample_requests, dtype=np.int64)
         if p.embed_at is not None and p.embed_rows is not None:
             arrays |= {"embed_at": p.embed_at, "embed_rows": p.embed_rows}
+        if p.follows is not None:
+            rows = np.flatnonzero(p.follows >= 0)
+            arrays |= {"follow_rows": rows, "follow_from": p.follows[rows]}
         for name, paged in p.paged.items():
             arrays |= {f"{name}.{part}": getattr(paged, part) for part in ("tables", "lengths", "slots")}
         for name, scanned in p.scanned.items():

@@ -54,6 +54,8 @@ class PackedTokens:
     `sample_rows`: for each token that is sampled, in the batch's order, the row whose logits it needs;
     `sample_requests`: its place among the packed requests. `embed_at`, `embed_rows` int64: rows of the batch that take
     these rows of the embedding store instead of the table's. `asked`: where the prompt's log-probabilities come from.
+    `follows` [rows] int64: which of the tokens that the batch before samples is the row's id, -1 if it is known; None
+    if all are.
     """
 
     ids: np.ndarray
@@ -68,6 +70,7 @@ class PackedTokens:
     embed_at: np.ndarray | None
     embed_rows: np.ndarray | None
     asked: list[AskedRows] = field(default_factory=list)
+    follows: np.ndarray | None = None
 
 
 def pack_tokens(
@@ -76,9 +79,11 @@ def pack_tokens(
     embed: CacheSpec | None,
     rotary: RotaryPositions | None = None,
     sums: Iterable[CacheSpec] = (),
+    before: Iterable[TokenWork] = (),
 ) -> PackedTokens:
     """Pack `work` in one pass. `tables`: one for each cache of the tokens' state; `embed`: the embedding cache's spec,
-    if any; `rotary` for models whose positions have three dimensions; `sums`: caches that sum up tokens."""
+    if any; `rotary` for models whose positions have three dimensions; `sums`: caches that sum up tokens. `before`:
+    the batch before this one, whose tokens may not be known yet."""
     order = [i for i, w in enumerate(work) if w.count == 1]
     n_decodes = len(order)
     if n_decodes < len(work):
@@ -87,7 +92,7 @@ def pack_tokens(
     else:
         items = work
     counts = [w.count for w in items]
-    ids = [w.seq.tokens[w.start] for w in items[:n_decodes]]
+    ids = [0 if w.unknown else w.seq.tokens[w.start] for w in items[:n_decodes]]
     starts = np.zeros(len(items) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     first = np.array([w.start for w in items], dtype=np.int64)
@@ -114,6 +119,7 @@ def pack_tokens(
         sample_requests=[r for r, _ in sampled],
         embed_at=None,
         embed_rows=None,
+        follows=_follows(items, before, int(starts[-1])) if any(w.unknown for w in items[:n_decodes]) else None,
         asked=[_asked(i, w, int(starts[place[i]])) for i, w in enumerate(work) if w.start < w.seq.n_prompt and w.asked],
     )
     if embed is not None:
@@ -141,7 +147,19 @@ def padded(p: PackedTokens, n: int) -> PackedTokens:
         for name, page in p.paged.items()
     }
     every, starts = list(range(n)), np.arange(n + 1, dtype=np.int32)
-    return PackedTokens(p.ids[rows], p.positions[..., rows], starts, [1] * n, n, paged, {}, every, every, None, None)
+    follows = None if p.follows is None else p.follows[rows]
+    positions = p.positions[..., rows]
+    return PackedTokens(p.ids[rows], positions, starts, [1] * n, n, paged, {}, every, every, None, None, [], follows)
+
+
+def _follows(items: list[TokenWork], before: Iterable[TokenWork], n_rows: int) -> np.ndarray:
+    """`PackedTokens.follows` of items that decode first. (Who was not in the batch before, since that could not be
+    packed, has ended.)"""
+    found, sampled = np.full(n_rows, -1, dtype=np.int64), {w.seq.id: i for i, w in enumerate(before)}
+    for r, w in enumerate(items):
+        if w.unknown:
+            found[r] = sampled.get(w.seq.id, -1)
+    return found
 
 
 def _asked(item: int, work: TokenWork, first: int) -> AskedRows:

@@ -6,13 +6,15 @@ Every row's result depends on that row alone: neither the batch around it nor a 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hydrainfer.core import TokenLogprobs
-from hydrainfer.ops import to_device, upload
+from hydrainfer.ops import to_device, to_host, upload
 from hydrainfer.runtime.sampling import Draw, SamplingPlan
 
 _TOP_P_PREFIX = 512
@@ -22,17 +24,27 @@ _SORTED_ROWS = 64
 """Rows that are filtered together on CUDA: each takes some 50 bytes per token of the vocabulary meanwhile."""
 
 
-def sample(logits: Tensor, plan: SamplingPlan) -> tuple[list[int], dict[int, TokenLogprobs]]:
-    """float32 logits [rows, vocab] (may be overwritten) → one token per row, and log-probabilities where asked for."""
+class Sampled(NamedTuple):
+    """`tokens` int64 [rows] on the logits' device. `read()`: the same, and log-probabilities by row where asked for; on
+    CUDA to be called once the stream is done with them."""
+
+    tokens: Tensor
+    read: Callable[[], tuple[list[int], dict[int, TokenLogprobs]]]
+
+
+def sample(logits: Tensor, plan: SamplingPlan, before: Tensor | None = None) -> Sampled:
+    """One token for each row of float32 logits [rows, vocab], which may be overwritten. `before`: the tokens of the
+    batch before, if the plan follows it. Does not wait for a GPU."""
     raw = logits.clone() if plan.logprobs and plan.alters_logits else logits
-    chosen = choose(logits, plan)
-    return chosen.tolist(), _logprobs(raw, plan.logprobs, chosen) if plan.logprobs else {}
+    chosen = choose(logits, plan, before)
+    tokens, logprobs = to_host(chosen), _logprobs(raw, plan.logprobs, chosen) if plan.logprobs else dict
+    return Sampled(chosen, lambda: (tokens.tolist(), logprobs()))
 
 
-def choose(logits: Tensor, plan: SamplingPlan) -> Tensor:
-    """The tokens of `sample` on the logits' device, int64 [rows]. On CUDA nothing here waits for the device."""
+def choose(logits: Tensor, plan: SamplingPlan, before: Tensor | None = None) -> Tensor:
+    """The tokens of `sample`."""
     if plan.alters_logits:
-        _alter(logits, plan)
+        _alter(logits, plan, before)
     chosen = logits.argmax(-1)
     plain = [d for d in plan.draws if not d.filters]
     filtered = [d for d in plan.draws if d.filters]
@@ -49,20 +61,41 @@ def choose(logits: Tensor, plan: SamplingPlan) -> Tensor:
     return chosen
 
 
-def _alter(logits: Tensor, plan: SamplingPlan) -> None:
+def _alter(logits: Tensor, plan: SamplingPlan, before: Tensor | None) -> None:
     on = upload(_alterations(plan, logits.shape[1]), logits.device)
     if "banned" in on:
         logits.index_put_(tuple(on["banned"]), torch.full((), float("-inf"), device=logits.device))
     if "biased" in on:
         logits.index_put_(tuple(on["biased"]), on["bias"], accumulate=True)
+    if before is not None and "last_from" in on:
+        _add_last(on, before, logits.shape[0])
     if "seen" in on:
         values = logits[tuple(on["seen"])]
         changed = torch.where(values > 0, values / on["repetition"], values * on["repetition"])
         logits.index_put_(tuple(on["seen"]), changed)
     if "produced" in on:
-        logits.index_put_(tuple(on["produced"]), on["penalty"], accumulate=True)
+        amounts = -(on["frequency"] * on["counts"] + on["presence"])
+        logits.index_put_(tuple(on["produced"]), torch.where(on["counts"] > 0, amounts, 0.0), accumulate=True)
     if plan.blocked is not None:
         _restrict(logits, [g.row for g in plan.guided], on["guided"], on["blocked"])
+
+
+def _add_last(on: dict[str, Tensor], before: Tensor, n_rows: int) -> None:
+    """Add to what `_alter` changes the tokens that only the device knows. One that its row has seen gets the same value
+    twice, and one more of its `counts`."""
+    rows, ids = on["last_rows"], before[on["last_from"]]
+    added, produced = torch.stack([rows, ids]), on.get("produced")
+    if "seen" in on:
+        on["seen"] = torch.cat([on["seen"], added], 1)
+        on["repetition"] = torch.cat([on["repetition"], on["last_repetition"]])
+    if produced is not None:
+        last = torch.full((n_rows,), -1, dtype=torch.int64, device=ids.device).index_put_((rows,), ids)
+        again = (last[produced[0]] == produced[1]).float()
+        known = torch.zeros(n_rows, device=ids.device).index_add_(0, produced[0], again)
+        on["produced"] = torch.cat([produced, added], 1)
+        on["counts"] = torch.cat([on["counts"] + again, 1.0 - known[rows]])
+        for name in ("frequency", "presence"):
+            on[name] = torch.cat([on[name], on[f"last_{name}"]])
 
 
 def _alterations(plan: SamplingPlan, vocab: int) -> dict[str, np.ndarray]:
@@ -84,8 +117,15 @@ def _alterations(plan: SamplingPlan, vocab: int) -> dict[str, np.ndarray]:
         found["repetition"] = np.concatenate(amounts)
     if produced:
         found["produced"] = _places([(p.row, p.produced) for p in produced])
-        amounts = [np.float32(p.frequency) * p.counts.astype(np.float32) + np.float32(p.presence) for p in produced]
-        found["penalty"] = -np.concatenate(amounts)
+        found["counts"] = np.concatenate([p.counts.astype(np.float32) for p in produced])
+        sizes = [len(p.produced) for p in produced]
+        found["frequency"] = np.repeat(np.array([p.frequency for p in produced], dtype=np.float32), sizes)
+        found["presence"] = np.repeat(np.array([p.presence for p in produced], dtype=np.float32), sizes)
+    if last := [p for p in plan.penalties if p.follows >= 0]:
+        found["last_rows"] = np.array([p.row for p in last], dtype=np.int64)
+        found["last_from"] = np.array([p.follows for p in last], dtype=np.int64)
+        for name in ("repetition", "frequency", "presence"):
+            found[f"last_{name}"] = np.array([getattr(p, name) for p in last], dtype=np.float32)
     if plan.blocked is not None:
         found |= {"guided": np.array([g.row for g in plan.guided], dtype=np.int64), "blocked": plan.blocked}
     return found
@@ -191,25 +231,29 @@ def _nucleus(probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     return ordered[: max(keep, 1)], index if candidates is None else candidates[index]
 
 
-def _logprobs(raw: Tensor, wanted: list[tuple[int, int]], chosen: Tensor) -> dict[int, TokenLogprobs]:
-    """Log-probabilities, by row, of the distribution before penalties, bias and temperature."""
+def _logprobs(raw: Tensor, wanted: list[tuple[int, int]], chosen: Tensor) -> Callable[[], dict[int, TokenLogprobs]]:
+    """Log-probabilities, by row, of the distribution before penalties, bias and temperature; to be called later, as
+    `Sampled.read`."""
     rows = to_device(np.array([row for row, _ in wanted], dtype=np.int64), raw.device)
     told = logprobs_of(raw[rows], chosen[rows], [k for _, k in wanted])
-    return {row: one for (row, _), one in zip(wanted, told)}
+    return lambda: {row: one for (row, _), one in zip(wanted, told())}
 
 
-def logprobs_of(logits: Tensor, ids: Tensor, n_top: list[int]) -> list[TokenLogprobs]:
-    """float32 logits [rows, vocab] and int64 ids [rows] → how likely each row's id was, with so many of the likeliest.
-    An id beyond the columns (a picture's placeholder may be one) has no probability."""
-    n_rows, n_columns = logits.shape
+def logprobs_of(logits: Tensor, ids: Tensor, n_top: list[int]) -> Callable[[], list[TokenLogprobs]]:
+    """float32 logits [rows, vocab] and int64 ids [rows] → how likely each row's id was, with so many of the likeliest;
+    to be called later, as `Sampled.read`. An id beyond the columns (a picture's placeholder may be one) has no
+    probability."""
+    n_columns = logits.shape[1]
     table = torch.log_softmax(logits, dim=-1)
     own = table.gather(1, ids.clamp(max=n_columns - 1)[:, None])
     own = own.masked_fill((ids >= n_columns)[:, None], float("-inf"))
-    ranks = (table > own).sum(-1).add_(1).tolist()
+    ranks = (table > own).sum(-1).add_(1)
     most = max(n_top)
-    top = table.topk(most, dim=-1) if most else None
-    values, others = (top.values.tolist(), top.indices.tolist()) if top else ([[]] * n_rows, [[]] * n_rows)
-    return [
-        TokenLogprobs(p, rank, tuple(zip(i[:k], v[:k])))
-        for k, p, rank, i, v in zip(n_top, own[:, 0].tolist(), ranks, others, values)
-    ]
+    values, others = table.topk(most, dim=-1) if most else (table[:, :0], table[:, :0])
+    there = [to_host(part) for part in (own[:, 0], ranks, others, values)]
+
+    def read() -> list[TokenLogprobs]:
+        told = zip(n_top, *(part.tolist() for part in there))
+        return [TokenLogprobs(p, rank, tuple(zip(i[:k], v[:k]))) for k, p, rank, i, v in told]
+
+    return read

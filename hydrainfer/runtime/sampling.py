@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,7 +29,8 @@ class Draw(NamedTuple):
 
 
 class Penalty(NamedTuple):
-    """Tokens seen by one row: `seen` in prompt or output (unique), `produced` ids with their `counts`."""
+    """Tokens seen by one row: `seen` in prompt or output (unique), `produced` ids with their `counts`; and one more,
+    unless `follows` is -1: the token of the batch before that has this place there."""
 
     row: int
     seen: np.ndarray
@@ -37,6 +39,7 @@ class Penalty(NamedTuple):
     repetition: float
     presence: float
     frequency: float
+    follows: int = -1
 
 
 @dataclass(slots=True)
@@ -57,8 +60,9 @@ class SamplingPlan:
         return bool(self.penalties or self.banned or self.biases or self.guided)
 
 
-def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
-    """The plan for the sampled rows of `work`, numbered in the order of `StepResult.tokens`."""
+def plan_sampling(work: list[TokenWork], follows: Sequence[int] | None = None) -> SamplingPlan:
+    """The plan for the sampled rows of `work`, numbered in the order of `StepResult.tokens`. `follows`: for each of
+    them, which token of the batch before is the last before it, -1 if that is known; None if all are."""
     plan = SamplingPlan()
     rows = ((w, i) for w in work if w.sample for i in range(len(w.drafts) + 1))
     for row, (w, n_before) in enumerate(rows):
@@ -66,8 +70,9 @@ def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
         request = seq.request
         s = request.sampling
         if s.penalised:
-            plan.penalties.append(_penalty(row, [*seq.tokens, *drafts], request.n_prompt, s))
-        if s.min_tokens and seq.n_produced + len(drafts) < s.min_tokens:
+            last = -1 if follows is None else follows[row]
+            plan.penalties.append(_penalty(row, [*seq.tokens, *drafts], request.n_prompt, s, last))
+        if position - request.n_prompt < s.min_tokens:
             ends = s.stop_token_ids if s.ignore_eos else s.stop_token_ids + request.eos_ids
             if ends:
                 plan.banned.append((row, ends))
@@ -85,7 +90,7 @@ def plan_sampling(work: list[TokenWork]) -> SamplingPlan:
     return plan
 
 
-def _penalty(row: int, tokens: list[int], n_prompt: int, s: SamplingParams) -> Penalty:
+def _penalty(row: int, tokens: list[int], n_prompt: int, s: SamplingParams, last: int) -> Penalty:
     produced, counts = np.unique(np.array(tokens[n_prompt:], dtype=np.int64), return_counts=True)
     seen = np.unique(np.array(tokens, dtype=np.int64)) if s.repetition_penalty != 1.0 else produced
-    return Penalty(row, seen, produced, counts, s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+    return Penalty(row, seen, produced, counts, s.repetition_penalty, s.presence_penalty, s.frequency_penalty, last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
 from hydrainfer.core import EncodeWork, Handoff, LiveSequence, Stage, TokenWork
@@ -19,6 +19,25 @@ def waiting_since(waiting: Waiting, running: Iterable[Mapping[str, LiveSequence]
 def decodes(seqs: Iterable[LiveSequence]) -> list[TokenWork]:
     """One token of each sequence that has room for it."""
     return [TokenWork(s, s.n_computed, 1, True) for s in seqs if len(s.tokens) <= s.capacity]
+
+
+def decodes_ahead(seqs: Iterable[LiveSequence], grow: Callable[[LiveSequence, int], bool]) -> list[TokenWork] | None:
+    """`decodes` beside a batch of them that is being computed: a sequence of that batch goes on with the token that is
+    sampled there. It waits for that token if it will be the last one, or if blocks are then to be published or given
+    back, for those of a batch that is computed stay where they are. None if nobody may go on yet: the grammar of one
+    wants to know its token, or `grow(seq, tokens)` finds no room, for which others may have to leave."""
+    work: list[TokenWork] = []
+    for seq in seqs:
+        at = seq.n_computed + seq.in_flight
+        if seq.in_flight:
+            if seq.request.sampling.grammar is not None:
+                return None
+            if at + 1 >= seq.n_most or at >= seq.due:
+                continue
+        if at >= seq.capacity and not grow(seq, at + 1):
+            return None
+        work.append(TokenWork(seq, at, 1, True))
+    return work
 
 
 def add_chunk(work: list[TokenWork], seq: LiveSequence, budget: int, *, first: bool) -> int:

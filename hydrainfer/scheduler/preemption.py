@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from hydrainfer.core import LiveSequence, Stage
 from hydrainfer.scheduler.parking import Parking
@@ -24,8 +24,10 @@ class Preemption:
         self._running, self._arriving = running, arriving
         self._room, self._parking, self._restart = room, parking, restart
 
-    def make_room(self, full: list[LiveSequence], now: float) -> list[LiveSequence]:
-        """Grow these decoding sequences, oldest first; where there is no room, preempt the youngest. Returns those."""
+    def make_room(self, decoding: Iterable[LiveSequence], now: float) -> list[LiveSequence]:
+        """Grow those of these sequences that are full, oldest first; where there is no room, preempt the youngest.
+        Returns those."""
+        full = [seq for seq in decoding if len(seq.tokens) > seq.capacity]
         preempted: list[LiveSequence] = []
         for seq in sorted(full, key=lambda s: s.order):
             while seq.id in self._running[Stage.DECODE] and not self._room.grow(seq):

@@ -166,15 +166,15 @@ class SequenceRoom:
             if seq.n_cached < 0:
                 seq.n_cached = seq.n_computed
 
-    def grow(self, seq: LiveSequence) -> bool:
-        """One more block of every cache that cannot take its last token, or False and nothing changed."""
-        lease = self._leases[seq.id]
-        short = [s for s in self._held(seq) if self._capacity(seq, s) < len(seq.tokens)]
+    def grow(self, seq: LiveSequence, n_tokens: int = 0) -> bool:
+        """One more block of every cache that cannot take its last token, or that many, or False and nothing changed."""
+        lease, n_tokens = self._leases[seq.id], n_tokens or len(seq.tokens)
+        short = [s for s in self._held(seq) if self._capacity(seq, s) < n_tokens]
         if not self.caches.has_room({s.name: 1 for s in short}):
             return False
         for spec in short:
             self.caches.grow(lease, spec.name, 1)
-        self._set_capacity(seq)
+        self._set_capacity(seq, n_tokens)
         return True
 
     def can_grow(self, seqs: Sequence[LiveSequence], n_tokens: int, evicting: bool = True) -> bool:
@@ -193,11 +193,11 @@ class SequenceRoom:
     def _held(self, seq: LiveSequence) -> list[CacheSpec]:
         return [self.caches.specs[name] for name in seq.blocks]
 
-    def _set_capacity(self, seq: LiveSequence) -> None:
+    def _set_capacity(self, seq: LiveSequence, n_tokens: int = 0) -> None:
         capacity = math.inf
         for spec in self._held(seq):
             capacity = min(capacity, self._capacity(seq, spec))
-        seq.capacity = len(seq.tokens) if capacity == math.inf else int(capacity)
+        seq.capacity = (n_tokens or len(seq.tokens)) if capacity == math.inf else int(capacity)
 
     def _set_due(self, seq: LiveSequence) -> None:
         n_computed = seq.n_settled = seq.n_computed

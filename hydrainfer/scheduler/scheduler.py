@@ -30,7 +30,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.scheduler.admission import Admission
 from hydrainfer.scheduler.drafts import Drafter, drafted, verified
-from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes, rest_of, waiting_since
+from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes, decodes_ahead, rest_of, waiting_since
 from hydrainfer.scheduler.gap import Gap
 from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight
 from hydrainfer.scheduler.outcome import Outcome, Turn
@@ -210,24 +210,25 @@ class Scheduler:
 
     # ---- batches
 
-    def next(self, now: float, lane: Lane, interrupts: bool = False) -> Turn:
-        """The next batch of a lane that is free, and what choosing it changed. `interrupts`: pictures that are being
-        encoded wait for it, so it prefills only who goes before all of them."""
+    def next(self, now: float, lane: Lane, interrupts: bool = False, ahead: bool = False) -> Turn:
+        """The next batch of a lane, and what choosing it changed. `interrupts`: pictures that are being encoded wait
+        for it, so it prefills only who goes before all of them. `ahead`: the lane still computes a batch of decodes."""
         if not (self.decoding or self.prefilling or self.encoding or self.waiting):
             return _IDLE
-        preempted: list[LiveSequence] = []
-        departed: list[LiveSequence] = []
+        preempted, departed, started = list[LiveSequence](), list[LiveSequence](), list[LiveSequence]()
         if lane is Lane.VISION:
             work: list = self._fill_vision(now, departed)
             n, n_decodes, after_s = len(work), 0, 0.0
         else:
             departed = self._admission.need_encoders()
             self.migrating |= {seq.id: seq for seq in departed}
-            work, n, n_decodes = self._fill_language(now, preempted, interrupts)
+            if not ahead:
+                preempted = self._preemption.make_room(self.decoding.values(), now)
+                self.n_preemptions += len(preempted)
+            work, n, n_decodes = self._fill_language(now, interrupts, ahead)
             after_s = self._gap.other_s(n, now) if interrupts and len(work) == n_decodes else 0.0
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
-        started: list[LiveSequence] = []
         for item in work:
             seq = item.seq
             seq.in_flight += 1
@@ -239,14 +240,14 @@ class Scheduler:
         batch = StepBatch(self.n_batches, lane, work, n, n_decodes, after_s, n_drafts)
         return Turn(batch, started, preempted, departed)
 
-    def _fill_language(self, now: float, preempted: list, interrupts: bool) -> tuple[list[TokenWork], int, int]:
+    def _fill_language(self, now: float, interrupts: bool, ahead: bool) -> tuple[list[TokenWork], int, int]:
         """The work, its tokens, and how many of its first items decode."""
-        budget = self.budgets.tokens
-        if full := [s for s in self.decoding.values() if len(s.tokens) > s.capacity]:
-            preempted += self._preemption.make_room(full, now)
-            self.n_preemptions += len(preempted)
-        draft, decoding = self._draft, self.decoding.values()
-        ready = decodes(decoding) if draft is None else drafted(decoding, budget, draft)
+        budget, draft, decoding = self.budgets.tokens, self._draft, self.decoding.values()
+        ready = decodes_ahead(decoding, self.room.grow) if ahead else None
+        if not ahead:
+            ready = decodes(decoding) if draft is None else drafted(decoding, budget, draft)
+        if ready is None:
+            return [], 0, 0
         n_ready = len(ready) if draft is None else sum(item.count for item in ready)
         work, n = (ready[:], n_ready) if self.policy.batching == "stage-level" else ([], 0)
         n_decodes = len(work)

@@ -53,6 +53,16 @@ class _Stream:
         pass
 
 
+class _Event:
+    """An event that has happened."""
+
+    def record(self, stream=None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
 class Recorder(TorchDispatchMode):
     """The operators that would reach the device: `calls`, `copies` from the host, and `waits`, those of them that would
     wait for the device."""
@@ -90,5 +100,6 @@ def fake_cuda(monkeypatch):
     if problem := _guard():
         pytest.skip(problem)
     monkeypatch.setattr(torch.cuda, "Stream", _Stream)
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
     with FakeTensorMode(), torch.inference_mode(), Recorder() as recorder:
         yield recorder

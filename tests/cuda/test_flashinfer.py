@@ -138,6 +138,41 @@ def test_a_captured_batch_is_planned_before_each_replay():
         close(wrapper.run(q, cache), reference.attention(q, kv, cache, batch, dim**-0.5))
 
 
+def test_a_plan_waits_until_the_one_before_has_left_the_host(monkeypatch):
+    """Both pass through the wrapper's one piece of pinned memory; the batch before is not computed yet."""
+    notes: list[str] = []
+
+    class Event:
+        def record(self) -> None:
+            notes.append("record")
+
+        def synchronize(self) -> None:
+            notes.append("wait")
+
+    def plan(self, *args, **options) -> None:
+        notes.append("plan")
+        _shapes_only(self, *args, **options)
+
+    monkeypatch.setattr(WrapperDouble, "plan", plan)
+    with fake_cuda(monkeypatch):
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        backend = Backend(CUDA)
+        q, cache, batches = step_on_cuda()
+        for batch in batches:
+            backend.prepare(batch)
+            backend.attention(q, None, cache, batch, 0.1)
+            batch.plan = None
+    assert len(backend.made) == 1 and notes == ["plan", "record", "wait", "plan", "record"]
+
+
+def step_on_cuda() -> tuple[torch.Tensor, KV, list[AttentionBatch]]:
+    """Queries, a cache and two batches of the same shape."""
+    tables, ids = (torch.zeros(n, dtype=torch.int32, device=CUDA) for n in ((3, 5), (7,)))
+    batches = [AttentionBatch([1, 1, 5], [40, 3, 17], 2, 16, tables, ids[:3], ids.long(), ids[:4]) for _ in range(2)]
+    kept, q = (torch.zeros(n, dtype=torch.bfloat16, device=CUDA) for n in ((9, 2, 16, 4, 128), (7, 28, 128)))
+    return q, KV(kept[:, 0], kept[:, 1]), batches
+
+
 def test_what_it_is_chosen_for(monkeypatch):
     monkeypatch.setattr(select, "cuda_kernels", lambda: (None, ("no kernels",)))
     monkeypatch.setattr(select, "find_flashinfer", lambda device: (Backend(device), ()))
@@ -159,10 +194,7 @@ def test_what_it_is_chosen_for(monkeypatch):
 def test_a_step_plans_without_a_wait(monkeypatch):
     with fake_cuda(monkeypatch) as recorder:
         backend = Backend(CUDA)
-        tables, ids = (torch.zeros(n, dtype=torch.int32, device=CUDA) for n in ((3, 5), (7,)))
-        batch = AttentionBatch([1, 1, 5], [40, 3, 17], 2, 16, tables, ids[:3], ids.long(), ids[:4])
-        kept, q = (torch.zeros(n, dtype=torch.bfloat16, device=CUDA) for n in ((9, 2, 16, 4, 128), (7, 28, 128)))
-        cache = KV(kept[:, 0], kept[:, 1])
+        q, cache, (batch, _) = step_on_cuda()
         backend._workspace = torch.zeros(128 << 20, dtype=torch.uint8, device=CUDA)
         recorder.waits.clear()
         monkeypatch.setattr(WrapperDouble, "plan", _shapes_only)

@@ -26,9 +26,14 @@ def notes(monkeypatch):
         def __init__(self, device, priority=0) -> None:
             found.append(("stream", device, priority))
 
-        def synchronize(self) -> None:
-            found.append("synchronize")
+    class Event:
+        def record(self, stream) -> None:
+            found.append("recorded")
 
+        def synchronize(self) -> None:
+            found.append("there")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     return found
@@ -55,7 +60,44 @@ def test_a_batch_ends_when_the_device_is_done_with_it(notes, fails):
         return StepResult(BATCH)
 
     assert (run(work, notes).error is not None) is fails
-    assert notes[1:] == ["launched", "synchronize", "polled"]
+    assert notes[1:] == ["launched", "recorded", "there", "polled"]
+
+
+def test_the_next_batch_is_launched_while_the_device_computes_one(notes, monkeypatch):
+    """And results are read in the order launched, each once its batch is done."""
+    computed = [threading.Event() for _ in range(2)]
+    order = iter(computed)
+
+    class Event:
+        def __init__(self) -> None:
+            self.done = next(order)
+
+        def record(self, stream) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            assert self.done.wait(10)
+
+    def work(name, launched):
+        def read():
+            notes.append(f"read {name}")
+            return StepResult(BATCH)
+
+        notes.append(f"launched {name}")
+        launched.set()
+        return read
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    woken, launched = threading.Event(), [threading.Event() for _ in range(2)]
+    lane = lanes.LaneThread("test", CUDA, woken.set)
+    tickets = [lane.submit(BATCH, lambda i=i: work(i, launched[i])) for i in range(2)]
+    assert all(event.wait(10) for event in launched), "both are on the stream"
+    assert tickets[0].result is None and notes[1:] == ["launched 0", "launched 1"]
+    computed[0].set()
+    assert woken.wait(10) and tickets[0].result is not None and tickets[1].result is None
+    computed[1].set()
+    lane.close()
+    assert tickets[1].result is not None and notes[3:] == ["read 0", "read 1"]
 
 
 def test_the_language_lane_goes_first(notes, monkeypatch):

@@ -30,7 +30,7 @@ from hydrainfer.ops import select, select_ops
 from hydrainfer.ops.cuda import CudaKernels
 from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
 from hydrainfer.runtime.graphs import SQUARES, SquareGraphs
-from hydrainfer.runtime.packing import pack_tokens
+from hydrainfer.runtime.packing import PackedTokens, pack_tokens
 from hydrainfer.runtime.sampler import choose, sample
 from hydrainfer.runtime.sampling import plan_sampling
 from hydrainfer.storage import BlockStore, LocalExports
@@ -120,9 +120,12 @@ class FakeRig:
         seq.blocks = self.caches.reserve(name, need).blocks
         return seq
 
-    def hidden(self, work: list[TokenWork]) -> torch.Tensor:
+    def packed(self, work: list[TokenWork], before: list[TokenWork] = ()) -> PackedTokens:
         r = self.language
-        return r._forward(pack_tokens(work, r._tables, self.stores["embed"].spec, r._rotary))
+        return pack_tokens(work, r._tables, self.stores["embed"].spec, r._rotary, before=before)
+
+    def hidden(self, work: list[TokenWork]) -> torch.Tensor:
+        return self.language._forward(self.packed(work))
 
 
 @pytest.fixture
@@ -150,6 +153,10 @@ def decode(rig: FakeRig, sampling: SamplingParams = SAMPLINGS["greedy"]) -> Toke
     seq = rig.sequence(sampling)
     seq.tokens.append(5)
     return TokenWork(seq, len(seq.tokens) - 1, 1, True)
+
+
+def step_of(work: list[TokenWork]) -> StepBatch:
+    return StepBatch(1, LaneName.LANGUAGE, work, len(work), len(work))
 
 
 def test_encode_does_not_wait(on_cuda):
@@ -197,8 +204,10 @@ def test_sampling_waits_only_for_the_tokens(on_cuda, name):
         chosen = choose(logits, plan)
         assert chosen.device == CUDA and not recorder.waits
         assert len(recorder.calls) < 60
+        drawn = sample(logits, plan)
+        assert drawn.tokens.device == CUDA and not recorder.waits
         with pytest.raises(DataDependentOutputException):  # which is how a read of the device shows here
-            sample(logits, plan)
+            drawn.read()
 
 
 def test_a_grammar_does_not_wait_either(on_cuda):
@@ -216,6 +225,30 @@ def test_one_copy_carries_a_step_to_the_device(on_cuda):
     recorder.copies.clear()
     rig.hidden(work)
     assert len(recorder.copies) == 1
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_step_goes_on_with_tokens_that_the_host_does_not_know(monkeypatch, kernels, graphs, name):
+    """It is packed, launched and sampled while the one before is computed; nothing of it waits."""
+    with fake_cuda(monkeypatch) as recorder:
+        rig = FakeRig("qwen2-vl-7b", layers=2, capture=(lambda run: (lambda: None, run())) if graphs else None)
+        runner, work = rig.language, [decode(rig, SAMPLINGS[name]) for _ in range(3)]
+        for one in work:
+            one.seq.n_computed = one.start
+        runner._execute(step_of(work), rig.packed(work), plan_sampling(work))  # graphs are captured
+        for part in (recorder.copies, recorder.waits):
+            part.clear()
+        behind = [TokenWork(w.seq, w.start + 1, 1, True) for w in (work[2], work[0])]
+        assert all(w.unknown for w in behind)
+        packed = rig.packed(behind, work)
+        assert packed.follows.tolist() == [2, 0]
+        read = runner._execute(step_of(behind), packed, plan_sampling(behind, packed.follows.tolist()))
+        assert runner._before.shape == (3,) and runner._sampled.shape == (2,) and runner._sampled.device == CUDA
+        assert len(recorder.copies) <= 5 and not recorder.waits
+        with pytest.raises(DataDependentOutputException):
+            read()
+        rig.close()
 
 
 def test_a_step_by_a_graph_is_two_copies_and_a_replay(monkeypatch, kernels):

@@ -18,23 +18,24 @@ class TimedRunner:
 
     def __init__(self, device, clock, seconds):
         self.device, self.clock, self.seconds = device, clock, seconds
-        self.spans = []
+        self.spans, self.launched_s = [], []
 
     def launch(self, batch):
-        start = self.clock()
+        self.launched_s.append(self.clock())
+        start = max(self.clock(), self.spans[-1][1] if self.spans else 0.0)
         self.spans.append((start, start + self.seconds))
-        return TimedTicket(self.device.run(batch), start + self.seconds)
+        return TimedTicket(lambda: self.device.run(batch), start + self.seconds)
 
     def close(self):
         pass
 
 
 class TimedTicket:
-    def __init__(self, result, at):
-        self.result, self.at = result, at
+    def __init__(self, run, at):
+        self.run, self.at = run, at
 
     def poll(self, now):
-        return self.result if now >= self.at else None
+        return self.run() if now >= self.at else None
 
     def ready_at(self):
         return self.at
@@ -74,9 +75,10 @@ class Rig:
         return last
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("overlap", ["free", "step", "off", "slice"])
-def test_every_request_ends_once_with_its_tokens(overlap):
-    rig = Rig(overlap)
+def test_every_request_ends_once_with_its_tokens(overlap, ahead):
+    rig = Rig(overlap, engine={"ahead": ahead})
     requests = [make_request(f"r{i}", n_text=3 + i, pictures=[i % 3] * (i % 2), max_tokens=5) for i in range(6)]
     for r in requests:
         rig.engine.submit(r, rig.now)
@@ -84,6 +86,8 @@ def test_every_request_ends_once_with_its_tokens(overlap):
     for r in requests:
         assert rig.tokens(r.id) == expected_tokens(r)
         assert rig.end(r.id).finish_reason == "length"
+    language = rig.runners[Lane.LANGUAGE]
+    assert any(at < begin for at, (begin, _) in zip(language.launched_s, language.spans)) is ahead
     assert rig.engine.idle
     rig.caches.check(idle=True)
 
@@ -354,7 +358,8 @@ class Slow(Immediate):
     def launch(self, batch):
         import threading
 
-        ticket = TimedTicket(self.device.run(batch), float("inf"))
+        result = self.device.run(batch)
+        ticket = TimedTicket(lambda: result, float("inf"))
 
         def finish():
             self.release.wait(5)

@@ -15,6 +15,8 @@ from hydrainfer import LLM, SamplingParams
 from hydrainfer.cluster.messages import Close, Orders, encode
 from hydrainfer.core import ConfigError, HydraError
 from hydrainfer.processor import parse_messages
+from hydrainfer.scheduler import scheduler as scheduling
+from hydrainfer.scheduler.filling import decodes_ahead
 from tests.equivalence.mixed import (
     CHATS,
     CHUNKED,
@@ -113,6 +115,25 @@ def test_few_blocks(tiny, wanted, layout, copies):
         assert most[0] > FEW_BLOCKS or copies < 4, most  # not each of them can have a block
         check_whole(llm)
         assert settled_stats(llm).n_preemptions > 0 or layout == "2E1P2D"
+
+
+@pytest.mark.parametrize("overlap", ["off", "free"])
+@pytest.mark.parametrize("layout", [*LAYOUTS[:3], "1EPD"])
+def test_few_blocks_one_step_ahead(tiny, wanted, layout, overlap, monkeypatch):
+    """Each step is launched while the one before is computed; who is preempted is in none of the two."""
+    unknown = []
+
+    def ahead(*args):
+        work = decodes_ahead(*args)
+        unknown.extend(w for w in work or () if w.unknown)
+        return work
+
+    monkeypatch.setattr(scheduling, "decodes_ahead", ahead)
+    with start(tiny, layout, few=True, async_scheduling=True, overlap=overlap) as llm:
+        assert ask(llm, 4) == wanted
+        check_whole(llm)
+        assert settled_stats(llm).n_preemptions > 0
+    assert unknown
 
 
 @pytest.mark.parametrize("layout", ["1E1P1D", "1EPD"])

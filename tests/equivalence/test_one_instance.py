@@ -65,6 +65,7 @@ ENGINES = {
     "joined lanes": {"token_budget": 64, "image_budget": 3, "overlap": "step"},
     "few blocks": {"token_budget": 48, "block_tokens": 4, "headroom_tokens": 0},
     "free lanes": {"token_budget": 40, "overlap": "free"},
+    "one step ahead": {"token_budget": 40, "overlap": "free", "async_scheduling": True},
     "sliced": {"token_budget": 64, "image_budget": 3, "overlap": "slice"},
     "one thread": {"token_budget": 100, "threads": 1, "max_running": 2},
     "torch operators": {"native_kernels": False},

@@ -7,12 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrainfer.cache import CacheSet, CacheSizes, Wishes, counterpart, landing_of, share_memory
-from hydrainfer.core import Lane, Role, Stage
+from hydrainfer.core import Grammar, Lane, Role, SamplingParams, Stage
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.cache.other_kinds import STATE, WINDOW
 from tests.scheduler.fakes import EMBED, KV, FakeDevice, Guess, expected_tokens, make_request
 
 pytestmark = pytest.mark.unit
+
+
+def held_by(seq):
+    return {name: list(blocks) for name, blocks in seq.blocks.items()}
+
 
 requests = st.lists(
     st.tuples(
@@ -21,6 +26,7 @@ requests = st.lists(
         st.integers(1, 16),  # max_tokens
         st.integers(0, 30),  # arrives at step
         st.one_of(st.none(), st.integers(0, 60)),  # cancelled at step
+        st.sampled_from([SamplingParams(), SamplingParams(), SamplingParams(grammar=Grammar("json", "{}"))]),
     ),
     min_size=1,
     max_size=14,
@@ -45,6 +51,8 @@ requests = st.lists(
     gap_s=st.sampled_from([None, 0.0, 0.003]),
     drafts=st.sampled_from([None, 0.0, 0.5, 0.9]),
     landing=st.sampled_from([0, 8, 60]),
+    ahead=st.booleans(),
+    eos=st.sampled_from([(), tuple(range(10, 25))]),
     seed=st.integers(0, 2**16),
 )
 def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_whole(
@@ -64,11 +72,13 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     gap_s,
     drafts,
     landing,
+    ahead,
+    eos,
     seed,
 ):
     """Also with kinds that keep little of a request: a window, and a state, which cannot take back what was drafted;
-    with caches that lend each other memory; and with host memory for preempted ones, to and from which some copies
-    fail."""
+    with caches that lend each other memory; with host memory for preempted ones, to and from which some copies fail;
+    and with the next batch launched `ahead`, while tokens of the one before are not known and may prove to be ends."""
     rng = random.Random(seed)
     budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s)
     shared = rng.choice([1, 8, 64])
@@ -81,13 +91,18 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     hosted = CacheSet({landing_of(spec): landing for spec in caches.specs.values() if landing and spec is not EMBED})
     draft = None if drafts is None else Guess(drafts, rng)
     s, shifts = Scheduler(Role.parse("EPD"), caches, budgets, policy, draft, hosted), []
-    device, flying, got, ended, cancelled = FakeDevice(), {}, {}, set(), set()
+    device, got, ended, cancelled = FakeDevice(), {}, set(), set()
+    flying = {lane: [] for lane in Lane}  # batches, and which blocks their sequences held when they were launched
     todo = []
-    for i, (n_text, pictures, max_tokens, arrives, cancel_at) in enumerate(specs):
-        todo.append((arrives, cancel_at, make_request(f"r{i}", n_text, pictures, max_tokens, salt=rng.choice(salts))))
+    for i, (n_text, pictures, max_tokens, arrives, cancel_at, sampling) in enumerate(specs):
+        more = {"salt": rng.choice(salts), "sampling": sampling, "eos_ids": eos}
+        todo.append((arrives, cancel_at, make_request(f"r{i}", n_text, pictures, max_tokens, **more)))
 
     def settle(lane):
-        batch = flying.pop(lane)
+        batch, held = flying[lane].pop(0)
+        for item, (first, blocks) in zip(batch.work, held, strict=True):
+            now = {name: item.seq.blocks[name][: len(before)] for name, before in blocks.items()}
+            assert (item.seq.first_block, now) == (first, blocks), "blocks became others while a lane used them"
         s.observe(batch, 1e-3 * (batch.n_items if lane is Lane.LANGUAGE else 8 * batch.n_items))
         for outcome in s.apply(device.run(batch), float(step)):
             assert outcome.seq.id not in ended | cancelled, "an ended request produced something"
@@ -119,11 +134,14 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
                 cancelled.add(request.id)
         shift()
         for lane in rng.sample(list(Lane), 2):  # lanes start and land in any order
-            if lane in flying and rng.random() < 0.7:
+            if flying[lane] and rng.random() < 0.7:
                 settle(lane)
-            interrupts = gap_s is not None and lane is Lane.LANGUAGE and Lane.VISION in flying
-            if lane not in flying and (batch := s.next(float(step), lane, interrupts).batch) is not None:
-                flying[lane] = batch
+            interrupts = gap_s is not None and lane is Lane.LANGUAGE and bool(flying[Lane.VISION])
+            behind = flying[lane]
+            if behind and not (ahead and lane is Lane.LANGUAGE and len(behind) == 1 and behind[0][0].decodes_only):
+                continue
+            if (batch := s.next(float(step), lane, interrupts, bool(behind)).batch) is not None:
+                behind.append((batch, [(dict(w.seq.first_block), held_by(w.seq)) for w in batch.work]))
                 if lane is Lane.VISION:
                     assert batch.n_items <= images
                 else:
@@ -131,7 +149,9 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
                     assert batch.n_items <= max(tokens, n_decodes)
                 assert s.n_running <= running
             s.check()
-        if len(added) == len(todo) and not (flying or shifts or s.n_running or s.n_waiting or s.parking.n_live):
+        if len(added) == len(todo) and not (
+            any(flying.values()) or shifts or s.n_running or s.n_waiting or s.parking.n_live
+        ):
             break
     else:
         raise AssertionError("some request never ended")
