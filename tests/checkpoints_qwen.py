@@ -1,5 +1,5 @@
-"""Tiny Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 checkpoints, the last two with experts too, with seeded random
-weights, as ordinary Hugging Face directories.
+"""Tiny Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 checkpoints, the last two with experts too, and LFM3-VL's, whose
+pictures and videos are prepared alike, with seeded random weights, as ordinary Hugging Face directories.
 
     python -m tests.checkpoints_qwen FAMILY OUT [--seed N]
 
@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 
 from tests.checkpoints import byte_level_pairs, randomise, rename_tensors, save_model
-from tests.checkpoints_text import DELTA, settle_delta
+from tests.checkpoints_text import DELTA, LFM3, settle_mixers
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe", "lfm3_vl")
 SPECIAL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
@@ -44,6 +44,7 @@ _CLASSES = {
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "lfm3_vl": "Lfm3VlForConditionalGeneration",
 }
 
 
@@ -80,7 +81,7 @@ def make_qwen(
     out = Path(out)
     tokenizer = make_tokenizer(context)
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
-    qwen3, dense = family.startswith("qwen3"), family.removesuffix("_moe")
+    qwen3, dense, lfm3 = not family.startswith("qwen2"), family.removesuffix("_moe"), family == "lfm3_vl"
     sections = {"mrope_section": [4, 2, 2], "mrope_interleaved": True} if qwen3 else {"mrope_section": [2, 3, 3]}
     text_fields = {
         "vocab_size": VOCAB,
@@ -96,6 +97,7 @@ def make_qwen(
         "eos_token_id": ids["<|im_end|>"],
         **({"head_dim": 16} if qwen3 else {}),
         **(DELTA if dense == "qwen3_5" else {}),
+        **(LFM3 if lfm3 else {}),
         **EXPERTS.get(family, {}),
         **(text or {}),
     }
@@ -107,7 +109,9 @@ def make_qwen(
                      "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]},
         "qwen3_5": {"hidden_size": 32, "intermediate_size": 72, "depth": 3, "out_hidden_size": 64,
                     "num_position_embeddings": 64},
-    }[dense] | {"num_heads": 2} | (vision or {})  # fmt: skip
+        "lfm3_vl": {"hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 4, "num_attention_heads": 4,
+                    "num_key_value_heads": 2},
+    }[dense] | ({} if lfm3 else {"num_heads": 2}) | (vision or {})  # fmt: skip
     kind = getattr(transformers, _CLASSES[family])
     whole = kind.config_class(
         text_config=text_fields,
@@ -117,11 +121,12 @@ def make_qwen(
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=tied,
+        **({"projector_hidden_size": 80} if lfm3 else {}),
     )
     torch.manual_seed(seed)
     model = kind(whole).float().eval()
     randomise(model, seed)
-    settle_delta(model)
+    settle_mixers(model)
     _scale_pictures(model)
     model.generation_config = transformers.GenerationConfig(eos_token_id=ids["<|im_end|>"], do_sample=False)
     save_model(model, out, shards)
@@ -138,14 +143,18 @@ def _scale_pictures(model) -> None:
     """Centre what the mergers make and give it the deviation of text embeddings, one; for DeepStack, a half."""
     import torch
 
-    visual = model.model.visual
+    projector = getattr(model.model, "multi_modal_projector", None)  # LFM3-VL's
+    visual = model.model.visual if projector is None else model.model.vision_tower
     c = visual.config
     generator = torch.Generator().manual_seed(7)
     patches = torch.randn((8 * 8, 3 * c.temporal_patch_size * c.patch_size**2), generator=generator)
     with torch.no_grad():
         made = visual(patches, grid_thw=torch.tensor([[1, 8, 8]]))
-        last = visual.merger.linear_fc2 if hasattr(visual.merger, "linear_fc2") else visual.merger.mlp[2]
-        pairs = [(last, made.pooler_output, 1.0)]
+        if projector is None:
+            last = visual.merger.linear_fc2 if hasattr(visual.merger, "linear_fc2") else visual.merger.mlp[2]
+            pairs = [(last, made.pooler_output, 1.0)]
+        else:
+            pairs = [(projector.linear_2, projector(made.last_hidden_state), 1.0)]
         for merger, rows in zip(getattr(visual, "deepstack_merger_list", ()), getattr(made, "deepstack_features", ())):
             pairs.append((merger.linear_fc2, rows, 0.5))
         for linear, rows, deviation in pairs:
@@ -159,7 +168,7 @@ def _save_preprocessor(family: str, out: Path, pixels: tuple[int, int]) -> None:
     videos."""
     least, most = pixels
     common = {"temporal_patch_size": 2, "merge_size": 2, "image_processor_type": "Qwen2VLImageProcessor"}
-    if family.startswith("qwen3"):
+    if not family.startswith("qwen2"):
         half = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
         size = {"shortest_edge": least, "longest_edge": most}
         given = {"size": size, "patch_size": 16, **common, **half}
@@ -179,10 +188,14 @@ def _rename(out: Path, family: str, published: bool) -> None:
 
     def name(n: str) -> str:
         n = n.removeprefix("model.") if not n.startswith("lm_head.") else n
-        visual, rest = n.startswith("visual."), n.removeprefix("language_model.")
+        visual = n.startswith(("visual.", "vision_tower.", "multi_modal_projector."))
+        rest = n.removeprefix("language_model.")
         if n.startswith("lm_head."):
             return n
-        if published and not family.startswith("qwen3"):
+        if published and family == "lfm3_vl":
+            rest = rest.replace(".g_proj.", ".gate_proj.")
+            n = n.replace(".patch_embed.", ".patchifier.").replace("q_norm", "q_layernorm")
+        if published and family.startswith("qwen2"):
             return n if visual else f"model.{rest}"
         return f"model.{n}" if visual else f"model.language_model.{rest}"
 

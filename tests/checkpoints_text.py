@@ -1,5 +1,5 @@
 """Tiny text-only checkpoints with seeded random weights, as published ones look: Llama, Mistral, Qwen2, Qwen3, Gemma 3,
-LFM2, and those with experts."""
+LFM2, LFM3, and those with experts."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ LFM2 = {  # as published: convolutions at both ends
     "norm_eps": 1e-5,
     "block_multiple_of": 8,
     "intermediate_size": 240,
+}
+LFM3 = {  # a tail of 6 inputs, longer than a small block; windows of 19 tokens; half of the pairs turned
+    "pad_token_id": 0,
+    "num_hidden_layers": 6,
+    "layer_types": ["conv", "conv", "full_attention", "conv", "sliding_attention", "conv"],
+    "sliding_window": 19,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
 }
 DELTA = {  # convolutions and states of odd sizes, half of each head turned
     "num_hidden_layers": 4,
@@ -100,6 +110,7 @@ KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its conf
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "gemma3": ("Gemma3", GEMMA),
     "lfm2": ("Lfm2", LFM2),
+    "lfm3": ("Lfm3", LFM3),
     "qwen3_next": ("Qwen3Next", DELTA | _QWEN_MOE | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]}),
     "qwen3_5": ("Qwen3_5", DELTA),
     "gpt_oss": ("GptOss", GPT_OSS),
@@ -113,15 +124,19 @@ KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its conf
 }
 
 
-def settle_delta(model) -> None:
+def settle_mixers(model) -> None:
     """Norms of Qwen3-Next multiply by one plus their weight, but for that of what the delta rule gives. Some heads
-    forget at once, others hardly."""
+    forget at once, others hardly. What a layer of LFM3 adds is small beside what it adds it to, as after training: else
+    errors of rounding grow from layer to layer."""
     import torch
 
     with torch.no_grad():
         for module in model.modules():
             if type(module).__name__ in ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"):
                 module.weight.sub_(1.0)
+            for name in ("post_operator_norm", "post_ffn_norm"):
+                if hasattr(module, name):
+                    getattr(module, name).weight.mul_(0.4)
             if hasattr(module, "A_log"):
                 module.A_log.copy_(torch.linspace(-6.0, 1.5, module.A_log.numel()))
 
@@ -181,7 +196,7 @@ def make_text(out: str | Path, kind: str, seed: int = 0, *, shards: int = 1, dty
     torch.manual_seed(seed)
     model = getattr(transformers, f"{make}ForCausalLM")(whole).float().eval()
     randomise(model, seed)
-    settle_delta(model)
+    settle_mixers(model)
     if kind == "gemma3":
         settle_gemma(model)
     model.generation_config = transformers.GenerationConfig(

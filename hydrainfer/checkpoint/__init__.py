@@ -9,10 +9,11 @@ from hydrainfer.checkpoint.experts import Experts
 from hydrainfer.checkpoint.families import FAMILIES, Family, ParsedConfig, family_of, parse_config, read_config
 from hydrainfer.checkpoint.files import find_json, preprocessing, read_json, require
 from hydrainfer.checkpoint.gemma import SiglipConfig
+from hydrainfer.checkpoint.lfm3 import Lfm3VisionConfig
 from hydrainfer.checkpoint.located import has_weights, is_hub_name, locate, model_folder, name_of
 from hydrainfer.checkpoint.model import Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings
-from hydrainfer.checkpoint.qwen import MAX_ASPECT, QwenVisionConfig
+from hydrainfer.checkpoint.qwen import MAX_ASPECT, FramesConfig, QwenVisionConfig
 from hydrainfer.checkpoint.recurrence import Recurrence
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "Experts",
     "Family",
     "Fit",
+    "FramesConfig",
+    "Lfm3VisionConfig",
     "ModelConfig",
     "ParsedConfig",
     "PixelBounds",

@@ -20,9 +20,10 @@ Sinks = Literal["none", "all", "windows"]
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding of the first `fraction` of each head. `kind`: "default", "linear" (positions divided by
-    `factor`), "llama3" (by the low and high `freq_factor`) or "yarn" (by the betas; `truncate`: rounded to whole
-    pairs). cos and sin are multiplied by `scale`. `sections`: pairs turned by (time, row, column), which sum to half of
-    what is turned, None with one position per token; `interleaved`: they take turns instead of following each other."""
+    `factor`), "llama3" (by the low and high `freq_factor`), "yarn" (by the betas; `truncate`: rounded to whole pairs)
+    or "proportional" (`fraction` is the share of a head's pairs that are turned; the others stay). cos and sin are
+    multiplied by `scale`. `sections`: pairs turned by (time, row, column), which sum to half of what is turned, None
+    with one position per token; `interleaved`: they take turns instead of following each other."""
 
     theta: float
     kind: str = "default"
@@ -39,8 +40,8 @@ class Rope:
     interleaved: bool = False
 
     def dim(self, head_dim: int) -> int:
-        """The numbers of a head that are turned."""
-        return int(head_dim * self.fraction)
+        """The numbers of a head that are turned, be it by nothing."""
+        return head_dim if self.kind == "proportional" else int(head_dim * self.fraction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,9 @@ class TextConfig:
     those of values `value_dim`, which are multiplied by `value_scale`. Scores of attention are multiplied by
     `attention_scale`, embeddings of tokens by `embed_scale`. `sinks`: the layers whose heads have a sink.
     `centred_norms`: RMSNorm multiplies by one plus its weight; `sandwich`: what attention and MLP add is normalised,
-    too. `experts`: of the layers that have such instead of one MLP; `recurrence`: of those that have no attention;
-    `gated`: what attention gives is multiplied with gates that come with the queries."""
+    too. `experts`: of the layers that have such instead of one MLP; `recurrence`: of those that have no attention.
+    `gate_dim`: what each head of attention gives is multiplied with so many gates: `head_dim`, that stand behind the
+    head's queries, or 1, by a matrix of its own, or 0."""
 
     vocab: int
     hidden: int
@@ -82,7 +84,7 @@ class TextConfig:
     sinks: Sinks = "none"
     experts: Experts | None = None
     recurrence: Recurrence | None = None
-    gated: bool = False
+    gate_dim: int = 0
 
     def kv_heads_of(self, window: int) -> int:
         """The KV heads of layers with this window."""
@@ -102,8 +104,8 @@ class Decoder(NamedTuple):
     their own; `partial`: the part of each head that `partial_rotary_factor` says. `gemma`: it scales, activates and
     normalises as Gemma 3 does. `mimo`: keys and values are as MiMo-V2-Flash's. `experts(hf, path)` checks and describes
     those; `quantized`: the methods by which published weights may be made smaller. `named(hf, path)`: its configuration
-    by the names of Llama's; `recurrence(hf, path)`: its layers without attention. `gated`: it
-    gates attention and normalises as Qwen3-Next does."""
+    by the names of Llama's; `recurrence(hf, path)`: its layers without attention. `gated`, `lfm3`: it gates attention
+    and normalises as Qwen3-Next, or LFM3, does."""
 
     model_type: str
     qkv_bias: bool | None = None
@@ -123,9 +125,10 @@ class Decoder(NamedTuple):
     named: Callable[[Any, Path], Any] | None = None
     recurrence: Callable[[Any, Path], Recurrence] | None = None
     gated: bool = False
+    lfm3: bool = False
 
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig:
@@ -168,15 +171,19 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         activation=supported,
         embed_scale=hf.hidden_size**0.5 if kind.gemma else 1.0,
         centred_norms=kind.gemma or kind.gated,
-        sandwich=kind.gemma,
+        sandwich=kind.gemma or kind.lfm3,
         local_kv_heads=local_kv_heads,
         value_dim=hf.v_head_dim if kind.mimo else head_dim,
         value_scale=1.0 if not kind.mimo or hf.attention_value_scale is None else hf.attention_value_scale,
         sinks=kind.sinks,
         experts=kind.experts(hf, path) if kind.experts else None,
-        gated=kind.gated,
+        gate_dim=_gate_dim(hf, kind, head_dim),
         recurrence=None if kind.recurrence is None else kind.recurrence(hf, path),
     )
+
+
+def _gate_dim(hf: Any, kind: Decoder, head_dim: int) -> int:
+    return int(hf.use_attention_gate) if kind.lfm3 else head_dim * kind.gated
 
 
 def _gemma_scalar(hf: Any, path: Path) -> float:
@@ -208,13 +215,11 @@ def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rop
 def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
     """`TextConfig.windows`. A window that holds the whole context is none."""
     types, n = getattr(hf, "layer_types", None), hf.num_hidden_layers
-    if kind.recurrence is not None:
-        return (0,) * n
     named = list(types) if types else ["full_attention"] * n
     require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
     others = " and ".join(sorted(set(named) - {"full_attention", *(["sliding_attention"] * (kind.sliding == "named"))}))
     require(
-        kind.sliding in ("none", "all") or not others,
+        kind.sliding in ("none", "all") or kind.recurrence is not None or not others,  # that knows all names
         path,
         f"{others} is not supported; supported: full_attention (use_sliding_window false)",
     )
@@ -247,6 +252,8 @@ def rope_config(parameters: Mapping[str, Any] | None, context: int, partial: boo
     require(whole, path, f"partial_rotary_factor {fraction} is not supported; supported: 1.0")
     rope = Rope(theta=float(given.get("rope_theta", 10000.0)), kind=kind, fraction=fraction)
     try:
+        if kind == "proportional":
+            return dataclasses.replace(rope, factor=float(given.get("factor", 1.0)))
         if kind == "linear":
             return dataclasses.replace(rope, factor=float(given["factor"]))
         if kind == "llama3":

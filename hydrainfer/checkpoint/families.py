@@ -14,6 +14,7 @@ from hydrainfer.checkpoint import clip, experts
 from hydrainfer.checkpoint.decoder import Decoder, text_config
 from hydrainfer.checkpoint.files import read_json, require
 from hydrainfer.checkpoint.gemma import gemma3
+from hydrainfer.checkpoint.lfm3 import lfm3_vl
 from hydrainfer.checkpoint.model import ModelConfig, VisionConfig
 from hydrainfer.checkpoint.qwen import qwen
 from hydrainfer.checkpoint.recurrence import gated_delta, lfm2_names, short_convolutions
@@ -64,6 +65,7 @@ _MIMO = Decoder(
     experts=experts.mimo,
 )
 _LFM2 = Decoder("lfm2", False, False, qk_norm=True, named=lfm2_names, recurrence=short_convolutions)
+_LFM3 = _LFM2._replace(model_type="lfm3", sliding="named", ropes=True, partial=True, lfm3=True)
 _QWEN_NEXT = Decoder("qwen3_next", qk_norm=True, partial=True, gated=True, recurrence=gated_delta)
 _QWEN3_5 = _QWEN_NEXT._replace(model_type="qwen3_5_text", sections=(11, 11, 10), interleaved=True)
 _QWEN3_5_MOE = _QWEN3_5._replace(model_type="qwen3_5_moe_text", experts=experts.qwen2)
@@ -113,6 +115,7 @@ FAMILIES = {
     "MiMoV2FlashForCausalLM": _text_only(_MIMO)._replace(dtype="bfloat16"),
     "Gemma3ForCausalLM": _text_only(_GEMMA)._replace(dtype="bfloat16"),
     "Lfm2ForCausalLM": Family("lfm2", "hydrainfer.models.lfm2:LAYERS", _LFM2, dtype="bfloat16"),
+    "Lfm3ForCausalLM": Family("lfm3", "hydrainfer.models.lfm3:TEXT_LAYERS", _LFM3, dtype="bfloat16"),
     "Gemma3ForConditionalGeneration": Family(
         "gemma3",
         "hydrainfer.models.gemma:LAYERS",
@@ -124,6 +127,13 @@ FAMILIES = {
         dtype="bfloat16",
         n_template=10,  # BOS and two turns' marks
         n_around=4,
+    ),
+    "Lfm3VlForConditionalGeneration": _QWEN._replace(
+        model_type="lfm3_vl",
+        layers="hydrainfer.models.lfm3:LAYERS",
+        decoder=_LFM3,
+        vision=lfm3_vl,
+        n_template=12,
     ),
     "Qwen2VLForConditionalGeneration": _QWEN._replace(
         model_type="qwen2_vl",

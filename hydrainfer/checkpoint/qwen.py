@@ -1,4 +1,7 @@
-"""The eyes of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: towers for pictures and frames of any size."""
+"""The eyes of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: towers for pictures and frames of any size.
+
+LFM3-VL's takes the same pixels; see `lfm3`.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +20,19 @@ _TIMES: dict[str, FrameTimes] = {"qwen2_vl": "counted", "qwen2_5_vl": "timed", "
 
 
 @dataclass(frozen=True)
-class QwenVisionConfig(VisionConfig):
-    """`pixels.temporal` frames and `merge` squared patches become a token. `gated`: RMS norms and gated MLPs (Qwen2.5),
-    else layer norms and plain ones. `window`: side in tokens of the squares within which all layers but `full_layers`
-    attend, 0 without. `grid`: side of the square of learned positions, 0 without. `levels`: layers whose features go to
-    the first language layers."""
+class FramesConfig(VisionConfig):
+    """What towers for pictures and frames of any size have in common. `pixels.temporal` frames and `merge` squared
+    patches become a token; queries and keys turn by a patch's row and column, with the base `theta`. `activation` is
+    the MLP's or, where that is gated by SiLU, the projector's."""
 
     hidden: int
     intermediate: int
     layers: int
     heads: int
-    out: int
     activation: str
     theta: float
     pixels: QwenSettings
     videos: QwenVideoSettings
-    gated: bool = False
-    window: int = 0
-    full_layers: tuple[int, ...] = ()
-    grid: int = 0
-    levels: tuple[int, ...] = ()
-    patch_bias: bool = False
 
     @property
     def patch(self) -> int:
@@ -60,6 +55,21 @@ class QwenVisionConfig(VisionConfig):
         least, most, side = self.pixels.bounds.least, self.pixels.bounds.most, self.pixels.factor
         narrow = (math.sqrt(least / MAX_ASPECT) // side + 1) * (math.sqrt(max(least, most) * MAX_ASPECT) // side + 1)
         return int(max(most // side**2, narrow, 1))
+
+
+@dataclass(frozen=True)
+class QwenVisionConfig(FramesConfig):
+    """`gated`: RMS norms and gated MLPs (Qwen2.5), else layer norms and plain ones. `window`: side in tokens of the
+    squares within which all layers but `full_layers` attend, 0 without. `grid`: side of the square of learned
+    positions, 0 without. `levels`: layers whose features go to the first language layers."""
+
+    out: int
+    gated: bool = False
+    window: int = 0
+    full_layers: tuple[int, ...] = ()
+    grid: int = 0
+    levels: tuple[int, ...] = ()
+    patch_bias: bool = False
 
     def shape(self, width: int, fit: Fit) -> VisionShape:
         """Patches of two frames (a still picture counts as two) attend to each other, all of a picture or those of a
@@ -88,7 +98,7 @@ def qwen(hf: Any, path: Path) -> QwenVisionConfig:
     levels = tuple(v.deepstack_visual_indexes) if kind == "qwen3_vl" else ()
     full_layers = tuple(v.fullatt_block_indexes) if gated else ()
     _check(hf, hidden, out, {"fullatt_block_indexes": full_layers, "deepstack_visual_indexes": levels}, path)
-    pixels, videos = _pixels(v, _TIMES[kind], path)
+    pixels, videos = frame_pixels(v, _TIMES[kind], path)
     window = v.window_size if gated else 0
     require(
         not gated or window >= pixels.factor,
@@ -135,8 +145,9 @@ def _check(hf: Any, hidden: int, out: int, indexes: dict[str, tuple[int, ...]], 
     )
 
 
-def _pixels(v: Any, times: FrameTimes, path: Path) -> tuple[QwenSettings, QwenVideoSettings]:
-    """How pictures and videos are prepared; where no file says it, cut as the tower takes them."""
+def frame_pixels(v: Any, times: FrameTimes, path: Path) -> tuple[QwenSettings, QwenVideoSettings]:
+    """How pictures and videos are prepared; where no file says it, cut as the tower of this configuration takes them.
+    Raises `CheckpointError`."""
     wanted = v.patch_size, v.spatial_merge_size, v.temporal_patch_size
     given = preprocessing(path)
     if given is None:

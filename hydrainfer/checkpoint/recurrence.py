@@ -11,14 +11,15 @@ from hydrainfer.cache import StateLayout
 from hydrainfer.checkpoint.files import require
 
 RecurrentKind = Literal["conv", "delta"]
+_ATTENTION = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """The `layers` that have no attention. `kind`: "conv", a convolution between two gates (LFM2), or "delta", the
-    gated delta rule behind a convolution (Qwen3-Next). The convolution sees `width` tokens of `channels` numbers. Delta
-    rule: heads of queries and keys and of values, and their sizes; `grouped`: the rows of what projects into it lie by
-    head of keys. `bias`: of the convolution and the projections around it."""
+    """The `layers` that have no attention. `kind`: "conv", a convolution between two gates (LFM2, LFM3), or "delta",
+    the gated delta rule behind a convolution (Qwen3-Next). The convolution sees `width` tokens of `channels` numbers.
+    Delta rule: heads of queries and keys and of values, and their sizes; `grouped`: the rows of what projects into it
+    lie by head of keys. `bias`: of the convolution and the projections around it."""
 
     kind: RecurrentKind
     layers: tuple[int, ...]
@@ -46,10 +47,14 @@ class Recurrence:
 
 
 def lfm2_names(hf: Any, path: Path) -> Any:
-    """LFM2's configuration with the names that Llama's has for the same."""
+    """The configuration of LFM2 and LFM3 with the names that Llama's has for the same. Raises `CheckpointError` for
+    what no published one has."""
     given = types.SimpleNamespace(**hf.to_dict())
     given.rms_norm_eps, given.hidden_act, given.model_type = hf.norm_eps, "silu", hf.model_type
-    if hf.block_auto_adjust_ff_dim:
+    for field, usual in (("use_sandwich_norm", True), ("attention_bias", False)):
+        found = getattr(hf, field, usual)
+        require(found == usual, path, f"{field} {found} is not supported; supported: {usual}")
+    if getattr(hf, "block_auto_adjust_ff_dim", False):
         multiple = hf.block_multiple_of
         require(multiple > 0, path, f"block_multiple_of is {multiple}")
         width, factor = int(2 * hf.intermediate_size / 3), hf.block_ffn_dim_multiplier
@@ -58,9 +63,9 @@ def lfm2_names(hf: Any, path: Path) -> Any:
 
 
 def short_convolutions(hf: Any, path: Path) -> Recurrence:
-    """LFM2's layers of the type "conv". Raises `CheckpointError`."""
+    """The layers of the type "conv" of LFM2 and LFM3. Raises `CheckpointError`."""
     require(hf.conv_L_cache > 1, path, f"conv_L_cache {hf.conv_L_cache} is not supported; supported: at least 2")
-    layers = _of_type(hf, "conv", path)
+    layers = _of_type(hf, "conv", path, others=_ATTENTION if hf.model_type == "lfm3" else _ATTENTION[:1])
     return Recurrence("conv", layers, hf.conv_L_cache, hf.hidden_size, bool(hf.conv_bias))
 
 
@@ -82,11 +87,11 @@ def gated_delta(hf: Any, path: Path) -> Recurrence:
     )
 
 
-def _of_type(hf: Any, name: str, path: Path) -> tuple[int, ...]:
-    """The layers that `layer_types` gives this name; the others have full attention, and there are some."""
+def _of_type(hf: Any, name: str, path: Path, others: tuple[str, ...] = _ATTENTION[:1]) -> tuple[int, ...]:
+    """The layers that `layer_types` gives this name; the others have attention, and in some it is full."""
     named, n = list(hf.layer_types), hf.num_hidden_layers
     require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
-    others = " and ".join(sorted(set(named) - {name, "full_attention"}))
-    require(not others, path, f"{others} is not supported; supported: {name}, full_attention")
+    unknown = " and ".join(sorted(set(named) - {name, *others}))
+    require(not unknown, path, f"{unknown} is not supported; supported: {', '.join((name, *others))}")
     require("full_attention" in named, path, "layer_types has no full_attention, which is not supported")
     return tuple(i for i, kind in enumerate(named) if kind == name)

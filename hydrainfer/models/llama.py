@@ -69,13 +69,13 @@ class LlamaLayer:
     sinks: Tensor | None
     experts: Moe | None
     widths: tuple[int, int, int]
-    """The widths of a row's queries, keys and values."""
+    """The widths of a row's queries with their gates, keys and values."""
 
     @classmethod
     def make(cls, c: TextConfig, i: int, ops: OpSet, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
         """Layer number `i`."""
         heads, kv_heads, h, m = c.heads, c.kv_heads_of(c.windows[i]), c.hidden, c.intermediate
-        q, k, v = widths = heads * c.head_dim * (1 + c.gated), kv_heads * c.head_dim, kv_heads * c.value_dim
+        q, k, v = widths = heads * (c.head_dim + c.gate_dim), kv_heads * c.head_dim, kv_heads * c.value_dim
         into, out, into_bias, out_bias = q + k + v, heads * c.value_dim, c.qkv_bias, c.out_bias
         mixer = mixer_of(c, i, ops, dtype, device)
         if mixer is not None:
@@ -126,7 +126,10 @@ class LlamaLayer:
                 found |= {f"{prefix}.{name}.{leaf}": Slot(part) for name, part in self.mixer.around(qkv, out).items()}
                 qkv = out = None
             if qkv is not None:
-                for letter, part in zip("qkv", qkv.split(self.widths)):
+                parts = dict(zip("qkv", qkv.split(self.widths)))
+                if c.gate_dim == 1:
+                    parts["g"], parts["q"] = parts["q"].split([c.heads, c.heads * c.head_dim])
+                for letter, part in parts.items():
                     found[f"{attention}.{letter}_proj.{leaf}"] = Slot(part)
             if out is not None:
                 found[f"{attention}.o_proj.{leaf}"] = Slot(out)
@@ -270,10 +273,13 @@ class Llama:
         return x
 
     def _ungated(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows that begin with queries, and the gates [rows, heads, head_dim] that stood behind each head of those."""
+        """Rows that begin with queries, and the gates [rows, heads, gate_dim] that stood before them, or behind each
+        head of them."""
         c = self.config
-        if not c.gated:
+        if not c.gate_dim:
             return rows, None
+        if c.gate_dim == 1:
+            return rows[:, c.heads :], rows[:, : c.heads, None]
         width = 2 * c.heads * c.head_dim
         q, gate = rows[:, :width].unflatten(1, (c.heads, 2, c.head_dim)).unbind(2)
         return torch.cat([q.flatten(1), rows[:, width:]], 1), gate

@@ -13,10 +13,13 @@ from hydrainfer.checkpoint import Rope
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     """[dim / 2] float32, where `dim` numbers of a head are turned: radians per position. "llama3" follows Llama 3.1's
     model card: low frequencies are divided by the factor, high ones kept, those between interpolated. "yarn" does
-    likewise, by the place of a pair (https://arxiv.org/abs/2309.00071, section 3.2)."""
+    likewise, by the place of a pair (https://arxiv.org/abs/2309.00071, section 3.2). "proportional" turns the first
+    pairs as if all were turned, and leaves the others."""
     dim = rope.dim(head_dim)
     freqs = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
-    if rope.kind == "linear":
+    if rope.kind == "proportional":
+        freqs[int(rope.fraction * head_dim // 2) :] = 0
+    if rope.kind in ("linear", "proportional"):
         return freqs / rope.factor
     if rope.kind == "yarn":
         low, high = (_pair_that_turns(n, rope, dim) for n in (rope.beta_fast, rope.beta_slow))

@@ -37,6 +37,8 @@ def whole_config(architecture):
     if architecture.startswith("Qwen") and "vision_config" in content:
         width = "hidden_size" if architecture.startswith("Qwen2VL") else "out_hidden_size"
         content["vision_config"] |= {width: content["text_config"]["hidden_size"], "patch_size": 14}
+    if architecture == "Lfm3VlForConditionalGeneration":
+        content["vision_config"]["patch_size"] = 14
     if architecture == "Gemma3ForConditionalGeneration":
         content["mm_tokens_per_image"] = 49  # of 14 x 14 patches
     return json.loads(json.dumps(content, default=str))

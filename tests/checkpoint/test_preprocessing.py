@@ -15,7 +15,7 @@ from tests.checkpoint.test_damage import PREPROCESSING, whole_config
 
 pytestmark = pytest.mark.cpu
 CLIPS, GEMMAS = ("Llava", "LlavaNext"), ("Gemma3",)
-QWENS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Qwen3VLMoe", "Qwen3_5Moe")
+QWENS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Qwen3VLMoe", "Qwen3_5Moe", "Lfm3Vl")
 READERS = (read_config, load_description, lambda path: shape_of(str(path)), lambda path: prompts_of(str(path)))
 POINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 

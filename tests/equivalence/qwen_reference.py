@@ -1,5 +1,5 @@
-"""transformers' Qwen models on the same checkpoint and messages, fed by its Pil image processor and by frames prepared
-here, independently of the product: its own processors need torchvision."""
+"""transformers' Qwen models, and LFM3-VL, on the same checkpoint and messages, fed by its Pil image processor and by
+frames prepared here, independently of the product: its own processors need torchvision."""
 
 from __future__ import annotations
 
@@ -51,12 +51,14 @@ class Reference:
                 text = text.replace("<|video_pad|>", self._shown(len(frames), fps, grid), 1)
         text = text.replace("<image>", "<|image_pad|>").replace("<video>", "<|video_pad|>")
         ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
-        kinds = (ids == self.config.image_token_id).int() + 2 * (ids == self.config.video_token_id).int()
-        return {"input_ids": ids, "mm_token_type_ids": kinds, **found}
+        if self.family != "lfm3_vl":  # whose positions are plain
+            kinds = (ids == self.config.image_token_id).int() + 2 * (ids == self.config.video_token_id).int()
+            found["mm_token_type_ids"] = kinds
+        return {"input_ids": ids, **found}
 
     def _shown(self, n: int, fps: float, grid: tuple[int, int, int]) -> str:
         each = "<video>" * (grid[1] * grid[2] // 4)
-        if not self.family.startswith("qwen3"):
+        if self.family.startswith("qwen2"):
             return each * grid[0]
         at = [i / fps for i in [*range(n), n - 1]]
         times = [(at[2 * i] + at[2 * i + 1]) / 2 for i in range(grid[0])]
@@ -81,7 +83,7 @@ class Reference:
         size = self.video.get("size") or self.pictures.size
         least, most = size["shortest_edge"], size["longest_edge"]
         factor = 2 * self.pictures.patch_size
-        if not self.family.startswith("qwen3"):
+        if self.family.startswith("qwen2"):
             return smart_resize(height, width, factor, least, most)
         h, w, t = round(height / factor) * factor, round(width / factor) * factor, round(n / 2) * 2
         if t * h * w > most:

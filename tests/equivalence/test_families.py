@@ -118,6 +118,10 @@ FAMILIES = {
     "qwen3-next": Family(partial(make_text, kind="qwen3_next", seed=16), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
     "qwen3.5, text": Family(partial(make_text, kind="qwen3_5", seed=17), TextReference, TEXTS, SPEAKING),
     "lfm2": Family(partial(make_text, kind="lfm2", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "lfm3": Family(partial(make_text, kind="lfm3", seed=10), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
+    "lfm3, another seed": Family(
+        partial(make_text, kind="lfm3", seed=11, shards=3, tie_word_embeddings=True), TextReference, TEXTS, SPEAKING
+    ),
     "gpt-oss": Family(partial(make_text, kind="gpt_oss", seed=9), TextReference, TEXTS, (*SPEAKING, "1ED1P")),
     "gpt-oss, another seed": Family(
         partial(make_text, kind="gpt_oss", seed=10, num_key_value_heads=4), TextReference, TEXTS, SPEAKING
@@ -165,7 +169,7 @@ def tally():
         *(
             (name, "1EPD", "compiled")
             for name in FAMILIES
-            if any(w in name for w in ("gemma", "window", "gpt", "mimo"))
+            if any(w in name for w in ("gemma", "window", "gpt", "mimo", "lfm3"))
         ),
     ],
 )

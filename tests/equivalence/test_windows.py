@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 LAYOUTS = ["1EPD", "1EP1D", "1ED1P", "1E1P1D", "2E1P2D"]
 
 
-MAKE = {"gemma3": make_gemma, "qwen3.5": partial(make_qwen, "qwen3_5")}
+MAKE = {"gemma3": make_gemma, "qwen3.5": partial(make_qwen, "qwen3_5"), "lfm3": partial(make_qwen, "lfm3_vl")}
 
 
 @pytest.fixture(scope="module", params=MAKE)

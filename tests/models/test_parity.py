@@ -31,6 +31,8 @@ GEMMA_LAYERS = ["sliding_attention", "full_attention"] * 2 + ["full_attention"]
 LAST_SUMS = {"layer_types": ["full_attention"] + ["linear_attention"] * 3, "tie_word_embeddings": True}
 LAST_ATTENDS = {"layer_types": ["conv"] * 4 + ["full_attention"], "conv_bias": True, "conv_L_cache": 4}
 LAST_ATTENDS |= {"tie_word_embeddings": True, "block_auto_adjust_ff_dim": False}
+LAST_SEES_ALL = {"layer_types": ["conv", "sliding_attention", "full_attention"], "num_hidden_layers": 3}
+LAST_SLIDES = {"layer_types": ["full_attention", "conv", "sliding_attention"], "num_hidden_layers": 3}
 SLIDING = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
 TEXT = {
     "llama": ("llama", {}),
@@ -50,6 +52,9 @@ TEXT = {
     "qwen3 next": ("qwen3_next", {}),
     "qwen3.5, last layer of states, tied": ("qwen3_5", LAST_SUMS),
     "lfm2, last layer attends, biases, tied": ("lfm2", LAST_ATTENDS),
+    "lfm3": ("lfm3", {}),
+    "lfm3, last layer sees all, tied": ("lfm3", LAST_SEES_ALL | {"tie_word_embeddings": True, "conv_bias": True}),
+    "lfm3, last layer slides, heads without gates": ("lfm3", LAST_SLIDES | {"use_attention_gate": False}),
     "qwen3, window": ("qwen3", SLIDING | {"sliding_window": 7}),
     "qwen2, yarn": ("qwen2", {"rope_parameters": YARN}),
     "gpt-oss": ("gpt_oss", {}),

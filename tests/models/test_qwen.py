@@ -1,5 +1,5 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 against transformers: embeddings, logits, positions; what a checkpoint
-may say."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and LFM3-VL against transformers: embeddings, logits, positions; what a
+checkpoint may say."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hydrainfer.core import (
     TokenWork,
 )
 from hydrainfer.models import PatchedPicture, load_model, vision_fingerprint
-from hydrainfer.models import qwen_tower as towers
+from hydrainfer.models import frames as towers
 from hydrainfer.ops import upload
 from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
 from hydrainfer.processor.pictures import VideoShape
 from hydrainfer.runtime.packing import pack_tokens
-from hydrainfer.runtime.positions import RotaryPositions, prompt_positions
+from hydrainfer.runtime.positions import prompt_positions
 from tests.checkpoints_qwen import FAMILIES, make_qwen
 from tests.equivalence.criterion import LOGIT_TOLERANCE
 from tests.equivalence.qwen_reference import Reference
@@ -62,6 +62,8 @@ def features(reference, some):
     grids = torch.tensor([[t, 2 * h, 2 * w] for t, h, w in (x.grid for x in some)])
     del reference.target
     with torch.inference_mode():
+        if reference.family == "lfm3_vl":
+            return torch.cat(reference.model.get_image_features(patches, grids).pooler_output)
         made = reference.model.model.visual(patches, grid_thw=grids)
     assert p.merge_size == 2
     return torch.cat([made.pooler_output, *getattr(made, "deepstack_features", ())], dim=1)
@@ -122,7 +124,7 @@ def logits(rig, request, store):
     if request.media:
         assert rig.encode([seq]).error is None
     work = [TokenWork(seq, 0, n, True)]
-    p = pack_tokens(work, language._tables, rig.embeds.spec, RotaryPositions(), language._sums)
+    p = pack_tokens(work, language._tables, rig.embeds.spec, language._rotary, language._sums)
     with torch.inference_mode():
         on = upload(language.arrays(p), language.device)
         x = rig.model.embed(on["ids"])
@@ -167,6 +169,8 @@ def test_positions_of_random_mixtures(case):
     """As `get_rope_index`, which sees whole videos where we have several spans."""
     path, reference = case
     model, c = reference.model.model, reference.config
+    if not hasattr(model, "get_rope_index"):
+        pytest.skip("positions are plain")
     images = load_description(path).images
     rng = random.Random(5)
     for trial in range(40):

@@ -35,8 +35,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     too, unless these have a `value_dim`; the MLP is gated, `experts` are those that layers have instead of one.
     `context`: longest sequence. `deepstack`: levels of picture features beside the embedding. `windows`: for each
     layer, how many tokens a token sees there, 0 for all; () if no layer has a window. Those with one have
-    `local_kv_heads`, unless that is 0. `recurrence`: of the layers that have no attention; `gated`:
-    the others' queries come with gates. `weights`: how those of the decoder's layers are stored; token table, head and
+    `local_kv_heads`, unless that is 0. `recurrence`: of the layers that have no attention; `gate_dim`: gates
+    of each head of the others. `weights`: how those of the decoder's layers are stored; token table, head and
     tower stay in `dtype`, and so does all arithmetic, as kernels unpack weights while they read them."""
 
     name: str
@@ -56,7 +56,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     local_kv_heads: int = 0
     experts: Experts | None = None
     recurrence: Recurrence | None = None
-    gated: bool = False
+    gate_dim: int = 0
     vision: VisionShape | None = None
     weights: Weights = "as-dtype"
 
@@ -83,7 +83,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def layer_weights(self, layer: int, *, used: bool = False) -> int:
         """Weights of this layer; `used`: those that one token is multiplied with."""
         mixed = self.heads * (self.head_dim + (self.value_dim or self.head_dim)) * self.hidden  # queries, and back
-        mixed += self.gated * self.heads * self.head_dim * self.hidden
+        mixed += self.heads * self.gate_dim * self.hidden
         if self.recurrence is not None and not self.attends(layer):
             mixed = self.recurrence.weights(self.hidden)
         e, width = self.experts, self.intermediate

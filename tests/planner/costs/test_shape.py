@@ -112,6 +112,18 @@ def test_a_request_with_states_takes_so_many_times_fewer_bytes(name, n_tokens, f
     assert state.block_bytes == shape.state_bytes == 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
 
 
+@pytest.mark.parametrize(("n_tokens", "fewer"), [(8192, 3.87), (32768, 3.97), (131072, 3.99)])
+def test_a_request_of_lfm3_takes_a_fourth_of_the_bytes(n_tokens, fewer):
+    """All kinds of caches in one model; compared with 24 layers that keep every token."""
+    shape = shape_of("lfm3-vl-2b")
+    sizes = blocks_of(shape, H800, Role.parse("D"))
+    assert [spec.name for spec in sizes] == ["kv", "kv.256", "state"]
+    held = sum(spec.block_bytes * spec.held_by(n_tokens) for spec in sizes)
+    assert 24 * 2 * 4 * 128 * 2 * n_tokens / held == pytest.approx(fewer, rel=0.01)
+    assert shape.state_bytes == 13 * 6 * 2048 * 2
+    assert shape.step_weights == pytest.approx(1.7e9, rel=0.02)
+
+
 def test_states_are_read_and_written_by_every_decode():
     shape = shape_of("qwen3.5-9b")
     assert shape.kv_token_bytes == 8 * 2 * 4 * 256 * 2 and shape.vision.picture_tokens == 16384

@@ -1,0 +1,79 @@
+"""LFM3-VL's eyes: a tower for pictures and frames of any size, of convolutions and attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrainfer.checkpoint.files import require
+from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionShape
+from hydrainfer.checkpoint.qwen import FramesConfig, frame_pixels
+
+
+@dataclass(frozen=True)
+class Lfm3VisionConfig(FramesConfig):
+    """Layers `attending` have attention with `kv_heads`, the others a convolution over squares of `kernel` patches.
+    `projector`: its inner width."""
+
+    kv_heads: int
+    attending: tuple[int, ...]
+    kernel: int
+    norm_eps: float
+    projector: int
+    projector_bias: bool
+
+    def shape(self, width: int, fit: Fit) -> VisionShape:
+        """Patches of two frames (a still picture counts as two) attend to each other in some layers; in the others they
+        see their square. A merge square becomes a token."""
+        hidden, n_merged, n_attend = self.hidden, self.merge**2, len(self.attending)
+        attention = 2 * hidden**2 * (1 + self.kv_heads / self.heads)
+        return VisionShape(
+            layers=self.layers,
+            hidden=hidden,
+            row_weights=3 * self.temporal * self.patch**2 * hidden
+            + self.layers * 3 * hidden * self.intermediate
+            + int(n_attend * attention + (self.layers - n_attend) * 4 * hidden**2),
+            token_weights=n_merged * hidden * self.projector + self.projector * width,
+            rows_per_token=float(n_merged),
+            picture_tokens=fit(10_000, 10_000),
+            window_rows=self.kernel**2,
+            full_layers=n_attend,
+        )
+
+
+def lfm3_vl(hf: Any, path: Path) -> Lfm3VisionConfig:
+    """Check and describe the eyes of an `Lfm3VlConfig`. Raises `CheckpointError`."""
+    v = hf.vision_config
+    heads, kv_heads, types = v.num_attention_heads, v.num_key_value_heads, list(v.layer_types)
+    require(v.in_channels == 3, path, f"in_channels {v.in_channels} is not supported; supported: 3")
+    require(v.hidden_size % (4 * heads) == 0, path, f"{heads} vision heads over {v.hidden_size} columns")
+    require(kv_heads > 0 and heads % kv_heads == 0, path, f"{heads} vision heads over {kv_heads} KV heads")
+    fits = len(types) == v.num_hidden_layers
+    require(fits, path, f"layer_types of the vision tower names {len(types)} of {v.num_hidden_layers} layers")
+    unknown = " and ".join(sorted(set(types) - {"conv", "full_attention"}))
+    require(not unknown, path, f"vision layer {unknown} is not supported; supported: conv, full_attention")
+    odd = v.conv_kernel_size % 2 == 1
+    require(odd, path, f"conv_kernel_size {v.conv_kernel_size} is not supported; supported: odd numbers")
+    act, known = hf.projector_hidden_act, ", ".join(ACTIVATIONS)
+    require(act in ACTIVATIONS, path, f"projector_hidden_act {act!r} is not supported; supported: {known}")
+    theta: Any = (v.rope_parameters or {}).get("rope_theta")
+    turns = isinstance(theta, int | float) and theta > 0
+    require(turns, path, f"rope_theta {theta!r} of the vision tower is not supported; supported: a number over 0")
+    pixels, videos = frame_pixels(v, "told", path)
+    return Lfm3VisionConfig(
+        hidden=v.hidden_size,
+        intermediate=v.intermediate_size,
+        layers=v.num_hidden_layers,
+        heads=heads,
+        activation=act,
+        theta=float(theta),
+        pixels=pixels,
+        videos=videos,
+        kv_heads=kv_heads,
+        attending=tuple(i for i, kind in enumerate(types) if kind == "full_attention"),
+        kernel=v.conv_kernel_size,
+        norm_eps=v.norm_eps,
+        projector=hf.projector_hidden_size,
+        projector_bias=bool(hf.projector_bias),
+    )

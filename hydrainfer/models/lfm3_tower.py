@@ -1,0 +1,143 @@
+"""LFM3-VL's vision tower: gated convolutions over the grid of patches, attention in some layers.
+
+frames -> patches -> layers -> every merge x merge rows become one, projected
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hydrainfer.checkpoint import Lfm3VisionConfig, ModelConfig
+from hydrainfer.models.activations import activation
+from hydrainfer.models.frames import FrameTower, PatchLayout
+from hydrainfer.models.picture import PatchedPicture
+from hydrainfer.models.slots import Slot, empty
+from hydrainfer.ops import OpSet
+
+_PROJECTOR_EPS = 1e-6
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One layer's weights. `into` makes queries, keys and values, whose heads have norms, or, where the layer has a
+    `conv` [hidden, 1, kernel, kernel], two gates around what that takes."""
+
+    norm: Tensor
+    into: Tensor
+    out: Tensor
+    heads_norm: tuple[Tensor, Tensor] | None
+    conv: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    @classmethod
+    def make(cls, c: Lfm3VisionConfig, attends: bool, make: Callable[..., Tensor]) -> _Layer:
+        dim = c.hidden // c.heads
+        return cls(
+            norm=make(c.hidden),
+            into=make((c.heads + 2 * c.kv_heads) * dim if attends else 3 * c.hidden, c.hidden),
+            out=make(c.hidden, c.hidden),
+            heads_norm=(make(dim), make(dim)) if attends else None,
+            conv=None if attends else make(c.hidden, 1, c.kernel, c.kernel),
+            mlp_norm=make(c.hidden),
+            gate_up=make(2 * c.intermediate, c.hidden),
+            down=make(c.hidden, c.intermediate),
+        )
+
+    def slots(self, prefix: str, c: Lfm3VisionConfig) -> dict[str, Slot]:
+        gate, up = self.gate_up.chunk(2)
+        found = {"operator_norm": self.norm, "ffn_norm": self.mlp_norm}
+        found |= {"feed_forward.w1": gate, "feed_forward.w3": up, "feed_forward.w2": self.down}
+        if self.heads_norm is not None:
+            dim = c.hidden // c.heads
+            for letter, part in zip("qkv", self.into.split([c.hidden, c.kv_heads * dim, c.kv_heads * dim])):
+                found[f"self_attn.{letter}_proj"] = part
+            found |= dict(zip(("self_attn.q_norm", "self_attn.k_norm"), self.heads_norm))
+            found["self_attn.out_proj"] = self.out
+        if self.conv is not None:
+            found |= {"conv.in_proj": self.into, "conv.spatial_conv": self.conv, "conv.out_proj": self.out}
+        return {f"{prefix}.{name}.weight": Slot(t) for name, t in found.items()}
+
+
+class Lfm3Vision(FrameTower):
+    """Rows [tokens, the language model's width]."""
+
+    config: Lfm3VisionConfig
+
+    def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
+        c: Lfm3VisionConfig = config.vision
+        super().__init__(c, ops, dtype, device, widest=max(3 * c.hidden, 2 * c.intermediate))
+
+        def make(*shape: int) -> Tensor:
+            return empty(shape, dtype, device)
+
+        self._activation = activation(c.activation, ops)
+        self.patch = make(c.hidden, 3 * c.temporal * c.patch**2)
+        self.first_norm = make(c.hidden)
+        self.layers = [_Layer.make(c, i in c.attending, make) for i in range(c.layers)]
+        self.last_norm = make(c.hidden), make(c.hidden)
+        widths = c.hidden * c.merge**2, c.projector, config.text.hidden
+        self.projection = [
+            (make(outer, inner), make(outer) if c.projector_bias else None) for inner, outer in pairwise(widths)
+        ]
+
+    def slots(self) -> dict[str, Slot]:
+        found = {"vision.patch_embed.weight": Slot(self.patch), "vision.embedding_norm.weight": Slot(self.first_norm)}
+        for i, layer in enumerate(self.layers):
+            found |= layer.slots(f"vision.layers.{i}", self.config)
+        for name, pair in zip(("layer_norm", "linear_1", "linear_2"), (self.last_norm, *self.projection)):
+            found |= {f"projector.{name}.{leaf}": Slot(t) for leaf, t in zip(("weight", "bias"), pair) if t is not None}
+        return found
+
+    def _forward(self, pictures: list[PatchedPicture], layout: PatchLayout) -> Tensor:
+        c, ops = self.config, self._ops
+        x = ops.linear(torch.cat([self._patches(p) for p in pictures]), self.patch)
+        x = ops.rms_norm(x, self.first_norm, c.norm_eps)
+        for layer in self.layers:
+            rows = ops.linear(ops.rms_norm(x, layer.norm, c.norm_eps), layer.into)
+            mixed = self._attend(layer, rows, layout) if layer.conv is None else self._convolve(layer, rows, pictures)
+            ops.linear_add(x, mixed, layer.out)
+            inner = ops.linear(ops.rms_norm(x, layer.mlp_norm, c.norm_eps), layer.gate_up)
+            ops.linear_add(x, ops.silu_and_mul(inner), layer.down)
+        x = F.layer_norm(x, (c.hidden,), *self.last_norm, _PROJECTOR_EPS).unflatten(0, (-1, c.merge**2)).flatten(1)
+        first, last = self.projection
+        return ops.linear(self._activation(ops.linear(x, *first)), *last)
+
+    def _attend(self, layer: _Layer, rows: Tensor, layout: PatchLayout) -> Tensor:
+        """[rows, queries, keys and values] → [rows, hidden], each frame by itself."""
+        c, ops = self.config, self._ops
+        dim = c.hidden // c.heads
+        assert layer.heads_norm is not None
+        q, k, v = rows.unflatten(1, (-1, dim)).split([c.heads, c.kv_heads, c.kv_heads], 1)
+        q, k = (
+            ops.rms_norm(x.reshape(-1, dim), weight, c.norm_eps).view(x.shape)
+            for x, weight in zip((q, k), layer.heads_norm)
+        )
+        ops.rope(q, layout.cos, layout.sin)
+        ops.rope(k, layout.cos, layout.sin)
+        k, v = (x.repeat_interleave(c.heads // c.kv_heads, 1) for x in (k, v))
+        return ops.attention_segments(q, k, v, layout.frames, dim**-0.5).flatten(1)
+
+    def _convolve(self, layer: _Layer, rows: Tensor, pictures: list[PatchedPicture]) -> Tensor:
+        """[rows, 3 * hidden] → [rows, hidden], each frame by itself."""
+        c, m = self.config, self.config.merge
+        before, after, x = rows.chunk(3, dim=-1)
+        gated, found, first = before * x, [], 0
+        for picture in pictures:
+            assert picture.grid is not None and layer.conv is not None
+            t, h, w = picture.grid
+            n = t * h * w * m * m
+            squares = gated[first : first + n].view(t, h, w, m, m, c.hidden)
+            grid = squares.transpose(2, 3).reshape(t, h * m, w * m, c.hidden).permute(0, 3, 1, 2)  # channels last
+            grid = F.conv2d(grid, layer.conv, padding=c.kernel // 2, groups=c.hidden)
+            squares = grid.permute(0, 2, 3, 1).reshape(t, h, m, w, m, c.hidden)
+            found.append(squares.transpose(2, 3).reshape(n, c.hidden))
+            first += n
+        return torch.cat(found).mul_(after)
