@@ -8,7 +8,8 @@ less than its share: the counters of two that wait all the while stay within the
 take, of each other. Who comes after a pause is lifted to the credit below the others: nobody saves up more.
 
 Who keeps within his share comes now and then and waits for the batch that runs, and for what his own is filled up with.
-So while there are such, a tenant that has had more fills a batch no further than `LEFT_OVER_S`.
+So while there are such, a tenant that has had more fills a batch no further than `LEFT_OVER_S`, and goes after those
+who have not: a batch that ends because it may fill it no further has left nobody out.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from hydrainfer.scheduler.pace import Pace
 
 LEFT_OVER_S = 0.05
 """How long a batch may take to which one adds who has had more than others that come and go."""
-FairTurn = tuple[float, tuple[float, float, int]]
-"""What a tenant has had too much, and the rank: the smallest goes first."""
+FairTurn = tuple[float, bool, tuple[float, float, int]]
+"""What a tenant has had too much, whether it goes after those who come now and then, and the rank: the smallest goes
+first."""
 rank_of: Callable[[LiveSequence], tuple[float, float, int]] = attrgetter("rank")
 
 
@@ -71,7 +73,7 @@ class Fair:
 
     def time_for(self, seq: LiveSequence, left_s: float, batch_s: float) -> float:
         """How much longer a batch of `batch_s` may get by this one, of the `left_s` that are left of it."""
-        if self._now < self._visited and self.counters[seq.request.share.tenant] > self._now - self._credit_s / 2:
+        if self._yields(self.counters[seq.request.share.tenant]):
             return max(0.0, min(left_s, LEFT_OVER_S - batch_s))
         return left_s
 
@@ -82,7 +84,10 @@ class Fair:
         return self._turn_of if len(self.counters) > 1 else rank_of
 
     def _turn_of(self, seq: LiveSequence) -> FairTurn:
-        return self._excess(self.counters[seq.request.share.tenant]), seq.rank
+        return self._turn(self.counters[seq.request.share.tenant], seq)
+
+    def _turn(self, counter: float, seq: LiveSequence) -> FairTurn:
+        return self._excess(counter), self._yields(counter), seq.rank
 
     def in_turn(self, queues: Mapping[str, Iterable[LiveSequence]]) -> Iterator[LiveSequence]:
         """Those who wait, by tenant in the order of their ranks, as they go if each one that is yielded is admitted."""
@@ -90,13 +95,13 @@ class Fair:
         heads = [(*self._turn_of(s), t, self.counters[t], s) for t, q in queued.items() if (s := next(q, None))]
         heapq.heapify(heads)
         while heads:
-            _, _, tenant, counter, seq = heads[0]
+            *_, tenant, counter, seq = heads[0]
             yield seq
             counter += self._pace.seconds(*seq.rest) / seq.request.share.weight
             if (after := next(queued[tenant], None)) is None:
                 heapq.heappop(heads)
             else:
-                heapq.heapreplace(heads, (self._excess(counter), after.rank, tenant, counter, after))
+                heapq.heapreplace(heads, (*self._turn(counter, after), tenant, counter, after))
 
     def offers(self, waiting: list[tuple[Stage, Handoff]]) -> list[tuple[Stage, Handoff]]:
         """Offers in the order of their ranks, as their tenants go."""
@@ -123,3 +128,7 @@ class Fair:
 
     def _excess(self, counter: float) -> float:
         return max(0.0, counter - self._least - self._credit_s / 2)
+
+    def _yields(self, counter: float) -> bool:
+        """Whether a tenant has had more than others that come and go."""
+        return self._now < self._visited and counter > self._now - self._credit_s / 2

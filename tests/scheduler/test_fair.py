@@ -128,6 +128,27 @@ def test_who_floods_fills_batches_only_a_little_while_others_come_and_go():
     assert len(batch()) == 4, "nobody has come for as long as the credit"
 
 
+def test_nobody_is_left_out_of_a_batch_that_another_may_not_fill():
+    """ "b" came now and then and has had a little; "c" has had more, though less than "a", and goes first by rank."""
+    s, device = make(tokens=120, credit_s=0.1), FakeDevice()
+
+    def batch():
+        return [item.seq.id for item in turn(s, device, Lane.LANGUAGE, 0.0)[0].work]
+
+    for i in range(8):
+        s.add(request(f"a{i}", TENANTS[0], n_text=30, max_tokens=1), 0.0)
+    assert [len(batch()), len(batch())] == [4, 4]
+    s.add(request("b0", TENANTS[1], n_text=60, max_tokens=1), 0.0)
+    assert batch() == ["b0"]
+    s.fair.counters["c"] = 0.18
+    assert s.fair.counters == pytest.approx({"a": 0.24, "b": 0.14, "c": 0.18})
+    for i in range(2):
+        s.add(request(f"c{i}", TENANTS[2], n_text=30, max_tokens=1), 1.0)
+    s.add(request("b1", TENANTS[1], n_text=90, max_tokens=1), 2.0)
+    assert batch() == ["b1"], "c0 would leave no time for c1, which would end the batch"
+    assert batch() == ["c0"]
+
+
 def test_a_tenant_that_always_waits_does_not_make_batches_small():
     s, device = make(tokens=120, credit_s=0.1), FakeDevice()
     for i in range(40):
