@@ -14,7 +14,7 @@ from hydrainfer.models.layers import layers_of
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache
 from hydrainfer.models.picture import PatchedPicture, VisionTower
 from hydrainfer.models.slots import Slot
-from hydrainfer.ops import OpSet, pausing
+from hydrainfer.ops import OpSet, pausing, stepping
 
 
 class Model:
@@ -38,7 +38,7 @@ class Model:
         self.vision: VisionTower | None = (
             layers.vision(config, tower_ops, dtype, device) if sees and layers.vision else None
         )
-        self.language = layers.language(config.text, ops, dtype, device) if speaks else None
+        self.language = layers.language(config.text, stepping(ops), dtype, device) if speaks else None
 
     def slots(self) -> dict[str, Slot]:
         """Canonical tensor name → where it goes, for every tensor the role needs."""

@@ -10,7 +10,7 @@ from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.memory import weights
 from hydrainfer.ops.pinned import packed_bytes, to_device, to_host, upload
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
-from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, variants
+from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, stepping, variants
 
 __all__ = [
     "KV",
@@ -29,6 +29,7 @@ __all__ = [
     "packed_bytes",
     "pausing",
     "select_ops",
+    "stepping",
     "to_device",
     "to_host",
     "upload",

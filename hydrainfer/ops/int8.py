@@ -89,6 +89,11 @@ class Int8Products:
     def native_rows(self) -> int:
         return self._narrow.native_rows
 
+    @property
+    def compiles(self) -> bool:
+        """As of `Products`: many rows are multiplied by what a weight is widened to."""
+        return self._wide.compiles
+
     def describe(self) -> list[str]:
         """One line each: what is chosen for wide weights and why, and for those of 8 bits."""
         return [*self._wide.describe(), f"8 bits: {self._narrow.ranges()}"]

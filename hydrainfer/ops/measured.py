@@ -64,6 +64,11 @@ class Chosen:
         others = (rows for rows, way in enumerate(self._large) if rows and way.name != "native-cpu")
         return next(others, len(self._large)) - 1
 
+    @property
+    def of_many(self) -> str:
+        """The way in which the most rows are multiplied by a large weight."""
+        return self._large[-1].name
+
     def ranges(self) -> str:
         """ "native-cpu up to 8 rows, onednn above"."""
         runs = [(name, len(list(run))) for name, run in groupby(way.name for way in self._large)]
@@ -90,6 +95,12 @@ class Products:
     @property
     def native_rows(self) -> int:
         return self._chosen.native_rows
+
+    @property
+    def compiles(self) -> bool:
+        """Whether many rows are multiplied by oneDNN, which compiles code for each number of them."""
+        way = self._chosen.of_many
+        return way in ("onednn", "widened") or (way == "torch" and self._dtype != torch.float32)
 
     def describe(self) -> list[str]:
         """The choice, and the measurements that were the reason, one line each."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.config.schema import Quantization
@@ -90,6 +91,32 @@ def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:
         return ops.linear_add(out, x, weight, bias)
 
     return replace(ops, linear=linear, linear_add=linear_add)
+
+
+def stepping(ops: OpSet) -> OpSet:
+    """The same operators; where oneDNN multiplies many rows, their number goes up in steps, by rows of zeros. For each
+    number and shape of weight oneDNN compiles code, in about a millisecond, and keeps half a MiB of it for the life of
+    the process. Prompts have any number of tokens: without steps a server's memory grows by hundreds of MiB with them.
+    """
+    if ops.products is None or not ops.products.compiles:
+        return ops
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        n = x.shape[0]
+        more = rows_in_steps(n) - n
+        return ops.linear(F.pad(x, (0, 0, 0, more)), weight, bias)[:n] if more else ops.linear(x, weight, bias)
+
+    def linear_add(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if rows_in_steps(x.shape[0]) == x.shape[0]:
+            return ops.linear_add(out, x, weight, bias)
+        return out.add_(linear(x, weight, bias))
+
+    return replace(ops, linear=linear, linear_add=linear_add)
+
+
+def rows_in_steps(n: int) -> int:
+    """`n` up to 64, as decodes have often; above, the next of 8 numbers up to 128, of 16 per doubling after."""
+    return n if n <= 64 else n + -n % max(8, 1 << (n - 1).bit_length() - 5)
 
 
 OPERATORS = (

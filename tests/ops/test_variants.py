@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from hydrainfer.ops import KV, OPERATORS, AttentionBatch, Segments, select_ops, variants, visible
+from hydrainfer.ops import KV, OPERATORS, AttentionBatch, Segments, reference, select_ops, stepping, variants, visible
 from hydrainfer.ops.build import build_resampler, load_kernels
 from hydrainfer.ops.products import ways
 from hydrainfer.ops.reference import write_kv
+from hydrainfer.ops.select import rows_in_steps
 
 pytestmark = pytest.mark.cpu
 
@@ -67,6 +70,36 @@ def test_linear(dtype, way, inner, outer, biased):
         got = out.clone()
         assert fast.linear_add(got, x, weight, bias) is got
         close(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_of_many_rows_have_few_numbers_of_them(dtype):
+    """Whatever is fastest here, as if that were oneDNN."""
+    found, met = select_ops("cpu", dtype, 64, use_native=False), set()
+
+    def linear(x, weight, bias=None):
+        met.add(x.shape[0])
+        return found.linear(x, weight, bias)
+
+    products = SimpleNamespace(compiles=True)
+    ops = stepping(dataclasses.replace(found, linear=linear, products=products))
+    weight, bias = random(48, 64, dtype=dtype, seed=1) / 8, random(48, dtype=dtype, seed=2)
+    for rows in (1, 64, 65, 100, 577, 600):
+        x, out = random(rows, 64, dtype=dtype), random(rows, 48, dtype=dtype, seed=3)
+        close(ops.linear(x, weight, bias), reference.linear(x, weight, bias))
+        want = reference.linear_add(out.clone(), x, weight, bias)
+        assert ops.linear_add(out, x, weight, bias) is out
+        close(out, want)
+    assert met == {1, 64, 72, 104, 608}
+    products.compiles = False
+    assert stepping(ops) is ops
+
+
+def test_numbers_of_rows_in_steps():
+    steps = [rows_in_steps(n) for n in range(4097)]
+    assert steps == sorted(steps) and steps[:66] == [*range(65), 72]
+    assert all(n <= rows <= n * 1.12 for n, rows in enumerate(steps))
+    assert len(set(steps[65:2049])) == 8 + 4 * 16
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
