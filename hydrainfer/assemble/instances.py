@@ -50,8 +50,7 @@ class Cluster(NamedTuple):
 
 class Birth(NamedTuple):
     """The facts that an instance needs beside its `NodePlan` to build its engine. `eos_ids`: the tokens that end an
-    answer.
-    `block_bytes`: by cache, what its peers have."""
+    answer. `block_bytes`: by cache, what its peers have."""
 
     config: ServeConfig
     described: ModelConfig

@@ -113,10 +113,6 @@ class ServerProcess:
             found |= {p for p, s in stats.items() if int(s[1]) in found or int(s[3]) == self.pid}
         return {p: stats[p] for p in found if p in stats}
 
-    def _session(self) -> list[int]:
-        """Its processes, zombies excepted."""
-        return [pid for pid, stat in all_stats() if int(stat[3]) == self.pid and stat[0] != "Z"]
-
     def left_of(self, family: dict[int, list[str]]) -> list[int]:
         """Pids of its session, and of processes that `family` found earlier, that still run. A pid that another process
         or thread has got meanwhile does not count: it has another start time."""
