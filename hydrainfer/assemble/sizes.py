@@ -62,8 +62,8 @@ def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
 
 
 def ahead_of(config: ServeConfig, device: torch.device) -> bool:
-    """Whether the next step is launched while one is computed. On a CPU there is next to no time between them (README
-    has figures). Raises `ConfigError`."""
+    """Whether the next step is launched while one is computed. By default only on CUDA: on a CPU the host's work takes
+    cores from the step that it would hide behind. Raises `ConfigError`."""
     if config.device == "emulated":
         if config.async_scheduling:
             raise ConfigError("an emulated device takes no time between steps to be hidden", param="async_scheduling")
