@@ -6,8 +6,10 @@ import base64
 import io
 import multiprocessing
 import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Literal
 
@@ -74,12 +76,20 @@ SentPicture = DrawnPicture | FilePicture | EncodedPicture
 
 
 def data_urls(pictures: Sequence[SentPicture]) -> list[str]:
-    """The pictures as `data:` URLs. Many are drawn by as many processes as there are cores. Raises `ConfigError`."""
+    """The pictures as `data:` URLs. Many are drawn by as many processes as there are cores; where a signal ends these,
+    by this one. Raises `ConfigError`."""
     if sum(isinstance(p, DrawnPicture) for p in pictures) < _MANY:
         return [p.data_url() for p in pictures]
     context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        return list(pool.map(_data_url_of, pictures, chunksize=8))
+    try:
+        with ProcessPoolExecutor(len(os.sched_getaffinity(0)), context, _ignore_ctrl_c) as pool:
+            return list(pool.map(_data_url_of, pictures, chunksize=8))
+    except BrokenProcessPool:
+        return [p.data_url() for p in pictures]
+
+
+def _ignore_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _data_url_of(picture: SentPicture) -> str:
