@@ -26,11 +26,13 @@ from hydrainfer.workload.results import Percentiles, report_of
 from hydrainfer.workload.sources import Arrivals, ChatRequest, Closed, Poisson, Replay, distinct_chats
 
 SCRIPTS = ROOT / "benchmarks" / "peers"
-WORDS = ("repeat", "burst")
-BURST = 100
+BURST = "burst"
+WORDS = ("repeat", BURST)
+BURST_REQUESTS = 100
 LOADS = (
     "N: clients, each of which asks once its last answer has ended; R/s: arrivals by chance; repeat: one client, new "
-    f"questions about one picture; burst: {BURST} short texts at once, every fifth with a picture"
+    f"questions about one picture; burst or burst/N: {BURST_REQUESTS} or N short texts at once, each fifth with a "
+    "picture"
 )
 
 
@@ -54,7 +56,7 @@ def add_load_options(
 
 
 def _load(value: str) -> str:
-    if value in WORDS or re.fullmatch(r"[1-9]\d*|[\d.]+/s", value):
+    if value in WORDS or re.fullmatch(r"[1-9]\d*|[\d.]+/s|burst/[1-9]\d*", value):
         return value
     words = " or ".join(WORDS)
     raise argparse.ArgumentTypeError(f"{value!r} is no load; write clients, such as 4, a rate, such as 0.4/s, {words}")
@@ -134,7 +136,7 @@ class Bench:
         chats, arrivals = self._asked(load, seed)
         run, result = await self._load(server, arrivals, chats, seed)
         firsts = [r.ttft_s for i, r in enumerate(result.records) if i % 5 and r.ttft_s is not None]
-        if load == "burst" and run["metrics"] and (found := Percentiles.of(firsts)) is not None:
+        if load.startswith(BURST) and run["metrics"] and (found := Percentiles.of(firsts)) is not None:
             run["metrics"] |= {"text_ttft_p90_s": found.p90, "total_s": run["report"]["duration_s"]}
         return {"load": load, **run}, result
 
@@ -150,9 +152,10 @@ class Bench:
             return [replace(c, text=f"{i}: {c.text}", pictures=chats[0].pictures) for i, c in enumerate(chats)], Closed(
                 1
             )
-        pictured, tokens = self.chats(BURST // 5, seed), self._args.output_tokens
-        texts = [ChatRequest(text=f"{seed} {i}: what is the time?", max_tokens=tokens) for i in range(BURST + 1)]
-        return [texts[0], *(pictured[i // 5] if i % 5 == 0 else texts[i + 1] for i in range(BURST))], Replay((0.0,))
+        n = int(load.partition("/")[2] or BURST_REQUESTS)
+        pictured, tokens = self.chats(-(-n // 5), seed), self._args.output_tokens
+        texts = [ChatRequest(text=f"{seed} {i}: what is the time?", max_tokens=tokens) for i in range(n + 1)]
+        return [texts[0], *(pictured[i // 5] if i % 5 == 0 else texts[i + 1] for i in range(n))], Replay((0.0,))
 
     def chats(self, n: int, seed: int) -> list[ChatRequest]:
         """Requests with a picture each, which no other has."""
