@@ -80,11 +80,16 @@ class CacheSet:
             return False
         return sum(pool.forget_all() for pool in self.arena.pools.values()) > 0
 
+    @property
+    def version(self) -> int:
+        """Changes with what `find` answers."""
+        return sum([pool.version for pool in self.pools.values()])
+
     def find(self, spec: str, keys: Sequence[bytes]) -> list[int | None]:
         """The blocks that have these keys, None where there is none; of a spec that is `chained`, those before the
         first that has none. Nothing is held until `reserve`."""
         pool = self.pools[spec]
-        if self.specs[spec].chained:
+        if keys and self.specs[spec].chained:
             keys = keys[: bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in pool)]
         return pool.lookup_all(keys)
 
@@ -136,11 +141,12 @@ class CacheSet:
         self._leases[owner] = self._leases.pop(lease.owner)
         lease.owner = owner
 
-    def grow(self, lease: Lease, spec: str, n: int) -> bool:
-        """`n` more blocks of `spec` at the end of the lease, or False and nothing changed."""
-        if not self.has_room({spec: n}):
+    def grow(self, lease: Lease, wanted: Mapping[str, int]) -> bool:
+        """So many more blocks of each spec at the end of the lease, or False and nothing changed."""
+        if not self.has_room(wanted):
             return False
-        lease.blocks[spec] += self.pools[spec].take(n)
+        for spec, n in wanted.items():
+            lease.blocks[spec] += self.pools[spec].take(n)
         return True
 
     def slide(self, lease: Lease, spec: str, first: int, most: float) -> None:

@@ -194,11 +194,10 @@ class Roster:
 
     def _later_s(self, role: Role, request: Request, n: int) -> float:
         """The delay at the best instance of the first step behind step `n` that this role does not run."""
-        plan = request.plan()
-        beyond = next((i for i in range(n + 1, len(plan)) if not role.runs(plan[i])), None)
-        if beyond is None:
-            return 0.0
-        return min(self._ways_s(self._there[plan[beyond]], request, beyond).values(), default=0.0)
+        for beyond, stage in enumerate(request.plan()):
+            if beyond > n and not role.runs(stage):
+                return min(self._ways_s(self._there[stage], request, beyond).values(), default=0.0)
+        return 0.0
 
     def _with(self, name: str, request: Request, stage: Stage) -> Load:
         """The load of an instance once `request` has been placed there."""

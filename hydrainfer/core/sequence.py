@@ -52,6 +52,7 @@ class LiveSequence:
         "ends",
         "first_block",
         "hops",
+        "id",
         "in_flight",
         "n_cached",
         "n_computed",
@@ -75,7 +76,7 @@ class LiveSequence:
 
     def __init__(self, request: Request, order: tuple[float, int], now: float, produced: tuple[int, ...] = ()) -> None:
         """`produced`: tokens it already has, of a life that was lost; only its KV has to be computed again."""
-        self.request = request
+        self.request, self.id = request, request.id
         self.n_prompt = len(request.prompt_ids)
         self.n_most = self.n_prompt + request.max_tokens
         sampling = request.sampling
@@ -104,10 +105,6 @@ class LiveSequence:
         self.cancelled = False
         self.started = False
         self.queued_s = now
-
-    @property
-    def id(self) -> str:
-        return self.request.id
 
     @property
     def stage(self) -> Stage:

@@ -39,6 +39,7 @@ from hydrainfer.scheduler import Scheduler
 _ASK_AGAIN_S = 0.05  # when no instance of a stage takes a request
 _CANCELS_KEPT = 16384
 _NEVER = float("inf")
+_TO_SOURCE = (Admit, Reject, Landed, Release, Renew)
 
 
 class Left(NamedTuple):
@@ -238,7 +239,7 @@ class Moves:
     # ---- inside
 
     def _handle(self, peer: str, message: Message, now: float) -> None:
-        if isinstance(message, Admit | Reject | Landed | Release | Renew):
+        if isinstance(message, _TO_SOURCE):
             self._do(self.source.handle(peer, message, now), now)
             return
         if isinstance(message, Withdraw):
@@ -319,10 +320,12 @@ class Moves:
         """Reserve room for offers, best rank first. What another arrival is bringing is waited for, and nobody passes
         who waits so (as in `Admission.to_encode`). What another request is computing is waited for, too. Who brings a
         prompt's beginning from where it was kept does not wait for room: it would keep room there meanwhile."""
+        if not (waiting := self._target.waiting()):
+            return
         full: set[Stage] = set()  # stages whose best offer found no room
         n_stages = self._target.n_stages_waited_for
         wanted: set[bytes] = set()
-        for stage, handoff in self._scheduler.fair.offers(self._target.waiting()):
+        for stage, handoff in self._scheduler.fair.offers(waiting):
             recalled = stage is Stage.PREFILL and handoff.n_computed > 0
             if stage in full or len(full) == n_stages:
                 if recalled:

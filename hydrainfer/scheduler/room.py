@@ -51,7 +51,7 @@ class SequenceRoom:
     def match(self, seq: LiveSequence, visit: Visit) -> Hit:
         """Find the blocks these steps need that are here now and may be shared. Remembered while the caches' keys stay
         as they are, for it is asked for in every step until there is room."""
-        state = (visit, len(seq.tokens), seq.n_computed, *(pool.version for pool in self.caches.pools.values()))
+        state = (visit, len(seq.tokens), seq.n_computed, self.caches.version)
         known = self._hits.get(seq.id)
         if known is None or known[0] != state:
             known = self._hits[seq.id] = state, self._match(seq, visit)
@@ -168,12 +168,10 @@ class SequenceRoom:
 
     def grow(self, seq: LiveSequence, n_tokens: int = 0) -> bool:
         """One more block of every cache that cannot take its last token, or that many, or False and nothing changed."""
-        lease, n_tokens = self._leases[seq.id], n_tokens or len(seq.tokens)
-        short = [s for s in self._held(seq) if self._capacity(seq, s) < n_tokens]
-        if not self.caches.has_room({s.name: 1 for s in short}):
+        n_tokens = n_tokens or len(seq.tokens)
+        short = [s.name for s in self._held(seq) if self._capacity(seq, s) < n_tokens]
+        if not self.caches.grow(self._leases[seq.id], dict.fromkeys(short, 1)):
             return False
-        for spec in short:
-            self.caches.grow(lease, spec.name, 1)
         self._set_capacity(seq, n_tokens)
         return True
 
@@ -362,7 +360,7 @@ def _safe(specs: list[CacheSpec], found: Mapping[str, Found], n_most: int) -> in
         for spec in specs:
             n_safe = spec.safe(found[spec.name], n_most if n_tokens is None else n_tokens)
             n_tokens = n_tokens if n_safe is None else n_safe
-        if n_tokens == before:
+        if not n_tokens or n_tokens == before:
             return n_tokens or 0
 
 

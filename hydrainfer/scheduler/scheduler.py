@@ -221,7 +221,8 @@ class Scheduler:
             n, n_decodes, after_s = len(work), 0, 0.0
         else:
             departed = self._admission.need_encoders()
-            self.migrating |= {seq.id: seq for seq in departed}
+            for seq in departed:
+                self.migrating[seq.id] = seq
             if not ahead:
                 preempted = self._preemption.make_room(self.decoding.values(), now)
                 self.n_preemptions += len(preempted)

@@ -71,7 +71,7 @@ class Lending(RuleBasedStateMachine):
             lease = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
             name = data.draw(st.sampled_from(self._names(lease)))
             before = len(lease.blocks[name])
-            grown = self.caches.grow(lease, name, n)
+            grown = self.caches.grow(lease, {name: n})
             assert len(lease.blocks[name]) == before + n * grown
 
     @rule(data=st.data())
@@ -175,12 +175,12 @@ def test_all_blocks_of_an_extent_are_evicted_together_with_what_is_older():
     many = caches.reserve("many", {"state": range(7)})
     assert many is not None and moved == [2], "the extent that nobody uses"
     assert caches.find("kv", chain("aaaa")) == first_blocks(caches, "aaaa")
-    assert caches.grow(many, "state", 1) and moved == [2, 0]
+    assert caches.grow(many, {"state": 1}) and moved == [2, 0]
     assert caches.find("kv", chain("aaaa")) == [] and caches.find("kv", chain("bbbb")) == second.blocks["kv"]
-    assert not caches.grow(many, "state", 1), "the last one is in use, and the floor"
+    assert not caches.grow(many, {"state": 1}), "the last one is in use, and the floor"
     assert caches.usage()["kv"] == (4, 4, 0) and caches.usage()["state"][:2] == (8, 8)
     caches.release(many)
-    assert caches.grow(second, "kv", 8) and len(moved) == 4
+    assert caches.grow(second, {"kv": 8}) and len(moved) == 4
     caches.release(second)
     caches.check(idle=True)
 

@@ -50,7 +50,7 @@ class Leases(RuleBasedStateMachine):
             if "kv" not in lease.blocks:
                 return
             before, room = len(lease.blocks["kv"]), self.caches.pools["kv"].n_available
-            assert self.caches.grow(lease, "kv", n) == (n <= room)
+            assert self.caches.grow(lease, {"kv": n}) == (n <= room)
             assert len(lease.blocks["kv"]) == before + (n if n <= room else 0)
 
     @rule(data=st.data())

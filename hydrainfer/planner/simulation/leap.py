@@ -62,7 +62,7 @@ class Leap:
         n, seqs = _MOST, []
         for item in batch.work:
             seq = item.seq
-            left = seq.request.max_tokens - seq.n_produced - 1  # that do not end it
+            left = seq.n_most - len(seq.tokens) - 1  # that do not end it
             if left < _FEWEST or seq.plan[seq.cursor] is not Stage.DECODE:
                 return None
             seqs.append(seq)
