@@ -1,10 +1,11 @@
 """How much of a core do the server and `bench` take for a request, for its pictures and for each token of its answer?
 
-    python -m benchmarks.b25_server_cpu [--requests 300]
+    python -m benchmarks.b25_server_cpu [--requests 300] [--clients 16]
 
-`hydrainfer serve` with an emulated device, so that nothing is computed but what serving takes: processor time of all
-its processes over loads that differ in one thing. What comes out is `request_s`, `megapixel_s` and `token_s` of
-configs/engines/hydrainfer.yaml and, of the client, of `hydrainfer/profiling/live.py`.
+`hydrainfer serve` with emulated devices, so that nothing is computed but what serving takes: processor time over loads
+that differ in one thing, of one instance, of two in the server's process and of two Ray actors; told apart are the
+server's process, those that prepare pictures, and all others (the instances, Ray). What comes out is `server` of
+configs/engines/hydrainfer.yaml and, of the client, the constant in `hydrainfer/profiling/live.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from hydrainfer.builtin import MODEL
 from hydrainfer.workload.client import Endpoint, run_load
 from hydrainfer.workload.sources import ChatRequest, Closed, DrawnPicture, encoded
 
-_CLIENTS, _WARM = 4, 20
+_WARM = 20
+_IDLE_S = 5.0
+_DEPLOYMENTS = {
+    "one instance": ("--layout", "1EPD"),
+    "two, threads": ("--layout", "2EPD", "--launcher", "inproc"),
+    "two, Ray actors": ("--layout", "2EPD"),
+}
+_WORKER = b"hydrainfer.processor.workers.worker"
 
 
 class Load(NamedTuple):
@@ -56,30 +64,58 @@ class Load(NamedTuple):
 SHORT, LONG, JPEG, PNG = Load(2), Load(66), Load(2, 1024, 768), Load(2, 1024, 768, "png")
 
 
-async def measure(n: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of a core per request of each load, of the server and of this client."""
-    port, servers, clients = free_port(), dict[str, float](), dict[str, float]()
-    flags = ["--device", "emulated", "--cost-model", str(ROOT / "configs" / "costs" / "fast.yaml"), "--port", str(port)]
-    command = [sys.executable, "-m", "hydrainfer", "serve", str(MODEL), *flags, "--max-queue-s", "600"]
+class Seconds(NamedTuple):
+    """Processor time of the server's process, of those that prepare pictures, of all others and of this client."""
+
+    process: float
+    preparing: float
+    others: float
+    client: float
+
+    @staticmethod
+    def of(server: Server) -> Seconds:
+        parts = {"process": 0.0, "preparing": 0.0, "others": 0.0}
+        for pid, (_, seconds) in server.cpu_by_process().items():
+            parts["process" if pid == server.pid else "preparing" if _prepares(pid) else "others"] += seconds
+        return Seconds(**parts, client=time.process_time())
+
+    def per(self, n: float, before: Seconds) -> dict[str, float]:
+        return {name: (b - a) / n for name, a, b in zip(self._fields, before, self, strict=True)}
+
+
+def _prepares(pid: int) -> bool:
+    try:
+        return _WORKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+async def measure(chats: dict[Load, list[ChatRequest]], n_clients: int, flags: tuple[str, ...]) -> dict[str, Any]:
+    """Seconds of a core per request of each load, by process; and, `idle`, per second without any."""
+    port, found = free_port(), dict[str, Any]()
+    own = ["--device", "emulated", "--cost-model", str(ROOT / "configs" / "costs" / "fast.yaml"), "--port", str(port)]
+    command = [sys.executable, "-m", "hydrainfer", "serve", str(MODEL), *own, "--max-queue-s", "600", *flags]
     with (
         tempfile.TemporaryDirectory() as logs,
         Server("ours", command, port, Path(logs) / "log", dict(os.environ)) as it,
     ):
         await it.wait_healthy(120)
         target = Endpoint(base_url=it.url, model=await it.model())
-        for k, load in enumerate((SHORT, LONG, JPEG, PNG)):
-            chats = encoded(load.chats(n + _WARM, k))
-            await run_load(target, chats[:_WARM], Closed(_CLIENTS))
-            before_s, mine_s = it.cpu_s(), time.process_time()
-            result = await run_load(target, chats[_WARM:], Closed(_CLIENTS))
+        for load, own_chats in chats.items():
+            await run_load(target, own_chats[:_WARM], Closed(n_clients))
+            before = Seconds.of(it)
+            result = await run_load(target, own_chats[_WARM:], Closed(n_clients))
             assert all(r.failure is None for r in result.records), result.records[0]
-            name = str(load)
-            servers[name], clients[name] = (it.cpu_s() - before_s) / n, (time.process_time() - mine_s) / n
-    return servers, clients
+            found[str(load)] = Seconds.of(it).per(len(own_chats) - _WARM, before)
+        before = Seconds.of(it)
+        await asyncio.sleep(_IDLE_S)
+        found["idle"] = Seconds.of(it).per(_IDLE_S, before)
+    return found
 
 
-def solved(seconds: dict[str, float]) -> dict[str, float]:
-    short, long, jpeg, png = seconds.values()
+def solved(found: dict[str, Any], *parts: str) -> dict[str, float]:
+    """What these parts take together."""
+    short, long, jpeg, png = (sum(found[str(load)][part] for part in parts) for load in (SHORT, LONG, JPEG, PNG))
     token_s, megapixels = (long - short) / (LONG.tokens - SHORT.tokens), JPEG.width * JPEG.height / 1e6
     return {
         "request_s": short - SHORT.tokens * token_s,
@@ -92,15 +128,20 @@ def solved(seconds: dict[str, float]) -> dict[str, float]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--clients", type=int, default=16)
     args, console = parser.parse_args(), new_console()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        server, client = runner.run(measure(args.requests))
-    results: dict[str, Any] = {
-        name: {"seconds_per_request": seconds, **solved(seconds)}
-        for name, seconds in (("server", server), ("client", client))
-    }
-    console.print(results)
-    console.print(f"wrote {write_result('b25_server_cpu', __doc__, args, results).name}")
+    chats = {load: encoded(load.chats(args.requests + _WARM, k)) for k, load in enumerate((SHORT, LONG, JPEG, PNG))}
+    results: dict[str, Any] = {}
+    for name, flags in _DEPLOYMENTS.items():
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            found = runner.run(measure(chats, args.clients, flags))
+        parts = {part: solved(found, part) for part in Seconds._fields}
+        server = solved(found, "process", "preparing", "others")
+        results[name] = {"seconds_per_request": found, "server": server} | parts
+        console.print(name, results[name])
+    alone, apart = (results[name]["server"] for name in ("one instance", "two, Ray actors"))
+    results["passing"] = {name: apart[name] - alone[name] for name in alone}
+    console.print(results["passing"], f"wrote {write_result('b25_server_cpu', __doc__, args, results).name}")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def demo(
 
 app.add_typer(benching.app, name="bench")
 app.command()(benching.trace)
-app.command()(profiling.profile)
+app.command(cls=profiling.ProfileCommand)(profiling.profile)
 
 
 @app.command()

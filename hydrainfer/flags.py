@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import typer
 from msgspec import Meta
+from typer.core import TyperCommand
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def flag(panel: str, text: str, *, ge: int | None = None, **more: Any) -> Meta:
     """A field's entry in `--help`: `text`, among the others of `panel`. `more`: further arguments of `typer.Option`;
-    `param_decls` in place of the name that follows from the field's."""
+    `param_decls` in place of the name that follows from the field's; `bare`: the number that the flag stands for where
+    none follows it, for a verb of `command_of`."""
     return Meta(title=panel, description=text, ge=ge, extra=more)
+
+
+def command_of(schema: type[msgspec.Struct]) -> type[TyperCommand]:
+    """The class of a verb whose flags are the fields of `schema`, some of which may stand without a number."""
+    extra = {f.name: f.type.__metadata__[0].extra or {} for f in msgspec.structs.fields(schema)}
+    bare = {f"--{name.replace('_', '-')}": more["bare"] for name, more in extra.items() if "bare" in more}
+
+    class Command(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            given = list[str]()
+            for word, following in zip_longest(args, args[1:]):
+                given += [word, bare[word]] if word in bare and not (following or "").isdigit() else [word]
+            return super().parse_args(ctx, given)
+
+    return Command
 
 
 def with_flags(schema: type[msgspec.Struct], positional: str, *, as_text: bool = False) -> Callable[[Command], Command]:
@@ -37,6 +55,7 @@ def _parameter(field: msgspec.structs.FieldInfo, is_argument: bool, as_text: boo
     meta, kind, default = field.type.__metadata__[0], field.type.__origin__, field.default
     said: dict[str, Any] = {"help": meta.description} | (meta.extra or {})
     names: Sequence[str] = said.pop("param_decls", ())
+    said.pop("bare", None)
     paired = any("/" in name for name in names)  # --this/--no-this, which takes no value
     if is_argument:
         said |= {"show_default": False} if as_text else {}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hydrainfer.benching.options import Compare, RunOptions, Trace
 from hydrainfer.cli import app, main
 from hydrainfer.config import ServeConfig, load
-from hydrainfer.flags import flag, with_flags
+from hydrainfer.flags import command_of, flag, with_flags
 from hydrainfer.profiling.options import Profile
 
 pytestmark = pytest.mark.unit
@@ -24,6 +24,10 @@ class Cake(msgspec.Struct, frozen=True, kw_only=True):
     eggs: Annotated[int, flag("Inside", "How many.", ge=1)] = 3
     tin: Annotated[Path | None, flag("Around", "Where it bakes.")] = None
     is_iced: Annotated[bool, flag("Around", "Sugar on it.", param_decls=["--iced"])] = False
+
+
+class Layered(Cake, frozen=True, kw_only=True):
+    layers: Annotated[int, flag("Inside", "How many.", ge=0, bare="1")] = 0
 
 
 @pytest.mark.parametrize(
@@ -74,8 +78,27 @@ def test_every_flag_of_a_verb_is_a_field_under_a_heading(verb):
     assert all(p.rich_help_panel for p in flags.values() if p.param_type_name == "option")
 
 
-def test_serve_and_profile_measure_equally_long():
-    assert Profile(model="x", devices=1).measure_minutes == ServeConfig(model="x").measure_minutes
+@pytest.mark.parametrize(
+    ("words", "eggs"),
+    [
+        (["lemon", "--layers"], 1),
+        (["--layers", "lemon"], 1),
+        (["--layers", "--iced", "lemon"], 1),
+        (["--layers", "4", "lemon"], 4),
+        (["--layers=4", "lemon"], 4),
+        (["lemon"], 0),
+    ],
+)
+def test_a_flag_that_may_stand_without_its_number(words, eggs):
+    baked = []
+
+    @with_flags(Layered, "name")
+    def bake(**flags):
+        baked.append(Layered(**flags))
+
+    tool = typer.Typer()
+    tool.command(cls=command_of(Layered))(bake)
+    assert CliRunner().invoke(tool, words).exit_code == 0 and baked[0].layers == eggs
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ over all cases are repeated until the time is up, so that little time gives all 
 from __future__ import annotations
 
 import datetime
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ _PACKAGES = ("hydrainfer", "torch", "transformers", "numpy", "apache-tvm-ffi", "
 _LEAST_S = 0.03  # a case is repeated for so long in each pass
 _BESIDE_S = 0.3  # and a pair of lanes
 _ENOUGH = 40  # samples of a case
+_FEW = 10  # samples that may be enough
+_KNOWN = 0.02  # standard error of a case's median that is enough, as a share of it
 _COPIES_SHARE = 0.15  # share of the time that copies get
 _QUIET_CORES = 0.1  # of each, that others take before we begin
 
@@ -190,10 +193,10 @@ def _cases(grid: Grid, rig: Rig) -> list[_Case]:
 
 
 def _measure(rig: Rig, cases: list[_Case], samples: _Journal, budget_s: float, say: OnMeasured) -> None:
-    """Passes over all cases until the time is up or each has enough; at least one case, so that there is a result."""
+    """Passes over all cases until the time is up or each is known; at least one case, so that there is a result."""
     begin_s = time.perf_counter()
     warm: set[_Case] = set()
-    while todo := [c for c in cases if samples.n(c) < _ENOUGH]:
+    while todo := [c for c in cases if not samples.known(c)]:
         for case in todo:
             spent_s = time.perf_counter() - begin_s
             if spent_s > budget_s and warm:
@@ -233,8 +236,9 @@ class _Journal:
         except OSError as e:
             raise ConfigError(f"cannot write {path}: {e.strerror}", param="out") from None
 
-    def n(self, case: _Case) -> int:
-        return len(self._seen[case][0]) if case in self._seen else 0
+    def known(self, case: _Case) -> bool:
+        """There are samples enough, or their median is certain."""
+        return all(map(_is_known, self._seen.get(case, ([], []))[: 1 if case.beside is None else 2]))
 
     def add(self, case: _Case, seconds: list[float], beside_seconds: list[float]) -> None:
         self._keep(case, seconds, beside_seconds)
@@ -276,6 +280,14 @@ class _Journal:
             except msgspec.DecodeError:
                 continue  # cut off when it was stopped
             self._keep(_Case(entry.work, entry.beside), entry.seconds, entry.beside_seconds)
+
+
+def _is_known(seconds: Sequence[float]) -> bool:
+    """There are many samples, or a few whose median has a small standard error, as their quartiles tell."""
+    if len(seconds) < _FEW or len(seconds) >= _ENOUGH:
+        return len(seconds) >= _ENOUGH
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return 0.93 * (high - low) / math.sqrt(len(seconds)) <= _KNOWN * middle  # 1.25 deviations of a normal variable
 
 
 def _point(work: BatchShape, beside: BatchShape | None, seconds: list[float]) -> BatchTime:

@@ -3,6 +3,6 @@
 Called by the CLI. The search itself is `hydrainfer.planner`; devices are measured by `hydrainfer.assemble.measure`.
 """
 
-from hydrainfer.profiling.commands import profile
+from hydrainfer.profiling.commands import ProfileCommand, profile
 
-__all__ = ["profile"]
+__all__ = ["ProfileCommand", "profile"]

@@ -191,7 +191,7 @@ def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str
     if isinstance(asked.cost, CostFile) and asked.cost.note:
         yield asked.cost.note
     if asked.kind == "cpu":
-        server_ms = study.server.work_s(study.trace) * 1e3
+        server_ms = study.server.work_s(study.trace, n_devices) * 1e3
         yield (
             f"The server takes {server_ms:.3g} ms of the same cores for each request, which is in these numbers; a "
             "client on this machine is not."

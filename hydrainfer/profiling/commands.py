@@ -14,14 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hydrainfer.core import ConfigError
-from hydrainfer.flags import with_flags
-from hydrainfer.profiling.options import Profile
+from hydrainfer.flags import command_of, with_flags
+from hydrainfer.profiling.options import Profile, check_flags
 
 if TYPE_CHECKING:
     from hydrainfer.planner.search import LayoutPlan, OnProgress, Study
     from hydrainfer.profiling.question import ProfileSetup
 
 NOTHING = 1  # exit status: no layout carries anything within the SLO
+ProfileCommand = command_of(Profile)
 
 
 @with_flags(Profile, "model")
@@ -41,7 +42,9 @@ def profile(**flags: Any) -> None:
         raise ConfigError(
             f"--objective is one of {', '.join(get_args(Objective))}, not {q.objective!r}", param="objective"
         )
-    here = {"model": q.model, "measure_minutes": q.measure_minutes} | ({"dtype": q.dtype} if q.dtype else {})
+    check_flags(q)
+    given = {"model": q.model, "measure_minutes": q.measure_minutes, "dtype": q.dtype}
+    here = {name: value for name, value in given.items() if value is not None}
     log = Console(stderr=True, highlight=False)
     question = msgspec.structs.replace(q, dtype=None) if q.dtype == "auto" else q
     asked = prepare(question, measurer(load(here).config, q.save_cost_model, log))

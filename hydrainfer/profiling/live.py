@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.search import Bounds, Live, Row, Study, attempt, layout_file, measured
-from hydrainfer.planner.simulation import ServerCost
+from hydrainfer.planner.simulation import CoreTime
 from hydrainfer.profiling.question import ProfileSetup, burst_shape
 from hydrainfer.workload.deployments import HardwareSlice
 from hydrainfer.workload.measuring import Comparison, ComparisonPlan, Effort
@@ -24,7 +24,7 @@ _ERROR = 0.25  # where the plan states none
 _LEAST_S = 10.0
 _REQUESTS = 100
 # benchmarks/results/b25_server_cpu.json; megapixels are of JPEG pictures
-_CLIENT = ServerCost(request_s=0.11e-3, megapixel_s=0.47e-3, token_s=17e-6)
+_CLIENT = CoreTime(request_s=0.11e-3, megapixel_s=0.47e-3, token_s=17e-6)
 
 
 def check_live(asked: ProfileSetup) -> None:
@@ -47,14 +47,7 @@ def check_live(asked: ProfileSetup) -> None:
 
 def _with_client(study: Study) -> Study:
     """The study with this client on the cores of the server."""
-    s, c = study.server, _CLIENT
-    both = msgspec.structs.replace(
-        s,
-        request_s=s.request_s + c.request_s,
-        megapixel_s=s.megapixel_s + c.megapixel_s,
-        token_s=s.token_s + c.token_s,
-    )
-    return msgspec.structs.replace(study, server=both)
+    return msgspec.structs.replace(study, server=msgspec.structs.replace(study.server, client=_CLIENT))
 
 
 def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Console) -> tuple[Live, ...]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from hydrainfer.config import MEASURE_MINUTES
+from hydrainfer.core import ConfigError
 from hydrainfer.flags import flag
 
 _WHAT, _HOW, _HERE, _OUT = "What to plan for", "How it is searched", "This machine", "What comes out"
@@ -62,9 +63,33 @@ class Profile(ProfileQuestion, frozen=True, kw_only=True):
     processes: Annotated[int | None, flag(_HOW, "That simulate; default: one per core.", ge=1)] = None
     exhaustive: Annotated[bool, flag(_HOW, "Measure every layout to the end; takes long.")] = False
     grid: Annotated[bool, flag(_HOW, "Also the best method over tighter and looser SLOs.")] = False
-    validate: Annotated[int, flag(_HERE, "Run so many of the best for real, such as 1.", ge=0)] = 0
-    measure_minutes: Annotated[float, flag(_HERE, "For measuring this machine.")] = MEASURE_MINUTES
+    validate: Annotated[
+        int, flag(_HERE, "Run so many of the best for real; without a number, the best one.", ge=0, bare="1")
+    ] = 0
+    measure_minutes: Annotated[
+        float | None, flag(_HERE, f"At most, for measuring this machine; default: {MEASURE_MINUTES:g}.")
+    ] = None
     save_cost_model: Annotated[Path | None, flag(_HERE, "Write the measurement here, .yaml.")] = None
     top: Annotated[int, flag(_OUT, "Layouts to show.", ge=1)] = 12
     out: Annotated[Path | None, flag(_OUT, "Folder for plan.json, report.html, report.png, layout.yaml.")] = None
     json: Annotated[bool, flag(_OUT, "The plan as JSON on standard output.", param_decls=["--json"])] = False
+
+
+def check_flags(q: Profile) -> None:
+    """Raises `ConfigError` for flags that would have no effect beside others."""
+    times = "--hardware" if q.hardware is not None else "--cost-model" if q.cost_model is not None else None
+    for name, given in (("save-cost-model", q.save_cost_model), ("measure-minutes", q.measure_minutes)):
+        if given is not None and times is not None:
+            raise ConfigError(
+                f"--{name} is for measuring this machine, and with {times} nothing is measured: leave one of them out",
+                param=name.replace("-", "_"),
+            )
+    if q.exhaustive and q.objective != "goodput":
+        raise ConfigError(
+            "--exhaustive is for --objective goodput: all layouts that may carry --rate are tried anyway; leave it out",
+            param="exhaustive",
+        )
+    if q.calibrate is not None and (q.cost_model is not None or q.hardware is None):
+        raise ConfigError(
+            "--calibrate fits an engine on described devices: give --hardware, and no --cost-model", param="calibrate"
+        )

@@ -124,9 +124,9 @@ class ProfileSetup(NamedTuple):
         server = self.engine.server
         if self.kind == "gpu":
             return server
-        threads = self.threads or max(1, n_cores() // n_devices)
+        threads, workers = self.threads or max(1, n_cores() // n_devices), min(server.workers, n_cores())
         return msgspec.structs.replace(
-            server, cores=float(n_cores()), each=False, threads=threads * (self.kind == "cpu")
+            server, cores=float(n_cores()), each=False, threads=threads * (self.kind == "cpu"), workers=workers
         )
 
     def candidates(self, study: Study, n_devices: int | None = None) -> Sequence[Layout]:

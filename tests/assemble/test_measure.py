@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hydrainfer.assemble.measure import Grid, _note, measure_model
+from hydrainfer.assemble.measure import Grid, _is_known, _note, measure_model
 from hydrainfer.assemble.rig import Rig
 from hydrainfer.config import ServeConfig, Slo, read_cost_model
 from hydrainfer.core import ConfigError, Role
@@ -112,3 +112,17 @@ def test_a_model_with_states_is_measured(tmp_path):
     ):
         assert rig.run(work) > 0
     rig.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "known"),
+    [
+        ([1.0] * 9, False),
+        ([1.0, 1.02] * 6, True),
+        ([1.0, 1.5] * 6, False),
+        ([1.0, 1.5] * 20, True),
+        ([], False),
+    ],
+)
+def test_a_case_is_known_by_its_scatter(seconds, known):
+    assert _is_known(seconds) is known

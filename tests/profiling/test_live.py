@@ -24,7 +24,7 @@ def test_a_layout_is_run_at_the_ends_of_the_stated_error(monkeypatch):
     layout, beside = live.Layout.parse("1EPD"), live._with_client(study)
     bound, less = (live.Bounds(s).of(layout).rate for s in (study, beside))
     planned = live.measured(study, layout, bound, bound).goodput
-    assert less < bound and beside.server.work_s(study.trace) > study.server.work_s(study.trace)
+    assert less < bound and beside.server.work_s(study.trace, 1) > study.server.work_s(study.trace, 1)
 
     def run(asked, path, rates, console):
         assert "role: EPD" in path.read_text()

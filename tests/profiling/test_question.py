@@ -13,7 +13,7 @@ from hydrainfer.config import read_layout
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.search import LayoutPlan, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
-from hydrainfer.profiling.options import ProfileQuestion
+from hydrainfer.profiling.options import Profile, ProfileQuestion, check_flags
 from hydrainfer.profiling.question import prepare
 
 pytestmark = pytest.mark.cpu
@@ -129,6 +129,29 @@ def test_least_latency_at_a_rate(by):
 def test_what_cannot_be_planned_is_said_in_a_line(changes, said):
     with pytest.raises(ConfigError, match=said) as e:
         asked(**changes)
+    assert "\n" not in e.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hardware": "h800", "save_cost_model": FAST}, "--save-cost-model .* with --hardware nothing is measured"),
+        ({"hardware": "h800", "measure_minutes": 3.0}, "--measure-minutes .* with --hardware nothing is measured"),
+        ({"cost_model": FAST, "measure_minutes": 3.0}, "--measure-minutes .* with --cost-model nothing is measured"),
+        ({"objective": "ttft", "rate": 1.0, "exhaustive": True}, "--exhaustive is for --objective goodput"),
+        ({"calibrate": FAST}, "--calibrate .* give --hardware"),
+        ({"hardware": "h800", "cost_model": FAST, "calibrate": FAST}, "--calibrate .* no --cost-model"),
+        ({"measure_minutes": 1.0, "save_cost_model": FAST}, None),
+        ({"hardware": "h800", "calibrate": FAST, "exhaustive": True}, None),
+    ],
+)
+def test_flags_without_effect_are_refused(changes, said):
+    q = Profile(model="llava-1.5-7b", devices=2, **changes)
+    if said is None:
+        check_flags(q)
+        return
+    with pytest.raises(ConfigError, match=said) as e:
+        check_flags(q)
     assert "\n" not in e.value.message
 
 

@@ -37,10 +37,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     between steps) or "prefill-first" (whole prompts, then decodes). `tokens`, `images`, `running`: its budgets,
     whatever the SLO; None: by the SLO. `step_base_s`, `encode_base_s`: host time per step and per vision batch that no
     device hides, None: the device's. `slower`: times longer than described that arithmetic takes, and `mixed` times
-    that where an instance encodes besides (both fitted: `profiling.calibrating`). `request_s`, `megapixel_s`,
-    `token_s`: see `ServerCost`, which has `server_cores` (None: enough), or one with as many before each instance
-    (`server_each`). `error`: what was measured lies within a factor of 1 + `error` of what was predicted, nine times in
-    ten (docs/planning.md); None: not known. `sources`: of the numbers. Raises `ConfigError`.
+    that where an instance encodes besides (both fitted: `profiling.calibrating`). `server`: what all but the model
+    takes of the host. `error`: what was measured lies within a factor of 1 + `error` of what was predicted, nine times
+    in ten (docs/planning.md); None: not known. `sources`: of the numbers. Raises `ConfigError`.
     """
 
     name: str
@@ -52,11 +51,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     encode_base_s: float | None = None
     slower: float = 1.0
     mixed: float = 1.0
-    request_s: float = 0.0
-    megapixel_s: float = 0.0
-    token_s: float = 0.0
-    server_cores: float | None = None
-    server_each: bool = False
+    server: ServerCost = ServerCost()
     error: float | None = None
     sources: str = ""
 
@@ -97,16 +92,6 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The cost of a described device as this engine uses it; `mixed`: by an instance that encodes besides."""
         by = self.slower * (self.mixed if mixed else 1.0)
         return msgspec.structs.replace(cost, **{name: getattr(cost, name) * by for name in _ARITHMETIC})
-
-    @property
-    def server(self) -> ServerCost:
-        return ServerCost(
-            request_s=self.request_s,
-            megapixel_s=self.megapixel_s,
-            token_s=self.token_s,
-            cores=math.inf if self.server_cores is None else self.server_cores,
-            each=self.server_each,
-        )
 
 
 def slowed(cost: CostModel, by: float) -> CostModel:

@@ -4,12 +4,13 @@ Called by `search` and the benchmarks. Never loads a model, and never knows wher
 """
 
 from hydrainfer.planner.simulation.links import Link
-from hydrainfer.planner.simulation.server import ServerCost
+from hydrainfer.planner.simulation.server import CoreTime, ServerCost
 from hydrainfer.planner.simulation.simulator import InstanceModel, ServedRequest, Simulator
 from hydrainfer.planner.simulation.trace import ANSWER, PromptPart, TraceRequest, as_requests, at_rate
 
 __all__ = [
     "ANSWER",
+    "CoreTime",
     "InstanceModel",
     "Link",
     "PromptPart",

@@ -19,6 +19,7 @@ from PIL import Image
 
 from hydrainfer.core import ConfigError
 
+_NOISE = np.float32(20 * 3**0.5 / 255)  # of a byte: a deviation of 10
 _MANY = 64  # pictures that are worth processes of their own
 _MEDIA_TYPES = {
     ".png": "image/png",
@@ -108,7 +109,8 @@ def draw_picture(seed: int, width: int, height: int) -> np.ndarray:
     for k in range(3):  # sin(across + down)
         waves = np.outer(cos_y[:, k], sin_x[:, k]) + np.outer(sin_y[:, k], cos_x[:, k])  # [height, width]
         waves *= 100.0
-        waves += 127.0 + 10.0 * rng.standard_normal(waves.shape, np.float32)
+        noise = np.frombuffer(rng.bytes(waves.size), np.uint8).reshape(waves.shape)
+        waves += _NOISE * noise + (127.0 - 127.5 * _NOISE)
         pixels[:, :, k] = np.clip(waves, 0.0, 255.0, out=waves)
     for _ in range(6):
         left, top = int(rng.integers(0, width)), int(rng.integers(0, height))
