@@ -69,13 +69,11 @@ class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         work_s = self.work_s(trace, n_instances)
         if not work_s or self.cores == math.inf:
             return rate
-        if self.workers:
-            queues = ((self.process, 1), (self.preparing, self.workers))
-            rates = (n * _CROWDED / s for part, n in queues if (s := part.mean_s(trace)))
-            rate = min(rate, *rates)
+        most = min(rate, self.cores * _CROWDED / work_s)
         if self.threads:  # who has cores left over gives them to the others
-            return min(rate, self.cores / (work_s + self.threads * n_instances / rate))
-        return min(rate, self.cores * _CROWDED / work_s)
+            most = min(rate, self.cores / (work_s + self.threads * n_instances / rate))
+        queues = ((self.process, 1), (self.preparing, self.workers)) if self.workers else ()
+        return min([most, *(n * _CROWDED / s for part, n in queues if (s := part.mean_s(trace)))])
 
     def slowdown(self, trace: Sequence[TraceRequest], n_instances: int, rate: float) -> float:
         """How many times longer batches take beside the server, at `rate` requests per second."""

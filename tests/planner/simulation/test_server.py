@@ -83,6 +83,14 @@ def test_instances_in_processes_of_their_own_and_a_client_want_cores_too():
     assert server.slowdown(requests, 2, 80.0) == pytest.approx(2 / (2 - 80 * 9e-3))
 
 
+def test_a_slow_process_does_not_make_instances_slow():
+    """It is the cores that are short: 200/s of both threads alone, and 10 ms of the server."""
+    server = ServerCost(
+        process=CoreTime(request_s=9e-3), client=CoreTime(request_s=1e-3), cores=2.0, threads=1, workers=2
+    )
+    assert server.most(trace(10, 0.1), 2, 200.0) == pytest.approx(2 / 0.02)
+
+
 def test_time_is_never_negative():
     with pytest.raises(ConfigError, match="token_s must not be negative, but is -1"):
         CoreTime(token_s=-1.0)
