@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
+from struct import iter_unpack
 
 from hydrainfer.core.request import MediaSpan, Request
 
@@ -83,8 +85,13 @@ def answer_ahead(request: Request) -> int:
 
 
 def split_chain(chain: bytes) -> list[bytes]:
-    """The keys of `chain_of`, k(0) first."""
-    return [chain[i : i + KEY_BYTES] for i in range(0, len(chain), KEY_BYTES)]
+    """The keys of `chain_of`, k(0) first: a list of the caller's own."""
+    return [*_keys_in(chain)]
+
+
+@lru_cache(maxsize=8)  # the caches of a request ask for the same, one after the other
+def _keys_in(chain: bytes) -> tuple[bytes, ...]:
+    return tuple(key for (key,) in iter_unpack(f"{KEY_BYTES}s", chain))
 
 
 def _said(span: MediaSpan) -> bytes:
