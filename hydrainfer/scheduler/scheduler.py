@@ -221,8 +221,7 @@ class Scheduler:
             n, n_decodes, after_s = len(work), 0, 0.0
         else:
             departed = self._admission.need_encoders()
-            for seq in departed:
-                self.migrating[seq.id] = seq
+            self.migrating |= {seq.id: seq for seq in departed}
             if not ahead:
                 preempted = self._preemption.make_room(self.decoding.values(), now)
                 self.n_preemptions += len(preempted)
