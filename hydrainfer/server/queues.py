@@ -6,7 +6,8 @@ from hydrainfer.core import Share
 from hydrainfer.core.request import ANYBODY
 
 _CROWD = 4
-"""With fewer requests before their first token nobody knows how fast they could be: they are not measured."""
+"""With fewer requests before their first token nobody knows how fast they could be: they are not measured. So they are
+not refused, either: what was measured of a slow time could otherwise never be measured again."""
 _MEMORY_S, _MEMORY_N = 2.0, 16
 """A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
 _STEADY_S = 15.0
@@ -87,7 +88,7 @@ class Queue:
     def has_room(self, now: float, share: Share = ANYBODY, *, favoured: bool) -> bool:
         """Whether one more may enter, by the rate of now or the steady one, whichever is less. While turns are
         promised, a part of the queue is for those who return, and for the urgent; they enter by whichever is more.
-        A tenant that has less than its share of what may wait finds room whatever the others have."""
+        The few always find room, and so does a tenant that has less than its share of what may wait."""
         seconds = self.seconds(now)
         if seconds < _EASED * self.longest_s:
             self._turn_s = 0.0
@@ -95,7 +96,8 @@ class Queue:
         most_s = self.longest_s - (self._reserve_s if promised and not favoured else 0.0)
         if self._steady:  # the first tokens of a new crowd come quickly: nobody decodes yet
             seconds = (min if promised and favoured else max)(seconds, self.units * self._steady_s / self._steady)
-        return seconds < most_s or self._seconds_of(share, seconds) < most_s * self._part_of(share)
+        within_share = self._seconds_of(share, seconds) < most_s * self._part_of(share)
+        return self.n_waiting < _CROWD or seconds < most_s or within_share
 
     def promise(self, now: float) -> float:
         """Seconds until the turn of one that is refused now."""
