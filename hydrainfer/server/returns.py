@@ -66,6 +66,8 @@ class Returns:
             self._oldest += 1
         second = int(turn_s)
         if self.n >= _MOST:
+            while self._latest not in self._turns:
+                self._latest -= 1
             if second >= self._latest:
                 return
             self._forget_latest()
@@ -75,9 +77,7 @@ class Returns:
         self._latest = max(self._latest, second)
 
     def _forget_latest(self) -> None:
-        """Forget one turn of the last second that has any."""
-        while self._latest not in self._turns:
-            self._latest -= 1
+        """Forget one turn of the latest second."""
         marks = self._turns[self._latest]
         value, n = marks.popitem()
         if n > 1:

@@ -172,3 +172,16 @@ def test_of_too_many_turns_only_the_latest_are_forgotten():
     assert returns.n == 1 << 15
     assert sum(returns.comes(mark, 101.0) for mark in marks) == 1 << 15
     assert all(mark.returns for mark in marks[-100:]) and not returns.n and not returns._turns
+
+
+def test_a_nearer_turn_is_not_forgotten_for_a_later_one():
+    """Also after who had the latest turn has come."""
+    returns, marks = Returns(), [Mark(b"%d" % i, []) for i in range(1 << 15)]
+    for mark in marks[:-1]:
+        returns.expect(mark, 100.5, 0.0)
+    returns.expect(last := Mark(b"last", []), 200.5, 0.0)
+    assert returns.comes(last, 201.0)
+    returns.expect(marks[-1], 100.5, 0.0)
+    returns.expect(late := Mark(b"late", []), 150.5, 0.0)
+    assert sum(returns.comes(mark, 101.0) for mark in marks) == 1 << 15
+    assert not returns.comes(late, 151.0)
