@@ -71,7 +71,9 @@ class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def read_plan(path: Path | None, given: dict[str, Any]) -> ComparisonPlan:
     """`given` goes before the file. Raises `ConfigError`."""
     content = read_yaml(path) if path else {}
-    place = {**content.get("place", {}), **given.pop("place", {})}
+    place, given_place = content.get("place", {}), given.pop("place", {})
+    if isinstance(place, dict):
+        place = {**place, **given_place}
     return converted({**content, **given, "place": place}, ComparisonPlan, str(path or "the plan"), "config")
 
 

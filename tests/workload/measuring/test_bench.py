@@ -10,7 +10,16 @@ import pytest
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
 from hydrainfer.workload.client import Endpoint, Stop
-from hydrainfer.workload.measuring import Asked, Comparison, ComparisonPlan, Effort, LoadPlan, bench, first_pass
+from hydrainfer.workload.measuring import (
+    Asked,
+    Comparison,
+    ComparisonPlan,
+    Effort,
+    LoadPlan,
+    bench,
+    first_pass,
+    read_plan,
+)
 from hydrainfer.workload.measuring.session import Traffic
 from hydrainfer.workload.mock import MockServer, Script
 from hydrainfer.workload.output import Quiet, conclusions, page_of, tables_of, write_files
@@ -281,3 +290,18 @@ def test_a_deployment_that_fails_does_not_end_a_comparison():
 def test_impossible_comparisons(plan, said):
     with pytest.raises(ConfigError, match=said):
         Comparison(msgspec.convert(plan, ComparisonPlan), TEXT, SLO, SMALL, Quiet(), print)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("place: 4", "expected `object`, got `int` - at `$.place`"),
+        ("place:", "got `null`"),
+        ("rats: [1]", "mean rates"),
+    ],
+)
+def test_a_plan_that_cannot_be_read(tmp_path, text, said):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_plan(path, {"place": {"cores": "0"}})
