@@ -9,6 +9,7 @@ import pytest
 from hydrainfer.core import ErrorInfo, Output, Unavailable
 from hydrainfer.processor import load_description
 from hydrainfer.server import Tenants
+from hydrainfer.server.fronts.responses import chat_of
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest, data_url, picture
 from tests.server.test_tools import SAID as CALLED
@@ -140,6 +141,19 @@ def test_what_a_function_returned_goes_back(tools_server):
     assert answer.output_text == "It rains."
     prompt = prompt_of(tools_server)
     assert prompt.index('"get_weather", "arguments"') < prompt.index("rain get_weather") < prompt.index("rain add")
+
+
+@pytest.mark.parametrize("then", ["Then.", [{"type": "output_text", "text": "Then."}]])
+def test_a_text_behind_a_call_goes_back_with_it(then):
+    """Templates refuse a tool's message that follows another message than that of its call."""
+    calls = [{"type": "function_call", "call_id": c, "name": "add"} for c in "ab"]
+    outputs = [{"type": "function_call_output", "call_id": c, "output": "1"} for c in "ab"]
+    so, then = ({"role": "assistant", "content": text} for text in ("So.", then))
+    given = [{"role": "user", "content": "?"}, so, calls[0], then, calls[1], *outputs, so, then]
+    turns = chat_of({"input": given})["messages"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "tool", "assistant", "assistant"]
+    assert [part["text"] for part in turns[1]["content"]] == ["So.", "Then."]
+    assert [call["id"] for call in turns[1]["tool_calls"]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

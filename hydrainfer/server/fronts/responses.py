@@ -62,7 +62,7 @@ def _messages(given: object) -> list[dict[str, Any]]:
     for i, item in enumerate(entries(given, "input")):
         where, kind = f"input.{i}", item.get("type", "message")
         if kind == "message":
-            messages.append(_message(item, where))
+            _say(_message(item, where), messages)
         elif kind == "function_call":
             _call(item, messages)
         elif kind == "function_call_output":
@@ -104,6 +104,16 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise unsupported(f"{where}.file_id", f"{where}.file_id", "send image_url")
         return image_part(string(part.get("image_url"), f"{where}.image_url"))
     raise unsupported(f"{where}: a part of this type", f"{where}.type", "send input_text or input_image")
+
+
+def _say(message: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    """Add a message, or its text to the message before it, if the assistant made calls there: the tools answer that."""
+    before = messages[-1] if messages else {}
+    if message["role"] == "assistant" == before.get("role") and before.get("tool_calls"):
+        both = [before["content"] or [], message["content"]]
+        before["content"] = [part for c in both for part in ([text_part(c, "")] if isinstance(c, str) else c)]
+    else:
+        messages.append(message)
 
 
 def _call(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
