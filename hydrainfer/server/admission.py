@@ -270,12 +270,12 @@ class AdmissionControl:
             )
 
     def _check_deadline(self, kind: str, urgency: Urgency, now: float) -> None:
-        """Refuse what cannot be in time before it costs anything. (Who is favoured may pass those who wait.)"""
-        if urgency.priority <= 0 and self.queues[kind].seconds(now) > urgency.within_s:
+        """Refuse what cannot be in time before it costs anything. (Who is favoured may pass those who wait; of the few
+        nobody knows how long they take.)"""
+        queue = self.queues[kind]
+        if urgency.priority <= 0 and queue.crowded and queue.seconds(now) > urgency.within_s:
             self.refused["deadline"] += 1
-            raise DeadlineExceeded(
-                f"{self.queues[kind].seconds(now):.1f} s of work ({kind}) wait already, longer than deadline_s"
-            )
+            raise DeadlineExceeded(f"{queue.seconds(now):.1f} s of work ({kind}) wait already, longer than deadline_s")
 
     def _refusal(self, kind: str, now: float) -> Overloaded:
         self.refused[kind] += 1

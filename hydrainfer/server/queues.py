@@ -44,6 +44,11 @@ class Queue:
         self._at_s = 0.0
         self._turn_s = 0.0
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so many wait that a rate is measured, or can be told of them."""
+        return self.n_waiting >= _CROWD
+
     def enter(self, units: float, now: float, share: Share = ANYBODY) -> None:
         self._pass(now)
         self.n_waiting += 1
@@ -62,7 +67,7 @@ class Queue:
     def leave(self, units: float, now: float, share: Share = ANYBODY, *, done: bool) -> None:
         """`done`: by its first token; else it was ended."""
         self._pass(now)
-        if done and self.n_waiting >= _CROWD:
+        if done and self.crowded:
             self._done += units
             self._n_done += 1
             self._steady += units
@@ -79,7 +84,7 @@ class Queue:
         self._pass(now)
         if self._done:
             return self.units * self.pace()
-        return self._crowded_s if self.n_waiting >= _CROWD else 0.0
+        return self._crowded_s if self.crowded else 0.0
 
     def pace(self) -> float:
         """The measured seconds per unit; 0 while nothing is known."""
@@ -97,7 +102,7 @@ class Queue:
         if self._steady:  # the first tokens of a new crowd come quickly: nobody decodes yet
             seconds = (min if promised and favoured else max)(seconds, self.units * self._steady_s / self._steady)
         within_share = self._seconds_of(share, seconds) < most_s * self._part_of(share)
-        return self.n_waiting < _CROWD or seconds < most_s or within_share
+        return not self.crowded or seconds < most_s or within_share
 
     def promise(self, now: float) -> float:
         """Seconds until the turn of one that is refused now."""
@@ -124,7 +129,7 @@ class Queue:
             self._crowded_s /= excess
 
     def _pass(self, now: float) -> None:
-        if self.n_waiting >= _CROWD:
+        if self.crowded:
             passed_s = max(now - self._at_s, 0.0)
             self._crowded_s += passed_s
             self._steady_s += passed_s

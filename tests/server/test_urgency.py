@@ -80,3 +80,19 @@ def test_what_waits_longer_than_it_may_ends_before_it_costs_anything():
     for place in places:
         place.leave()
     admission.check(idle=True)
+
+
+def test_behind_the_few_nobody_is_too_late():
+    """By a slow time long ago nobody knows how long the few take."""
+    clock = Clock()
+    admission = AdmissionControl(clock, longest_s=100.0)
+    places = [admission.claim(None, Work(TEXT, 100.0)) for _ in range(10)]
+    for place in places:
+        clock.now += 60.0
+        place.begun()
+        place.leave()
+    clock.now += 3600.0
+    for _ in range(4):
+        admission.claim(None, Work(TEXT, 100.0), Urgency(0, 10.0))
+    with pytest.raises(DeadlineExceeded):
+        admission.claim(None, Work(TEXT, 100.0), Urgency(0, 10.0))
