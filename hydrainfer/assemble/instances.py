@@ -78,7 +78,11 @@ def build_node(
         if grammars is not None:
             node.at_end.append(grammars.close)
         built = build_engine(config, described, role, around, Sizing(n_context, share, n_threads, cost))
-        _check_alike(plan.name, built.caches, theirs)
+        try:
+            _check_alike(plan.name, built.caches, theirs)
+        except ConfigError:
+            built.engine.close()
+            raise
         kv = {} if built.kv_tokens is None else {"kv_tokens": built.kv_tokens}
         return built.engine, {**built.facts, "transport": config.transport, **kv}
 

@@ -1,5 +1,7 @@
 """Instances whose caches are not alike do not start: requests could not move between them."""
 
+import os
+
 import msgspec
 import pytest
 
@@ -7,6 +9,7 @@ from hydrainfer.assemble import instances, start_instance
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from tests.checkpoints_qwen import make_qwen
+from tests.cluster.processes import memories
 
 pytestmark = pytest.mark.cpu
 
@@ -25,3 +28,4 @@ def test_blocks_of_other_sizes(checkpoint, other, monkeypatch):
     layout = {"layout": "1EP1D", "launcher": "inproc", "dtype": "float32", "media_workers": 0}
     with pytest.raises(ConfigError, match=r"instance D0 cannot join: blocks of its cache '\w+' have \d+ bytes.*--elas"):
         start_instance(ServeConfig(model=checkpoint, **layout))
+    assert memories([os.getpid()]) == (set(), set()), "what the refused one had is given back"
