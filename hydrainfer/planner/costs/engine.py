@@ -62,6 +62,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"engine {self.name}: {field.name} must not be negative", param=field.name)
         if not self.slower or not self.mixed:
             raise ConfigError(f"engine {self.name}: slower and mixed must be positive", param="slower")
+        if not self.server.cores > 0.0 or self.server.workers < 0 or self.server.threads < 0:
+            rule = "server.cores must be positive, its workers and threads must not be negative"
+            raise ConfigError(f"engine {self.name}: {rule}", param="server")
 
     @property
     def overlap(self) -> Overlap:

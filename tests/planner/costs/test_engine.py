@@ -37,7 +37,14 @@ def test_slower_is_slower_throughout():
 
 @pytest.mark.parametrize(
     ("text", "needle"),
-    [("slower: 0", "slower"), ("step_base_s: -1", "negative"), ("schedulin: x", "scheduling"), ("scheduling: x", "x")],
+    [
+        ("slower: 0", "slower"),
+        ("step_base_s: -1", "negative"),
+        ("schedulin: x", "scheduling"),
+        ("scheduling: x", "x"),
+        ("server: {cores: 0}", "server.cores"),
+        ("server: {workers: -1}", "its workers"),
+    ],
 )
 def test_what_is_wrong_is_said(tmp_path, text, needle):
     path = tmp_path / "mine.yaml"
