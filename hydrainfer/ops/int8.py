@@ -91,7 +91,7 @@ class Int8Products:
 
     @property
     def compiles(self) -> bool:
-        """As of `Products`: many rows are multiplied by what a weight is widened to."""
+        """Whether oneDNN multiplies many rows; they are multiplied by the widened weight, as in `Products`."""
         return self._wide.compiles
 
     def describe(self) -> list[str]:
