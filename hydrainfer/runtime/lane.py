@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 Read = Callable[[], StepResult]
 """Reads what came out of a batch, once the device is done with it."""
 LaneJob = Callable[[], StepResult | Read]
-_T = TypeVar("_T")
 """Computes a batch or, on CUDA, has all that it takes launched."""
+_T = TypeVar("_T")
 
 
 class LaneTicket:
