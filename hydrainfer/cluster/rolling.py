@@ -1,6 +1,6 @@
 """A rolling restart: every instance ends and is started again, one at a time, while requests go on.
 
-    whole ─> one rests: others are preferred ─idle, or after `rest_s`─> it is ended ─> it is back ─> the next
+    whole ─> one rests: others are preferred ─idle, or after 5 s─> it is ended ─> it is back ─> the next
 
 What runs there when it ends goes on elsewhere, or waits for it if nobody else runs that stage, as after any death. One
 that does not come back stops the restart there. Pure: no launcher, no clock.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_REST_S = 5.0
 Incarnation = tuple[str, int]
 """The name and incarnation of an instance."""
 
@@ -17,10 +18,9 @@ Incarnation = tuple[str, int]
 class Rolling:
     """`resting`: who gets requests only if nobody else can. `ended`: who has been ended last."""
 
-    def __init__(self, rest_s: float = 5.0) -> None:
+    def __init__(self) -> None:
         self.resting: str | None = None
         self.ended: Incarnation | None = None
-        self._rest_s = rest_s
         self._names: list[str] = []
         self._left: list[str] = []
         self._since = 0.0
@@ -34,7 +34,7 @@ class Rolling:
         nothing."""
         if self.resting is not None:
             name = self.resting
-            if name in there and not idle[name] and now < self._since + self._rest_s:
+            if name in there and not idle[name] and now < self._since + _REST_S:
                 return None
             self.resting = None
             self.ended = (name, there[name]) if name in there else None  # it has died by itself

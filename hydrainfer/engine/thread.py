@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from hydrainfer.core import HydraError, InstanceInfo, InstanceStats, InternalError, Request, Unavailable
+from hydrainfer.core import HydraError, InstanceInfo, InstanceStats, InternalError, Request, shutting_down
 from hydrainfer.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class EngineThread:
 
     def submit(self, request: Request) -> None:
         if self._closing:
-            raise Unavailable("the server is shutting down", retry_after_s=1.0)
+            raise shutting_down(retry_after_s=1.0)
         self._post(lambda engine, now: engine.submit(request, now))
 
     def cancel(self, request_ids: list[str]) -> None:
@@ -91,7 +91,7 @@ class EngineThread:
         try:
             while not self._closing:
                 self._turn(engine)
-            self._refuse(engine, Unavailable("the server is shutting down", retry_after_s=1.0))
+            self._refuse(engine, shutting_down(retry_after_s=1.0))
         except Exception:
             logger.exception("the engine stopped after an internal error")
             self._dead = InternalError("the engine stopped after an internal error; see the server's log")

@@ -100,12 +100,12 @@ def effective_n(*runs: Sequence[float] | NDArray[np.float64]) -> float:
     return min(float(n), variance / between * len(means) * (1 - together) / (1 + together))
 
 
-def quantile_interval(ordered: Sequence[float], q: float, z: float = Z95) -> tuple[float | None, float | None]:
-    """The interval of the `q` quantile, by ranks, whatever the distribution (the normal approximation to the binomial
-    number of samples below it). None on a side where the sample is too small to tell."""
+def quantile_interval(ordered: Sequence[float], q: float) -> tuple[float | None, float | None]:
+    """The 95 % interval of the `q` quantile, by ranks, whatever the distribution (the normal approximation to the
+    binomial number of samples below it). None on a side where the sample is too small to tell."""
     n = len(ordered)
     if n == 0:
         return None, None
-    half = z * math.sqrt(n * q * (1 - q))
+    half = Z95 * math.sqrt(n * q * (1 - q))
     low, high = math.floor(n * q - half), math.ceil(n * q + half)  # ranks from 1
     return (ordered[low - 1] if low >= 1 else None), (ordered[high] if high < n else None)

@@ -9,7 +9,7 @@ BUSY, IDLE = {"P0": False, "D0": False}, {"P0": True, "D0": True}
 
 
 def test_one_at_a_time_when_idle_or_after_its_rest():
-    rolling, there = Rolling(rest_s=5.0), {"P0": 1, "D0": 1}
+    rolling, there = Rolling(), {"P0": 1, "D0": 1}
     assert rolling.turn(0.0, there, IDLE) is None and rolling.resting is None, "nobody asked"
     rolling.begin(["P0", "D0"])
     assert rolling.turn(1.0, there, BUSY) is None and rolling.resting == "P0"

@@ -45,14 +45,13 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
     picture: int = 576
 
 
-def mix_of(trace: Sequence[TraceRequest], decodes: int = 16, quantile: float = 0.9) -> Mix:
-    """The mix of a trace: the `quantile` of each length. `decodes`: how many sequences an instance holds at a time."""
+def mix_of(trace: Sequence[TraceRequest]) -> Mix:
+    """The mix of a trace: the 90th percentile of each length."""
 
     def high(numbers: list[int]) -> int:
-        return sorted(numbers)[min(len(numbers) - 1, int(quantile * len(numbers)))] if numbers else 0
+        return sorted(numbers)[min(len(numbers) - 1, int(0.9 * len(numbers)))] if numbers else 0
 
     return Mix(
-        decodes=decodes,
         context=high([t.n_prompt + t.n_output for t in trace]),
         prompt=high([t.n_prompt for t in trace]),
         picture=high([n for t in trace for n in t.pictures]),

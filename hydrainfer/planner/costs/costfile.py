@@ -69,15 +69,14 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     points: tuple[BatchTime, ...]
     copies: tuple[Copies, ...] = ()
 
-    def link(self, transport: str | None = None) -> Link:
-        """The link by copies over `transport`, or over the fastest. Raises `ConfigError` if that was not measured."""
+    def link(self) -> Link:
+        """The link by copies over the fastest transport. Raises `ConfigError` if none was measured."""
         found: dict[str, list[Copies]] = {}
         for c in self.copies:
             found.setdefault(c.transport, []).append(c)
-        if not found or (transport is not None and transport not in found):
-            raise ConfigError(f"no copies by {transport or 'any transport'} were measured for {self.model}")
-        name = transport or min(found, key=lambda t: max(found[t], key=lambda c: c.n_bytes).p50_s)
-        return link_of(found[name])
+        if not found:
+            raise ConfigError(f"no copies between instances were measured for {self.model}")
+        return link_of(min(found.values(), key=lambda copies: max(copies, key=lambda c: c.n_bytes).p50_s))
 
 
 def link_of(copies: Sequence[Copies]) -> Link:

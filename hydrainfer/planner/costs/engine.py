@@ -6,11 +6,11 @@ A device is what its datasheet says; how much of it comes through, and in which 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from hydrainfer.config import check_known, locate, read_yaml
+from hydrainfer.config import converted, locate, read_yaml
 from hydrainfer.core import ConfigError, CostModel
 from hydrainfer.engine import Overlap
 from hydrainfer.planner.costs.hardware import Hardware
@@ -107,10 +107,4 @@ def slowed(cost: CostModel, by: float) -> CostModel:
 def read_engine(name: str) -> EngineModel:
     """The engine that a file, or the one of this name in configs/engines, describes. Raises `ConfigError`."""
     path = locate("engines", name)
-    content: dict[str, Any] = read_yaml(path)
-    for key in content:
-        check_known(key, [f.name for f in msgspec.structs.fields(EngineModel)], str(path))
-    try:
-        return msgspec.convert({"name": path.stem, **content}, EngineModel)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"{path}: {str(e)[0].lower()}{str(e)[1:]}", param="engine") from None
+    return converted({"name": path.stem, **read_yaml(path)}, EngineModel, str(path), "engine")

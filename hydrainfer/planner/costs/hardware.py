@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hydrainfer.config import check_known, locate, read_yaml
+from hydrainfer.config import converted, locate, read_yaml
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.simulation import Link
 
@@ -123,14 +123,8 @@ def read_hardware(name: str) -> Hardware:
             f"{e.message}; to describe your own, copy configs/hardware/h100.yaml, change its numbers and give its path",
             param="hardware",
         ) from None
-    content: dict[str, Any] = read_yaml(path)
-    for key in content:
-        check_known(key, [f.name for f in msgspec.structs.fields(Hardware)], str(path))
-    numbers = {k: _number(v) for k, v in content.items()}
-    try:
-        return msgspec.convert({"name": path.stem, **numbers}, Hardware)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"{path}: {str(e)[0].lower()}{str(e)[1:]}", param="hardware") from None
+    numbers = {k: _number(v) for k, v in read_yaml(path).items()}
+    return converted({"name": path.stem, **numbers}, Hardware, str(path), "hardware")
 
 
 def _number(value: Any) -> Any:

@@ -296,17 +296,9 @@ def slowdown_of(speed: float) -> float:
     return min(TAKE_TURNS, max(1.0, 1.0 / (speed - 1.0))) if speed > 1.0 else TAKE_TURNS
 
 
-def blocks_of(
-    shape: ModelShape,
-    hardware: Hardware,
-    role: Role,
-    *,
-    kv_block_tokens: int = 16,
-    embed_block_tokens: int = 64,
-    max_images: int = 0,
-) -> dict[CacheSpec, int]:
+def blocks_of(shape: ModelShape, hardware: Hardware, role: Role) -> dict[CacheSpec, int]:
     """Blocks per cache of an instance that has a device to itself, by the rules of `hydrainfer serve`: the image cache
-    holds 64 pictures (or `max_images`), the KV cache gets the rest. Raises `ConfigError` saying by how much it does not
+    holds 64 pictures, the KV cache gets the rest. Raises `ConfigError` saying by how much it does not
     fit."""
     weights = shape.weight_bytes(role)
     left = hardware.memory_bytes * hardware.memory_share - hardware.workspace_bytes - weights
@@ -319,11 +311,9 @@ def blocks_of(
         value_dim=shape.value_dim or shape.head_dim,
         embed_width=None if shape.vision is None else shape.embed_width,
         dtype=shape.dtype,
-        kv_block_tokens=kv_block_tokens,
-        embed_block_tokens=embed_block_tokens,
         state=None if shape.recurrence is None else shape.recurrence.state,
     )
-    wishes = Wishes(0 if shape.vision is None else shape.vision.picture_tokens, max_images, None, shape.context)
+    wishes = Wishes(0 if shape.vision is None else shape.vision.picture_tokens, 0, None, shape.context)
     sizes = size_caches(specs, wishes, left)
     left -= sum(s.block_bytes * n for s, n in sizes.items() if not s.takes_the_rest)
     least = sum(s.block_bytes * s.least(wishes) for s in specs if s.takes_the_rest)

@@ -81,8 +81,9 @@ class ServerProcess:
         if self._process.poll() is not None:
             raise ServerFailed(f"{self.name} ended with status {self._process.returncode}\n{self.log_tail()}")
 
-    def log_tail(self, n_lines: int = 15) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-n_lines:])
+    def log_tail(self) -> str:
+        """The last 15 lines that the server wrote."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
 
     def stop(self, limit_s: float = 30.0) -> list[int]:
         """Ask (SIGINT), wait, and only then kill all that it started: returns who had to be. Nothing of it is left

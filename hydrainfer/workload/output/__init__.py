@@ -7,7 +7,7 @@ from hydrainfer.workload.output.files import write_files
 from hydrainfer.workload.output.following import say_next
 from hydrainfer.workload.output.html import document, table
 from hydrainfer.workload.output.page import page_of
-from hydrainfer.workload.output.progress import Quiet, Shown
+from hydrainfer.workload.output.progress import Shown
 from hydrainfer.workload.output.svg import COLOURS, Axis, PlotSeries, Point, legend, lines, words
 from hydrainfer.workload.output.tables import conclusions, ms, percent, tables_of
 
@@ -16,7 +16,6 @@ __all__ = [
     "Axis",
     "PlotSeries",
     "Point",
-    "Quiet",
     "Shown",
     "conclusions",
     "document",

@@ -13,14 +13,6 @@ from hydrainfer.workload.client import RequestRecord
 from hydrainfer.workload.results import Run, verdict_of
 
 
-class Quiet:
-    """Says nothing."""
-
-    def begins(self, server: str, what: str, n: int) -> None: ...
-    def record(self, record: RequestRecord) -> None: ...
-    def ended(self, server: str, run: Run | None) -> None: ...
-
-
 class Shown:
     """A bar while a run goes, a line when it has ended. Use as a context."""
 

@@ -138,11 +138,9 @@ class Bar(NamedTuple):
     parts: Sequence[float]
 
 
-def stacked(
-    title: str, label: str, bars: Sequence[Bar], names: Sequence[str], colours: Sequence[str], width: int = 960
-) -> str:
+def stacked(title: str, label: str, bars: Sequence[Bar], names: Sequence[str], colours: Sequence[str]) -> str:
     """Horizontal bars, stacked; `names` of the parts in their order."""
-    left, row, top = 190, 24, 6
+    left, width, row, top = 190, 960, 24, 6
     most = max((sum(bar.parts) for bar in bars), default=0.0) or 1.0
     height = top + row * len(bars) + 40
     scale = (width - left - 70) / most

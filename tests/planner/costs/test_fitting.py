@@ -3,13 +3,22 @@
 import random
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from hydrainfer.config import Slo, read_cost_model
 from hydrainfer.core import ConfigError, CostModel, Role
 from hydrainfer.planner.costs.budgets import Mix, budgets_for
-from hydrainfer.planner.costs.costfile import BatchShape, BatchTime, Copies, CostFile, read_cost_file, write_cost_file
+from hydrainfer.planner.costs.costfile import (
+    BatchShape,
+    BatchTime,
+    Copies,
+    CostFile,
+    link_of,
+    read_cost_file,
+    write_cost_file,
+)
 from hydrainfer.planner.costs.fitting import fit_cost, non_negative, predicted_s
 from hydrainfer.planner.costs.shape import slowdown_of
 
@@ -107,9 +116,9 @@ def test_a_file_comes_back_and_serves_as_a_cost_model(tmp_path):
     assert path.read_text().startswith("# line one\n# line two\nkind: measured\n")
     assert read_cost_file(path) == file and read_cost_model(path) == file.cost
     assert file.link().bytes_per_s == pytest.approx(4e9, rel=0.01)
-    assert file.link("tcp").latency_s == pytest.approx(1e-4, rel=0.01)
-    with pytest.raises(ConfigError, match="no copies by nccl"):
-        file.link("nccl")
+    assert link_of(copies[:2]).latency_s == pytest.approx(1e-4, rel=0.01)
+    with pytest.raises(ConfigError, match="no copies between instances"):
+        msgspec.structs.replace(file, copies=()).link()
 
 
 def test_another_file_is_refused(tmp_path):

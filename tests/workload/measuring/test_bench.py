@@ -22,7 +22,7 @@ from hydrainfer.workload.measuring import (
 )
 from hydrainfer.workload.measuring.session import Traffic
 from hydrainfer.workload.mock import MockServer, Script
-from hydrainfer.workload.output import Quiet, conclusions, page_of, tables_of, write_files
+from hydrainfer.workload.output import conclusions, page_of, tables_of, write_files
 from hydrainfer.workload.results import BenchResult
 from hydrainfer.workload.sources import Replay, Workload
 from tests.workload import virtual
@@ -33,6 +33,14 @@ TEXT = Workload(dataset="text", n_pictures=0, output_tokens={"default": "uniform
 SMALL = Effort(requests=30, min_s=0.0, unloaded=3, warmup=1, timeout_s=60.0)
 SLO = Slo(ttft_s=0.1, tpot_s=0.05)
 FAST = Script(ttft_s=0.02, itl_s=0.01)
+
+
+class Quiet:
+    """Shows no progress."""
+
+    def begins(self, server, what, n): ...
+    def record(self, record): ...
+    def ended(self, server, run): ...
 
 
 def run(script, load=None, slo=SLO, effort=SMALL, target=None, stop_at=None, workload=TEXT, **server):
