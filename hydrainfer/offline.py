@@ -16,7 +16,7 @@ from tqdm import tqdm
 from hydrainfer.assemble import ServerParts, start_instance
 from hydrainfer.config import load
 from hydrainfer.core import InvalidRequest, SamplingParams, TokenLogprobs
-from hydrainfer.processor import ChatMessage, PythonPrompt, parse_messages, parse_prompts, parse_tools
+from hydrainfer.processor import ChatMessage, ChatOptions, PythonPrompt, parse_messages, parse_prompts, parse_tools
 from hydrainfer.server import TokenStream
 
 _NO_LIMIT = 1 << 30
@@ -88,13 +88,12 @@ class LLM:
         if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
             raise InvalidRequest("messages must be a list of messages or of chats, and not empty", param="messages")
         chats: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
-        parsed, shown = [parse_messages(chat, local=True) for chat in chats], parse_tools(tools)
+        parsed = [parse_messages(chat, local=True) for chat in chats]
+        options = ChatOptions(parse_tools(tools), chat_template_kwargs, mm_processor_kwargs)
         intake = self._instance.intake
 
         def job(chat: Sequence[ChatMessage]) -> StreamStart:
-            return lambda sampling: intake.chat(
-                chat, sampling, options=mm_processor_kwargs, tools=shown, own=chat_template_kwargs
-            )
+            return lambda sampling: intake.chat(chat, sampling, options=options)
 
         return self._run([job(chat) for chat in parsed], [None] * len(parsed), sampling_params, use_tqdm)
 
@@ -113,7 +112,7 @@ class LLM:
         def job(one: PythonPrompt) -> StreamStart:
             if one.message is None:
                 return lambda sampling: intake.complete(one.prompt, sampling)
-            of, options = (one.message,), one.options
+            of, options = (one.message,), ChatOptions(media=one.options)
             return lambda sampling: intake.chat(of, sampling, options=options, prompt=one.prompt)
 
         parsed = parse_prompts(prompts)

@@ -28,7 +28,7 @@ from hydrainfer.processor.pictures import (
     decode_image,
     image_adapter,
 )
-from hydrainfer.processor.processor import Prepared, Processor, RequestTerms
+from hydrainfer.processor.processor import ChatOptions, Prepared, Processor, RequestTerms
 from hydrainfer.processor.text import (
     FORMATS,
     AnswerPiece,
@@ -54,6 +54,7 @@ __all__ = [
     "AnswerStream",
     "CallDelta",
     "ChatMessage",
+    "ChatOptions",
     "ClipImages",
     "Detokenizer",
     "Encodable",

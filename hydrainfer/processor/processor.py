@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,12 +43,27 @@ from hydrainfer.processor.workers import Adapters, JobTicket, MediaWorkers, Prep
 
 @dataclass(frozen=True, slots=True)
 class RequestTerms:
-    """The arrival and deadline of a request, in seconds of the engine's clock, its priority and its tenant."""
+    """The arrival and deadline of a request, in seconds of the engine's clock, its priority and its tenant. `salt`: KV
+    is shared only with requests of the same."""
 
     arrival_s: float | None = None
     deadline_s: float = float("inf")
     priority: int = 0
     share: Share = ANYBODY
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What a chat brings beside its messages. `tools`: shown to the model. `variables`: values of the template's own
+    variables (`chat_template_kwargs`). `media`: how its pictures and videos are prepared (`mm_processor_kwargs`)."""
+
+    tools: Tools | None = None
+    variables: Mapping[str, Any] | None = None
+    media: Mapping[str, Any] | None = None
+
+
+_TERMS, _OPTIONS = RequestTerms(), ChatOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,29 +126,25 @@ class Processor:
         id: str,
         messages: Sequence[ChatMessage],
         sampling: SamplingParams,
-        timing: RequestTerms | None = None,
-        options: Mapping[str, Any] | None = None,
+        terms: RequestTerms = _TERMS,
+        options: ChatOptions = _OPTIONS,
         ticket: JobTicket | None = None,
         prompt: str | Sequence[int] | None = None,
-        salt: str = "",
-        tools: Tools | None = None,
-        own: Mapping[str, Any] | None = None,
     ) -> Prepared:
-        """Prepare a chat. `options`: the request's `mm_processor_kwargs`. `ticket`: lets another thread cancel it.
-        `tools`: shown to the model. `own`: values of the template's own variables (`chat_template_kwargs`).
-        `prompt`: stands in place of what the template makes of the messages; it has a placeholder for each of their
-        pictures and videos. `salt`: KV is shared only with requests of the same. Raises `InvalidRequest` or as
+        """Prepare a chat. `ticket`: lets another thread cancel it. `prompt`: stands in place of what the template makes
+        of the messages; it has a placeholder for each of their pictures and videos. Raises `InvalidRequest` or as
         `Preprocessor.prepare`; then nothing is held."""
         parts = [part for m in messages for part in m.media]
+        thinking: Thinking | None = None
+        param: Literal["messages", "prompt"] = "messages" if prompt is None else "prompt"
         if prompt is None:
-            text, adapters = self._read_chat(messages, options, tools, own)
+            text, adapters = self._read_chat(messages, options)
             ids = encode(text, self.model)
             thinking = self._thinking(text)
-            sampling = self._beside(thinking, sampling, tools)
+            sampling = self._beside(thinking, sampling, options.tools)
         else:
-            thinking = None
             self.check_pictures(messages)
-            ids, adapters = self._read_prompt(prompt), self._adapters(options)
+            ids, adapters = self._read_prompt(prompt), self._adapters(options.media)
             parts = in_order(ids, parts, adapters.token_id, self.model)
         self.check_grammar(sampling.grammar)
         held = self.media.prepare(parts, adapters, ticket)
@@ -146,8 +157,7 @@ class Processor:
                 MediaSpan(start, item.n_tokens, key, ref, item.grid, item.times, item.joined, item.whole)
                 for start, (item, key, ref) in zip(expanded.starts, found, strict=True)
             )
-            param, continues = ("messages", False) if prompt is None else ("prompt", True)
-            return self._finish(id, [expanded.ids], sampling, timing, param, salt, media, refs, continues, thinking)
+            return self._finish(id, [expanded.ids], sampling, terms, param, media, refs, thinking)
         except BaseException:
             for ref in refs:
                 self.pixels.release(ref)
@@ -158,13 +168,11 @@ class Processor:
         id: str,
         prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         sampling: SamplingParams,
-        timing: RequestTerms | None = None,
+        terms: RequestTerms = _TERMS,
         *,
         add_special: bool | None = None,
-        salt: str = "",
     ) -> Prepared:
-        """Prepare a text, several texts, the ids of one, or the ids of several. `salt`: as of `chat`. Raises
-        `InvalidRequest`."""
+        """Prepare a text, several texts, the ids of one, or the ids of several. Raises `InvalidRequest`."""
         self.check_grammar(sampling.grammar)
         token_lists: list[tuple[int, ...]] = []
         texts = _split(prompt)
@@ -175,7 +183,7 @@ class Processor:
             else:
                 check_ids(one, self.model)
                 token_lists.append(tuple(one))
-        return self._finish(id, token_lists, sampling, timing, "prompt", salt, continues=True)
+        return self._finish(id, token_lists, sampling, terms, "prompt")
 
     def encode(self, text: str, *, add_special: bool | None = None) -> list[int]:
         """The token ids of a client's text. Raises `InvalidRequest` if it is too long or holds an image placeholder."""
@@ -183,15 +191,9 @@ class Processor:
         check_text(text, self.model, "prompt")
         return encode(text, self.model, add_special=add_special)
 
-    def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        options: Mapping[str, Any] | None = None,
-        tools: Tools | None = None,
-        own: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _OPTIONS) -> list[int]:
         """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
-        text, adapters = self._read_chat(messages, options, tools, own)
+        text, adapters = self._read_chat(messages, options)
         ids = encode(text, self.model)
         parts = [part for m in messages for part in m.media]
         items = self.media.items(parts, adapters)
@@ -252,23 +254,17 @@ class Processor:
         video = images.video.adapter.configured(options) if images.video else None
         return Adapters(images.adapter.configured(options), video, ids)
 
-    def _read_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        options: Mapping[str, Any] | None,
-        tools: Tools | None = None,
-        own: Mapping[str, Any] | None = None,
-    ) -> tuple[str, Adapters]:
+    def _read_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> tuple[str, Adapters]:
         """The parts of a chat that need no decoded picture: the text with one placeholder per picture or video, and the
         adapters that prepare these."""
-        model = self.model
+        model, tools, variables = self.model, options.tools, options.variables
         if model.template is None:
             raise InvalidRequest(
                 "this checkpoint has no chat template; use /v1/completions, or start the server with one",
                 param="messages",
             )
         self.check_pictures(messages)
-        adapters = self._adapters(options)
+        adapters = self._adapters(options.media)
         parts = [(i, part) for i, m in enumerate(messages) for part in m.parts]
         check_length("".join(p.text for _, p in parts if isinstance(p, TextPart)), model, "messages")
         for i, part in parts:
@@ -281,9 +277,9 @@ class Processor:
                 check_text(json.dumps(call.arguments, ensure_ascii=False), model, "messages")
         if tools is not None:
             check_text(json.dumps(tools.given, ensure_ascii=False), model, "tools")
-        if own:
-            check_text(json.dumps(own, ensure_ascii=False), model, "chat_template_kwargs")
-        text = model.template.render(messages, tools, own)
+        if variables:
+            check_text(json.dumps(variables, ensure_ascii=False), model, "chat_template_kwargs")
+        text = model.template.render(messages, tools, variables)
         check_length(text, model, "messages")
         return text, adapters
 
@@ -326,14 +322,13 @@ class Processor:
         id: str,
         token_lists: Sequence[tuple[int, ...]],
         sampling: SamplingParams,
-        timing: RequestTerms | None,
-        param: str,
-        salt: str,
+        terms: RequestTerms,
+        param: Literal["messages", "prompt"],
         media: tuple[MediaSpan, ...] = (),
         pixels: tuple[str, ...] = (),
-        continues: bool = False,
         thinking: Thinking | None = None,
     ) -> Prepared:
+        """The requests of these prompts. `param`: the field that they come from, which errors name."""
         n_vocabulary = self.model.vocabulary.n_tokens
         ids = [*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)]
         if any(not 0 <= i < n_vocabulary for i in ids):
@@ -341,9 +336,8 @@ class Processor:
                 f"stop_token_ids and logit_bias take token ids from 0 to {n_vocabulary - 1}", param="logit_bias"
             )
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        timing = timing or RequestTerms()
         shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # what is found has no log-probabilities
-        chains = [self._chain(token_ids, media, salt) if shares else b"" for token_ids in token_lists]
+        chains = [self._chain(token_ids, media, terms.salt) if shares else b"" for token_ids in token_lists]
         requests = [
             Request(
                 id=f"{id}-{p * sampling.n + choice}",
@@ -354,16 +348,16 @@ class Processor:
                 choice=choice,
                 media=media,
                 eos_ids=self.model.eos_ids,
-                arrival_s=timing.arrival_s,
-                deadline_s=timing.deadline_s,
+                arrival_s=terms.arrival_s,
+                deadline_s=terms.deadline_s,
                 keys=chains[p],
-                priority=timing.priority,
-                share=timing.share,
+                priority=terms.priority,
+                share=terms.share,
             )
             for p, token_ids in enumerate(token_lists)
             for choice in range(sampling.n)
         ]
-        return Prepared(id, tuple(requests), pixels, continues, thinking)
+        return Prepared(id, tuple(requests), pixels, param == "prompt", thinking)
 
     def _chain(self, ids: tuple[int, ...], media: tuple[MediaSpan, ...], salt: str) -> bytes:
         """The keys under which a prompt's KV is found again."""

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hydrainfer.core import InvalidRequest, ModelNotFound
-from hydrainfer.processor import parse_messages, parse_tools
+from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
 from hydrainfer.server.body import unless_disconnected
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
 from hydrainfer.server.gate import place_of, salt_of, urgency_of
@@ -84,12 +84,10 @@ class Answers:
             messages,
             sampling,
             id=self._name(shape.prefix),
-            options=fields.mm_processor_kwargs,
+            options=ChatOptions(tools, fields.template_variables, fields.mm_processor_kwargs),
             place=place_of(request),
             urgency=urgency_of(request, fields.priority, fields.deadline_s),
             salt=salt_of(request, fields.cache_salt),
-            tools=tools,
-            own=fields.own,
         )
         return await self._answer(request, fields, name, kind, work)
 

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from hydrainfer.core import InstanceInfo, InvalidRequest
-from hydrainfer.processor import parse_messages, parse_tools
+from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
 from hydrainfer.server.access import EXPOSED, Access
 from hydrainfer.server.answers import Answers
 from hydrainfer.server.body import json_response, read_json
@@ -193,8 +193,8 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
             ids = await intake.run(lambda: processor.encode(text, add_special=special))
         else:
             messages, tools = parse_messages(fields.messages), parse_tools(fields.tools)
-            own = fields.chat_template_kwargs
-            ids = await intake.encode_chat(messages, fields.mm_processor_kwargs, tools, own)
+            options = ChatOptions(tools, fields.chat_template_kwargs, fields.mm_processor_kwargs)
+            ids = await intake.encode_chat(messages, options)
         body = {"count": len(ids), "max_model_len": processor.model.n_context, "tokens": ids}
         if fields.return_token_strs:
             body["token_strs"] = [processor.model.vocabulary.token_text(i) for i in ids]

@@ -151,7 +151,7 @@ class ChatFields(CommonFields):
     reasoning_effort: str | None = None
 
     @property
-    def own(self) -> dict[str, Any] | None:
+    def template_variables(self) -> dict[str, Any] | None:
         """Values of the chat template's own variables; those that were given come before the effort's."""
         if self.reasoning_effort is None:
             return self.chat_template_kwargs

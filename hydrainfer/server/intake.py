@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hydrainfer.core import DeadlineExceeded, SamplingParams, shutting_down
-from hydrainfer.processor import ChatMessage, Fetcher, JobTicket, Prepared, Processor, RequestTerms, Tools
+from hydrainfer.processor import ChatMessage, ChatOptions, Fetcher, JobTicket, Prepared, Processor, RequestTerms
 from hydrainfer.server.admission import Place, Urgency, Work
 from hydrainfer.server.session import Sessions
 from hydrainfer.server.stream import TokenStream
@@ -50,24 +50,21 @@ class Intake:
         sampling: SamplingParams,
         *,
         id: str | None = None,
-        options: Mapping[str, Any] | None = None,
+        options: ChatOptions | None = None,
         prompt: str | Sequence[int] | None = None,
         place: Place | None = None,
         salt: str = "",
         urgency: Urgency | None = None,
-        tools: Tools | None = None,
-        own: Mapping[str, Any] | None = None,
     ) -> TokenStream:
-        """Fetch, prepare and start. `options`, `prompt`, `salt`, `tools`, `own`: as of `Processor.chat`. `place`: the
-        one that it has already. Raises as `Processor.chat`, `Fetcher.get` and `Admission.claim`."""
-        id, timing, ticket = id or f"chat-{uuid.uuid4().hex}", self._timing(urgency, place), JobTicket()
+        """Fetch, prepare and start. `options`, `prompt`, `salt`: as of `Processor.chat`. `place`: the one that it has
+        already. Raises as `Processor.chat`, `Fetcher.get` and `AdmissionControl.claim`."""
+        id, ticket, options = id or f"chat-{uuid.uuid4().hex}", JobTicket(), options or ChatOptions()
+        terms = self._terms(urgency, place, salt)
         try:
             return await self._start(
                 self._claim(place, Work.of_chat(messages, sampling.n), urgency),
-                timing,
-                lambda fetched: self.processor.chat(
-                    id, fetched, sampling, timing, options, ticket, prompt, salt, tools, own
-                ),
+                terms,
+                lambda fetched: self.processor.chat(id, fetched, sampling, terms, options, ticket, prompt),
                 messages,
             )
         except BaseException:
@@ -85,28 +82,22 @@ class Intake:
         salt: str = "",
         urgency: Urgency | None = None,
     ) -> TokenStream:
-        """Prepare and start. Raises as `Processor.complete` and `Admission.claim`."""
-        id, timing = id or f"cmpl-{uuid.uuid4().hex}", self._timing(urgency, place)
+        """Prepare and start. Raises as `Processor.complete` and `AdmissionControl.claim`."""
+        id, terms = id or f"cmpl-{uuid.uuid4().hex}", self._terms(urgency, place, salt)
         return await self._start(
             self._claim(place, Work.of_prompt(prompt, sampling.n), urgency),
-            timing,
-            lambda _: self.processor.complete(id, prompt, sampling, timing, add_special=add_special, salt=salt),
+            terms,
+            lambda _: self.processor.complete(id, prompt, sampling, terms, add_special=add_special),
         )
 
-    async def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        options: Mapping[str, Any] | None = None,
-        tools: Tools | None = None,
-        own: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
         """The prompt ids a chat would have; it holds a place meanwhile. Raises as `chat`."""
         place = self.sessions.admission.take()
         try:
             media = self.processor.check_pictures(messages)
             async with asyncio.timeout(self.timeout_s), self._fetcher.fetched(messages) as fetched:
                 return await asyncio.wrap_future(
-                    self._submit(lambda: self.processor.encode_chat(fetched, options, tools, own), media=media)
+                    self._submit(lambda: self.processor.encode_chat(fetched, options), media=media)
                 )
         except TimeoutError:
             raise _too_late() from None
@@ -128,10 +119,10 @@ class Intake:
         for threads in (self._threads, self._media_threads):
             threads.shutdown(cancel_futures=True)
 
-    def _timing(self, urgency: Urgency | None, place: Place | None) -> RequestTerms:
+    def _terms(self, urgency: Urgency | None, place: Place | None, salt: str) -> RequestTerms:
         now = self.sessions.clock() if place is None else place.arrived_s
         priority, within_s, share = urgency or Urgency()
-        return RequestTerms(now, now + min(self.timeout_s, within_s), priority, share)
+        return RequestTerms(now, now + min(self.timeout_s, within_s), priority, share, salt)
 
     def _claim(self, place: Place | None, work: Work, urgency: Urgency | None) -> Place:
         return self.sessions.admission.claim(place, work, urgency or Urgency())
@@ -139,15 +130,15 @@ class Intake:
     async def _start(
         self,
         place: Place,
-        timing: RequestTerms,
+        terms: RequestTerms,
         prepare: Callable[[Sequence[ChatMessage]], Prepared],
         messages: Sequence[ChatMessage] = (),
     ) -> TokenStream:
         future: Future[Prepared] | None = None
         try:
             media = self.processor.check_pictures(messages)
-            async with asyncio.timeout(timing.deadline_s - self.sessions.clock()), AsyncExitStack() as stack:
-                await self._turn(place, timing.priority)
+            async with asyncio.timeout(terms.deadline_s - self.sessions.clock()), AsyncExitStack() as stack:
+                await self._turn(place, terms.priority)
                 fetched = await stack.enter_async_context(self._fetcher.fetched(messages))
                 future = self._submit(lambda: prepare(fetched), media=media)
                 prepared = await asyncio.wrap_future(future)

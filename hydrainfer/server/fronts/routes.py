@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from hydrainfer.processor import parse_messages, parse_tools
+from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
 from hydrainfer.server.answers import Answers, Shape
 from hydrainfer.server.body import json_response, read_json
 from hydrainfer.server.fields import ChatFields, parse
@@ -43,8 +43,8 @@ def front_routes(answers: Answers, max_body_bytes: int) -> APIRouter:
         fields = parse(ChatFields, chat)
         answers.check_model(fields.model)
         tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
-        turns, own = parse_messages(fields.messages), fields.own
-        ids = await answers.intake.encode_chat(turns, fields.mm_processor_kwargs, tools, own)
+        options = ChatOptions(tools, fields.template_variables, fields.mm_processor_kwargs)
+        ids = await answers.intake.encode_chat(parse_messages(fields.messages), options)
         return json_response({"input_tokens": len(ids)})
 
     return router

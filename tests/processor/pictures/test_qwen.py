@@ -14,6 +14,7 @@ from PIL import Image
 from hydrainfer.checkpoint import PixelBounds, QwenSettings
 from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge, SamplingParams
 from hydrainfer.processor import (
+    ChatOptions,
     ImagePart,
     MediaLimits,
     PixelStore,
@@ -228,7 +229,9 @@ def test_options_reach_pictures_and_their_keys(processor, store):
     picture = {"type": "image", "image": photo("chelsea.png")}
 
     def ask(**options):
-        prepared = processor.chat("r", parse_messages(user(picture), local=True), PARAMS, options=options)
+        prepared = processor.chat(
+            "r", parse_messages(user(picture), local=True), PARAMS, options=ChatOptions(media=options)
+        )
         for ref in prepared.pixels:
             store.release(ref)
         return prepared.requests[0].media[0]
@@ -253,7 +256,7 @@ def test_options_reach_pictures_and_their_keys(processor, store):
             ask(**options)
         assert e.value.param == "mm_processor_kwargs"
         with pytest.raises(InvalidRequest, match=says):
-            processor.chat("r", parse_messages(user(text("no picture"))), PARAMS, options=options)
+            processor.chat("r", parse_messages(user(text("no picture"))), PARAMS, options=ChatOptions(media=options))
     store.check(idle=True)
 
 
