@@ -89,6 +89,15 @@ class Built(NamedTuple):
     kv_tokens: int | None
 
 
+class _Settled(NamedTuple):
+    """The options that may say `auto`, as this machine settles them. `ahead`: `--async-scheduling`."""
+
+    device: torch.device
+    dtype: str
+    overlap: Overlap
+    ahead: bool
+
+
 def build_engine(
     config: ServeConfig,
     described: ModelConfig,
@@ -98,25 +107,21 @@ def build_engine(
     on_progress: Progress | None = None,
 ) -> Built:
     """Load what the role needs and put it together. Raises `ConfigError` or `CheckpointError`."""
-    path, device = model_folder(config), torch_device(config)
-    dtype = dtype_of(config, device, described.dtype)
-    overlap, ahead = overlap_of(config, device), ahead_of(config, device)
+    device, node = torch_device(config), around.node
+    dtype, overlap = dtype_of(config, device, described.dtype), overlap_of(config, device)
+    settled = _Settled(device, dtype, overlap, ahead_of(config, device))
     model, lanes = None, dict[Lane, LaneThread]()
-    pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None
     if sizing.cost is None:
-        head_dim, n_threads = described.text.head_dim, sizing.n_threads
-        kind, native = quantization_of(config, device), config.native_kernels
-        ops = select_ops(device, DTYPES[dtype], head_dim, use_native=native, threads=n_threads, quantization=kind)
-        model = load_model(path, role, device, dtype, on_progress, ops, described, pause)
+        pause = (lambda: lanes[Lane.VISION].pause()) if overlap == "slice" else None
+        model = load_for(config, described, role, dtype, sizing.n_threads, on_progress, pause)
     weight_bytes = 0 if model is None else model.weight_bytes
     sizes = cache_sizes(config, described, role, dtype, device, sizing.n_context, sizing.share, weight_bytes)
-    shared = around.node is not None and needs_shared(config.transport, device)
-    stores, clear = _stores(sizes, device, shared)
+    landing = landing_sizes(config, described, role, dtype, sizing.n_context)
+    stores, clear = _stores(sizes, device, shared=node is not None and needs_shared(config.transport, device))
+    hosted = _host_stores(landing, device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # lanes and copies have streams of their own, which wait for no other
     caches = CacheSet(*sizes, None if model is None else clear)
-    landing = landing_sizes(config, described, role, dtype, sizing.n_context)
-    hosted = _host_stores(landing, device)
     scheduler = _scheduler(config, role, caches, overlap, CacheSet(landing))
     engines: list[Engine] = []  # the one, once it is there: lanes work before, to capture graphs
     if model is None:
@@ -126,27 +131,68 @@ def build_engine(
         busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.lanes.busy(lane) for e in engines)
         lanes |= _lanes(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
         runners = _runners(config, model, lanes, stores, around)
-    moves = None if around.node is None else _moves(config, around.node, around.local, scheduler, stores, hosted)
-    shifts = _shifts(scheduler, stores, hosted, around.wake) if hosted else None
-    moved = None if around.node is None else around.node.moved
-    give_up_after = float("inf") if around.node is None else _BROKEN_AFTER  # who is alone is not started again
-    expect = None if around.grammars is None else around.grammars.expect
-    told = around.sink, around.record
-    engine = Engine(scheduler, runners, *told, overlap, moves, moved, give_up_after, expect, shifts, ahead=ahead)
+    engine = Engine(
+        scheduler,
+        runners,
+        around.sink,
+        around.record,
+        overlap,
+        moves=None if node is None else _moves(config, node, around.local, scheduler, stores, hosted),
+        moved=None if node is None else node.moved,
+        give_up_after=float("inf") if node is None else _BROKEN_AFTER,  # who is alone is not started again
+        expect=None if around.grammars is None else around.grammars.expect,
+        shifts=_shifts(scheduler, stores, hosted, around.wake) if hosted else None,
+        ahead=settled.ahead,
+    )
     engines.append(engine)
-    facts: Facts = {
-        "device": str(device) if model is not None else "emulated",
-        "dtype": dtype,
+    kv_tokens = tokens_in(sizes.most)
+    facts = _facts(config, settled, sizing.n_threads, sizes.blocks, hosted, model)
+    return Built(engine, caches, facts, None if kv_tokens == float("inf") else int(kv_tokens))
+
+
+def load_for(
+    config: ServeConfig,
+    described: ModelConfig,
+    role: Role,
+    dtype: str,
+    n_threads: int,
+    on_progress: Progress | None = None,
+    pause: Callable[[], None] | None = None,
+) -> Model:
+    """The model with what the role needs, in `dtype`, by the fastest operators for the device. `pause`: called between
+    the vision tower's matrix products. Raises `ConfigError` or `CheckpointError`."""
+    device, kind = torch_device(config), DTYPES[dtype]
+    ops = select_ops(
+        device,
+        kind,
+        described.text.head_dim,
+        use_native=config.native_kernels,
+        threads=n_threads,
+        quantization=quantization_of(config, device),
+    )
+    return load_model(model_folder(config), role, device, dtype, on_progress, ops, described, pause)
+
+
+def _facts(
+    config: ServeConfig,
+    settled: _Settled,
+    n_threads: int,
+    blocks: dict[CacheSpec, int],
+    hosted: dict[str, BlockStore],
+    model: Model | None,
+) -> Facts:
+    """What the engine runs with, for people. `blocks`: of each cache; `hosted`: those in host memory."""
+    return {
+        "device": str(settled.device) if model is not None else "emulated",
+        "dtype": settled.dtype,
         **({} if config.quantization == "none" else {"quantization": config.quantization}),
-        "threads": sizing.n_threads,
-        "overlap": overlap,
-        **({"async_scheduling": "on"} if ahead else {}),
-        **_gib_by_option(sizes.blocks),
+        "threads": n_threads,
+        "overlap": settled.overlap,
+        **({"async_scheduling": "on"} if settled.ahead else {}),
+        **_gib_by_option(blocks),
         **({"landing_gib": round(sum(s.n_bytes for s in hosted.values()) / GIB, 3)} if hosted else {}),
         **({} if model is None else _operators(model)),
     }
-    kv_tokens = tokens_in(sizes.most)
-    return Built(engine, caches, facts, None if kv_tokens == float("inf") else int(kv_tokens))
 
 
 def _stores(

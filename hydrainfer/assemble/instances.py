@@ -1,16 +1,17 @@
-"""Several instances: their plans, the hub in front of them, the launcher that starts them."""
+"""Starts the instances of a layout: the only one on a thread, or several, with the hub in front of them."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hydrainfer.assemble.engine import Sizing, Surroundings, build_engine
+from hydrainfer.assemble.engine import Progress, Sizing, Surroundings, build_engine
 from hydrainfer.assemble.sizes import block_bytes, check_in_process, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, model_folder
@@ -30,7 +31,7 @@ from hydrainfer.cluster import (
 )
 from hydrainfer.config import InstanceSpec, ServeConfig, choose_launcher, cost_model_of, settle
 from hydrainfer.core import ConfigError, CostModel, Lane, LifecycleEvent, OutputSink, PixelSource, Role
-from hydrainfer.engine import Engine
+from hydrainfer.engine import Engine, EngineHandle, EngineThread
 from hydrainfer.grammar import load_grammars
 from hydrainfer.machine import host_identity
 from hydrainfer.storage import LocalExports
@@ -39,13 +40,35 @@ if TYPE_CHECKING:
     from hydrainfer.cluster.ray import RayLauncher
 
 
-class Cluster(NamedTuple):
-    """`kv_tokens`: what the smallest whole KV cache holds, at most the context length."""
+class Started(NamedTuple):
+    """The engines of a server, as one. `facts`: the resolved values of their options. `kv_tokens`: what the smallest
+    whole KV cache holds, None if that has no limit. `pools`: the caches of the instances in this process, by name."""
 
-    hub: Hub
+    engine: EngineHandle
     facts: dict[str, Any]
-    kv_tokens: int
+    kv_tokens: int | None
     pools: Callable[[], dict[str, CacheSet]]
+
+
+def start_one(
+    config: ServeConfig,
+    described: ModelConfig,
+    spec: InstanceSpec,
+    n_context: int,
+    surroundings: Callable[..., Surroundings],
+    on_progress: Progress | None,
+) -> Started:
+    """The only instance's engine, on a thread of this process, with nothing between it and the server.
+    `surroundings`: takes what wakes the thread. Raises `ConfigError` or `CheckpointError`."""
+    thread = EngineThread(time.monotonic, spec.name)
+    n_threads = spec.share.threads or config.threads or _n_cores()
+    share = config.gpu_share if torch_device(config).type == "cuda" else 1.0
+    sizing = Sizing(n_context, share, n_threads, cost_model_of(config))
+    built = build_engine(
+        own_options(config, spec), described, spec.role, surroundings(wake=thread.wake), sizing, on_progress
+    )
+    thread.start(built.engine)
+    return Started(thread, built.facts, built.kv_tokens, partial(dict, {spec.name: built.caches}))
 
 
 class Birth(NamedTuple):
@@ -98,55 +121,57 @@ def start_cluster(
     sink: OutputSink,
     record: Callable[[LifecycleEvent], None],
     pixels: PixelSource,
-) -> Cluster:
+) -> Started:
     """Start every instance of the layout and wait for them. Raises `ConfigError` or `CheckpointError`."""
     if config.cluster_host in ("0.0.0.0", "::", "*"):
         raise ConfigError("cluster_host must be the IP that other machines reach, no wildcard", param="cluster_host")
     cost, device = cost_model_of(config), torch_device(config)
     specs = settle(specs, config, on_gpu=device.type == "cuda" and cost is None)
+    shares = [min(s.share.gpus or 1 / len(specs), 1.0) for s in specs]
     births = {
         s.name: Birth(
-            own_options(config, s),
-            described,
-            n_context,
-            eos_ids,
-            min(s.share.gpus or 1 / len(specs), 1.0),
-            cost,
-            block_bytes(config, described, s.role),
+            own_options(config, s), described, n_context, eos_ids, share, cost, block_bytes(config, described, s.role)
         )
-        for s in specs
+        for s, share in zip(specs, shares)
     }
     launcher, folder = _launcher_of(config, specs, births)
-    local = f"ipc://{folder.path}/"
     remote = None if config.cluster_host is None else f"tcp://{config.cluster_host}:*"
     keys = None if remote is None else Keys.new()
     roster = Roster({s.name: s.role for s in specs}, config.balancing)
     try:
         hub = Hub(
             Front(roster, sink, record, stall_s=config.stall_s, away_s=config.start_timeout_s),
-            Mesh(remote or f"{local}hub", keys),
+            Mesh(remote or f"ipc://{folder.path}/hub", keys),
             launcher,
             pixels,
-            remote or f"{local}pixels",
+            remote or f"ipc://{folder.path}/pixels",
             folder.remove,
         )
     except BaseException:
         folder.remove()
         raise
+    bind = "tcp://{ip}:*" if remote else f"ipc://{folder.path}/" + "{name}-{incarnation}"
+    hub.start(_plans(config, specs, hub, bind, keys), config.start_timeout_s)
+    kv_tokens = min([n_context, *(int(f["kv_tokens"]) for f in hub.facts.values() if "kv_tokens" in f)])
+    return Started(hub, _together(hub.facts), kv_tokens, partial(_pools, launcher))
+
+
+def _plans(
+    config: ServeConfig, specs: Sequence[InstanceSpec], hub: Hub, bind: str, keys: Keys | None
+) -> list[NodePlan]:
+    """The plan of each instance. `bind`: the pattern of the address at which it listens."""
     plan = partial(
         NodePlan,
         roles={spec.name: str(spec.role) for spec in specs},
         hub=hub.address,
         pixels=hub.pixels_at,
-        bind="tcp://{ip}:*" if remote else local + "{name}-{incarnation}",
+        bind=bind,
         hub_host=host_identity(),
         secret=secrets.token_bytes(32),
         keys=keys,
         balancing=config.balancing,
     )
-    hub.start([plan(name=s.name, share=s.share) for s in specs], config.start_timeout_s)
-    kv_tokens = min([n_context, *(int(f["kv_tokens"]) for f in hub.facts.values() if "kv_tokens" in f)])
-    return Cluster(hub, _together(hub.facts), kv_tokens, partial(_pools, launcher))
+    return [plan(name=s.name, share=s.share) for s in specs]
 
 
 def _check_alike(name: str, caches: CacheSet, theirs: Mapping[str, int]) -> None:

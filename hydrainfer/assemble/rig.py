@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hydrainfer.assemble.sizes import dtype_of, quantization_of, torch_device
+from hydrainfer.assemble.engine import load_for
+from hydrainfer.assemble.sizes import dtype_of, torch_device
 from hydrainfer.cache import CacheSpec, for_stage
 from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
 from hydrainfer.config import ServeConfig
@@ -29,8 +30,7 @@ from hydrainfer.core import (
     StepResult,
     TokenWork,
 )
-from hydrainfer.models import DTYPES, Model, load_model
-from hydrainfer.ops import select_ops
+from hydrainfer.models import Model
 from hydrainfer.planner.costs import BatchShape
 from hydrainfer.processor import Picture, Pixels, image_adapter
 from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_for, capture_squares_for
@@ -188,12 +188,9 @@ class Rig:
 
 
 def _load(config: ServeConfig, threads: int) -> Model:
-    path, device = model_folder(config), torch_device(config)
-    described = read_config(path)
-    dtype = dtype_of(config, device, described.dtype)
-    head_dim, native, kind = described.text.head_dim, config.native_kernels, quantization_of(config, device)
-    ops = select_ops(device, DTYPES[dtype], head_dim, use_native=native, threads=threads, quantization=kind)
-    return load_model(path, Role.parse("EPD"), device, dtype, ops=ops, config=described)
+    described = read_config(model_folder(config))
+    dtype = dtype_of(config, torch_device(config), described.dtype)
+    return load_for(config, described, Role.parse("EPD"), dtype, threads)
 
 
 def _sequence(name: str, prompt: tuple[int, ...], media: tuple[MediaSpan, ...] = ()) -> LiveSequence:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from hydrainfer.assemble.engine import Built, Progress, Sizing, Surroundings, build_engine
-from hydrainfer.assemble.instances import own_options, start_cluster
+from hydrainfer.assemble.engine import Progress, Surroundings
+from hydrainfer.assemble.instances import Started, start_cluster, start_one
 from hydrainfer.assemble.media import (
     backend_name,
     check_backends,
@@ -25,7 +24,7 @@ from hydrainfer.assemble.media import (
 )
 from hydrainfer.assemble.sizes import dtype_of, fit_context, quantization_of, torch_device
 from hydrainfer.cache import CacheSet
-from hydrainfer.checkpoint import ModelConfig, is_hub_name, model_folder, name_of, parse_config
+from hydrainfer.checkpoint import ModelConfig, ParsedConfig, is_hub_name, model_folder, name_of, parse_config
 from hydrainfer.config import (
     InstanceSpec,
     ServeConfig,
@@ -36,7 +35,7 @@ from hydrainfer.config import (
     read_layout,
 )
 from hydrainfer.core import ConfigError, Stage
-from hydrainfer.engine import EngineHandle, EngineThread
+from hydrainfer.engine import EngineHandle
 from hydrainfer.grammar import Grammars, load_grammars
 from hydrainfer.metrics import PrometheusRecorder
 from hydrainfer.models import vision_fingerprint
@@ -89,23 +88,11 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     specs = read_layout(config.layout)
     check_backends(config)
     fetcher = Fetcher(fetch_limits(config))
-    path = model_folder(config)
-    parsed = parse_config(path)
+    parsed = parse_config(model_folder(config))
     model = parsed.model
     _check_layout(config.layout, specs, model)
-    description = load_description(
-        path,
-        max_context=config.max_model_len,
-        chat_template=_chat_template(config),
-        tool_calls=config.tool_call_parser,
-        reasoning=config.reasoning_parser,
-        parsed=parsed,
-    )
-    device = torch_device(config)
-    check_transport(config.transport, device)
-    quantization_of(config, device)
-    dtype = dtype_of(config, device, model.dtype)
-    config = msgspec.structs.replace(config, dtype=dtype)  # chosen once: every instance has the same
+    description = _description(config, parsed)
+    config = _settled(config, model)
     pixels = PixelStore(int(config.pixel_memory_mib * 2**20), int(config.media_memory_mib * 2**20))
     admission = _admission(config, model, specs)
     sessions = Sessions(description.vocabulary, pixels, time.monotonic, admission)
@@ -114,30 +101,47 @@ def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> 
     if traces is not None:
         sessions.on_ended = traces.ended
     emulated = cost_model_of(config) is not None
-    grammars = None if emulated else load_grammars(path, model.text.vocab, description.eos_ids)
-    engine: EngineHandle
-    pools: Callable[[], dict[str, CacheSet]]
-    recorder = PrometheusRecorder(names[0], lambda: engine.instances(), admission.waiting, config.prefix_cache)
+    grammars = None if emulated else load_grammars(model_folder(config), model.text.vocab, description.eos_ids)
+    started: Started
+    recorder = PrometheusRecorder(names[0], lambda: started.engine.instances(), admission.waiting, config.prefix_cache)
+    told, n_context = (sessions.sink, recorder.record), description.n_context
     if choose_launcher(config, specs) == "inproc" and len(specs) == 1:
-        around = partial(Surroundings, sessions.sink, recorder.record, pixels=pixels.get, grammars=grammars)
-        engine, built = _one_engine(config, model, specs[0], description, around, on_progress)
-        facts, kv_tokens, pools = built.facts, built.kv_tokens, partial(dict, {specs[0].name: built.caches})
+        around = partial(Surroundings, *told, pixels=pixels.get, grammars=grammars)
+        started = start_one(config, model, specs[0], n_context, around, on_progress)
     else:
-        engine, facts, kv_tokens, pools = start_cluster(
-            config, model, specs, description.n_context, description.eos_ids, sessions.sink, recorder.record, pixels.get
-        )
+        started = start_cluster(config, model, specs, n_context, description.eos_ids, *told, pixels.get)
+    engine, facts, kv_tokens, pools = started
     try:
-        description = fit_context(config, description, kv_tokens or description.n_context)
-        intake = _intake(config, model, description, pixels, sessions, dtype, fetcher, grammars)
+        description = fit_context(config, description, kv_tokens or n_context)
+        intake = _intake(config, model, description, pixels, sessions, fetcher, grammars)
     except BaseException:
         engine.close()
         raise
     sessions.attach(engine, recorder.timings, recorder.stopped)
     workers = intake.processor.media.workers
-    facts["image_backend"] = backend_name(intake.processor.limits)
-    facts["media_workers"] = workers.n if workers else 0
+    facts |= {"image_backend": backend_name(intake.processor.limits), "media_workers": workers.n if workers else 0}
     facts = {"served_model_name": ", ".join(names), "max_model_len": description.n_context, **facts}
     return ServerParts(config, names, intake, sessions, engine, recorder, facts, pools, traces)
+
+
+def _description(config: ServeConfig, parsed: ParsedConfig) -> ModelDescription:
+    return load_description(
+        model_folder(config),
+        max_context=config.max_model_len,
+        chat_template=_chat_template(config),
+        tool_calls=config.tool_call_parser,
+        reasoning=config.reasoning_parser,
+        parsed=parsed,
+    )
+
+
+def _settled(config: ServeConfig, model: ModelConfig) -> ServeConfig:
+    """The options with the type of numbers that all instances compute in. Raises `ConfigError` for what the device
+    cannot do."""
+    device = torch_device(config)
+    check_transport(config.transport, device)
+    quantization_of(config, device)
+    return msgspec.structs.replace(config, dtype=dtype_of(config, device, model.dtype))
 
 
 def _admission(config: ServeConfig, model: ModelConfig, specs: Sequence[InstanceSpec]) -> AdmissionControl:
@@ -190,32 +194,12 @@ def _check_layout(layout: str, specs: Sequence[InstanceSpec], model: ModelConfig
         )
 
 
-def _one_engine(
-    config: ServeConfig,
-    model: ModelConfig,
-    spec: InstanceSpec,
-    description: ModelDescription,
-    surroundings: Callable[..., Surroundings],
-    on_progress: Progress | None,
-) -> tuple[EngineThread, Built]:
-    """The only instance's engine, on a thread of this process, with nothing between it and the server."""
-    thread = EngineThread(time.monotonic, spec.name)
-    n_threads = spec.share.threads or config.threads or len(os.sched_getaffinity(0))
-    share = config.gpu_share if torch_device(config).type == "cuda" else 1.0
-    sizing = Sizing(description.n_context, share, n_threads, cost_model_of(config))
-    around = surroundings(wake=thread.wake)
-    built = build_engine(own_options(config, spec), model, spec.role, around, sizing, on_progress)
-    thread.start(built.engine)
-    return thread, built
-
-
 def _intake(
     config: ServeConfig,
     model: ModelConfig,
     description: ModelDescription,
     pixels: PixelStore,
     sessions: Sessions,
-    dtype: str,
     fetcher: Fetcher,
     grammars: Grammars | None,
 ) -> Intake:
@@ -226,7 +210,7 @@ def _intake(
         description,
         pixels,
         weights=weights,
-        dtype=dtype if config.quantization == "none" else f"{dtype} {config.quantization}",
+        dtype=config.dtype if config.quantization == "none" else f"{config.dtype} {config.quantization}",
         limits=limits,
         videos=video_reading(config, limits.resampler),
         workers=workers,
