@@ -89,10 +89,10 @@ def processor_s() -> tuple[float, float] | None:
     return (user + nice + system + irq + softirq) * TICK_S, stolen * TICK_S  # equal counts are equal times: sum ticks
 
 
-def busy_cores() -> float:
-    """Mean cores in use for the next second; 0 where the machine does not say."""
+def busy_cores(seconds: float) -> float:
+    """Mean cores in use for the next `seconds`; 0 where the machine does not say."""
     before, begin_s = processor_s(), time.perf_counter()
-    time.sleep(1.0)
+    time.sleep(seconds)
     after = processor_s()
     if before is None or after is None:
         return 0.0

@@ -119,7 +119,7 @@ def measure_model(
     on_gpu, say = torch_device(config).type == "cuda", on_progress or (lambda _share, _what: None)
     grid = grid or (GPU_GRID if on_gpu else Grid())
     transports = (("cuda-ipc", "tcp") if on_gpu else ("shared-memory", "tcp")) if transports is None else transports
-    note = _note(busy_cores())
+    note = _note(busy_cores(1.0))
     say(0.0, "loading the model")
     rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, grid.n_context)
     try:
@@ -237,7 +237,7 @@ class _Journal:
             raise ConfigError(f"cannot write {path}: {e.strerror}", param="out") from None
 
     def known(self, case: _Case) -> bool:
-        """There are samples enough, or their median is certain."""
+        """Whether there are enough samples of a case, or their median is certain."""
         return all(map(_is_known, self._seen.get(case, ([], []))[: 1 if case.beside is None else 2]))
 
     def add(self, case: _Case, seconds: list[float], beside_seconds: list[float]) -> None:
@@ -283,7 +283,7 @@ class _Journal:
 
 
 def _is_known(seconds: Sequence[float]) -> bool:
-    """There are many samples, or a few whose median has a small standard error, as their quartiles tell."""
+    """Whether there are many samples, or a few whose median has a small standard error, as their quartiles tell."""
     if len(seconds) < _FEW or len(seconds) >= _ENOUGH:
         return len(seconds) >= _ENOUGH
     low, middle, high = statistics.quantiles(seconds, n=4)
