@@ -181,7 +181,7 @@ def _facts(
     hosted: dict[str, BlockStore],
     model: Model | None,
 ) -> Facts:
-    """What the engine runs with, for people. `blocks`: of each cache; `hosted`: those in host memory."""
+    """The resolved options of the engine, for people. `blocks`: of each cache; `hosted`: the stores in host memory."""
     return {
         "device": str(settled.device) if model is not None else "emulated",
         "dtype": settled.dtype,

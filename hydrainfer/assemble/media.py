@@ -33,7 +33,7 @@ def _installed(module: str) -> bool:
 
 
 def media_limits(config: ServeConfig, resampler: str = "") -> MediaLimits:
-    """`resampler`: of `resampler`."""
+    """The limits on pictures that the options set. `resampler`: the library that `resampler()` gives."""
     return MediaLimits(
         max_images=config.max_images,
         max_videos=config.max_videos,

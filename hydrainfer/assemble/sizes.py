@@ -72,8 +72,8 @@ def ahead_of(config: ServeConfig, device: torch.device) -> bool:
 
 
 def gap_of(config: ServeConfig, overlap: Overlap) -> float | None:
-    """How long a decoding request may wait for its next token (`Budgets.gap_s`): the TPOT of the SLO if one is given,
-    where chunks and pictures are cut to it."""
+    """Seconds that a decoding request may wait for its next token (`Budgets.gap_s`): the TPOT of the SLO if one is
+    given, where chunks and pictures are cut to it."""
     if overlap != "slice":
         return None
     return (config.slo and is_slo_part(config.slo.split(",")[0]) and parse_slo([config.slo]).tpot_s) or 0.0

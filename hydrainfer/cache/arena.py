@@ -57,7 +57,7 @@ def padded(specs: Iterable[CacheSpec]) -> list[CacheSpec]:
 
 
 def _strides(sizes: list[int], n: int) -> list[int]:
-    """For each of the blocks, its bytes if whole numbers of all fill as much as `n` of the largest."""
+    """The bytes of each block, if whole numbers of every kind fill the same space as `n` of the largest."""
     counts = [n * max(sizes) // size for size in sizes]
     step = _ALIGNED * math.lcm(*counts)
     unit = -(-n * max(sizes) // step) * step
@@ -141,7 +141,7 @@ class Arena:
         return True
 
     def _move(self, to: str, spare: dict[str, int], kept: Mapping[str, Found]) -> bool:
-        """One extent to this pool, of the one that can spare most."""
+        """Move one extent to this pool, from the pool that can spare most."""
         while spare[giver := max(spare, key=lambda name: spare[name])] > 0:
             extent = self.pools[giver].give([block for block in kept.get(giver, ()) if block is not None])
             if extent is None:
@@ -156,7 +156,7 @@ class Arena:
         return False
 
     def check(self) -> None:
-        """Every extent is one pool's, and floors hold. Raises `AssertionError`."""
+        """Check that every extent belongs to one pool and that floors hold. Raises `AssertionError`."""
         owned = sorted(extent for pool in self.pools.values() for extent in pool.extents)
         assert owned == list(range(self.split.n_extents)), "an extent is lost, or two pools have it"
         assert all(len(pool.extents) >= self.split.floors[name] for name, pool in self.pools.items()), (

@@ -22,7 +22,7 @@ class Extents:
             self.add(extent)
 
     def add(self, extent: int) -> None:
-        """One more extent, all of whose blocks are free."""
+        """Add an extent, all of whose blocks are free."""
         self.free[extent] = list(range((extent + 1) * self.size - 1, extent * self.size - 1, -1))
         insort(self._open, extent)
         self._n += self.size
@@ -102,7 +102,7 @@ class ElasticPool(BlockPool):
 
     @property
     def n_idle(self) -> int:
-        """Extents of which nobody leases a block."""
+        """The number of extents of which nobody leases a block."""
         return sum(not self._leased[extent] for extent in self._extents.free)
 
     def give(self, kept: Sequence[int]) -> int | None:

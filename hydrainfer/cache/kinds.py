@@ -61,7 +61,7 @@ class FullSpec(CacheSpec, frozen=True):
         return fits and its[end - 1] == mine[end - 1]
 
     def contents(self, request: Request) -> list[bytes]:
-        """None: two copies of a prefix may be on their way at once; the second to land is dropped."""
+        """No names: two copies of a prefix may be on their way at once, and the second to land is dropped."""
         return []
 
 
@@ -87,7 +87,8 @@ class WindowSpec(FullSpec, frozen=True):
         return cls(f"{full.name}.{window}", full.block_tokens, full.parts, layers, window, ahead=ahead)
 
     def stale(self, n_computed: int) -> int:
-        """All that the tokens behind the last whole block see is kept, so that it can be resumed from there."""
+        """As in `CacheSpec`. What the tokens behind the last whole block see is kept, so that the request can be
+        resumed from there."""
         whole = n_computed // self.block_tokens * self.block_tokens
         return max(0, whole - self.window + 1) // self.block_tokens
 
@@ -171,7 +172,7 @@ class EmbedSpec(CacheSpec, frozen=True):
         return range(0)
 
     def need(self, request: Request, n_computed: int, n_tokens: int, headroom: int = 0) -> range:
-        """Those of the pictures that do not end before token `n_computed`."""
+        """The numbers of the blocks of pictures that do not end before token `n_computed`."""
         done = sum(self.blocks_for(m.n_tokens) for m in request.media if m.end <= n_computed)
         return range(done, sum(self.blocks_for(m.n_tokens) for m in request.media))
 
@@ -200,7 +201,7 @@ class EmbedSpec(CacheSpec, frozen=True):
         return math.inf
 
     def keys(self, request: Request) -> list[bytes]:
-        """For each block the picture's content key and the block's number in it."""
+        """Each block has as its key the picture's content key and the number of the block in the picture."""
         return [m.key + i.to_bytes(4, "little") for m in request.media for i in range(self.blocks_for(m.n_tokens))]
 
     def safe(self, found: Found, n_most: int) -> int | None:

@@ -82,7 +82,7 @@ class CacheSet:
 
     @property
     def version(self) -> int:
-        """Changes with what `find` answers."""
+        """A number that changes whenever the answer of `find` may."""
         return sum([pool.version for pool in self.pools.values()])
 
     def find(self, spec: str, keys: Sequence[bytes]) -> list[int | None]:
@@ -94,8 +94,9 @@ class CacheSet:
         return pool.lookup_all(keys)
 
     def reserve(self, owner: str, need: Mapping[str, range], hit: Hit = NO_HIT) -> Lease | None:
-        """The blocks with the numbers `need[spec]` of every spec, or None and nothing changed. Blocks found by `hit`
-        are shared; blocks with equal keys inside one request are one block. `hit` must be of this very moment."""
+        """Lease the blocks with the numbers `need[spec]` of every spec. Returns None, with nothing changed, if there is
+        no room. Blocks found by `hit` are shared; blocks with equal keys inside one request are one block. `hit` must
+        be of this very moment."""
         assert owner not in self._leases, f"{owner} already holds a lease"
         wanted: list[tuple[str, int, Sequence[bytes], Found]] = []
         total: dict[str, int] = {}
@@ -136,13 +137,14 @@ class CacheSet:
         return blocks
 
     def rename(self, lease: Lease, owner: str) -> None:
-        """The lease goes on under another name, so that its old owner may reserve anew."""
+        """Give the lease another name, so that its old owner may reserve anew."""
         assert owner not in self._leases, f"{owner} already holds a lease"
         self._leases[owner] = self._leases.pop(lease.owner)
         lease.owner = owner
 
     def grow(self, lease: Lease, wanted: Mapping[str, int]) -> bool:
-        """So many more blocks of each spec at the end of the lease, or False and nothing changed."""
+        """Add so many blocks of each spec at the end of the lease. Returns False, with nothing changed, if there is no
+        room."""
         if not self.has_room(wanted):
             return False
         for spec, n in wanted.items():
@@ -189,11 +191,12 @@ class CacheSet:
         return None
 
     def usage(self) -> dict[str, tuple[int, int, int]]:
-        """Per spec: blocks in all, leased, cached."""
+        """The blocks of each spec: in all, leased, cached."""
         return {name: (p.n_blocks, p.n_blocks - p.n_available, p.n_cached) for name, p in self.pools.items()}
 
     def check(self, idle: bool = False) -> None:
-        """Every pool is consistent with the leases; with `idle`, no lease is left. Raises `AssertionError`."""
+        """Check that every pool is consistent with the leases and, with `idle`, that no lease is left. Raises
+        `AssertionError`."""
         assert not (idle and self._leases), f"leases left behind: {sorted(self._leases)}"
         if self.arena is not None:
             self.arena.check()

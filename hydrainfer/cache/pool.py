@@ -17,7 +17,7 @@ class Free(Protocol):
     """The free blocks of a pool."""
 
     def draw(self, n: int) -> list[int]:
-        """Take out `n` of them; there are as many."""
+        """Take out `n` of them; the caller has checked that there are as many."""
 
     def append(self, block: int, /) -> None: ...
 
@@ -29,7 +29,7 @@ class Free(Protocol):
 
 
 class _Stack(list[int]):
-    """The last block that came goes first."""
+    """Free blocks as a stack: the one that came last is drawn first."""
 
     def draw(self, n: int) -> list[int]:
         split = len(self) - n
@@ -61,7 +61,7 @@ class BlockPool:
         return len(self._cached)
 
     def take(self, n: int) -> list[int]:
-        """`n` fresh blocks, evicting cached ones if it must. The caller has checked `n_available`."""
+        """Take `n` fresh blocks, evicting cached ones where that is needed. The caller has checked `n_available`."""
         assert n <= self.n_available, f"took {n} of {self.n_available} blocks"
         free, refs = self._free, self._refs
         if len(free) < n:
@@ -94,17 +94,17 @@ class BlockPool:
         return block in self._cached
 
     def n_shared_of(self, blocks: Iterable[int]) -> int:
-        """How many fewer are available once these are shared."""
+        """The number of blocks that stop being available once these are shared."""
         return len({b for b in blocks if b in self._cached})
 
     def share(self, block: int) -> None:
-        """One more holder of a cached or leased block."""
+        """Add a holder to a cached or leased block."""
         if self._refs[block] == 0:
             del self._cached[block]
         self._refs[block] += 1
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """One holder less of each. Only the last one frees a block, or caches it if it was published."""
+        """Take a holder from each block. The last one to go frees the block or, if it was published, caches it."""
         refs, key_of, free = self._refs, self._key_of, self._free
         for block in blocks:
             n = refs[block] = refs[block] - 1
@@ -140,8 +140,8 @@ class BlockPool:
         return adopted
 
     def check(self, held: Iterable[int]) -> None:
-        """Every block is in exactly one state and `held` (the blocks of all leases, with repeats) explains every
-        reference. Raises `AssertionError`."""
+        """Check that every block is in exactly one state and that `held` (the blocks of all leases, with repeats)
+        explains every reference. Raises `AssertionError`."""
         refs = Counter(held)
         assert all(n == refs.get(b, 0) for b, n in enumerate(self._refs)), "references not explained by leases"
         leased = {b for b, n in enumerate(self._refs) if n}

@@ -105,8 +105,8 @@ class CacheSpec(msgspec.Struct, frozen=True):
         return -(-n_tokens // self.block_tokens)
 
     def scan(self, blocks: Sequence[int], start: int, count: int) -> Scan:
-        """What computing tokens `start .. start+count-1` reads and writes, of a cache that is not `paged`, by a request
-        that holds `blocks`."""
+        """The blocks that computing tokens `start .. start+count-1` reads and writes, in a cache that is not `paged`,
+        for a request that holds `blocks`."""
         raise AssertionError(f"{self.name} is paged")
 
     # ---- how many blocks
@@ -133,16 +133,17 @@ class CacheSpec(msgspec.Struct, frozen=True):
         return stop * self.block_tokens
 
     def stale(self, n_computed: int) -> int:
-        """Once so many tokens are computed, blocks with a lower number are read no more."""
+        """The number of the first block that is still read once so many tokens are computed."""
         return 0
 
     def due(self, request: Request, n_computed: int) -> float:
-        """How many tokens may be computed before what became complete is published and what became stale given back;
-        infinite if that may wait until the request leaves its stage."""
+        """The tokens that may be computed before what became complete must be published and what became stale given
+        back; infinite if that may wait until the request leaves its stage."""
         return math.inf
 
     def refusal(self, request: Request, n_blocks: int) -> InvalidRequest | None:
-        """Why the request could not run even if it had all `n_blocks` blocks for itself; None if it could."""
+        """The reason why the request could not run even if it had all `n_blocks` blocks for itself; None if it
+        could."""
         n_tokens = request.n_prompt + request.max_tokens
         if len(self.span(0, n_tokens)) <= n_blocks:
             return None
@@ -218,13 +219,14 @@ class CacheSpec(msgspec.Struct, frozen=True):
         return seq.blocks[self.name][numbers.start - first : numbers.stop - first]
 
     def pictures(self, request: Request) -> list[range]:
-        """For each picture of the request, the numbers of the blocks that its embeddings fill."""
+        """The numbers of the blocks that the embeddings of each picture of the request fill."""
         return []
 
     # ---- migration
 
     def contents(self, request: Request) -> list[bytes]:
-        """Names of what the request's shared blocks hold; requests with a name in common need the same blocks there."""
+        """The names of what the request's shared blocks hold; requests with a name in common need the same blocks
+        there."""
         return self.keys(request)
 
     def moved(self, request: Request, n_computed: int) -> range:

@@ -137,7 +137,7 @@ class StateSpec(CacheSpec, frozen=True):
     # ---- migration
 
     def contents(self, request: Request) -> list[bytes]:
-        """None: two copies of a state may be on their way at once; the second to land is dropped."""
+        """No names: two copies of a state may be on their way at once, and the second to land is dropped."""
         return []
 
     def moved(self, request: Request, n_computed: int) -> range:

@@ -187,7 +187,8 @@ def _gate_dim(hf: Any, kind: Decoder, head_dim: int) -> int:
 
 
 def _gemma_scalar(hf: Any, path: Path) -> float:
-    """What the scores of attention are divided by the root of; refuses what published Gemma 3 models do not have."""
+    """The number by the root of which the scores of attention are divided. Raises `CheckpointError` for what published
+    Gemma 3 models do not have."""
     for field in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         value = getattr(hf, field, None)
         require(not value, path, f"{field} {value} is not supported; supported: null")

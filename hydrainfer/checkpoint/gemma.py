@@ -80,7 +80,7 @@ def gemma3(hf: Any, path: Path) -> SiglipConfig:
 
 
 def _pixels(side: int, path: Path) -> ClipSettings:
-    """How pictures become squares of `side` pixels."""
+    """The preprocessing that makes pictures squares of `side` pixels."""
     given = preprocessing(path) or {}
     crops = bool(given.get("do_pan_and_scan"))
     require(not crops, path, "preprocessor_config.json: do_pan_and_scan true is not supported; supported: false")

@@ -138,7 +138,7 @@ class Front:
     # ---- instances
 
     def hello(self, hello: Hello, now: float) -> None:
-        """An instance runs; if it ran before, that incarnation is dead."""
+        """Take in that an instance runs; if it ran before, that incarnation is dead."""
         if (hello.peer.name, hello.peer.incarnation) in self._buried:
             return  # its death was known before its word came
         known = self.members.get(hello.peer.name)
@@ -152,12 +152,13 @@ class Front:
         self._beat_at = now  # somebody may wait for it
 
     def failed(self, name: str, incarnation: int, error: ErrorInfo, now: float) -> None:
-        """An incarnation ends because of `error`. If it never ran, another attempt to start the instance has failed."""
+        """Take in that an incarnation ends because of `error`. If it never ran, another attempt to start the instance
+        has failed."""
         if name not in self.members and (name, incarnation) not in self._buried:
             self.restarts.failed(name, error, now)
 
     def gone(self, name: str, incarnation: int, now: float, for_good: bool = False) -> None:
-        """The process of that incarnation is known to be dead: whatever it had goes on elsewhere. `for_good`: nothing
+        """Take in that the process of that incarnation is dead: whatever it had goes on elsewhere. `for_good`: nothing
         starts it again."""
         self._buried.add((name, incarnation))
         member = self.members.get(name)
@@ -272,7 +273,8 @@ class Front:
         self._place(live, now)
 
     def _follow(self, reporter: _Instance, moved: Moved, now: float) -> None:
-        """Reports of giver and taker come in any order; the one of more moves is the later one."""
+        """Take in who owns a request now. Reports of giver and taker come in any order; the one of more moves is the
+        later one."""
         live = self._lives.get(moved.request_id)
         if live is None or moved.hops < live.hops:
             return
@@ -344,7 +346,7 @@ class Front:
             self._lose(live, now, by_death=False)
 
     def _try_again(self, live: _LiveRequest, now: float) -> bool:
-        """Place it if an instance can take it. Returns False once its patience is over."""
+        """Place a request if an instance can take it. Returns False once its patience is over."""
         since = live.since
         if self._place(live, now):
             return True
@@ -416,7 +418,7 @@ def _has_work(stats: InstanceStats) -> bool:
 
 
 def _needs(live: _LiveRequest, stage: Stage) -> bool:
-    """Whether it cannot finish unless some instance runs `stage`. A request that an instance of other stages has, has
+    """Whether a request cannot finish unless some instance runs `stage`. One that an instance of other stages has, has
     its pictures encoded and, with its first token, its prompt prefilled."""
     if stage not in live.request.plan():
         return False

@@ -97,7 +97,7 @@ class Hub:
         return msgspec.structs.replace(stats, stalled_s=float("inf")) if self._broken else stats
 
     def lost(self) -> str | None:
-        """Why it can never again do its work, or None."""
+        """The reason why the instances can never again do their work, or None."""
         if self._broken:
             return "the hub stopped after an internal error; see the log"
         lost = self._front.lost

@@ -49,7 +49,7 @@ class Instance(ABC):
 
     @abstractmethod
     def post(self, peer: str, parcel: Parcel) -> None:
-        """Send it, or lose it."""
+        """Send a parcel, or lose it."""
 
     # ---- what the engine calls
 

@@ -95,7 +95,7 @@ class Mesh:
             socket.close(linger=0)
 
     def send(self, name: str, data: bytes) -> None:
-        """Hand it over and return; lost if `name` is not connected or has stopped reading."""
+        """Hand a message over and return; it is lost if `name` is not connected or has stopped reading."""
         socket = self._peers.get(name)
         if socket is None:
             return
@@ -115,7 +115,7 @@ class Mesh:
             self._admit(self._gate)
 
     def watch(self, fd: int) -> None:
-        """`poll` returns also when `fd` is readable."""
+        """Let `poll` return also when `fd` is readable."""
         self._poller.register(fd, zmq.POLLIN)
 
     def unwatch(self, fd: int) -> None:

@@ -142,7 +142,7 @@ class Node(Instance):
         return True
 
     def turn(self) -> float:
-        """Hear what has come, step, report. Returns how long nothing is to do, in seconds."""
+        """Hear what has come, step, report. Returns the seconds for which there is nothing to do."""
         for data in self.mesh.receive():
             self._read(data)
         self._watch_hub()

@@ -193,7 +193,7 @@ class RayLauncher:
         return unreachable and not _is_down(self.actors[name])
 
     def _place(self, plans: Sequence[NodePlan]) -> dict[str, Any]:
-        """Shares with nothing left open. Raises `ConfigError` if they cannot all be had."""
+        """The shares of all plans, with nothing left open. Raises `ConfigError` if they cannot all be had."""
         import ray
 
         alive = [n for n in ray.nodes() if n["Alive"]]
@@ -230,7 +230,7 @@ class RayLauncher:
             os.close(fd)
 
     def _ask(self, name: str, incarnation: int) -> None:
-        """A question that is answered when that incarnation is over."""
+        """Ask the actor a question that it answers when that incarnation is over."""
         if self._closing:
             return
         try:

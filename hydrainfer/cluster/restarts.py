@@ -48,7 +48,7 @@ class Restarts:
         self._away: dict[str, _Away] = {}
 
     def gone(self, name: str, now: float, for_good: bool = False) -> None:
-        """It has died; `for_good` if nothing starts it again."""
+        """Note that an instance has died; `for_good` if nothing starts it again."""
         self._away.setdefault(name, _Away(now)).for_good = for_good
 
     def failed(self, name: str, error: ErrorInfo, now: float) -> None:
@@ -69,7 +69,7 @@ class Restarts:
         return names
 
     def trouble(self, name: str) -> str:
-        """Why it is not back yet, or "" if that is not known."""
+        """The reason why an instance is not back yet, or "" if that is not known."""
         away = self._away.get(name)
         if away is not None and away.for_good:
             return f"{name} has died, and nothing starts it again"
@@ -87,7 +87,7 @@ class Restarts:
         return None
 
     def _hopeless(self, name: str, now: float) -> str:
-        """Why it will not come back, or "" if it may."""
+        """The reason why an instance will not come back, or "" if it may."""
         away = self._away.get(name)
         if away is None:
             return ""

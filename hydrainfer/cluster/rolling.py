@@ -26,7 +26,7 @@ class Rolling:
         self._since = 0.0
 
     def begin(self, names: list[str]) -> None:
-        """Restart all of these; those that were still to be restarted anew."""
+        """Restart all of these, and with them those that an earlier call had still to restart."""
         self._names, self._left = names, list(names)
 
     def turn(self, now: float, there: Mapping[str, int], idle: Mapping[str, bool]) -> Incarnation | None:

@@ -129,7 +129,7 @@ def _group(entry: Any, where: str) -> _LayoutEntry:
 
 
 def _wrong(group: _LayoutEntry) -> str | None:
-    """What is wrong with a group beyond its types, or None."""
+    """The error of a group beyond its types, in words, or None."""
     for key, value in {**msgspec.structs.asdict(group), **group.resources}.items():
         if isinstance(value, float) and not math.isfinite(value):
             return f"{key} must be finite, got {value}"

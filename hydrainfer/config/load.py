@@ -104,7 +104,7 @@ def _convert(key: str, value: Any, source: str) -> Any:
 
 
 def _rule(annotated: Any) -> str:
-    """What a value may be, in words, if there is a list of them; else ""."""
+    """The values that a field may have, in words, if there is a list of them; else ""."""
     kinds = get_args(annotated.__origin__) if get_origin(annotated.__origin__) in (Union, UnionType) else ()
     literals = [kind for kind in (annotated.__origin__, *kinds) if get_origin(kind) is Literal]
     if not literals:

@@ -95,6 +95,6 @@ def _keys_in(chain: bytes) -> tuple[bytes, ...]:
 
 
 def _said(span: MediaSpan) -> bytes:
-    """All that the KV depends on of a picture but its place."""
+    """Everything of a picture that the KV depends on, but its place."""
     facts = repr((span.n_tokens, span.grid, span.times, span.joined)).encode()
     return blake2b(span.key + facts, digest_size=KEY_BYTES).digest()

@@ -164,5 +164,5 @@ class SlicedTime(DeviceTime):
 
 
 def beside_s(work_s: float, shared_s: float, slowdown: float) -> float:
-    """How long a batch of `work_s` takes whose first `shared_s` pass `slowdown` times slower."""
+    """The seconds that a batch of `work_s` takes whose first `shared_s` pass `slowdown` times slower."""
     return work_s * slowdown if work_s * slowdown <= shared_s else shared_s + work_s - shared_s / slowdown

@@ -93,7 +93,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def sequence(self, now: float) -> LiveSequence:
-        """It as a live sequence of the target, which holds no blocks yet."""
+        """The request as a live sequence of the target, which holds no blocks yet."""
         seq = LiveSequence(self.request, self.order, now, self.produced)
         seq.cursor = self.cursor
         seq.attempt = self.attempt

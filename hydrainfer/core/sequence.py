@@ -223,5 +223,5 @@ class StepResult:
     own_s: float | None = None
 
     def error_of(self, seq: LiveSequence) -> HydraError | None:
-        """Why nothing of it may be used for this request, if so."""
+        """The error because of which nothing of this result may be used for the request, None if there is none."""
         return self.error or self.failed.get(seq.id)

@@ -19,7 +19,8 @@ class Costs:
         return twin
 
     def observe(self, batch: StepBatch, seconds: float) -> None:
-        """One batch took this long. A batch with prefill in it speaks for prefill: decodes are the smaller part."""
+        """Take in a batch that took this long. A batch with prefill in it speaks for prefill: decodes are the smaller
+        part."""
         each_s = seconds / batch.n_items
         if batch.lane is Lane.VISION:
             self._picture_s = _mean(self._picture_s, each_s)
@@ -29,7 +30,7 @@ class Costs:
             self._token_s = _mean(self._token_s, each_s)
 
     def pulled(self, n_tokens: int, seconds: float) -> None:
-        """The KV of so many tokens was copied to here in this time."""
+        """Take in a copy: the KV of so many tokens was copied to here in this time."""
         self._pull_s = _mean(self._pull_s, seconds / n_tokens)
 
     def load(self, n_pictures: int, n_tokens: int, n_decoding: int) -> Load:

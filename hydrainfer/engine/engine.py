@@ -85,7 +85,7 @@ class Engine:
     # ---- requests
 
     def submit(self, request: Request, now: float, produced: tuple[int, ...] = ()) -> None:
-        """Queue it, with the tokens that it already has. If it can never run here, its final output says why."""
+        """Queue a request, with the tokens that it already has. If it can never run here, its final output says why."""
         self._open.add(request.id)
         if request.sampling.grammar is not None:
             self._expect(request.sampling.grammar)
@@ -174,7 +174,7 @@ class Engine:
     # ---- the loop
 
     def step(self, now: float) -> float | None:
-        """One turn. Returns when it wants the next one even if nobody wakes it; None: only when woken."""
+        """Take one turn. Returns when the engine wants the next one even if nobody wakes it; None: only when woken."""
         for result, seconds in self.lanes.landed(now):
             self._progress_s = now
             if result.error is None:
@@ -201,13 +201,14 @@ class Engine:
         return self._wake_at(now)
 
     def observe(self, batch: StepBatch, seconds: float) -> None:
-        """A batch took this long by itself."""
+        """Take in a batch that took this long by itself."""
         self.costs.observe(batch, seconds)
         if self.scheduler.observe(batch, seconds) and self.moves is not None:
             self.moves.reorder()
 
     def _judge(self, result: StepResult) -> None:
-        """Raise once too many batches in a row failed, or the device is lost: the lane will not get well by itself."""
+        """Raise once too many batches in a row have failed, or the device is lost: the lane will not recover by
+        itself."""
         lane, code = result.batch.lane, "" if result.error is None else str(result.error.code)
         n = self._n_failed[lane] = self._n_failed.get(lane, 0) + 1 if code not in ("", "out_of_memory") else 0
         if code == DEVICE_LOST or n >= self._give_up_after:
@@ -320,16 +321,16 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """True if nothing lives here and no lane is executing: every block is back."""
+        """Whether nothing lives here and no lane is executing: every block is back."""
         return not self._busy
 
     @property
     def still(self) -> bool:
-        """True if no lane is executing and no copy is running: threads can end."""
+        """Whether no lane is executing and no copy is running: threads can end."""
         return not (self.lanes.in_flight or any(m is not None and m.copying for m in (self.moves, self._shifts)))
 
     def news(self) -> Cached | None:
-        """The prefixes that came and went since the last call; the first one begins it."""
+        """The prefixes that came and went since the last call; the first call begins the record."""
         return self.scheduler.room.caches.news()
 
     def load(self) -> Load:
@@ -362,8 +363,8 @@ class Engine:
         )
 
     def _stalled_s(self, now: float) -> float:
-        """How long nothing has moved here, or how long one lane has been at its batch, while the other one may go on.
-        An instance that only waits for others to take or give a request does not stall."""
+        """Seconds for which nothing has moved here, or for which one lane has been at its batch while the other may go
+        on. An instance that only waits for others to take or give a request does not stall."""
         if not self._busy or (self.moves is not None and not self.moves.idle):
             return self.lanes.hung_s(now)
         return max(now - self._progress_s, self.lanes.hung_s(now))

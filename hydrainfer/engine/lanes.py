@@ -88,7 +88,7 @@ class Lanes:
         return lane in self.in_flight
 
     def ready_at(self) -> float:
-        """When the first result will be there, as far as that is known; infinity if nobody knows."""
+        """The time at which the first result will be there, as far as that is known; infinity if nobody knows."""
         found = _NEVER
         for flights in self.in_flight.values():
             at = flights[0].ticket.ready_at()
@@ -97,7 +97,7 @@ class Lanes:
         return found
 
     def hung_s(self, now: float) -> float:
-        """How long a lane has been at its batch. Any thread may ask."""
+        """Seconds for which a lane has been at its batch. Any thread may ask."""
         return now - min((f.since_s for flights in list(self.in_flight.values()) for f in flights[:1]), default=now)
 
     def close(self) -> None:

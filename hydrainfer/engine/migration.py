@@ -138,7 +138,7 @@ class Source:
         return [Send(peer, message)]
 
     def close(self, request_id: str, hold: int, now: float) -> list[Effect]:
-        """The request needs `hold` no longer: it ended, or starts again without its blocks."""
+        """Note that the request needs `hold` no longer: it ended, or starts again without its blocks."""
         effects: list[Effect] = []
         key = self._live.get(request_id)
         if key is not None:
@@ -191,12 +191,13 @@ class Source:
         return [e for o in list(self._offers.values()) if o.peer == peer for e in self._over(o, None)]
 
     def wake_at(self) -> float:
-        """A time no later than `tick` has something to do; perhaps earlier, for leases are renewed meanwhile."""
+        """A time before which `tick` has nothing to do. Perhaps it still has nothing then, for leases are renewed
+        meanwhile."""
         return self._due_at
 
     @property
     def idle(self) -> bool:
-        """True if no offer is open and no block in quarantine."""
+        """Whether no offer is open and no block in quarantine."""
         return not self._offers and not self._readers and not self._closed
 
     def _landed(self, o: _Outgoing | None, peer: str, key: Key, pull: int, now: float) -> list[Effect]:
@@ -235,7 +236,7 @@ class Source:
         return Confirm(o.key, o.pull, True) if o.state is State.RELEASED else Withdraw(o.key)
 
     def _over(self, o: _Outgoing, error: ErrorInfo | None) -> list[Effect]:
-        """The peer has no more to do with this attempt."""
+        """Note that the peer has no more to do with this attempt."""
         del self._offers[o.key]
         if o.state is State.RELEASED:
             return []
@@ -288,7 +289,7 @@ class Target:
         return queues[0] if len(queues) == 1 else sorted(chain(*queues), key=lambda pair: self._rank(pair[1]))
 
     def reorder(self) -> None:
-        """The ranks have changed."""
+        """Sort the offers anew: the ranks have changed."""
         for queue in self._waiting.values():
             queue.sort(key=self._rank)
 
@@ -321,7 +322,7 @@ class Target:
                 return self._call_off(key, i) if i is not None else [Send(peer, Release(key, 0))]
 
     def admit(self, key: Key) -> list[Effect]:
-        """Room for it is reserved."""
+        """Note that room for a request is reserved."""
         i = self._offers[key]
         assert i.state is State.OFFERED
         self._waiting[i.handoff.stage].remove(i.handoff)

@@ -186,18 +186,18 @@ class Moves:
         self._outbox.clear()
 
     def close(self, request_id: str, now: float) -> None:
-        """The request ends here: its offer is withdrawn, its blocks come back when nobody reads them."""
+        """Note that the request ends here: its offer is withdrawn, and its blocks come back when nobody reads them."""
         departure = self._out.pop(request_id, None)
         self._unplaced.pop(request_id, None)
         if departure is not None:
             self._do(self.source.close(request_id, departure.hold, now), now)
 
     def reorder(self) -> None:
-        """The scheduler's ranks have changed."""
+        """Sort the offers anew: the scheduler's ranks have changed."""
         self._target.reorder()
 
     def cancel_arrival(self, request_id: str) -> None:
-        """End a request as soon as it is ours, if it ever is: it may be on its way, and nobody will say so again."""
+        """End a request as soon as it is ours, if it ever is. It may be on its way, and nobody will say so again."""
         self._cancelled[request_id] = None
         if len(self._cancelled) > _CANCELS_KEPT:
             del self._cancelled[next(iter(self._cancelled))]

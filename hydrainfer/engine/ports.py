@@ -25,7 +25,8 @@ class Ticket(Protocol):
         """The result once it is there, else None. Never blocks, never raises: failure is inside the result."""
 
     def ready_at(self) -> float | None:
-        """When the result will be there, if that is known (a modelled device); None if only the waker tells."""
+        """The time at which the result will be there, if that is known (a modelled device); None if only the waker
+        tells."""
 
 
 class Runner(Protocol):
@@ -52,18 +53,18 @@ class PeerLink(Protocol):
     """The way to the other instances."""
 
     def send(self, peer: str, parcel: Parcel) -> None:
-        """Hand it over and return; it may be lost if the peer is gone."""
+        """Hand the parcel over and return; it may be lost if the peer is gone."""
 
 
 class CopyTicket(Protocol):
     """One copy in flight."""
 
     def poll(self, now: float) -> bool | None:
-        """True once every byte is there, False if it failed and nothing writes any more, None while it runs. Never
-        raises."""
+        """True once every byte is there, False if the copy failed and nothing writes any more, None while it runs.
+        Never raises."""
 
     def ready_at(self) -> float | None:
-        """When it will be done, on the engine's clock, or None if that is unknown: see `Ticket`."""
+        """The time at which the copy will be done, on the engine's clock, or None if that is unknown: see `Ticket`."""
 
 
 class Puller(Protocol):
@@ -88,7 +89,7 @@ class EngineHandle(Protocol):
     """The running instances, one or several, as the server sees them. All methods may be called from any thread."""
 
     def submit(self, request: Request) -> None:
-        """Run it. Its outputs reach the handle's `OutputSink`; every request ends with exactly one final output.
+        """Run a request. Its outputs reach the handle's `OutputSink`; every request ends with exactly one final output.
         Raises `Unavailable` once `close` was called."""
 
     def cancel(self, request_ids: list[str]) -> None:
@@ -101,7 +102,7 @@ class EngineHandle(Protocol):
         """Every instance of the layout, there or not."""
 
     def lost(self) -> str | None:
-        """Why it can never again do its work, in one line, or None."""
+        """The reason why the engine can never again do its work, in one line, or None."""
 
     def restart_all(self) -> bool:
         """Begin to restart every instance, one at a time, while requests go on. False if that cannot be done."""

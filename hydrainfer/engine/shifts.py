@@ -27,7 +27,7 @@ class Shifts:
         self._copies: list[_Copy] = []
 
     def turn(self, now: float) -> list[LiveSequence]:
-        """See to copies, and take back who finds room. Returns those that have to be computed again."""
+        """See to copies, and take back requests that find room. Returns those that have to be computed again."""
         lost = self._poll(now) if self._copies else []
         self.begin(now)
         return lost
@@ -51,7 +51,7 @@ class Shifts:
             self._copies.append(_Copy(shift, now, self._puller.pull(sources, shift.pulls) if sources else None))
 
     def wake_at(self) -> float:
-        """When the first copy is done, as far as that is known before somebody wakes the engine."""
+        """The time at which the first copy is done, as far as that is known before somebody wakes the engine."""
         times = (float("-inf") if c.completion is None else c.completion.ready_at() for c in self._copies)
         return min((t for t in times if t is not None), default=_NEVER)
 

@@ -52,7 +52,7 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests."""
+        """Whether the engine takes requests."""
         return self._dead is None and not self._closing
 
     def stats(self) -> InstanceStats:
@@ -62,7 +62,7 @@ class EngineThread:
         return stats if self._dead is None else msgspec.structs.replace(stats, stalled_s=float("inf"))
 
     def instances(self) -> list[InstanceInfo]:
-        """This one."""
+        """The one instance, as a list."""
         stats = self.stats()
         if not self.alive:
             return [InstanceInfo(self.name, stats.role, "dead", pid=os.getpid(), trouble=self.lost() or "")]
@@ -72,7 +72,7 @@ class EngineThread:
         return None if self._dead is None else self._dead.message
 
     def restart_all(self) -> bool:
-        """False: a thread cannot be started again."""
+        """Returns False: a thread cannot be started again."""
         return False
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ _DOC = "Requests answered, by path, method and status; 499: the client had gone.
 
 
 class HttpCounts(Collector):
-    """How many requests have been answered so far. To be added to and read by one thread."""
+    """The numbers of requests answered so far, by path, method and status. One thread adds to it and reads it."""
 
     def __init__(self) -> None:
         self._n: Counter[tuple[str, str, int]] = Counter()

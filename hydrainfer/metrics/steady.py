@@ -59,11 +59,12 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled(self) -> bool:
-        """The runs were long enough."""
+        """Whether the runs were long enough."""
         return self.n_wanted <= self.met.n
 
     def carried(self, target: float) -> bool | None:
-        """None: these runs cannot tell."""
+        """Whether the rate is carried: a share `target` of the requests meets the SLO. None if these runs cannot
+        tell."""
         if self.grows:
             return False
         low, high = wilson(self.met.share, self.n_effective, _SURE)

@@ -145,7 +145,8 @@ def _sources() -> Path | None:
 
 
 def _key(folder: Path, compiler: str) -> str:
-    """Changes with the sources, the flags, the compiler and the processor, for which the code is specialised."""
+    """A name that changes with the sources, the flags, the compiler and the processor, for which the code is
+    specialised."""
     digest = hashlib.sha256(" ".join((*_FLAGS, compiler, platform.machine())).encode())
     for source in sorted(folder.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())

@@ -29,7 +29,7 @@ _HEAD_DIMS = (64, 128, 256)
 
 
 class _PlanKey(NamedTuple):
-    """What of a layer a plan depends on; queries and cache have one dtype."""
+    """The facts of a layer that a plan depends on; queries and cache have one dtype."""
 
     heads: int
     kv_heads: int

@@ -95,7 +95,7 @@ class Int8Products:
         return self._wide.compiles
 
     def describe(self) -> list[str]:
-        """One line each: what is chosen for wide weights and why, and for those of 8 bits."""
+        """The chosen ways, a line each: for wide weights and why, and for those of 8 bits."""
         return [*self._wide.describe(), f"8 bits: {self._narrow.ranges()}"]
 
 

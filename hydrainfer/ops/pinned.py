@@ -52,5 +52,5 @@ def to_host(found: Tensor) -> Tensor:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """One array, as `upload`."""
+    """Copy one array, as `upload` does."""
     return upload({"": array}, device)[""]

@@ -23,7 +23,7 @@ HUES = {
     "E+PD + EPD": "#a3d0ae",
     "E+P+D + EPD": "#cbb2da",
 }
-"""By method; lighter beside EPD."""
+"""The colour of each method; lighter where some EPD stands beside it."""
 _OTHER = "#1f9aa3"
 _BARS, _CURVES = 10, 5
 _LEAST_S, _REACH = 1e-3, 20.0  # latencies are drawn from 1 ms to as many times their SLO

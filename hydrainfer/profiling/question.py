@@ -186,7 +186,7 @@ def _check(q: ProfileQuestion) -> None:
 
 
 def _prices(q: ProfileQuestion) -> dict[str, float] | None:
-    """By device, or of all by "". Raises `ConfigError`."""
+    """The price of each device by its name, or that of all by "". Raises `ConfigError`."""
     if q.price is None:
         return None
     found: dict[str, float] = {}
@@ -241,7 +241,7 @@ def burst_shape(q: ProfileQuestion) -> float:
 
 
 def _arrivals(q: ProfileQuestion) -> OpenLoop | None:
-    """None: those of the workload, if it has times."""
+    """The arrivals that are asked for. None: those of the workload, if it has times."""
     shape = burst_shape(q)
     if q.arrivals is None:
         return None

@@ -35,8 +35,8 @@ Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
 def capture_for(model: Model) -> Capture | None:
-    """How to capture the model's decode steps; None where something in them depends on arrays of the host or waits for
-    the device. FlashInfer's attention does not, but takes no sinks and no values narrower than keys; experts do."""
+    """The way to capture the model's decode steps; None where something in them depends on arrays of the host or waits
+    for the device. FlashInfer's attention does not, but takes no sinks and no values narrower than keys; experts do."""
     text = model.config.text
     plain = text.recurrence is None and text.experts is None and text.sinks == "none"
     plain = plain and text.value_dim in (0, text.head_dim)
@@ -44,7 +44,7 @@ def capture_for(model: Model) -> Capture | None:
 
 
 def capture_squares_for(model: Model) -> Capture | None:
-    """How to capture the passes of the model's vision tower; None where its pictures have sizes of their own."""
+    """The way to capture the passes of the model's vision tower; None where its pictures have sizes of their own."""
     return _cuda_capture() if model.device.type == "cuda" and squares_of(model) is not None else None
 
 

@@ -188,7 +188,7 @@ def _page(
 
 
 def _scan(spec: CacheSpec, items: list[TokenWork], n_decodes: int, starts: np.ndarray) -> Scanned:
-    """What a batch does in one cache that sums up tokens. `starts`: the first row of each item."""
+    """The places of a batch in one cache that sums up tokens. `starts`: the first row of each item."""
     scans = [spec.scan(w.seq.blocks[spec.name], w.start, w.count) for w in items]
     pieces: list[ScanRows] = []
     for w, (source, writes), row in zip(items[n_decodes:], scans[n_decodes:], starts[n_decodes:].tolist()):

@@ -33,8 +33,9 @@ _END = b"\r\n\r\n"
 
 
 class Connection(HttpToolsProtocol):
-    """It does not ask the kernel for the addresses of both ends, which nobody here wants: each question lets go of the
-    interpreter's lock, and a thousand connections that come at once would wait for it so often."""
+    """A connection of uvicorn's that refuses, by itself, what the door does not let in. It does not ask the kernel for
+    the addresses of both ends, which nobody here wants: each question lets go of the interpreter's lock, and a thousand
+    connections that come at once would wait for it so often."""
 
     def __init__(self, door: Door, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)

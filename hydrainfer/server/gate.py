@@ -121,7 +121,7 @@ class Door:
         return tenant, Urgency(asked.urgency.priority, asked.urgency.within_s, tenant.share)
 
     def headers_of(self, error: HydraError) -> dict[str, str]:
-        """Those of the answer to what `check` or `enter` raised."""
+        """The headers of the answer to what `check` or `enter` raised."""
         headers = error_headers(error)
         if self.admission.closed:
             headers["connection"] = "close"  # the next request is better sent elsewhere

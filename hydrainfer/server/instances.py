@@ -9,8 +9,8 @@ from hydrainfer.core import InstanceInfo, InstanceStats, Role, Stage
 
 
 def trouble(instances: Sequence[InstanceInfo], stall_s: float) -> dict[str, str] | None:
-    """Why this server cannot do its work, or None: a stage of its layout that nobody runs now, or else the instance
-    that has made no progress for the longest time, if that is over `stall_s`."""
+    """The reason why this server cannot do its work, or None: a stage of its layout that nobody runs now, or else the
+    instance that has made no progress for the longest time, if that is over `stall_s`."""
     there = [i for i in instances if i.state != "dead"]
     roles = {Role.parse(i.role) for i in instances} or {Role.parse("EPD")}
     for stage in Stage:

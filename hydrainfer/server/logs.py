@@ -92,7 +92,7 @@ class StatsLine:
             stats_log.info("%s", line)
 
     def _line(self, passed_s: float) -> str | None:
-        """None if there was nothing to do, neither now nor since the last line."""
+        """The line about the load, None if there was nothing to do, neither now nor since the last line."""
         prompt, answer = (new - old for new, old in zip(self._recorder.n_tokens, self._tokens))
         self._tokens = self._recorder.n_tokens
         admission = self._waiting()

@@ -133,7 +133,7 @@ class Tenants:
                 raise self._exceeded(tenant, f"{limit} {what} per minute", reset_s + each_s * cost, one_s)
 
     def begin(self, tenant: Tenant) -> None:
-        """One more of its requests is let in."""
+        """Note that one more of the tenant's requests is let in."""
         self._n_live[tenant.name] += 1
         if tenant.requests_per_minute is not None:
             self._limiter.hit(RateLimitItemPerMinute(tenant.requests_per_minute), tenant.name, "requests")
@@ -146,7 +146,7 @@ class Tenants:
             self._pay(tenant)
 
     def end(self, tenant: Tenant) -> None:
-        """One of its requests has ended."""
+        """Note that one of the tenant's requests has ended."""
         self._n_live[tenant.name] -= 1
 
     @staticmethod

@@ -23,7 +23,7 @@ from hydrainfer.server.replies import ChatReply
 
 
 def tool_format(model: ModelDescription) -> ToolFormat:
-    """How the model writes calls. Raises `InvalidRequest` if it is shown no tools or that is unknown."""
+    """The way in which the model writes calls. Raises `InvalidRequest` if it is shown no tools or that is unknown."""
     template = model.template
     if template is None or not template.takes_tools:
         why = "this model's chat template has no tools; leave tools out"

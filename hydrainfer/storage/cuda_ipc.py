@@ -94,8 +94,8 @@ class _OpenAllocations:
         self._bases: dict[str, int] = {}
 
     def of(self, source: ExportHandle) -> int:
-        """Where the peer's first block is, in this process. Its GPU need not be one that this process sees: the driver
-        maps the memory into our own context (CUDA 10.1 and later)."""
+        """The address of the peer's first block in this process. Its GPU need not be one that this process sees: the
+        driver maps the memory into our own context (CUDA 10.1 and later)."""
         text = source.ways["cuda-ipc"]
         address = IpcAllocation.decode(text)
         if text not in self._bases:

@@ -26,7 +26,7 @@ _WATCHDOG_OFF = {
 
 
 def options(stall_s: float) -> Any:
-    """How a communicator of ours is made: with time to begin, little memory, and no watchdog that ends the process."""
+    """The options of a communicator of ours: time to begin, little memory, and no watchdog that ends the process."""
     for name, value in _WATCHDOG_OFF.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(_FIRST_S, round(stall_s))))

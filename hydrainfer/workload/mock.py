@@ -141,7 +141,7 @@ class MockServer:
         writer.write(head.encode() + body)
 
     async def _answer(self, writer: asyncio.StreamWriter, served: Served, script: Script) -> bool:
-        """False: the connection is over."""
+        """Answer one request. Returns False once the connection is over."""
         asked = served.body.get("max_completion_tokens") or served.body.get("max_tokens") or script.most_tokens or 16
         refused = script.refusal(served.body, asked)
         if refused is not None or script.status != 200:

@@ -64,8 +64,8 @@ def text_json(file: GgufFile) -> Json:
 
 
 def _dtype(file: GgufFile) -> str:
-    """What most numbers of the matrices were saved in. Quantised: bfloat16, whose range is that of what they were
-    made from."""
+    """The type that most numbers of the matrices were saved in; for quantised ones bfloat16, whose range is that of
+    what they were made from."""
     sizes: Counter[str] = Counter()
     for tensor in file.tensors.values():
         sizes[tensor.kind] += math.prod(tensor.shape)
@@ -91,7 +91,7 @@ def _rope(file: GgufFile, head_dim: int) -> Json:
 
 
 def _llama3(frequency: float, factor: float) -> float:
-    """What Llama 3 divides a frequency by (model card of Llama 3.1)."""
+    """The number that Llama 3 divides this frequency by (model card of Llama 3.1)."""
     low, high, context = _LLAMA3.values()
     smooth = min(1.0, max(0.0, (context * frequency / (2 * math.pi) - low) / (high - low)))
     return 1.0 / ((1.0 - smooth) / factor + smooth) if factor > 0 else 0.0

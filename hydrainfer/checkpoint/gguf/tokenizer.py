@@ -143,7 +143,7 @@ class _GgufVocabulary:
         return spare
 
     def added(self) -> Iterator[Json]:
-        """Those that are found in a text before anything else, byte by byte."""
+        """The tokens that are found in a text before anything else, byte by byte."""
         for i, kind in enumerate(self.kinds):
             if kind in (_UNKNOWN, _CONTROL, _USER) and self.tokens[i]:
                 switches = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -222,7 +222,7 @@ def _model(by_token: Mapping[str, int], merges: list[list[str]]) -> Json:
 
 
 def _around(vocabulary: _GgufVocabulary, first: int | None, last: int | None) -> Json | None:
-    """What is put before and after every text."""
+    """The post-processor that puts tokens before and after every text; None if there are none."""
     if first is None and last is None:
         return None
     tokens = vocabulary.tokens

@@ -232,7 +232,8 @@ def _times(cost: CostModel | CostFile, role: Role, mix: Mix) -> Times:
 def _beside(
     times: Times, role: Role, slo: Slo, mix: Mix, overlap: str, base: Budgets, decodes: int, n_pictures: float
 ) -> Iterator[Choice]:
-    """For each number of pictures that leaves time for the decodes, the largest chunk that does beside them."""
+    """A choice for each number of pictures that leaves time for the decodes, with the largest chunk that fits beside
+    them."""
     limit_s = math.inf if slo.tpot_s is None else MARGIN * slo.tpot_s
 
     def step_s(chunk: int, pictures: int) -> float:
@@ -258,7 +259,7 @@ def _beside(
 
 
 def _running(times: Times, slo: Slo, base: Budgets) -> int:
-    """How many may decode in one step within the TPOT SLO."""
+    """The number of sequences that may decode in one step within the TPOT SLO."""
     if slo.tpot_s is None or not times.sequences:
         return base.running
     limit_s = MARGIN * slo.tpot_s

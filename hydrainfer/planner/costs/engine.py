@@ -80,7 +80,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return Policy(order="fcfs", encode_wait_s=0.0, batching=batching)
 
     def budgets(self, base: Budgets) -> Budgets | None:
-        """None: by the SLO."""
+        """The engine's own budgets, None if they follow from the SLO. `base`: has what it leaves open."""
         if self.tokens is None:
             return None
         images, running = self.images or base.images, self.running or base.running

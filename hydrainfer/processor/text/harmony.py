@@ -138,7 +138,7 @@ class _Calls:
         return self._send(CallDelta(self.n_calls - 1, arguments)) if arguments else []
 
     def end(self) -> list[CallDelta]:
-        """One that brought no arguments has none."""
+        """End the call. One that brought no arguments gets an empty object."""
         return self._send(CallDelta(self.n_calls - 1, "{}")) if self._empty else []
 
     def _send(self, delta: CallDelta) -> list[CallDelta]:

@@ -48,7 +48,7 @@ class PieceList(list[AnswerPiece]):
 
 
 class AnswerStream(ABC):
-    """One choice's text, told apart."""
+    """The reader of one choice's text, which tells reasoning, text and calls apart."""
 
     @property
     @abstractmethod
@@ -61,7 +61,7 @@ class AnswerStream(ABC):
 
 
 def together(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
-    """One piece of all: for who is not told the order of texts and calls."""
+    """One piece of all, for readers that are not told the order of texts and calls."""
     if len(pieces) == 1:
         return pieces[0]
     calls = [call for piece in pieces for call in piece.calls]

@@ -41,7 +41,8 @@ class Thinking(NamedTuple):
 
     @classmethod
     def after(cls, prompt: str, how: ReasoningFormat) -> Thinking | None:
-        """None: the prompt has ended it already, as templates do that are told not to think."""
+        """How the answer to this prompt reasons. None if the prompt has ended the reasoning already, as templates do
+        that are told not to think."""
         end = prompt[-64:].rstrip()
         return None if end.endswith(how.closing) else cls(how, end.endswith(how.opening))
 

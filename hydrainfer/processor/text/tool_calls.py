@@ -242,7 +242,7 @@ def dumped(arguments: Any) -> str:
 
 
 def _encodes(text: str) -> bool:
-    """False if it holds half a surrogate pair, which JSON may only spell."""
+    """Whether the text has no half of a surrogate pair, which JSON may only spell."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -55,7 +55,7 @@ def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def only_loads(body: Mapping[str, Any]) -> bool:
-    """It asks for nothing: Ollama's way to have a model loaded."""
+    """Whether the body asks for nothing, which is Ollama's way to have a model loaded."""
     return not body.get("messages") and not body.get("prompt") and not body.get("images")
 
 

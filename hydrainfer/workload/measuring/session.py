@@ -122,7 +122,7 @@ class Session:
             raise ConfigError(f"{self.name} failed every request of the workload, one at a time: {why}")
 
     async def at(self, arrivals: Arrivals, seed: int, round_: int = 0, times: int = 1) -> Run:
-        """One load, `times` as long as usual. `series`, if there is an SLO, is that of the latest load."""
+        """Run one load, `times` as long as usual. `series`, if there is an SLO, is that of the latest load."""
         rate = getattr(arrivals, "rate_per_s", None)
         fixed = rate is None or isinstance(arrivals, Replay)
         n = times * (self._effort.requests if fixed else self._effort.n_at(rate or 0.0))
@@ -145,7 +145,7 @@ class Session:
 
     @property
     def first_rate(self) -> float:
-        """One that one request at a time would make: a server under no load to speak of."""
+        """The rate that one request at a time would make: a server under no load to speak of."""
         e2e = self.unloaded.e2e_s
         return 0.5 / e2e.p50 if e2e and e2e.p50 > 0 else 1.0
 
