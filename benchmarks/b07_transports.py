@@ -23,6 +23,7 @@ from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import spread, write_result
 from hydrainfer.cache import CacheSpec, EmbedSpec, FullSpec
+from hydrainfer.metrics import at_quantile
 from hydrainfer.storage import BlockStore, Exports, Routes, needs_shared
 from hydrainfer.storage.transport import runs
 
@@ -124,18 +125,14 @@ def summary(found: dict[str, dict[str, list[float]]], n_bytes: int, facts: dict[
             t: {
                 "gib_per_s": spread([n_bytes / s / 2**30 for s in seconds]),
                 "of_copy": spread([plain / s for plain, s in zip(times["copy_"], seconds)]),
-                "p50_ms": percentile(seconds, 0.5) * 1e3,
-                "p95_ms": percentile(seconds, 0.95) * 1e3,
+                "p50_ms": at_quantile(sorted(seconds), 0.5) * 1e3,
+                "p95_ms": at_quantile(sorted(seconds), 0.95) * 1e3,
             }
             for t, seconds in times.items()
         }
         for order, times in found.items()
     }
     return {**facts, "bytes": n_bytes, "orders": cells, "seconds": found}
-
-
-def percentile(samples: list[float], q: float) -> float:
-    return sorted(samples)[min(len(samples) - 1, int(q * len(samples)))]
 
 
 def table(results: list[dict[str, Any]]) -> Table:

@@ -45,6 +45,7 @@ from hydrainfer.builtin import MODEL
 from hydrainfer.config import ServeConfig
 from hydrainfer.config.cost import read_cost_model
 from hydrainfer.core import CostModel
+from hydrainfer.metrics import at_quantile
 from hydrainfer.planner.costs import CostFile, fit_cost, link_of
 from hydrainfer.planner.simulation import Link
 from hydrainfer.workload.client import Endpoint, run_load
@@ -221,7 +222,7 @@ def numbers(times: Sequence[Times]) -> dict[str, float]:
     for name in ("ttft", "tpot"):
         values = sorted(v for t in times if (v := getattr(t, f"{name}_s")) is not None)
         found[f"{name}_mean"] = statistics.fmean(values)
-        found[f"{name}_p90"] = values[min(len(values) - 1, int(0.9 * len(values)))]
+        found[f"{name}_p90"] = at_quantile(values, 0.9)
     return found
 
 

@@ -15,6 +15,7 @@ import torch
 from hydrainfer.cache import CacheSpec
 from hydrainfer.config.shipped import shipped
 from hydrainfer.core import ConfigError
+from hydrainfer.metrics import at_quantile
 from hydrainfer.planner.costs import Copies, read_hardware
 from hydrainfer.storage import BlockStore, Exports, Routes, needs_shared
 
@@ -92,7 +93,7 @@ def _by(transport: str, device: str, spec: CacheSpec, sizes: list[int], seconds:
                     routes.copy(handle, ids, store, into)
                 took.append(time.perf_counter() - begin_s)
             times = sorted(took[1:])  # the first opens the way
-            p50, p90 = statistics.median(times), times[min(len(times) - 1, int(0.9 * len(times)))]
+            p50, p90 = statistics.median(times), at_quantile(times, 0.9)
             found.append(
                 Copies(
                     transport=transport,

@@ -24,6 +24,7 @@ from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
+from hydrainfer.metrics import at_quantile
 from hydrainfer.planner.costs import BatchShape, BatchTime, Copies, CostFile, fit_cost
 
 OnMeasured = Callable[[float, str], None]
@@ -122,9 +123,9 @@ def measure_model(
     note = _note(busy_cores(1.0))
     say(0.0, "loading the model")
     rig = Rig(config, list(grid.sizes), max(grid.pictures), grid.n_sequences, grid.n_context)
+    device = str(rig.model.device)
+    head = _JournalHead(name_of(model_folder(config)), device, rig.dtype, rig.n_threads, config.quantization)
     try:
-        device = str(rig.model.device)
-        head = _JournalHead(name_of(model_folder(config)), device, rig.dtype, rig.n_threads, config.quantization)
         samples = _Journal(journal, head)
         budget_s = 60.0 * minutes * (1 - _COPIES_SHARE if transports else 1.0)
         _measure(rig, _cases(grid, rig), samples, budget_s, say)
@@ -136,8 +137,14 @@ def measure_model(
         rig.close()
     points = samples.points()
     _check_seen(points, bool(rig.picture_tokens), minutes)
-    fitted = fit_cost(points, "min_s" if note else "p50_s")
+    file = _fitted(head, note, points, copies)
     say(1.0, "done")
+    return file
+
+
+def _fitted(head: _JournalHead, note: str, points: Sequence[BatchTime], copies: Sequence[Copies]) -> CostFile:
+    """The file of a measurement, with the cost model that fits it best. `note`: of a machine that was not quiet."""
+    fitted = fit_cost(points, "min_s" if note else "p50_s")
     return CostFile(
         kind="measured",
         model=head.model,
@@ -292,8 +299,7 @@ def _is_known(seconds: Sequence[float]) -> bool:
 
 def _point(work: BatchShape, beside: BatchShape | None, seconds: list[float]) -> BatchTime:
     ordered = sorted(seconds)
-    p90 = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
-    least, p50, p90 = (round(s, 7) for s in (ordered[0], statistics.median(ordered), p90))
+    least, p50, p90 = (round(s, 7) for s in (ordered[0], statistics.median(ordered), at_quantile(ordered, 0.9)))
     return BatchTime(work=work, beside=beside, n=len(ordered), min_s=least, p50_s=p50, p90_s=p90)
 
 

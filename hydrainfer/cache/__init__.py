@@ -7,7 +7,7 @@ kind of state is a subclass of `CacheSpec`.
 from hydrainfer.cache.arena import CacheSizes, Split, padded, share_memory
 from hydrainfer.cache.kinds import EmbedSpec, FullSpec, WindowSpec, specs_of
 from hydrainfer.cache.landing import counterpart, landing_of, origin_of, size_landing
-from hydrainfer.cache.leases import NO_HIT, CacheSet, Hit, Lease
+from hydrainfer.cache.leases import CacheSet, Hit, Lease
 from hydrainfer.cache.pool import BlockPool, SlidingPool
 from hydrainfer.cache.sizing import size_caches, tokens_in, too_small
 from hydrainfer.cache.spec import DTYPE_BYTES, TOKENS_PER_RUNNING, CacheSpec, Found, Part, Scan, Wishes, for_stage
@@ -15,7 +15,6 @@ from hydrainfer.cache.state import StateLayout, StateSpec
 
 __all__ = [
     "DTYPE_BYTES",
-    "NO_HIT",
     "TOKENS_PER_RUNNING",
     "BlockPool",
     "CacheSet",

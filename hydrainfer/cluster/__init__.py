@@ -14,10 +14,9 @@ from hydrainfer.cluster.mesh import Keys, Mesh
 from hydrainfer.cluster.node import Node, NodePlan, run_node
 from hydrainfer.cluster.pixels import PixelClient
 from hydrainfer.cluster.restarts import Restarts
-from hydrainfer.cluster.roster import Balancing, Roster
+from hydrainfer.cluster.roster import Roster
 
 __all__ = [
-    "Balancing",
     "Facts",
     "Front",
     "HashRing",

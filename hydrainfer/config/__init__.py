@@ -7,7 +7,7 @@ may lie.
 from hydrainfer.config.cost import cost_model_of, read_cost_model
 from hydrainfer.config.folders import cache_folder
 from hydrainfer.config.layout import InstanceSpec, MachineShare, choose_launcher, read_layout, settle
-from hydrainfer.config.load import ENV_PREFIX, Loaded, Option, load, options
+from hydrainfer.config.load import ENV_PREFIX, Loaded, load, options
 from hydrainfer.config.read import check_known, converted, locate, read_yaml
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
 from hydrainfer.config.slo import Slo, is_slo_part, parse_slo, read_slo
@@ -19,7 +19,6 @@ __all__ = [
     "InstanceSpec",
     "Loaded",
     "MachineShare",
-    "Option",
     "ServeConfig",
     "Slo",
     "cache_folder",

@@ -50,7 +50,6 @@ from hydrainfer.core.handoff import (
     owner_of,
 )
 from hydrainfer.core.request import (
-    MAX_LOGPROBS,
     Grammar,
     MediaSpan,
     PixelSource,
@@ -61,12 +60,10 @@ from hydrainfer.core.request import (
 )
 from hydrainfer.core.seldom import SeldomLog
 from hydrainfer.core.sequence import EncodeWork, LiveSequence, StepBatch, StepResult, TokenLogprobs, TokenWork
-from hydrainfer.core.stage import LANE_OF, Lane, Layout, Role, Stage
+from hydrainfer.core.stage import Lane, Layout, Role, Stage
 
 __all__ = [
     "DEVICE_LOST",
-    "LANE_OF",
-    "MAX_LOGPROBS",
     "Admit",
     "Cached",
     "CheckpointError",

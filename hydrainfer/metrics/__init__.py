@@ -3,11 +3,20 @@
 Fed by engines, live or simulated; read by the server and the benchmarks. Never measures time itself.
 """
 
-from hydrainfer.metrics.attainment import FAILED, Proportion, Verdict, effective_n, judge, quantile_interval, wilson
+from hydrainfer.metrics.attainment import (
+    FAILED,
+    Proportion,
+    Verdict,
+    at_quantile,
+    effective_n,
+    judge,
+    quantile_interval,
+    wilson,
+)
 from hydrainfer.metrics.http import HttpCounts
 from hydrainfer.metrics.prometheus import Ended, PrometheusRecorder, QueueStats
 from hydrainfer.metrics.search import Ask, Goodput, Search
-from hydrainfer.metrics.steady import Series, Steady, steady_state
+from hydrainfer.metrics.steady import Series, steady_state
 from hydrainfer.metrics.timeline import INTERVALS, Timeline, Timelines
 
 __all__ = [
@@ -22,10 +31,10 @@ __all__ = [
     "QueueStats",
     "Search",
     "Series",
-    "Steady",
     "Timeline",
     "Timelines",
     "Verdict",
+    "at_quantile",
     "effective_n",
     "judge",
     "quantile_interval",

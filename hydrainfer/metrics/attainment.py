@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hydrainfer.config import Slo
 
+Number = TypeVar("Number", int, float)
 N_BATCHES = 20
 Z95 = 1.959963984540054
 """The half width, in standard deviations, of an interval that covers 95 % of a normal distribution."""
@@ -98,6 +99,11 @@ def effective_n(*runs: Sequence[float] | NDArray[np.float64]) -> float:
     lagged = sum(float(own[1:] @ own[:-1]) for own in batches) / max(1, len(means) - len(batches))
     together = min(max(lagged / between, 0.0), 0.8)
     return min(float(n), variance / between * len(means) * (1 - together) / (1 + together))
+
+
+def at_quantile(ordered: Sequence[Number], q: float) -> Number:
+    """The sample at the `q` quantile of ascending samples, of which there is at least one, by its rank."""
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 def quantile_interval(ordered: Sequence[float], q: float) -> tuple[float | None, float | None]:

@@ -55,17 +55,14 @@ def answer(
     """`ratios`, `grid`: with what the figures of a report need. Raises `ConfigError`, also if nothing can meet the SLO
     even without load: then it says which stage is to blame. The study is that of the devices in the plan."""
     q, begin_s = asked.question, time.perf_counter()
-    ttft_s, tpot_s = asked.slo.ttft_s, asked.slo.tpot_s
-    if grid and (ttft_s is None or tpot_s is None):
-        raise ConfigError("--grid needs limits for both TTFT and TPOT", param="grid")
+    limits = _grid_limits(asked) if grid else None
     searched = _searched(asked, n_processes, exhaustive, on_progress)
     study, n_devices = searched.study, searched.n_devices
     on_progress("explain", 0, 1)
     rows = [_priced(row, asked, n_devices) for row in rows_of(study, searched.found, n_processes=n_processes)]
     rate = q.rate or rate_for_ratios(rows)
     cells: tuple[Cell, ...] = ()
-    if grid and ttft_s is not None and tpot_s is not None:
-        limits = [[by * limit_s for by in _GRID] for limit_s in (ttft_s, tpot_s)]
+    if limits is not None:
         candidates = asked.candidates(asked.study())
         cells = grid_of(asked.study, candidates, asked.slo, *limits, n_processes=n_processes, on_progress=on_progress)
     return (
@@ -99,6 +96,14 @@ def answer(
         ),
         study,
     )
+
+
+def _grid_limits(asked: ProfileSetup) -> tuple[list[float], list[float]]:
+    """The limits of TTFT and of TPOT that a report's grid tries, in seconds. Raises `ConfigError`."""
+    ttft_s, tpot_s = asked.slo.ttft_s, asked.slo.tpot_s
+    if ttft_s is None or tpot_s is None:
+        raise ConfigError("--grid needs limits for both TTFT and TPOT", param="grid")
+    return [by * ttft_s for by in _GRID], [by * tpot_s for by in _GRID]
 
 
 class _Searched(NamedTuple):

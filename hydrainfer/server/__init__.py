@@ -11,15 +11,13 @@ from hydrainfer.server.connection import Connection
 from hydrainfer.server.intake import Intake
 from hydrainfer.server.logs import StatsLine, written_logs
 from hydrainfer.server.session import Sessions
-from hydrainfer.server.stream import Completion, Delta, TokenStream
+from hydrainfer.server.stream import TokenStream
 from hydrainfer.server.tenants import Tenants
 from hydrainfer.server.traces import Traces, open_traces
 
 __all__ = [
     "AdmissionControl",
-    "Completion",
     "Connection",
-    "Delta",
     "Intake",
     "ServerSettings",
     "Sessions",

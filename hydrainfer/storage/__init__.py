@@ -5,13 +5,12 @@ belongs to whom; that is `cache`.
 """
 
 from hydrainfer.storage.exports import Exports, Routes
-from hydrainfer.storage.places import TRANSPORTS, check_transport, needs_shared
+from hydrainfer.storage.places import check_transport, needs_shared
 from hydrainfer.storage.puller import StorePuller
 from hydrainfer.storage.store import BlockStore, Region
-from hydrainfer.storage.transport import LocalExports, LocalTransport, Transport, TransportError, Unreachable
+from hydrainfer.storage.transport import LocalExports, LocalTransport, TransportError, Unreachable
 
 __all__ = [
-    "TRANSPORTS",
     "BlockStore",
     "Exports",
     "LocalExports",
@@ -19,7 +18,6 @@ __all__ = [
     "Region",
     "Routes",
     "StorePuller",
-    "Transport",
     "TransportError",
     "Unreachable",
     "check_transport",

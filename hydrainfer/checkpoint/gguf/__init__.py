@@ -3,15 +3,13 @@
 Called by `checkpoint.locate` and, for the table of tensors, by models.
 """
 
-from hydrainfer.checkpoint.gguf.file import GgufFile, GgufTensor, read_gguf
+from hydrainfer.checkpoint.gguf.file import read_gguf
 from hydrainfer.checkpoint.gguf.folder import VISION_FILE, WEIGHT_FILE, unpack
 from hydrainfer.checkpoint.gguf.names import HeldTensor, tensors_of
 
 __all__ = [
     "VISION_FILE",
     "WEIGHT_FILE",
-    "GgufFile",
-    "GgufTensor",
     "HeldTensor",
     "read_gguf",
     "tensors_of",

@@ -23,6 +23,7 @@ import msgspec
 from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Role, Stage
 from hydrainfer.core.cost import beside_s
+from hydrainfer.metrics import at_quantile
 from hydrainfer.planner.costs.costfile import BatchTime, CostFile
 from hydrainfer.planner.simulation import TraceRequest
 from hydrainfer.scheduler import Budgets
@@ -49,7 +50,7 @@ def mix_of(trace: Sequence[TraceRequest]) -> Mix:
     """The mix of a trace: the 90th percentile of each length."""
 
     def high(numbers: list[int]) -> int:
-        return sorted(numbers)[min(len(numbers) - 1, int(0.9 * len(numbers)))] if numbers else 0
+        return at_quantile(sorted(numbers), 0.9) if numbers else 0
 
     return Mix(
         context=high([t.n_prompt + t.n_output for t in trace]),

@@ -18,20 +18,18 @@ from hydrainfer.processor.text.prompt import (
     in_order,
     resolve_max_tokens,
 )
-from hydrainfer.processor.text.reasoning import REASONING, ReasoningFormat, Thinking
+from hydrainfer.processor.text.reasoning import Thinking
 from hydrainfer.processor.text.tool_format import FORMATS, HARMONY, ToolFormat, calls_grammar
 from hydrainfer.processor.text.vocabulary import Vocabulary
 
 __all__ = [
     "FORMATS",
     "HARMONY",
-    "REASONING",
     "AnswerPiece",
     "AnswerStream",
     "CallDelta",
     "Detokenizer",
     "ModelDescription",
-    "ReasoningFormat",
     "TextStream",
     "Thinking",
     "ToolFormat",

@@ -97,11 +97,6 @@ def load_description(
         raise CheckpointError(f"{path / 'tokenizer.json'}: cannot stream text of this tokenizer ({e})") from None
     images = _image_input(path, config, tokenizer)
     source = next((s for s in (chat_template, written, _default(tokenizer.chat_template)) if s is not None), None)
-    placeholders = (
-        (images.mark or images.placeholder) if images else None,
-        images.video.placeholder if images and images.video else None,
-    )
-    template = ChatTemplate(tokenizer, source, *placeholders, FORMATS.get(tool_calls), reasoning) if source else None
     limit = config.text.context
     if max_context and max_context > limit:
         raise CheckpointError(f"a context length of {max_context} was asked for, but the model has {limit} positions")
@@ -109,13 +104,19 @@ def load_description(
         path=path,
         tokenizer=backend,
         vocabulary=vocabulary,
-        template=template,
+        template=_template(tokenizer, source, images, tool_calls, reasoning) if source else None,
         images=images,
         bos=tokenizer.bos_token,
         eos_ids=_eos_ids(generation, getattr(hf, "text_config", hf), tokenizer),
         n_context=max_context or limit,
         sampling_defaults=_sampling_defaults(generation, path),
     )
+
+
+def _template(tokenizer: Any, source: str, images: ImageInput | None, tool_calls: str, reasoning: str) -> ChatTemplate:
+    picture = (images.mark or images.placeholder) if images else None
+    video = images.video.placeholder if images and images.video else None
+    return ChatTemplate(tokenizer, source, picture, video, FORMATS.get(tool_calls), reasoning)
 
 
 def _load_tokenizer(path: Path, hf: Any) -> Any:

@@ -14,20 +14,18 @@ from hydrainfer.workload.sources.arrivals import (
     due_times_s,
     label,
 )
-from hydrainfer.workload.sources.chat import BodyOptions, ChatRequest, Said, distinct_chats, encoded
+from hydrainfer.workload.sources.chat import BodyOptions, ChatRequest, distinct_chats, encoded
 from hydrainfer.workload.sources.conversations import TOKENS_PER_WORD
 from hydrainfer.workload.sources.dialogues import Dialogues
-from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, FilePicture, SentPicture, draw_picture
+from hydrainfer.workload.sources.pictures import DrawnPicture, EncodedPicture, FilePicture, draw_picture
 from hydrainfer.workload.sources.recorded import Recording, read_recording, write_recording
-from hydrainfer.workload.sources.spec import DEFAULT, SOURCES, Workload, read_workload
+from hydrainfer.workload.sources.spec import DEFAULT, Workload, read_workload
 from hydrainfer.workload.sources.spread import Spread
-from hydrainfer.workload.sources.traces import Arrival, read_arrivals
+from hydrainfer.workload.sources.traces import read_arrivals
 
 __all__ = [
     "DEFAULT",
-    "SOURCES",
     "TOKENS_PER_WORD",
-    "Arrival",
     "Arrivals",
     "BodyOptions",
     "ChatRequest",
@@ -42,8 +40,6 @@ __all__ = [
     "Poisson",
     "Recording",
     "Replay",
-    "Said",
-    "SentPicture",
     "Spread",
     "Workload",
     "distinct_chats",
