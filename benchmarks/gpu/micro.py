@@ -2,9 +2,9 @@
 
 Batches go through the runners: packing, the hand-over to the lane's thread and sampling count. The floor is the longer
 of arithmetic and memory traffic (`planner.costs.cost_of`) at the rates that the device was just seen to reach. Modes:
-`sdpa`, attention by torch; `flashinfer`; `graphs`, FlashInfer with decodes replayed from CUDA graphs. With `graphs`
-also encode beside decode, with and without priority of the language lane, and what each stage spends its time on.
-Every case is written as soon as it is measured.
+`sdpa`, attention by torch; `flashinfer`; `graphs`, FlashInfer with decodes and few pictures replayed from CUDA
+graphs. With `graphs` also encode beside decode, with and without priority of the language lane, and what each stage
+spends its time on. Every case is written as soon as it is measured.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from hydrainfer.runtime import (
     LanguageRunner,
     VisionRunner,
     capture_for,
-    capture_squares_for,
+    capture_passes_for,
     spoken_ids,
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
@@ -248,7 +248,7 @@ def _runners(
     embeds = _store_for(stores, Stage.ENCODE)
     if model.vision is not None:
         assert embeds is not None, "a vision tower without a cache for what it makes"
-        capture = capture_squares_for(model) if config.cuda_graphs else None
+        capture = capture_passes_for(model) if config.cuda_graphs else None
         vision = VisionRunner(model, embeds, around.pixels, lanes[Lane.VISION], capture)
         vision.capture()
         runners[Lane.VISION] = vision

@@ -33,7 +33,7 @@ from hydrainfer.core import (
 from hydrainfer.models import Model
 from hydrainfer.planner.costs import BatchShape
 from hydrainfer.processor import Picture, Pixels, image_adapter
-from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_for, capture_squares_for
+from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_for, capture_passes_for
 from hydrainfer.storage import BlockStore
 
 _STEP_LIMIT_S = 300.0
@@ -79,7 +79,7 @@ class Rig:
             stores.append(embeds)
             pixels = self._pixels.__getitem__
             lane = LaneThread("vision", device, wake, self._threads(Lane.LANGUAGE))
-            capture = capture_squares_for(self.model) if config.cuda_graphs else None  # as an instance of a server
+            capture = capture_passes_for(self.model) if config.cuda_graphs else None  # as an instance of a server
             self._vision = VisionRunner(self.model, embeds, pixels, lane, capture)
             self._vision.capture()
         lane = LaneThread("language", device, wake, self._threads(Lane.VISION), priority)

@@ -32,6 +32,8 @@ from hydrainfer.processor import ModelDescription
 
 GIB = 1 << 30
 _CUDA_WORKSPACE_BYTES = 2 * GIB
+"""What is left free on a GPU for all that is neither weights nor caches: the widest rows of a pass, FlashInfer's
+workspace, the graphs of both lanes. These compute in a pool for each lane, of what their largest needs."""
 
 
 def torch_device(config: ServeConfig) -> torch.device:

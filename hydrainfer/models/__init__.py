@@ -9,18 +9,19 @@ from hydrainfer.models.layers import Layers
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache, Llama
 from hydrainfer.models.load import DTYPES, load_model
 from hydrainfer.models.model import Model, cache_specs
-from hydrainfer.models.picture import PatchedPicture, Squares, VisionTower
+from hydrainfer.models.picture import Bucket, Passes, PatchedPicture, VisionTower
 
 __all__ = [
     "DTYPES",
+    "Bucket",
     "DeepRows",
     "LastRows",
     "LayerCache",
     "Layers",
     "Llama",
     "Model",
+    "Passes",
     "PatchedPicture",
-    "Squares",
     "VisionTower",
     "cache_specs",
     "load_model",

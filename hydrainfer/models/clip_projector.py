@@ -25,7 +25,7 @@ class ClipProjector:
         self.config = config
         self._clip = Clip(config, ops, dtype, device)
         self._ops = ops
-        self.squares = Squares(self._pass, config.image_size, device, _AT_ONCE)
+        self.passes = Squares(self._pass, config.image_size, device, _AT_ONCE)
         self._activation = activation(config.projector_activation, ops)
         inner = config.hidden * len(config.features)
         self.linear_1 = empty((width, inner), dtype, device)
@@ -44,7 +44,7 @@ class ClipProjector:
 
     def encode(self, squares: Sequence[np.ndarray]) -> Tensor:
         """uint8 [image_size, image_size, 3] each → [squares, tokens, width]."""
-        parts = self.squares.encode(squares)
+        parts = self.passes.encode(squares)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _pass(self, pixels: Tensor) -> Tensor:

@@ -7,15 +7,16 @@ The rows of a merge square lie beside each other from the start, so merging is a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from hydrainfer.checkpoint import FramesConfig
+from hydrainfer.models.patches import Arranged, Cut, Grid, PatchLayout, arrange, fits, room_for, rows_of
 from hydrainfer.models.picture import PatchedPicture
-from hydrainfer.ops import OpSet, Segments, to_device
+from hydrainfer.ops import OpSet, Segments, packed_bytes, to_device, upload
 
 _PASS_ROWS = 16_384
 """Patches of one pass, unless a single picture has more: bounds the memory that a batch takes."""
@@ -25,23 +26,12 @@ _CPU_PASS_BYTES = 32 << 20
 fresh pages, which cost a sixth of the time; and a matrix product of this many rows gains nothing by more."""
 
 
-class PatchLayout(NamedTuple):
-    """Where the patches of a pass lie. `cos`, `sin` [rows, head_dim / 2]; `places` [rows, 2]: row and column; `sizes`
-    [rows, 2]: patches high and wide; `order`: tokens by windows, with `back` its inverse, None without windows."""
-
-    cos: Tensor
-    sin: Tensor
-    places: Tensor
-    sizes: Tensor
-    frames: Segments
-    windows: Segments
-    order: Tensor | None
-    back: Tensor | None
-
-
 class FrameTower(ABC):
     """A `VisionTower` but for its weights: uint8 [frames, height, width, 3], already resized → rows. One frame alone
-    stands for `temporal` equal ones."""
+    stands for `temporal` equal ones. It is `Passes`, whose buckets hold so many patches."""
+
+    sizes: Sequence[int] = ()
+    """Those of the buckets; none where operators depend on the pictures' sizes."""
 
     def __init__(
         self, c: FramesConfig, ops: OpSet, dtype: torch.dtype, device: torch.device, widest: int, window: int = 0
@@ -49,17 +39,20 @@ class FrameTower(ABC):
         """`widest`: numbers of the widest row between two layers; `window`: side in tokens of the squares of
         `PatchLayout.windows`, 0 without."""
         self.config = c
+        self.cut = Cut(c.merge, window)
+        self.patch_numbers = 3 * c.temporal * c.patch**2
         self._ops = ops
         self.device, self.dtype = device, dtype
-        self._widest, self._window = widest, window
+        self._widest = widest
         quarter = torch.arange(0, c.hidden // c.heads // 2, 2, dtype=torch.int64).float() / (c.hidden // c.heads // 2)
-        self._inverse = 1.0 / (c.theta**quarter)
+        self._inverse = (1.0 / (c.theta**quarter)).to(device)
         self._mean = torch.tensor(c.pixels.mean, device=device)
         self._std = torch.tensor(c.pixels.std, device=device)
-        self._layouts: dict[tuple, PatchLayout] = {}
+        self._layouts: dict[tuple[Grid, ...], PatchLayout] = {}
+        self.through: Callable[[list[PatchedPicture]], Tensor] | None = None
 
     @abstractmethod
-    def _forward(self, pictures: list[PatchedPicture], layout: PatchLayout) -> Tensor:
+    def _forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:
         """[tokens of all pictures, width] of one pass."""
 
     def rows(self, picture: PatchedPicture) -> int | None:
@@ -74,11 +67,33 @@ class FrameTower(ABC):
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """[rows, width] each."""
         found: list[Tensor] = []
-        for some in self._passes(pictures):
-            found += self._forward(some, self._kept_layout(some)).split([_tokens(p) for p in some])
+        for some in self._split(pictures):
+            found += (self.through or self.compute)(some).split([_tokens(p) for p in some])
         return found
 
-    def _passes(self, pictures: list[PatchedPicture]) -> Iterator[list[PatchedPicture]]:
+    @property
+    def passes(self) -> FrameTower:
+        return self
+
+    @property
+    def captures(self) -> bool:
+        return bool(self.sizes) and self._ops.captures_segments(self.config.hidden // self.config.heads)
+
+    def compute(self, given: list[PatchedPicture]) -> Tensor:
+        """One pass: [tokens of all pictures, width]."""
+        grids = _grids(given)
+        patches = torch.empty((rows_of(grids, self.cut), self.patch_numbers), dtype=self.dtype, device=self.device)
+        self._put_patches(given, patches)
+        return self._forward(patches, self._kept_layout(grids))
+
+    def size_of(self, given: list[PatchedPicture]) -> int | None:
+        grids = _grids(given)
+        return next((n for n in self.sizes if fits(grids, self.cut, room_for(n, self.cut))), None)
+
+    def bucket(self, size: int) -> _FrameBucket:
+        return _FrameBucket(self, size)
+
+    def _split(self, pictures: list[PatchedPicture]) -> Iterator[list[PatchedPicture]]:
         some: list[PatchedPicture] = []
         most = _PASS_ROWS
         if self.device.type == "cpu":
@@ -94,71 +109,80 @@ class FrameTower(ABC):
         if some:
             yield some
 
-    def _patches(self, picture: PatchedPicture) -> Tensor:
-        """Normalised patches [rows, 3 * temporal * patch ** 2], merge squares one after the other."""
-        c = self.config
-        assert picture.grid is not None
-        t, h, w = picture.grid
-        pixels = to_device(picture.pixels.copy(), self.device)  # [frames, height, width, 3]; it is read-only
-        scaled = (pixels.float().mul_(c.pixels.scale) - self._mean).div_(self._std).to(self.dtype)
-        scaled = scaled.expand(t * c.temporal, -1, -1, -1) if t == 1 else scaled
-        parts = scaled.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3)
-        return parts.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).flatten(0, 4).flatten(1)
+    def _put_patches(self, pictures: list[PatchedPicture], into: Tensor) -> None:
+        """Normalised patches, merge squares one after the other, into the first rows of [rows, numbers of a patch]."""
+        c, first = self.config, 0
+        for picture in pictures:
+            assert picture.grid is not None
+            t, h, w = picture.grid
+            pixels = to_device(picture.pixels.copy(), self.device)  # [frames, height, width, 3]; it is read-only
+            scaled = (pixels.float().mul_(c.pixels.scale) - self._mean).div_(self._std).to(self.dtype)
+            scaled = scaled.expand(t * c.temporal, -1, -1, -1) if t == 1 else scaled
+            parts = scaled.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3)
+            parts = parts.permute(0, 2, 5, 3, 6, 8, 1, 4, 7)  # [t, h, w, merge, merge, 3, temporal, patch, patch]
+            n = rows_of([picture.grid], self.cut)
+            into[first : first + n].view(parts.shape).copy_(parts)
+            first += n
 
-    def _kept_layout(self, pictures: list[PatchedPicture]) -> PatchLayout:
-        """`_layout`, of the last few combinations of sizes kept: its parts are made on the host."""
-        key = tuple(picture.grid for picture in pictures)
-        layout = self._layouts.pop(key, None)
+    def _kept_layout(self, grids: tuple[Grid, ...]) -> PatchLayout:
+        """`_layout` on the device, of the last few combinations of sizes kept."""
+        layout = self._layouts.pop(grids, None)
         if layout is None:
-            layout = self._layout(pictures)
-        self._layouts[key] = layout  # the newest is the last
+            arranged = arrange(grids, self.cut)
+            layout = self._layout(arranged, upload(arranged.arrays, self.device))
+        self._layouts[grids] = layout  # the newest is the last
         if len(self._layouts) > _KEPT_LAYOUTS:
             del self._layouts[next(iter(self._layouts))]
         return layout
 
-    def _layout(self, pictures: list[PatchedPicture]) -> PatchLayout:
-        m = self.config.merge
-        places, sizes, frames, windows, order = [], [], [], [], []
-        first = 0
-        for picture in pictures:
-            assert picture.grid is not None
-            t, h, w = picture.grid
-            rows = torch.arange(h * m).view(h, 1, m, 1).expand(h, w, m, m)
-            columns = torch.arange(w * m).view(1, w, 1, m).expand(h, w, m, m)
-            places.append(torch.stack([rows.flatten(), columns.flatten()], dim=1).repeat(t, 1))
-            sizes.append(torch.tensor([[h * m, w * m]]).expand(t * h * w * m * m, 2))
-            frames += [h * w * m * m] * t
-            if self._window:
-                window = _windows(t, h, w, self._window)
-                order.append(window.argsort(stable=True) + first)
-                windows += [n * m * m for n in window.bincount().tolist()]
-            first += t * h * w
-        place = torch.cat(places)  # [rows, 2]: row and column of each patch
-        turns = (place.float()[..., None] * self._inverse).flatten(1)  # [rows, head_dim / 2]
-        by_window = torch.cat(order) if self._window else None
-        if by_window is not None:
-            turns = turns.unflatten(0, (-1, m * m))[by_window].flatten(0, 1)
-        turns = turns.to(self.device)
+    def _layout(self, arranged: Arranged, on: Mapping[str, Tensor], longest: int = 0) -> PatchLayout:
+        """`on`: `arranged.arrays` on the device. `longest`: the most rows of a frame that a graph is to take."""
+        order = on.get("order")
+        turns = (on["places"][..., None] * self._inverse).flatten(1)  # [rows, head_dim / 2]
+        if order is not None:
+            turns = turns.unflatten(0, (-1, self.config.merge**2))[order].flatten(0, 1)
         return PatchLayout(
+            arranged.grids,
             turns.cos(),
             turns.sin(),
-            place.to(self.device),
-            torch.cat(sizes).to(self.device),
-            Segments(frames, self.device),
-            Segments(windows, self.device),
-            None if by_window is None else by_window.to(self.device),
-            None if by_window is None else by_window.argsort().to(self.device),
+            on["places"],
+            on["sizes"],
+            Segments(arranged.frames, self.device, on["frames"], longest),
+            Segments(arranged.windows, self.device, on["windows"], self.cut.window_rows),
+            order,
+            on.get("back"),
         )
+
+
+class _FrameBucket:
+    """Passes of up to so many patches."""
+
+    def __init__(self, tower: FrameTower, rows: int) -> None:
+        self._tower, self._room = tower, room_for(rows, tower.cut)
+        self._patches = torch.zeros((rows, tower.patch_numbers), dtype=tower.dtype, device=tower.device)
+        self._arrange = lru_cache(_KEPT_LAYOUTS)(partial(arrange, cut=tower.cut, room=self._room))
+        self._memory: Tensor | None = None
+        self.fill([])
+
+    def fill(self, given: list[PatchedPicture]) -> int:
+        grids, tower = _grids(given), self._tower
+        arrays = self._arrange(grids).arrays
+        if self._memory is None:
+            self._memory = torch.empty(packed_bytes(arrays), dtype=torch.uint8, device=tower.device)
+        tower._put_patches(given, self._patches)
+        self._step = self._arrange(grids), upload(arrays, tower.device, self._memory)
+        return sum(map(_tokens, given))
+
+    def compute(self) -> Tensor:
+        tower = self._tower
+        return tower._forward(self._patches, tower._layout(*self._step, self._room.rows))
+
+
+def _grids(pictures: list[PatchedPicture]) -> tuple[Grid, ...]:
+    return tuple(p.grid for p in pictures if p.grid is not None)
 
 
 def _tokens(picture: PatchedPicture) -> int:
     assert picture.grid is not None
     t, h, w = picture.grid
     return t * h * w
-
-
-def _windows(t: int, h: int, w: int, side: int) -> Tensor:
-    """The window of every token, [t * h * w]: squares of `side` tokens, smaller at the right and lower edges."""
-    across, down = -(-w // side), -(-h // side)
-    frame = (torch.arange(h) // side)[:, None] * across + torch.arange(w) // side
-    return (frame + (torch.arange(t) * (across * down))[:, None, None]).flatten()

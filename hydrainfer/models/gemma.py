@@ -26,7 +26,7 @@ class GemmaVision:
         self._ops = ops
         self._blocks = Blocks(ops, c.heads, c.norm_eps, activation(c.activation, ops), {})
         self._patches = Patches(c.pixels, c.image_size, c.patch_size, dtype, device)
-        self.squares = Squares(self._pass, c.image_size, device, _AT_ONCE)
+        self.passes = Squares(self._pass, c.image_size, device, _AT_ONCE)
 
         def make(*shape: int) -> Tensor:
             return empty(shape, dtype, device)
@@ -58,7 +58,7 @@ class GemmaVision:
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
         """uint8 [image_size, image_size, 3] each → [tokens, width] each."""
-        return [rows for part in self.squares.encode([p.pixels for p in pictures]) for rows in part]
+        return [rows for part in self.passes.encode([p.pixels for p in pictures]) for rows in part]
 
     def _pass(self, pixels: Tensor) -> Tensor:
         """uint8 [pictures, size, size, 3] → [pictures, tokens, width]."""

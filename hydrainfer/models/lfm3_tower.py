@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import Lfm3VisionConfig, ModelConfig
 from hydrainfer.models.activations import activation
-from hydrainfer.models.frames import FrameTower, PatchLayout
-from hydrainfer.models.picture import PatchedPicture
+from hydrainfer.models.frames import FrameTower
+from hydrainfer.models.patches import PatchLayout
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet
 
@@ -96,13 +96,13 @@ class Lfm3Vision(FrameTower):
             found |= {f"projector.{name}.{leaf}": Slot(t) for leaf, t in zip(("weight", "bias"), pair) if t is not None}
         return found
 
-    def _forward(self, pictures: list[PatchedPicture], layout: PatchLayout) -> Tensor:
+    def _forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:
         c, ops = self.config, self._ops
-        x = ops.linear(torch.cat([self._patches(p) for p in pictures]), self.patch)
+        x = ops.linear(patches, self.patch)
         x = ops.rms_norm(x, self.first_norm, c.norm_eps)
         for layer in self.layers:
             rows = ops.linear(ops.rms_norm(x, layer.norm, c.norm_eps), layer.into)
-            mixed = self._attend(layer, rows, layout) if layer.conv is None else self._convolve(layer, rows, pictures)
+            mixed = self._attend(layer, rows, layout) if layer.conv is None else self._convolve(layer, rows, layout)
             ops.linear_add(x, mixed, layer.out)
             inner = ops.linear(ops.rms_norm(x, layer.mlp_norm, c.norm_eps), layer.gate_up)
             ops.linear_add(x, ops.silu_and_mul(inner), layer.down)
@@ -125,14 +125,13 @@ class Lfm3Vision(FrameTower):
         k, v = (x.repeat_interleave(c.heads // c.kv_heads, 1) for x in (k, v))
         return ops.attention_segments(q, k, v, layout.frames, dim**-0.5).flatten(1)
 
-    def _convolve(self, layer: _Layer, rows: Tensor, pictures: list[PatchedPicture]) -> Tensor:
+    def _convolve(self, layer: _Layer, rows: Tensor, layout: PatchLayout) -> Tensor:
         """[rows, 3 * hidden] → [rows, hidden], each frame by itself."""
         c, m = self.config, self.config.merge
         before, after, x = rows.chunk(3, dim=-1)
         gated, found, first = before * x, [], 0
-        for picture in pictures:
-            assert picture.grid is not None and layer.conv is not None
-            t, h, w = picture.grid
+        for t, h, w in layout.grids:
+            assert layer.conv is not None
             n = t * h * w * m * m
             squares = gated[first : first + n].view(t, h, w, m, m, c.hidden)
             grid = squares.transpose(2, 3).reshape(t, h * m, w * m, c.hidden).permute(0, 3, 1, 2)  # channels last

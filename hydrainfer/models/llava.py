@@ -38,7 +38,7 @@ class LlavaVision:
     def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config.vision
         self._tower = ClipProjector(config.vision, config.text.hidden, ops, dtype, device)
-        self.squares = self._tower.squares
+        self.passes = self._tower.passes
 
     def slots(self) -> dict[str, Slot]:
         return self._tower.slots()

@@ -23,7 +23,7 @@ class LlavaNextVision:
         self.config: AnyresConfig = config.vision
         self._side = self.config.clip.image_size // self.config.clip.patch_size  # patches
         self._tower = ClipProjector(self.config.clip, config.text.hidden, ops, dtype, device)
-        self.squares = self._tower.squares
+        self.passes = self._tower.passes
         self.newline = empty((config.text.hidden,), dtype, device)
 
     def slots(self) -> dict[str, Slot]:

@@ -1,9 +1,9 @@
-"""The input of a vision tower."""
+"""The input of a vision tower, and its passes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from hydrainfer.models.slots import Slot
 from hydrainfer.ops import to_device
+
+Given = TypeVar("Given")
+Taken = TypeVar("Taken", contravariant=True)
 
 
 class PatchedPicture(NamedTuple):
@@ -33,16 +36,71 @@ class VisionTower(Protocol):
         """[rows, embed_width] each; pictures of any sizes in one pass, each as if it were alone."""
 
 
+class Bucket(Protocol[Taken]):
+    """Passes up to one size, over memory that stays where it is, so that a graph can replay `compute`."""
+
+    def fill(self, given: Taken) -> int:
+        """Put a pass into that memory. Returns how many entries of the result are its own: the first."""
+
+    def compute(self) -> Tensor:
+        """The pass that was put there last, and padding. At first there is an empty one."""
+
+
+class Passes(Protocol[Given]):
+    """How a tower computes one pass, by `through` if a runner has set that to what replays graphs, else by `compute`.
+    A tower that can be captured has this as `passes`."""
+
+    through: Callable[[Given], Tensor] | None
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The sizes of buckets, ascending."""
+
+    @property
+    def captures(self) -> bool:
+        """Whether the operators of a bucket do the same for every pass that fits it, as a graph does."""
+
+    def compute(self, given: Given) -> Tensor: ...
+
+    def size_of(self, given: Given) -> int | None:
+        """The smallest bucket that the pass fits; None if it fits none."""
+
+    def bucket(self, size: int) -> Bucket[Given]: ...
+
+
 class Squares:
     """Pictures of one size through `compute`, uint8 [n, size, size, 3] on `device` → [n, tokens, width], at most
-    `at_once` in one pass, which bounds its memory. A tower that consists of this has it as `squares`; a runner may set
-    `through`, which is called, to what replays graphs of `compute`."""
+    `at_once` in one pass, which bounds its memory. They are `Passes`: a bucket holds one number of pictures."""
+
+    sizes = (1, 2, 3, 4, 5)
+    """A picture of LLaVA-NeXT is up to five. More keep a GPU busy longer than their launches take."""
+    captures = True
 
     def __init__(self, compute: Callable[[Tensor], Tensor], size: int, device: torch.device, at_once: int) -> None:
-        self.compute = self.through = compute
+        self.compute = compute
+        self.through: Callable[[Tensor], Tensor] | None = None
         self.size, self.device, self.at_once = size, device, at_once
+
+    def size_of(self, given: Tensor) -> int | None:
+        return len(given) if len(given) in self.sizes else None
+
+    def bucket(self, size: int) -> _SquareBucket:
+        return _SquareBucket(self, size)
 
     def encode(self, squares: Sequence[np.ndarray]) -> list[Tensor]:
         """uint8 [size, size, 3] each → parts of [n, tokens, width], in order."""
         parts = [squares[i : i + self.at_once] for i in range(0, len(squares), self.at_once)]
-        return [self.through(to_device(np.stack(part), self.device)) for part in parts]
+        return [(self.through or self.compute)(to_device(np.stack(part), self.device)) for part in parts]
+
+
+class _SquareBucket:
+    def __init__(self, squares: Squares, n: int) -> None:
+        self._squares = squares
+        self._pixels = torch.zeros((n, squares.size, squares.size, 3), dtype=torch.uint8, device=squares.device)
+
+    def fill(self, given: Tensor) -> int:
+        self._pixels.copy_(given)
+        return len(given)
+
+    def compute(self) -> Tensor:
+        return self._squares.compute(self._pixels)

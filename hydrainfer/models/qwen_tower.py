@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hydrainfer.checkpoint import ModelConfig, QwenVisionConfig
 from hydrainfer.models.activations import activation
-from hydrainfer.models.frames import FrameTower, PatchLayout
-from hydrainfer.models.picture import PatchedPicture
+from hydrainfer.models.frames import FrameTower
+from hydrainfer.models.patches import PatchLayout
 from hydrainfer.models.slots import Slot, empty
 from hydrainfer.ops import OpSet, Segments
 
@@ -67,6 +67,8 @@ class QwenVision(FrameTower):
     """Rows [tokens, out * (1 + levels)]."""
 
     config: QwenVisionConfig
+    sizes = range(256, 2049, 256)
+    """More patches keep a GPU busy longer than their launches take; up to 255 of each pass are padding."""
 
     def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         c: QwenVisionConfig = config.vision
@@ -114,9 +116,9 @@ class QwenVision(FrameTower):
             found |= merger.slots(f"vision.deepstack_merger_list.{i}")
         return found
 
-    def _forward(self, pictures: list[PatchedPicture], layout: PatchLayout) -> Tensor:
+    def _forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:
         c = self.config
-        x = self._ops.linear(torch.cat([self._patches(p) for p in pictures]), self.patch, self.patch_bias)
+        x = self._ops.linear(patches, self.patch, self.patch_bias)
         if self.table is not None:
             x += self._positions(self.table, layout).to(x.dtype)
         if layout.order is not None:
@@ -135,7 +137,7 @@ class QwenVision(FrameTower):
     def _positions(self, table: Tensor, layout: PatchLayout) -> Tensor:
         """The learned square stretched over each picture, corners on corners: bilinear, [rows, hidden] float32."""
         side = self.config.grid
-        at = layout.places.float() * (side - 1) / (layout.sizes - 1).clamp(min=1)  # [rows, 2]
+        at = layout.places * (side - 1) / (layout.sizes - 1).clamp(min=1)  # [rows, 2]
         low = at.floor()
         part, low = at - low, low.long()
         high = (low + 1).clamp(max=side - 1)

@@ -3,7 +3,7 @@
 Called by models. Never holds weights, caches or state of requests; never decides what runs when.
 """
 
-from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, visible
+from hydrainfer.ops.batch import KV, AttentionBatch, Captured, Segments, starts_of, visible
 from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.int8 import Int8Weight
@@ -29,6 +29,7 @@ __all__ = [
     "packed_bytes",
     "pausing",
     "select_ops",
+    "starts_of",
     "stepping",
     "to_device",
     "to_host",

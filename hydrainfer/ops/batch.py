@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -109,23 +110,37 @@ class Tile(NamedTuple):
 
 
 class Segments:
-    """Rows that attend among themselves: segment i is the next `lengths[i]` rows. Those of one length run together."""
+    """Rows that attend among themselves: segment i is the next `lengths[i]` rows, or none where that is 0.
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+    `starts` int32 [segments + 1]: the first row of each, and the end, on the device; given, if a graph reads them.
+    `longest`: no segment is longer; given, if a graph is to take longer ones."""
+
+    def __init__(
+        self, lengths: Sequence[int], device: torch.device, starts: Tensor | None = None, longest: int = 0
+    ) -> None:
         self.lengths = list(lengths)
-        starts = [0, *accumulate(self.lengths)]
-        self.starts = to_device(np.array(starts, dtype=np.int32), device)
-        """[segments + 1]: the first row of each, and the end."""
+        self.starts = to_device(starts_of(self.lengths), device) if starts is None else starts
+        self.longest = max(longest, *self.lengths, 0)
+
+    @cached_property
+    def groups(self) -> list[tuple[Tensor | slice, int, int]]:
+        """(rows, segments, length) per length: what a call of its own computes."""
         by_length: dict[int, list[int]] = {}
-        for start, length in zip(starts, self.lengths):
-            by_length.setdefault(length, []).append(start)
-        self.groups: list[tuple[Tensor | slice, int, int]] = []
-        """(rows, segments, length) per length."""
+        for start, length in zip(starts_of(self.lengths).tolist(), self.lengths):
+            if length:
+                by_length.setdefault(length, []).append(start)
+        groups = []
         for length, firsts in by_length.items():
             rows: Tensor | slice = slice(firsts[0], firsts[0] + len(firsts) * length)
             if any(b - a != length for a, b in pairwise(firsts)):
-                rows = to_device((np.array(firsts)[:, None] + np.arange(length)).flatten(), device)
-            self.groups.append((rows, len(firsts), length))
+                rows = to_device((np.array(firsts)[:, None] + np.arange(length)).flatten(), self.starts.device)
+            groups.append((rows, len(firsts), length))
+        return groups
+
+
+def starts_of(lengths: Sequence[int]) -> np.ndarray:
+    """`Segments.starts` on the host."""
+    return np.array([0, *accumulate(lengths)], dtype=np.int32)
 
 
 def visible(

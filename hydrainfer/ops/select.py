@@ -25,7 +25,8 @@ from hydrainfer.ops.products import WAYS, ways
 
 class Need(NamedTuple):
     """The conditions that a variant must support. `native`: compiled kernels are wanted and built. `products`: matrix
-    products are chosen by measuring, which is for a CPU; `segments`: so is this variant of `attention_segments`."""
+    products are chosen by measuring, which is for a CPU; `segments`: so is this variant of `attention_segments`.
+    `flash`: torch's FlashAttention computes on the device."""
 
     device: torch.device
     dtype: torch.dtype
@@ -35,6 +36,7 @@ class Need(NamedTuple):
     segments: str | None = None
     cuda: CudaKernels | None = None
     flashinfer: FlashInfer | None = None
+    flash: bool = False
 
 
 class Variant(NamedTuple):
@@ -73,6 +75,10 @@ class OpSet:
     def captures(self) -> bool:
         """Whether attention can be part of a CUDA graph: it is planned beforehand."""
         return ("attention", "flashinfer") in self.chosen
+
+    def captures_segments(self, head_dim: int) -> bool:
+        """Whether a CUDA graph of `attention_segments` computes segments of other lengths than it was captured with."""
+        return ("attention_segments", "torch-varlen") in self.chosen and torch_variants.takes_varlen(head_dim)
 
     def describe(self) -> list[tuple[str, str]]:
         """(operator, variant) for the table printed at start."""
@@ -146,6 +152,10 @@ def _flashinfer(need: Need) -> bool:
     return need.flashinfer is not None and need.flashinfer.supports(need.dtype, need.head_dim)
 
 
+def _flash(need: Need) -> bool:
+    return need.flash and need.dtype in (torch.bfloat16, torch.float16)
+
+
 def _native_segments(need: Need) -> bool:
     return _native(need) and need.segments != "torch-sdpa"
 
@@ -195,7 +205,10 @@ def variants(op: str) -> list[Variant]:
         "rms_norm": [Variant("torch-fused", _always, _torch(torch_variants.rms_norm_torch))],
         "prepare": [Variant("torch-sdpa", _always, _torch(torch_variants.prepare))],
         "attention": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_sdpa))],
-        "attention_segments": [Variant("torch-sdpa", _always, _torch(torch_variants.attention_segments_sdpa))],
+        "attention_segments": [
+            Variant("torch-varlen", _flash, _torch(torch_variants.attention_segments_varlen)),
+            Variant("torch-sdpa", _always, _torch(torch_variants.attention_segments_sdpa)),
+        ],
         "gated_delta": [Variant("torch-chunks", _always, _torch(_chunked))],
     }
     if op in ("linear", "linear_add"):
@@ -238,7 +251,8 @@ def select_ops(
     if use_native and device.type == "cuda":
         cuda, no_cuda = cuda_kernels()
         flashinfer, no_flashinfer = find_flashinfer(device)
-        need, notes = need._replace(cuda=cuda, flashinfer=flashinfer), (*notes, *no_cuda, *no_flashinfer)
+        need = need._replace(cuda=cuda, flashinfer=flashinfer, flash=torch_variants.has_flash_attention(device))
+        notes = (*notes, *no_cuda, *no_flashinfer)
     if device.type == "cpu" and only is None:
         fit = kernels if _native(need) else None
         segments = fastest_in_segments(dtype, fit, threads) if fit else None

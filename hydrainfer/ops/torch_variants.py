@@ -99,3 +99,25 @@ def attention_segments_sdpa(q: Tensor, k: Tensor, v: Tensor, segments: Segments,
         # each [n, heads, length, dim]
         out[rows] = F.scaled_dot_product_attention(queries, keys, values, scale=scale).transpose(1, 2).flatten(0, 1)
     return out
+
+
+def attention_segments_varlen(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
+    """`reference.attention_segments` with one call for all segments, by torch's FlashAttention (CUDA, 16 bits). It
+    reads on the device where they lie, so a graph may replay it for others, as many and no longer."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if not takes_varlen(q.shape[-1]):
+        return attention_segments_sdpa(q, k, v, segments, scale)
+    starts, longest = segments.starts, segments.longest
+    found = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scale)
+    assert isinstance(found, Tensor)  # a tuple only if more is asked for
+    return found
+
+
+def takes_varlen(head_dim: int) -> bool:
+    return head_dim % 8 == 0 and head_dim <= 256
+
+
+def has_flash_attention(device: torch.device) -> bool:
+    """Whether torch's FlashAttention computes on this CUDA device."""
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -4,7 +4,7 @@ Called by the engine through its ports. Never schedules, owns no blocks, changes
 """
 
 from hydrainfer.runtime.emulated import EmulatedDevice, EmulatedRunner, spoken_ids
-from hydrainfer.runtime.graphs import capture_for, capture_squares_for
+from hydrainfer.runtime.graphs import capture_for, capture_passes_for
 from hydrainfer.runtime.lane import LaneThread
 from hydrainfer.runtime.language import LanguageRunner
 from hydrainfer.runtime.vision import VisionRunner
@@ -16,6 +16,6 @@ __all__ = [
     "LanguageRunner",
     "VisionRunner",
     "capture_for",
-    "capture_squares_for",
+    "capture_passes_for",
     "spoken_ids",
 ]

@@ -3,8 +3,9 @@
 A decode graph is captured for each of a few numbers of rows; a step is padded to the next one. What its kernels read
 lies at the same place in every step. What attention needs to know beforehand is planned before each replay.
 
-A tower's graph is captured for each of the first few numbers of pictures, if these have one size: more of them keep a
-GPU busy longer than their launches take, and padding would cost arithmetic.
+A tower's graph is captured for each of its buckets (`models.Passes`): the first few numbers of pictures, if these have
+one size, else numbers of patches that passes are padded to. What fits no bucket keeps a GPU busy longer than its
+launches take.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hydrainfer.core import Lane, StepBatch, StepResult
-from hydrainfer.models import LayerCache, Model, Squares
+from hydrainfer.models import Bucket, LayerCache, Model, Passes
 from hydrainfer.ops import packed_bytes, to_device, upload
 from hydrainfer.runtime.lane import LaneThread
 from hydrainfer.runtime.packing import PackedTokens, padded
@@ -28,7 +29,6 @@ from hydrainfer.runtime.packing import PackedTokens, padded
 _log = logging.getLogger(__name__)
 _POLL_S = 0.005
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
-SQUARES = (1, 2, 3, 4, 5)  # a picture of LLaVA-NeXT is up to five
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Runs a step once and captures it; returns what replays it, and the tensor that it writes."""
@@ -43,13 +43,14 @@ def capture_for(model: Model) -> Capture | None:
     return _cuda_capture() if model.device.type == "cuda" and model.ops.captures and plain else None
 
 
-def capture_squares_for(model: Model) -> Capture | None:
-    """The way to capture the passes of the model's vision tower; None where its pictures have sizes of their own."""
-    return _cuda_capture() if model.device.type == "cuda" and squares_of(model) is not None else None
+def capture_passes_for(model: Model) -> Capture | None:
+    """The way to capture the passes of the model's vision tower; None where its operators depend on the pictures' sizes."""
+    passes = passes_of(model)
+    return _cuda_capture() if model.device.type == "cuda" and passes is not None and passes.captures else None
 
 
-def squares_of(model: Model) -> Squares | None:
-    return getattr(model.vision, "squares", None)
+def passes_of(model: Model) -> Passes[Any] | None:
+    return getattr(model.vision, "passes", None)
 
 
 def capture_on(lane: LaneThread, name: Lane, device: torch.device, capture_all: Callable[[], None]) -> bool:
@@ -147,36 +148,35 @@ class DecodeGraphs:
         return graph
 
 
-class _SquareGraph(NamedTuple):
-    pixels: Tensor
+class _PassGraph(NamedTuple):
+    bucket: Bucket[Any]
     replay: Callable[[], None]
     embeddings: Tensor
 
 
-class SquareGraphs:
+class PassGraphs:
     """The graphs of a tower's passes, in place of the passes."""
 
-    def __init__(self, squares: Squares, capture: Capture) -> None:
-        self._squares, self._capture = squares, capture
-        self._graphs: dict[int, _SquareGraph] = {}
+    def __init__(self, passes: Passes[Any], capture: Capture) -> None:
+        self._passes, self._capture = passes, capture
+        self._graphs: dict[int, _PassGraph] = {}
 
     def capture_all(self) -> None:
         """Capture every graph, the largest first: the others use its memory. From then on they are used."""
-        size = self._squares.size
-        for n in sorted(SQUARES, reverse=True):
-            pixels = torch.zeros((n, size, size, 3), dtype=torch.uint8, device=self._squares.device)
-            replay, embeddings = self._capture(lambda pixels=pixels: self._squares.compute(pixels))  # type: ignore[misc]
-            self._graphs[n] = _SquareGraph(pixels, replay, embeddings)
-        self._squares.through = self
+        for size in reversed(self._passes.sizes):
+            bucket = self._passes.bucket(size)
+            self._graphs[size] = _PassGraph(bucket, *self._capture(bucket.compute))
+        self._passes.through = self
 
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """The result of `Squares.compute`."""
-        graph = self._graphs.get(len(pixels))
-        if graph is None:
-            return self._squares.compute(pixels)
-        graph.pixels.copy_(pixels)
-        graph.replay()
-        return graph.embeddings.clone()  # the next pass of as many overwrites them
+    def __call__(self, given: Any) -> Tensor:
+        """The result of `Passes.compute`."""
+        size = self._passes.size_of(given)
+        if size is None:
+            return self._passes.compute(given)
+        bucket, replay, embeddings = self._graphs[size]
+        n = bucket.fill(given)
+        replay()
+        return embeddings[:n].clone()  # the next pass overwrites them
 
 
 def _cuda_capture() -> Capture:

@@ -10,7 +10,7 @@ import torch
 from hydrainfer.core import EncodeWork, HydraError, InternalError, Lane, MediaSpan, PixelSource, StepBatch, StepResult
 from hydrainfer.models import Model, PatchedPicture
 from hydrainfer.ops import to_device
-from hydrainfer.runtime.graphs import Capture, SquareGraphs, capture_on, squares_of
+from hydrainfer.runtime.graphs import Capture, PassGraphs, capture_on, passes_of
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, guarded
 from hydrainfer.storage import BlockStore
 
@@ -28,8 +28,8 @@ class VisionRunner:
     """Executes `EncodeWork` batches; satisfies `engine.ports.Runner`.
 
     `embeds` is the EMBED store, `pixels` resolves a span's reference to its uint8 array. A picture whose pixels are
-    gone, or are not what the model takes, fails its request alone. `capture`: passes of few pictures are replayed from
-    graphs.
+    gone, or are not what the model takes, fails its request alone. `capture`: passes of few or small pictures are
+    replayed from graphs.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class VisionRunner:
         lane: LaneThread,
         capture: Capture | None = None,
     ) -> None:
-        squares = squares_of(model)
-        self._graphs = None if capture is None or squares is None else SquareGraphs(squares, capture)
+        passes = passes_of(model)
+        self._graphs = None if capture is None or passes is None else PassGraphs(passes, capture)
         self._model = model
         self._embeds = embeds
         self._pixels = pixels

@@ -26,10 +26,11 @@ from hydrainfer.core import (
 from hydrainfer.core import Lane as LaneName
 from hydrainfer.grammar import Guided
 from hydrainfer.models import Model, PatchedPicture
-from hydrainfer.ops import select, select_ops
+from hydrainfer.models.qwen_tower import QwenVision
+from hydrainfer.ops import select, select_ops, torch_variants
 from hydrainfer.ops.cuda import CudaKernels
-from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
-from hydrainfer.runtime.graphs import SQUARES, SquareGraphs
+from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_passes_for
+from hydrainfer.runtime.graphs import PassGraphs
 from hydrainfer.runtime.packing import PackedTokens, pack_tokens
 from hydrainfer.runtime.sampler import choose, sample
 from hydrainfer.runtime.sampling import plan_sampling
@@ -44,6 +45,8 @@ PICTURES = {  # pixels and grid
     "llava-1.5-7b": ((336, 336, 3), None),
     "llava-next-7b": ((5, 336, 336, 3), (2, 48, 32)),
     "qwen2-vl-7b": ((1, 224, 336, 3), (1, 8, 12)),
+    "qwen2.5-vl-7b": ((1, 140, 336, 3), (1, 5, 12)),
+    "qwen3-vl-8b": ((4, 128, 192, 3), (2, 4, 6)),
 }
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0),
@@ -132,10 +135,11 @@ class FakeRig:
 def kernels(monkeypatch):
     double = KernelsDouble()
     monkeypatch.setattr(select, "cuda_kernels", lambda: (CudaKernels(double), ()))
+    monkeypatch.setattr(torch_variants, "has_flash_attention", lambda device: True)
     return double
 
 
-@pytest.fixture(params=list(PICTURES))
+@pytest.fixture(params=list(PICTURES)[:3])
 def on_cuda(request, monkeypatch, kernels):
     with fake_cuda(monkeypatch) as recorder:
         rig = FakeRig(request.param, layers=3)
@@ -264,9 +268,11 @@ def test_a_step_by_a_graph_is_two_copies_and_a_replay(monkeypatch, kernels):
         rig.close()
 
 
-@pytest.mark.parametrize("name", ["llava-1.5-7b", "llava-next-7b"])
-def test_a_picture_by_a_graph_is_two_copies_and_few_launches(monkeypatch, kernels, name):
-    """Its pixels, and where its rows lie; nothing is copied from the host while a graph is captured."""
+@pytest.mark.parametrize("name", list(PICTURES))
+def test_a_picture_by_a_graph_is_few_copies_and_launches(monkeypatch, kernels, name):
+    """Its pixels, and where its rows lie; where sizes differ, that of its patches. Nothing is copied from the host, and
+    nothing waits, while a graph is captured."""
+    monkeypatch.setattr(QwenVision, "sizes", (256, 512))
     with fake_cuda(monkeypatch) as recorder:
         rig = FakeRig(name, layers=2)
         captured = []
@@ -274,20 +280,38 @@ def test_a_picture_by_a_graph_is_two_copies_and_few_launches(monkeypatch, kernel
         def capture(run):
             embeddings = run()
             recorder.copies.clear()
+            recorder.waits.clear()
             run()
-            captured.append(list(recorder.copies))
+            captured.append(recorder.copies + recorder.waits)
             return (lambda: None), embeddings
 
-        SquareGraphs(rig.model.vision.squares, capture).capture_all()
-        assert captured == [[]] * len(SQUARES)
+        passes = rig.model.vision.passes
+        assert passes.captures
+        PassGraphs(passes, capture).capture_all()
+        assert captured == [[]] * len(passes.sizes)
         for part in (recorder.copies, recorder.waits, recorder.calls):
             part.clear()
         result = rig.vision._execute(
             StepBatch(1, LaneName.VISION, [], 1), [rig.vision._place(EncodeWork(rig.sequence(), 0))]
         )
         assert result.error is None and not result.failed
-        assert len(recorder.copies) == 2 and not recorder.waits and len(recorder.calls) < 20, recorder.calls
+        assert (
+            len(recorder.copies) == (3 if name.startswith("qwen") else 2)
+            and not recorder.waits
+            and len(recorder.calls) < 20
+        ), recorder.calls
         rig.close()
+
+
+def test_without_flash_attention_pictures_of_any_sizes_are_not_captured(monkeypatch, kernels):
+    """Attention would be a call for each length of a pass."""
+    monkeypatch.setattr(torch_variants, "has_flash_attention", lambda device: False)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 1)
+    with fake_cuda(monkeypatch):
+        rigs = [FakeRig(name, layers=1) for name in ("qwen2-vl-7b", "llava-1.5-7b")]
+        assert [capture_passes_for(rig.model) is None for rig in rigs] == [True, False]
+        for rig in rigs:
+            rig.close()
 
 
 def test_launches_of_a_decode_step(on_cuda, kernels):

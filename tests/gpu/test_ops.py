@@ -1,16 +1,21 @@
 """What a device computes against the references on the same device: kernels, FlashInfer, torch; and the sampler against
-the CPU's."""
+the CPU's; pictures by graphs against those without."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from hydrainfer.core import SamplingParams
+from hydrainfer.core import Role, SamplingParams
+from hydrainfer.models import load_model
 from hydrainfer.ops import KV, AttentionBatch, Segments, block_copier, reference, select_ops
+from hydrainfer.runtime import capture_passes_for
+from hydrainfer.runtime.graphs import PassGraphs
 from hydrainfer.runtime.sampler import choose
 from hydrainfer.runtime.sampling import plan_sampling
+from tests.checkpoints_qwen import make_qwen
 from tests.ops.test_variants import BATCHES, DTYPES, close, paged, random
+from tests.runtime.test_graphs import pictures_of
 from tests.runtime.test_sampler import some_logits, work
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -69,6 +74,23 @@ def test_attention_within_segments(device, dtype, lengths):
     qkv, segments = random(sum(lengths), 3, 3, 80, dtype=dtype).to(device), Segments(lengths, device)
     args = (*qkv.unbind(1), segments, 80**-0.5)
     close(ops.attention_segments(*args), reference.attention_segments(*args))
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_pictures_of_any_sizes_by_graphs(device, tmp_path, family):
+    if device.type == "cpu":
+        pytest.skip("a CPU has no graphs (tests/runtime/test_graphs.py has a double of them)")
+    path = make_qwen(family, tmp_path, vision={"num_heads": 1})
+    model = load_model(path, Role.parse("E"), device, "bfloat16")
+    some = [pictures_of(model.vision, grids) for grids in ([(1, 8, 8)], [(1, 2, 2), (1, 9, 4)], [(2, 4, 6), (1, 7, 7)])]
+    capture = capture_passes_for(model)
+    assert capture is not None, "torch's FlashAttention is missing"
+    with torch.cuda.stream(torch.cuda.Stream(device)), torch.inference_mode():
+        plain = [torch.cat(model.encode(pictures)) for pictures in some]
+        PassGraphs(model.vision.passes, capture).capture_all()
+        for pictures, want in zip(some, plain):
+            difference = (torch.cat(model.encode(pictures)) - want).float()
+            assert float(difference.pow(2).mean().sqrt() / want.float().std()) < 0.02
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_pictures_of_any_sizes_are_encoded_together_as_alone(tmp_path, monkeypat
     assert len({p.pixels.shape for p in pictures}) > 2 and all(p.pixels.shape[1:] == (SIDE, SIDE, 3) for p in pictures)
     alone = [model.encode([p])[0] for p in pictures]
     for at_once in (1, 2, 3, 16):
-        monkeypatch.setattr(model.vision.squares, "at_once", at_once)
+        monkeypatch.setattr(model.vision.passes, "at_once", at_once)
         together = model.encode(pictures)
         for one, other, picture in zip(alone, together, pictures):
             assert one.shape == (model.vision.rows(picture), 64)

@@ -85,7 +85,7 @@ def test_embeddings_of_ragged_pictures(case, monkeypatch):
     monkeypatch.setattr(towers, "_PASS_ROWS", 70)
     assert (torch.cat(model.encode(some)) - want).abs().max() < LOGIT_TOLERANCE, "in several passes"
     monkeypatch.setattr(towers, "_CPU_PASS_BYTES", 1)
-    assert [len(each) for each in model.vision._passes(some)] == [1] * len(some)
+    assert [len(each) for each in model.vision._split(some)] == [1] * len(some)
     frames = some[2].pixels  # a video in pieces is the video
     pieces = model.encode([PatchedPicture(frames[:2], (1, 4, 6)), PatchedPicture(frames[2:], (2, 4, 6))])
     assert (torch.cat(pieces) - got[2]).abs().max() < LOGIT_TOLERANCE

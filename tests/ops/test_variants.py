@@ -248,7 +248,7 @@ def test_attention_over_a_long_context(pair, dtype, context):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [15, 16, 72, 80])
-@pytest.mark.parametrize("lengths", [[7], [16, 16, 16], [4, 64, 8, 64, 4, 1, 8], [300, 12]], ids=str)
+@pytest.mark.parametrize("lengths", [[7], [16, 16, 16], [4, 64, 8, 64, 4, 1, 8], [300, 12], [5, 0, 70, 0, 0]], ids=str)
 def test_attention_within_segments(pair, dtype, head_dim, lengths):
     fast, reference = pair(dtype, head_dim)
     qkv = random(sum(lengths), 3, 3, head_dim, dtype=dtype)

@@ -1,7 +1,10 @@
-"""Decode steps by graphs, with a double that computes a step anew where a graph would be replayed."""
+"""Decode steps and pictures by graphs, with a double that computes a step anew where a graph would be replayed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -10,8 +13,12 @@ from hydrainfer import LLM, SamplingParams
 from hydrainfer.assemble import engine as assembling
 from hydrainfer.core import DEVICE_LOST, InternalError, Role, TokenWork
 from hydrainfer.models import PatchedPicture, load_model
-from hydrainfer.runtime.graphs import ROWS, SQUARES, SquareGraphs
+from hydrainfer.models.picture import Squares
+from hydrainfer.models.qwen_tower import QwenVision
+from hydrainfer.ops import OpSet, select_ops, torch_variants
+from hydrainfer.runtime.graphs import ROWS, PassGraphs
 from tests.checkpoints import make_picture
+from tests.checkpoints_qwen import make_qwen
 from tests.runtime.harness import IMAGE, Prompt, Rig
 
 pytestmark = pytest.mark.cpu
@@ -64,17 +71,94 @@ def test_tokens_are_those_without_graphs(checkpoints, rig, before):
 
 def test_embeddings_are_those_without_graphs(checkpoints):
     captures, model = Captures(), load_model(checkpoints(), Role.parse("E"))
-    pictures = [PatchedPicture(make_picture(i, 56)) for i in range(SQUARES[-1] + 2)]
-    plain = {n: model.encode(pictures[-n:]) for n in (*SQUARES, len(pictures))}
+    pictures = [PatchedPicture(make_picture(i, 56)) for i in range(Squares.sizes[-1] + 2)]
+    plain = {n: model.encode(pictures[-n:]) for n in (*Squares.sizes, len(pictures))}
     with torch.inference_mode():
-        SquareGraphs(model.vision.squares, captures).capture_all()
-    assert captures.n == len(SQUARES)
+        PassGraphs(model.vision.passes, captures).capture_all()
+    assert captures.n == len(Squares.sizes)
     kept = []
     for n, want in plain.items():
         kept += zip(model.encode(pictures[-n:]), want)
-    assert captures.replays == len(SQUARES), "more pictures than any graph has go without"
+    assert captures.replays == len(Squares.sizes), "more pictures than any graph has go without"
     for got, want in kept:  # all of them: one pass does not overwrite what another made
         torch.testing.assert_close(got, want)
+
+
+PASSES = {  # grids in tokens → the buckets of 64, 256 and 512 patches that hold them; None: none does
+    "nothing to pad": ([(1, 8, 8)], 256),
+    "one picture": ([(1, 5, 9)], 256),
+    "tiny": ([(1, 1, 1)], 64),
+    "several": ([(1, 2, 2), (1, 3, 5), (1, 9, 4)], 256),
+    "a video and a picture": ([(2, 4, 6), (1, 7, 7)], 512),
+    "more pictures than a small bucket has frames": ([(1, 1, 2)] * 5, 512),
+    "more pictures than any has": ([(1, 2, 2)] * 8, None),
+    "too large": ([(1, 11, 12)], None),
+}
+NARROW = [(1, 1, 64)]  # no window is whole
+
+
+class Frozen(Captures):
+    """Replays as a graph does: with all that the host said while it was captured, and what memory holds now."""
+
+    def __call__(self, run):
+        bucket, step = run.__self__, run.__self__._step
+
+        def frozen() -> torch.Tensor:
+            bucket._step, now = step, bucket._step
+            try:
+                return run()
+            finally:
+                bucket._step = now
+
+        return super().__call__(frozen)
+
+
+def varlen(q, k, v, starts, ends, longest, longest_k, *, scale):
+    """torch's `varlen_attn`, by the places that are on the device; demands what FlashAttention does."""
+    assert starts is ends and starts.dtype == torch.int32 and starts.is_contiguous() and longest == longest_k
+    assert all(x.dim() == 3 and x.stride(-1) == 1 and x.shape[-1] % 8 == 0 for x in (q, k, v))
+    out = torch.full(q.shape, float("nan"))
+    for first, stop in zip(starts.tolist(), starts.tolist()[1:]):
+        assert 0 <= stop - first <= longest
+        scores = torch.einsum("qhd,khd->hqk", q[first:stop], k[first:stop]) * scale
+        out[first:stop] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[first:stop])
+    assert starts[-1] == len(q), "rows that no segment has stay as they are, and NaN times 0 is NaN"
+    return out
+
+
+def pictures_of(tower: QwenVision, grids: list[tuple[int, int, int]]) -> list[PatchedPicture]:
+    rng, side = np.random.default_rng(len(grids)), tower.config.patch * tower.config.merge
+    shapes = [(1 if t == 1 else 2 * t, h * side, w * side, 3) for t, h, w in grids]
+    return [PatchedPicture(rng.integers(0, 256, s, dtype=np.uint8), grid) for s, grid in zip(shapes, grids)]
+
+
+def tower_ops(name: str, monkeypatch) -> OpSet:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    ops = select_ops("cpu", torch.float32, 16, use_native=False)
+    return replace(ops, attention_segments=torch_variants.attention_segments_varlen) if name == "varlen" else ops
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("how", ["by length", "varlen"])
+def test_pictures_of_any_sizes_are_those_without_graphs(tmp_path, monkeypatch, family, how):
+    """Padding changes nothing, and a replay reads nothing that the host knew while capturing."""
+    monkeypatch.setattr(QwenVision, "sizes", (64, 256, 512))
+    path = make_qwen(family, tmp_path, vision={"num_heads": 1})  # 32 numbers in a head, as FlashAttention can take
+    model = load_model(path, Role.parse("E"), ops=tower_ops(how, monkeypatch))
+    tower, captures = model.vision, Frozen() if how == "varlen" else Captures()
+    passes = PASSES | {"narrow": (NARROW, 512 if tower.config.window else 256)}
+    some = {name: pictures_of(tower, grids) for name, (grids, _) in passes.items()}
+    plain = {name: model.encode(pictures) for name, pictures in some.items()}
+    with torch.inference_mode():
+        PassGraphs(tower.passes, captures).capture_all()
+    assert captures.n == 3
+    kept = []
+    for name, pictures in some.items():
+        assert tower.size_of(pictures) == passes[name][1], name
+        kept += zip(model.encode(pictures), plain[name])
+    assert captures.replays == sum(size is not None for _, size in passes.values())
+    for got, want in kept:
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
 def test_a_server_captures_before_its_engine_is_there(checkpoints, monkeypatch):
@@ -85,12 +169,12 @@ def test_a_server_captures_before_its_engine_is_there(checkpoints, monkeypatch):
     found = []
     for capture in (False, True):
         monkeypatch.setattr(assembling, "capture_for", lambda _, on=capture: decodes if on else None)
-        monkeypatch.setattr(assembling, "capture_squares_for", lambda _, on=capture: squares if on else None)
+        monkeypatch.setattr(assembling, "capture_passes_for", lambda _, on=capture: squares if on else None)
         with LLM(checkpoints(), device="cpu", overlap="free", threads=1) as llm:
             (answer,) = llm.chat([chat], greedy, use_tqdm=False)
             found.append(answer.outputs[0].token_ids)
     assert found[0] == found[1]
-    assert decodes.n == len(ROWS) and squares.n == len(SQUARES) and decodes.replays and squares.replays == 1
+    assert decodes.n == len(ROWS) and squares.n == len(Squares.sizes) and decodes.replays and squares.replays == 1
 
 
 def test_a_decode_that_does_not_sample_and_too_many_rows(checkpoints, rig):

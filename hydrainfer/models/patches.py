@@ -1,0 +1,129 @@
+"""Where the patches of a pass lie, by the sizes of its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from hydrainfer.ops import Segments, starts_of
+
+Grid = tuple[int, int, int]
+
+
+class PatchLayout(NamedTuple):
+    """What the layers are told of a pass. `cos`, `sin` [rows, head_dim / 2]; `places` [rows, 2] float32: row and
+    column; `sizes` [rows, 2] float32: patches high and wide; `order`: tokens by windows, with `back` its inverse, None
+    without windows."""
+
+    grids: Sequence[Grid]
+    cos: Tensor
+    sin: Tensor
+    places: Tensor
+    sizes: Tensor
+    frames: Segments
+    windows: Segments
+    order: Tensor | None
+    back: Tensor | None
+
+
+class Room(NamedTuple):
+    """What a pass is padded to. The rows behind those of its pictures are a frame of their own, and windows of their
+    own; frames and windows that are still lacking have no rows."""
+
+    rows: int
+    frames: int
+    windows: int
+
+
+class Cut(NamedTuple):
+    """How the pictures of a tower are cut: the sides of a token in patches and of a window in tokens, 0 without."""
+
+    merge: int
+    window: int
+
+    @property
+    def window_rows(self) -> int:
+        return (self.window * self.merge) ** 2
+
+
+class Arranged(NamedTuple):
+    """A `PatchLayout` before it is on the device. `arrays`: places, sizes, and with windows order and back, as there;
+    `frames` and `windows` as `Segments.starts`. `frames`, `windows`: the rows of each."""
+
+    grids: tuple[Grid, ...]
+    arrays: dict[str, np.ndarray]
+    frames: list[int]
+    windows: list[int]
+
+
+def rows_of(grids: Sequence[Grid], cut: Cut) -> int:
+    """Patches of pictures of these sizes in tokens: frame pairs, high, wide."""
+    return sum(t * h * w for t, h, w in grids) * cut.merge**2
+
+
+def room_for(rows: int, cut: Cut) -> Room:
+    """The room of `rows` patches: for pictures of 256 patches and a few small ones, for windows of which every other
+    is whole. Kernels take a while for each that is not there."""
+    frames = 4 + rows // 256
+    return Room(rows, frames, frames + 2 * rows // cut.window_rows if cut.window else 0)
+
+
+def fits(grids: Sequence[Grid], cut: Cut, room: Room) -> bool:
+    free = room.rows - rows_of(grids, cut)
+    frames = sum(t for t, _, _ in grids) + (free > 0)
+    windows = 0
+    if cut.window:
+        windows = sum(t * -(-h // cut.window) * -(-w // cut.window) for t, h, w in grids) - (-free // cut.window_rows)
+    return free >= 0 and frames <= room.frames and windows <= room.windows
+
+
+def arrange(grids: Sequence[Grid], cut: Cut, room: Room | None = None) -> Arranged:
+    """`room`: where given, the pass is padded to it; it `fits`."""
+    m, each = cut.merge, cut.merge**2
+    free = room.rows - rows_of(grids, cut) if room else 0
+    places: list[np.ndarray] = []
+    sizes: list[np.ndarray] = []
+    frames, windows, order = [], [], []
+    first = 0
+    for t, h, w in grids:
+        rows = np.broadcast_to(np.arange(h * m).reshape(h, 1, m, 1), (h, w, m, m))
+        columns = np.broadcast_to(np.arange(w * m).reshape(1, w, 1, m), (h, w, m, m))
+        places.append(np.tile(np.stack([rows.ravel(), columns.ravel()], axis=1), (t, 1)))
+        sizes.append(np.full((t * h * w * each, 2), (h * m, w * m)))
+        frames += [h * w * each] * t
+        if cut.window:
+            window = _windows((t, h, w), cut.window)
+            order.append(window.argsort(kind="stable") + first)
+            windows += (np.bincount(window) * each).tolist()
+        first += t * h * w
+    places.append(np.zeros((free, 2)))
+    sizes.append(np.ones((free, 2)))
+    if room:
+        frames = _padded([*frames, free], room.frames)
+        if cut.window:
+            order.append(np.arange(first, first + free // each))
+            whole, part = divmod(free, cut.window_rows)
+            windows = _padded([*windows, *[cut.window_rows] * whole, part], room.windows)
+    arrays = {"frames": starts_of(frames), "windows": starts_of(windows)}
+    arrays |= {"places": np.concatenate(places, dtype=np.float32), "sizes": np.concatenate(sizes, dtype=np.float32)}
+    if cut.window:
+        by_window = np.concatenate(order)
+        arrays |= {"order": by_window, "back": by_window.argsort()}
+    return Arranged(tuple(grids), arrays, frames, windows)
+
+
+def _padded(lengths: list[int], n: int) -> list[int]:
+    """`n` lengths, empty ones last."""
+    some = [length for length in lengths if length]
+    return some + [0] * (n - len(some))
+
+
+def _windows(grid: Grid, side: int) -> np.ndarray:
+    """The window of every token, [t * h * w]: squares of `side` tokens, smaller at the right and lower edges."""
+    t, h, w = grid
+    across, down = -(-w // side), -(-h // side)
+    frame = (np.arange(h) // side)[:, None] * across + np.arange(w) // side
+    return (frame + (np.arange(t) * (across * down))[:, None, None]).ravel()
