@@ -44,7 +44,7 @@ def capture_for(model: Model) -> Capture | None:
 
 
 def capture_passes_for(model: Model) -> Capture | None:
-    """The way to capture the passes of the model's vision tower; None where its operators depend on the pictures' sizes."""
+    """The way to capture the passes of the vision tower; None where its operators depend on the pictures' sizes."""
     passes = passes_of(model)
     return _cuda_capture() if model.device.type == "cuda" and passes is not None and passes.captures else None
 
