@@ -99,16 +99,16 @@ class TextConfig:
 
 class Decoder(NamedTuple):
     """The decoder of one `model_type`, as far as it differs from Llama's: biases (None: as `attention_bias` and
-    `mlp_bias` say), normalised queries and keys, the default `sections` of `Rope`, and which layers slide: all, those
-    that `layer_types` names, or none (of which "refused" wants to be told). `ropes`: those layers turn by parameters of
-    their own; `partial`: the part of each head that `partial_rotary_factor` says. `gemma`: it scales, activates and
-    normalises as Gemma 3 does. `mimo`: keys and values are as MiMo-V2-Flash's. `experts(hf, path)` checks and describes
-    those; `quantized`: the methods by which published weights may be made smaller. `named(hf, path)`: its configuration
-    by the names of Llama's; `recurrence(hf, path)`: its layers without attention. `gated`, `lfm3`: it gates attention
-    and normalises as Qwen3-Next, or LFM3, does."""
+    `mlp_bias` say; a name: as that field says), normalised queries and keys, the default `sections` of `Rope`, and
+    which layers slide: all, those that `layer_types` names, or none (of which "refused" wants to be told). `ropes`:
+    those layers turn by parameters of their own; `partial`: the part of each head that `partial_rotary_factor` says.
+    `gemma`: it scales, activates and normalises as Gemma 3 does. `mimo`: keys and values are as MiMo-V2-Flash's.
+    `experts(hf, path)` checks and describes those; `quantized`: the methods by which published weights may be made
+    smaller. `named(hf, path)`: its configuration by the names of Llama's; `recurrence(hf, path)`: its layers without
+    attention. `gated`, `lfm3`: it gates attention and normalises as Qwen3-Next, or LFM3, does."""
 
     model_type: str
-    qkv_bias: bool | None = None
+    qkv_bias: bool | str | None = None
     out_bias: bool | None = None
     mlp_bias: bool | None = False
     qk_norm: bool = False
@@ -128,6 +128,7 @@ class Decoder(NamedTuple):
     lfm3: bool = False
 
 
+_ORIGINAL = "original_max_position_embeddings"
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "proportional")
 
 
@@ -145,8 +146,8 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
         require(hf.num_attention_heads % n == 0, path, f"{hf.num_attention_heads} heads over {n} KV heads")
     require(head_dim % 2 == 0, path, f"head_dim {head_dim} is odd")
 
-    def bias(fixed: bool | None, field: str) -> bool:
-        return bool(getattr(hf, field)) if fixed is None else fixed
+    def bias(fixed: bool | str | None, field: str) -> bool:
+        return fixed if isinstance(fixed, bool) else bool(getattr(hf, fixed or field))
 
     rope, local_rope = _ropes(hf, kind, head_dim, path)
     return TextConfig(
@@ -199,22 +200,32 @@ def _gemma_scalar(hf: Any, path: Path) -> float:
 def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rope]:
     """The rotary embeddings of layers that see all tokens, and of those with a window."""
     given = getattr(hf, "rope_parameters", None) or {}
+    outside = {name: getattr(hf, name, None) for name in ("partial_rotary_factor", _ORIGINAL)}
 
     def read(parameters: Mapping[str, Any] | None) -> Rope:
-        rope = rope_config(parameters, hf.max_position_embeddings, kind.partial, path)
+        told = outside | dict(parameters or {})
+        if outside[_ORIGINAL] and not kind.ropes:
+            told[_ORIGINAL] = outside[_ORIGINAL]  # which transformers takes first
+        rope = rope_config(told, hf.max_position_embeddings, kind.partial, path)
         dim = rope.dim(head_dim)
         fits = dim > 0 and dim % 2 == 0
         require(fits, path, f"partial_rotary_factor {rope.fraction} turns {dim} of {head_dim} numbers of a head")
         return rope
 
     if kind.ropes:
+        for name in sorted(set(hf.layer_types) & {"full_attention", "sliding_attention"}):
+            named = isinstance(given.get(name), Mapping)
+            require(named, path, f"rope_parameters says nothing of {name}, which layer_types names")
+            whole = not kind.mimo or "partial_rotary_factor" in given[name]
+            require(whole, path, f"rope_parameters of {name} lacks partial_rotary_factor")
         return read(given.get("full_attention")), read(given.get("sliding_attention"))
     rope = _with_sections(read(given), given, kind, head_dim, path)
     return rope, rope
 
 
 def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
-    """`TextConfig.windows`. A window that holds the whole context is none."""
+    """`TextConfig.windows`. A window that holds the whole context is none, but where layers that have one differ from
+    others in more than that."""
     types, n = getattr(hf, "layer_types", None), hf.num_hidden_layers
     named = list(types) if types else ["full_attention"] * n
     require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
@@ -226,9 +237,12 @@ def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
     )
     window = getattr(hf, "sliding_window", None)
     slides = kind.sliding == "all" or (kind.sliding == "named" and "sliding_attention" in named)
-    if not slides or window is None or window >= hf.max_position_embeddings:
+    context = hf.max_position_embeddings
+    if not slides or (not kind.ropes and (window is None or window >= context)):
         return (0,) * n
-    require(window > 0, path, f"sliding_window {window} is not supported; supported: null, or at least 1")
+    least = "at least 1" if kind.ropes else "null, or at least 1"
+    require((window or 0) > 0, path, f"sliding_window {window} is not supported; supported: {least}")
+    window = min(window, context)
     return tuple(window if kind.sliding == "all" or t == "sliding_attention" else 0 for t in named)
 
 
@@ -244,12 +258,12 @@ def _with_sections(rope: Rope, parameters: Mapping[str, Any], kind: Decoder, hea
 
 def rope_config(parameters: Mapping[str, Any] | None, context: int, partial: bool, path: Path) -> Rope:
     """The rotary embedding, by `rope_parameters` (transformers 5), which also holds older files' `rope_scaling`.
-    `partial`: whether it may turn a part of each head only."""
+    `partial`: whether every kind may turn a part of each head only."""
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     kind = given.get("rope_type") or given.get("type") or "default"
     require(kind in ROPE_KINDS, path, f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
     fraction = float(given.get("partial_rotary_factor", 1.0))
-    whole = partial or fraction == 1.0
+    whole = partial or kind == "proportional" or fraction == 1.0
     require(whole, path, f"partial_rotary_factor {fraction} is not supported; supported: 1.0")
     rope = Rope(theta=float(given.get("rope_theta", 10000.0)), kind=kind, fraction=fraction)
     try:
@@ -263,7 +277,7 @@ def rope_config(parameters: Mapping[str, Any] | None, context: int, partial: boo
                 factor=float(given["factor"]),
                 low_freq_factor=float(given["low_freq_factor"]),
                 high_freq_factor=float(given["high_freq_factor"]),
-                original_context=int(given["original_max_position_embeddings"]),
+                original_context=int(given[_ORIGINAL]),
             )
         return _yarn(rope, given, context) if kind == "yarn" else rope
     except KeyError as e:
@@ -272,7 +286,7 @@ def rope_config(parameters: Mapping[str, Any] | None, context: int, partial: boo
 
 def _yarn(rope: Rope, given: Mapping[str, Any], context: int) -> Rope:
     """`rope` as YaRN's. `context`: of the model, whose ratio to the original one is the factor where none is given."""
-    original = int(given["original_max_position_embeddings"])
+    original = int(given[_ORIGINAL])
     factor = float(given.get("factor") or context / original)
 
     def scale(weight: float) -> float:

@@ -65,7 +65,7 @@ _MIMO = Decoder(
     experts=experts.mimo,
 )
 _LFM2 = Decoder("lfm2", False, False, qk_norm=True, named=lfm2_names, recurrence=short_convolutions)
-_LFM3 = _LFM2._replace(model_type="lfm3", sliding="named", ropes=True, partial=True, lfm3=True)
+_LFM3 = _LFM2._replace(model_type="lfm3", sliding="named", ropes=True, lfm3=True)
 _QWEN_NEXT = Decoder("qwen3_next", qk_norm=True, partial=True, gated=True, recurrence=gated_delta)
 _QWEN3_5 = _QWEN_NEXT._replace(model_type="qwen3_5_text", sections=(11, 11, 10), interleaved=True)
 _QWEN3_5_MOE = _QWEN3_5._replace(model_type="qwen3_5_moe_text", experts=experts.qwen2)
@@ -105,7 +105,7 @@ FAMILIES = {
         Decoder("mixtral", qkv_bias=False, out_bias=False, sliding="all", experts=experts.mixtral)
     ),
     "Qwen2MoeForCausalLM": _text_only(
-        Decoder("qwen2_moe", qkv_bias=True, out_bias=False, sliding="named", experts=experts.qwen2)
+        Decoder("qwen2_moe", qkv_bias="qkv_bias", out_bias=False, sliding="named", experts=experts.qwen2)
     ),
     "Qwen3MoeForCausalLM": _text_only(Decoder("qwen3_moe", qk_norm=True, sliding="all", experts=experts.qwen3)),
     "Qwen3NextForCausalLM": _text_only(_QWEN_NEXT._replace(experts=experts.qwen2))._replace(dtype="bfloat16"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydrainfer.checkpoint.files import require
 from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionShape
-from hydrainfer.checkpoint.qwen import FramesConfig, frame_pixels
+from hydrainfer.checkpoint.qwen import FramesConfig, frame_pixels, frame_theta
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,6 @@ def lfm3_vl(hf: Any, path: Path) -> Lfm3VisionConfig:
     require(odd, path, f"conv_kernel_size {v.conv_kernel_size} is not supported; supported: odd numbers")
     act, known = hf.projector_hidden_act, ", ".join(ACTIVATIONS)
     require(act in ACTIVATIONS, path, f"projector_hidden_act {act!r} is not supported; supported: {known}")
-    theta: Any = (v.rope_parameters or {}).get("rope_theta")
-    turns = isinstance(theta, int | float) and theta > 0
-    require(turns, path, f"rope_theta {theta!r} of the vision tower is not supported; supported: a number over 0")
     pixels, videos = frame_pixels(v, "told", path)
     return Lfm3VisionConfig(
         hidden=v.hidden_size,
@@ -67,7 +64,7 @@ def lfm3_vl(hf: Any, path: Path) -> Lfm3VisionConfig:
         layers=v.num_hidden_layers,
         heads=heads,
         activation=act,
-        theta=float(theta),
+        theta=frame_theta(v, path),
         pixels=pixels,
         videos=videos,
         kv_heads=kv_heads,

@@ -112,7 +112,7 @@ def qwen(hf: Any, path: Path) -> QwenVisionConfig:
         heads=v.num_heads,
         out=out,
         activation=v.hidden_act,
-        theta=float((getattr(v, "rope_parameters", None) or {}).get("rope_theta") or 10000.0),
+        theta=frame_theta(v, path),
         pixels=pixels,
         videos=videos,
         gated=gated,
@@ -137,12 +137,24 @@ def _check(hf: Any, hidden: int, out: int, indexes: dict[str, tuple[int, ...]], 
     for field, layers in indexes.items():
         lacking = f"{field} {[*layers]} names layers that depth {v.depth} lacks"
         require(all(i < v.depth for i in layers), path, lacking)
+    table = getattr(v, "num_position_embeddings", 0)
+    require(math.isqrt(table) ** 2 == table, path, f"num_position_embeddings {table} is no square")
     require(out == text.hidden_size, path, f"the vision tower makes {out} columns, the text has {text.hidden_size}")
     require(
         len(indexes["deepstack_visual_indexes"]) < text.num_hidden_layers,
         path,
         "deepstack_visual_indexes has as many levels as the text has layers",
     )
+
+
+def frame_theta(v: Any, path: Path) -> float:
+    """The base of the rotary embedding of a tower's patches. Raises `CheckpointError`."""
+    rope: Any = v.rope_parameters or {}
+    kind, theta = rope.get("rope_type"), rope.get("rope_theta")
+    require(kind == "axial", path, f"rope type {kind!r} of the vision tower is not supported; supported: axial")
+    turns = isinstance(theta, int | float) and theta > 0
+    require(turns, path, f"rope_theta {theta!r} of the vision tower is not supported; supported: a number over 0")
+    return float(theta)
 
 
 def frame_pixels(v: Any, times: FrameTimes, path: Path) -> tuple[QwenSettings, QwenVideoSettings]:

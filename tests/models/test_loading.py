@@ -306,6 +306,10 @@ def rewrite(path, changes):
     (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
 
 
+def _ropes(**more):
+    return {f"{kind}_attention": {"rope_type": "default", "rope_theta": 1e4, **more} for kind in ("full", "sliding")}
+
+
 SLIDING = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1, "layer_types": None}
 
 
@@ -323,6 +327,11 @@ SLIDING = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers"
         ("gpt_oss", {"num_experts_per_tok": 9}, ["num_experts_per_tok 9 of 8"]),
         ("mimo", {"n_group": 5}, ["12 experts in 5 groups"]),
         ("mimo", {"num_experts_per_tok": 7}, ["num_experts_per_tok 7 of 6"]),
+        ("mimo", {"rope_parameters": _ropes()}, ["rope_parameters of full_attention lacks partial_rotary_factor"]),
+        ("gemma3", {"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5 is not supported; supported: 1.0"]),
+        ("lfm3", {"rope_parameters": _ropes(partial_rotary_factor=0.5)}, ["partial_rotary_factor 0.5 is not"]),
+        ("lfm3", {"rope_parameters": {"rope_theta": 1e4}}, ["rope_parameters says nothing of full_attention"]),
+        ("lfm3", {"conv_L_cache": -1}, ["config.json: conv_L_cache is -1"]),
         ("llama", {"hidden_act": "gelu"}, ["gelu", "supported: silu"]),
         ("llama", {"architectures": ["Qwen3ForCausalLM"]}, ["Qwen3ForCausalLM", "'llama'", "use qwen3"]),
         ("llama", {"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "Llama|Mistral|"]),
@@ -345,10 +354,11 @@ def test_a_text_only_config_that_is_not_supported(texts, tmp_path, kind, changes
         ("qwen2", {"use_sliding_window": False, "sliding_window": 64}, (0, 0)),
         ("qwen2", SLIDING, (0, 64)),
         ("qwen3", SLIDING | {"max_window_layers": 2}, (0, 0)),
+        ("gemma3", {"sliding_window": 4096, "max_position_embeddings": 99}, (99, 99, 99, 0, 99)),
     ],
 )
 def test_windows_by_layer(texts, tmp_path, kind, changes, windows):
-    """A window that leaves nothing out is none."""
+    """A window that leaves nothing out is none, unless it is what tells layers apart."""
     path = shutil.copytree(texts(kind), tmp_path / "copy")
     rewrite(path, changes)
     model = load_model(path, Role.parse("PD"))

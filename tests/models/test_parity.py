@@ -27,6 +27,7 @@ LLAMA_3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
+SHARE = {"rope_type": "proportional", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.3}
 GEMMA_LAYERS = ["sliding_attention", "full_attention"] * 2 + ["full_attention"]
 LAST_SUMS = {"layer_types": ["full_attention"] + ["linear_attention"] * 3, "tie_word_embeddings": True}
 LAST_ATTENDS = {"layer_types": ["conv"] * 4 + ["full_attention"], "conv_bias": True, "conv_L_cache": 4}
@@ -55,6 +56,12 @@ TEXT = {
     "lfm3": ("lfm3", {}),
     "lfm3, last layer sees all, tied": ("lfm3", LAST_SEES_ALL | {"tie_word_embeddings": True, "conv_bias": True}),
     "lfm3, last layer slides, heads without gates": ("lfm3", LAST_SLIDES | {"use_attention_gate": False}),
+    "gemma3, windows over all": ("gemma3", {"sliding_window": 512, "max_position_embeddings": 512}),
+    "lfm3, windows over all": ("lfm3", {"sliding_window": 5000}),
+    "mimo, windows over all": ("mimo", {"sliding_window": 5000}),
+    "gpt-oss, original context outside": ("gpt_oss", {"original_max_position_embeddings": 32}),
+    "llama, a share of each head": ("llama", {"rope_parameters": SHARE}),
+    "qwen2-moe, without biases": ("qwen2_moe", {"qkv_bias": False}),
     "qwen3, window": ("qwen3", SLIDING | {"sliding_window": 7}),
     "qwen2, yarn": ("qwen2", {"rope_parameters": YARN}),
     "gpt-oss": ("gpt_oss", {}),

@@ -233,6 +233,11 @@ def test_spellings_and_shards_are_one_model(case, tmp_path):
         ("", {"hidden_act": "gelu"}, "supported: silu"),
         ("vision_config", {"hidden_size": 32}, "the vision tower makes 32 columns, the text has 64"),
         ("vision_config", {"hidden_act": "tanh"}, "vision hidden_act"),
+        (
+            "vision_config",
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            "rope type 'linear' of the vision",
+        ),
         ("vision_config", {"num_heads": 3}, "3 vision heads over 32"),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, dict) else "",
