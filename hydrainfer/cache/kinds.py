@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
-from hydrainfer.cache.spec import TOKENS_PER_RUNNING, CacheSpec, Found, Part, Wishes
+from hydrainfer.cache.spec import USUAL_TOKENS, CacheSpec, Found, Part, Wishes
 from hydrainfer.cache.state import StateLayout, StateSpec
 from hydrainfer.core import InvalidRequest, Request, Role, Stage, answer_keys, split_chain
 
@@ -110,7 +110,7 @@ class WindowSpec(FullSpec, frozen=True):
     def wanted(self, wishes: Wishes) -> int | None:
         if wishes.n_tokens is None:
             return None
-        usual = -(-wishes.n_tokens // TOKENS_PER_RUNNING) * self.held_by(TOKENS_PER_RUNNING)
+        usual = -(-wishes.n_tokens // USUAL_TOKENS) * self.held_by(USUAL_TOKENS)
         return max(self.least(wishes), usual)
 
     def tokens_in(self, n_blocks: int) -> float:

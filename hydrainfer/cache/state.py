@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from hydrainfer.cache.spec import TOKENS_PER_RUNNING, CacheSpec, Found, Part, Scan, Wishes
+from hydrainfer.cache.spec import USUAL_TOKENS, CacheSpec, Found, Part, Scan, Wishes
 from hydrainfer.core import Request, answer_keys, split_chain
 
 _SNAPSHOTS = 2  # of a usual request that are worth keeping: where its prompt ends, and where its answer does
@@ -83,7 +83,7 @@ class StateSpec(CacheSpec, frozen=True):
     def wanted(self, wishes: Wishes) -> int | None:
         if wishes.n_tokens is None:
             return None
-        return max(self.least(wishes), -(-wishes.n_tokens // TOKENS_PER_RUNNING) * (self.most(1) + _SNAPSHOTS))
+        return max(self.least(wishes), -(-wishes.n_tokens // USUAL_TOKENS) * (self.most(1) + _SNAPSHOTS))
 
     def tokens_in(self, n_blocks: int) -> float:
         return math.inf

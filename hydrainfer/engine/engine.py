@@ -216,7 +216,11 @@ class Engine:
 
     def _launch(self, now: float) -> None:
         lanes, s = self.lanes, self.scheduler
-        for lane in lanes.turns(s.prefers_language, lambda: bool(s.encoding or s.waiting.pictured)):
+
+        def counts() -> tuple[int, int]:
+            return len(s.decoding), len(s.encoding) + len(s.waiting.pictured)
+
+        for lane in lanes.turns(s.prefers_language, counts):
             turn = s.next(now, lane, lanes.interrupts(lane), ahead=lanes.busy(lane))
             batch, started, preempted, departed = turn
             for seq in preempted:

@@ -11,6 +11,9 @@ from hydrainfer.engine.ports import Runner, Ticket
 
 Overlap = Literal["free", "step", "off", "slice"]
 _NEVER = float("inf")
+_CROWD, _MOST = 32, 4.0
+"""So many sequences decode at once for little more than what each takes by itself; they get at most so many times the
+seconds of a vision batch before the next one."""
 
 
 @dataclass(slots=True)
@@ -24,15 +27,16 @@ class _Flight:
 
 class Lanes:
     """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
-    `off` runs one lane at a time; with `slice` the lanes share a thread, and pictures that are being encoded wait for
-    language batches. `ahead`: while the language lane computes decodes alone, its next batch is launched, too; where
-    lanes take turns, only while there are no pictures."""
+    `off` runs one lane at a time, in turns; with `slice` the lanes share a thread, and pictures that are being encoded
+    wait for language batches. `ahead`: while the language lane computes decodes alone, its next batch is launched, too;
+    where lanes take turns, only while there are no pictures."""
 
     def __init__(self, runners: Mapping[Lane, Runner], overlap: Overlap, *, ahead: bool = False) -> None:
         self.runners, self.overlap = runners, overlap
         self._ahead = ahead
         self.in_flight: dict[Lane, list[_Flight]] = {}  # of busy lanes: one batch, or two, which land in this order
         self._latest = Lane.LANGUAGE
+        self._encoded_s = self._since_s = 0.0  # the latest vision batch, and language batches since
 
     def landed(self, now: float) -> Iterator[tuple[StepResult, float]]:
         """The results that are there, each with the seconds that its batch took."""
@@ -43,24 +47,29 @@ class Lanes:
                     flights[0].since_s = now
                 else:
                     del self.in_flight[lane]
-                yield result, now - first.since_s if result.own_s is None else result.own_s
+                seconds = now - first.since_s if result.own_s is None else result.own_s
+                if lane is Lane.VISION:
+                    self._encoded_s, self._since_s = seconds, 0.0
+                else:
+                    self._since_s += seconds
+                yield result, seconds
 
-    def turns(self, prefers_language: Callable[[], bool], has_pictures: Callable[[], bool]) -> Iterator[Lane]:
+    def turns(self, prefers_language: Callable[[], bool], counts: Callable[[], tuple[int, int]]) -> Iterator[Lane]:
         """The lanes to be asked for a batch now, in order. `prefers_language()`: whether no picture is to be encoded
-        before somebody's prefill; `has_pictures()`: whether there are any. Each lane's batch is launched before the
-        next lane is asked for."""
+        before somebody's prefill; `counts()`: how many sequences decode, and how many have pictures to be encoded. Each
+        lane's batch is launched before the next lane is asked for."""
         take_turns = self.overlap in ("step", "off")
         if not (self.in_flight and take_turns):
-            yield from self._free(prefers_language)
-        if self._ahead and not (take_turns and (Lane.VISION in self.in_flight or has_pictures())):
+            yield from self._free(prefers_language, counts)
+        if self._ahead and not (take_turns and (Lane.VISION in self.in_flight or counts()[1])):
             flights = self.in_flight.get(Lane.LANGUAGE, ())
             if len(flights) == 1 and flights[0].batch.decodes_only:
                 yield Lane.LANGUAGE
 
-    def _free(self, prefers_language: Callable[[], bool]) -> Iterator[Lane]:
+    def _free(self, prefers_language: Callable[[], bool], counts: Callable[[], tuple[int, int]]) -> Iterator[Lane]:
         lanes = [lane for lane in self.runners if lane not in self.in_flight]
         if self.overlap == "off":
-            after = Lane.VISION if prefers_language() else self._latest
+            after = Lane.VISION if self._crowd_goes_on(*counts()) or prefers_language() else self._latest
             lanes.sort(key=lambda lane: lane is after)  # take turns
         elif self.overlap == "slice":
             lanes.reverse()  # decodes do not wait for pictures
@@ -70,6 +79,13 @@ class Lanes:
             yield lane
             if self.overlap == "off" and self.in_flight:
                 return
+
+    def _crowd_goes_on(self, n_decoding: int, n_pictures: int) -> bool:
+        """Whether a crowd decodes before more pictures are encoded: since the last of them it has not had its share of
+        the time, as many as it is. By turns alone, all of a crowd would wait for every few pictures of others."""
+        if n_decoding < _CROWD or not n_pictures:
+            return False
+        return self._since_s < self._encoded_s * min(n_decoding / n_pictures, _MOST)
 
     def interrupts(self, lane: Lane) -> bool:
         """Whether a batch of this lane makes the other lane's wait."""

@@ -9,8 +9,8 @@ import msgspec
 from hydrainfer.core.request import MAX_PRIORITY
 
 Ordering = Literal["rank", "fcfs"]
-STEP_S = 0.5
-"""The `step_s` of a server."""
+STEP_S, RUNNING = 0.5, 128
+"""The `step_s` and the `running` of a server."""
 EncodeGate = Literal["paper", "aged"]
 Batching = Literal["stage-level", "prefill-first"]
 

@@ -29,7 +29,7 @@ from hydrainfer.planner.costs import (
 from hydrainfer.planner.search.layouts import layouts, placed_layouts, role_of
 from hydrainfer.planner.search.study import Station, Study
 from hydrainfer.planner.simulation import Link, ServerCost, TraceRequest
-from hydrainfer.scheduler import STEP_S, Budgets
+from hydrainfer.scheduler import RUNNING, STEP_S, Budgets
 
 DeviceKind = Literal["gpu", "cpu", "emulated"]
 
@@ -113,7 +113,7 @@ def _station(
     engine: EngineModel,
 ) -> Station:
     """An instance of this role, with the engine's budgets or those that the SLO allows."""
-    base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=64, step_s=STEP_S)
+    base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=RUNNING, step_s=STEP_S)
     blocks = blocks if kind == "gpu" else _on_cpu(blocks, base)
     model = cost.cost if isinstance(cost, CostFile) else cost
     if (fixed := engine.budgets(base)) is not None:
