@@ -2,9 +2,10 @@
 
 A request that may stay where it is never comes here (the scheduler keeps it): self first. Others go by `Balancing`,
 pictures to the encoder that their content names, which may have them, unless it is so much busier than another that
-encoding them again there takes less. With `least_load`, the seconds that an instance saves because it has computed a
-prompt's beginning count against those that it is busy; a request goes past the encoder to one that has computed all of
-its pictures; and it begins at one that keeps more of its prompt than those that prefill, if to fetch that takes less.
+encoding them again there takes less. With `least_load`, what counts is the work that goes before a request: where short
+prompts go first, little of a long one. The seconds that an instance saves because it has computed a prompt's beginning
+count against it; a request goes past the encoder to one that has computed all of its pictures; and it begins at one
+that keeps more of its prompt than those that prefill, if to fetch that takes less.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Roster:
         name = min(able, key=lambda n: self._prefill_s(n, request), default=None)
         if name is None or name == encoder:
             return None
-        by_encoder_s = self._busy_s(encoder) + self._encode_s(encoder, request)
+        by_encoder_s = self._busy_s(encoder, request.n_prompt) + self._encode_s(encoder, request)
         return name if self._prefill_s(name, request) <= by_encoder_s else None
 
     def _keeper(self, name: str, request: Request, stage: Stage, exclude: Collection[str]) -> tuple[str, str] | None:
@@ -146,7 +147,7 @@ class Roster:
         if self.roles[name].runs(Stage.PREFILL):
             takers = [name]
         else:
-            else_s += self._busy_s(name)
+            else_s += self._busy_s(name, request.n_prompt)
         else_s += min(self._rest_s(n, request) for n in takers)
         return (keeper, taker) if self._rest_s(taker, request, kept) + _HOP_S < else_s else None
 
@@ -156,7 +157,8 @@ class Roster:
         load, found = self._load(name), self.found(request, name)
         pull_s = load.pull_s or max((other.pull_s for other in self.loads.values()), default=0.0) or _GUESS.pull_s
         fetch_s = max(0, kept - found) * pull_s
-        return self._busy_s(name) + fetch_s + (request.n_prompt - max(kept, found)) * (load.token_s or _GUESS.token_s)
+        n_tokens = request.n_prompt - max(kept, found)
+        return self._busy_s(name, n_tokens) + fetch_s + n_tokens * (load.token_s or _GUESS.token_s)
 
     def _encode_s(self, name: str, request: Request) -> float:
         """The seconds that encoding its pictures takes there."""
@@ -165,14 +167,16 @@ class Roster:
     def _prefill_s(self, name: str, request: Request) -> float:
         """The seconds of work that an instance has, less what it saves of the prefill of `request`."""
         saved = self.found(request, name) if name in self._prefixes else 0
-        return self._busy_s(name) - saved * (self._load(name).token_s or _GUESS.token_s)
+        return self._busy_s(name, request.n_prompt - saved) - saved * (self._load(name).token_s or _GUESS.token_s)
 
-    def _busy_s(self, name: str) -> float:
-        """`delay_s` of the load of an instance, which is asked for by every request."""
+    def _busy_s(self, name: str, n_tokens: int) -> float:
+        """The seconds of work of an instance that go before a prompt of which it has so many tokens to compute."""
         load, known = self.loads.get(name, _IDLE), self._busy.get(name)
-        if known is None or known[0] is not load:
+        if known is None or known[0] is not load:  # each request asks
             known = self._busy[name] = load, delay_s(load)
-        return known[1]
+        if not load.sizes:
+            return known[1]
+        return known[1] - (load.n_tokens - load.n_before(n_tokens)) * (load.token_s or _GUESS.token_s)
 
     def _load(self, name: str) -> Load:
         return self.loads.get(name, _IDLE)
@@ -181,14 +185,15 @@ class Roster:
         """How long, by instance, what is there delays a request that enters step `n` of its plan at it: there, and at
         the least busy instances of the later stages that it does not run. What it has computed of the prompt counts
         against that."""
-        before_s = self._prefill_s if self._prefixes and n <= request.plan().index(Stage.PREFILL) else None
+        prefills = bool(self._prefixes) and n <= request.plan().index(Stage.PREFILL)
         later: dict[frozenset[Stage], float] = {}  # by role
         ways: dict[str, float] = {}
         for name in names:
             role = self.roles[name]
             if role.stages not in later:
                 later[role.stages] = self._later_s(role, request, n)
-            here_s = before_s(name, request) if before_s and role.runs(Stage.PREFILL) else self._busy_s(name)
+            found = prefills and role.runs(Stage.PREFILL)
+            here_s = self._prefill_s(name, request) if found else self._busy_s(name, request.n_prompt)
             ways[name] = here_s + later[role.stages]
         return ways
 
@@ -206,7 +211,8 @@ class Roster:
             return msgspec.structs.replace(load, n_decoding=load.n_decoding + 1)
         n_pictures = load.n_pictures + (len(request.media) if stage is Stage.ENCODE else 0)
         n_tokens = request.n_prompt - self.found(request, name) if self.roles[name].runs(Stage.PREFILL) else 0
-        return msgspec.structs.replace(load, n_pictures=n_pictures, n_tokens=load.n_tokens + n_tokens)
+        sizes = (*load.sizes, (1, n_tokens)) if load.sizes else ()
+        return msgspec.structs.replace(load, n_pictures=n_pictures, n_tokens=load.n_tokens + n_tokens, sizes=sizes)
 
     def dark(self) -> list[Stage]:
         """Stages of the layout that no instance runs now."""

@@ -87,7 +87,8 @@ class Load(msgspec.Struct, frozen=True):
 
     `n_pictures` to encode, `n_tokens` to prefill, `n_decoding` sequences that decode or come to; `picture_s`,
     `token_s`, `decode_s` (one token of one sequence) and `pull_s` (one token whose KV is copied to here) are running
-    means of measured seconds, 0 before the first measurement."""
+    means of measured seconds, 0 before the first measurement. `sizes`: where short prompts go before long ones, how
+    many prompts and tokens those `n_tokens` are, for each power of two of a prompt's tokens."""
 
     n_pictures: int = 0
     n_tokens: int = 0
@@ -96,6 +97,12 @@ class Load(msgspec.Struct, frozen=True):
     token_s: float = 0.0
     decode_s: float = 0.0
     pull_s: float = 0.0
+    sizes: tuple[tuple[int, int], ...] = ()
+
+    def n_before(self, n_tokens: int) -> int:
+        """The waiting tokens that go before those of a prompt of which so many are to be computed. Of a longer one it
+        is as many: the rest comes later, or would have been computed by now."""
+        return self.n_tokens - sum(max(0, tokens - n * n_tokens) for n, tokens in self.sizes)
 
 
 class Cached(msgspec.Struct, frozen=True):

@@ -33,8 +33,9 @@ class Costs:
         """Take in a copy: the KV of so many tokens was copied to here in this time."""
         self._pull_s = _mean(self._pull_s, seconds / n_tokens)
 
-    def load(self, n_pictures: int, n_tokens: int, n_decoding: int) -> Load:
-        return Load(n_pictures, n_tokens, n_decoding, self._picture_s, self._token_s, self._decode_s, self._pull_s)
+    def load(self, n_pictures: int, n_tokens: int, n_decoding: int, sizes: tuple[tuple[int, int], ...]) -> Load:
+        costs_s = self._picture_s, self._token_s, self._decode_s, self._pull_s
+        return Load(n_pictures, n_tokens, n_decoding, *costs_s, sizes)
 
 
 def _mean(old: float, new: float) -> float:

@@ -149,12 +149,11 @@ class Admission:
         """Take a waiting request in, if it finds room for its visit and nobody is passed."""
         if self._full() or not self._may_pass(seq):
             return False
-        n_computed = seq.n_computed
         if self._room.enter(seq, self.visit(seq)) is None:
             self._blocked[seq.id] = seq
             return False
         self._blocked.pop(seq.id, None)
-        self.waiting.remove(seq, n_computed)
+        self.waiting.remove(seq)
         self._fair.admitted(seq)
         for i in seq.pending_media:
             self._being_encoded[seq.request.media[i].key] = seq.id

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hydrainfer.core import Stage
 from hydrainfer.scheduler.scheduler import Scheduler
 
 
-def backlog(s: Scheduler) -> tuple[int, int, int]:
-    """Pictures that wait to be encoded here, tokens to be prefilled, and sequences that decode or come to."""
+class Backlog(NamedTuple):
+    """Pictures that wait to be encoded here, tokens to be prefilled, and sequences that decode or come to. `sizes`: see
+    `Load`."""
+
+    n_pictures: int
+    n_tokens: int
+    n_decoding: int
+    sizes: tuple[tuple[int, int], ...]
+
+
+def backlog(s: Scheduler) -> Backlog:
+    """What is there now, the batches that are being computed included."""
     prefills = s.role.runs(Stage.PREFILL)
     pictures, tokens = s.waiting.n_pictures, s.waiting.n_tokens if prefills else 0
     decoding = len(s.decoding) + s.parking.n_live
+    sizes = dict(s.waiting.sizes) if prefills else {}
     for group in (s.encoding, s.prefilling, s.arriving):
         for seq in group.values():
             stage = seq.plan[seq.cursor]
@@ -20,5 +33,9 @@ def backlog(s: Scheduler) -> tuple[int, int, int]:
             if stage is Stage.ENCODE:
                 pictures += len(seq.pending_media)
             if prefills:
-                tokens += len(seq.tokens) - seq.n_computed
-    return pictures, tokens, decoding
+                left = len(seq.tokens) - seq.n_computed
+                tokens += left
+                n, m = sizes.get(left.bit_length(), (0, 0))
+                sizes[left.bit_length()] = n + 1, m + left
+    told = tuple(size for size in sizes.values() if size[0]) if s.policy.order == "rank" else ()
+    return Backlog(pictures, tokens, decoding, told)

@@ -81,13 +81,14 @@ class Line:
 
 class Waiting:
     """A line per stage that takes in requests, and the work that all of them bring: `n_tokens` to compute, `n_pictures`
-    to encode."""
+    to encode. `sizes`: of those tokens, by the bit length of what a request has: (requests, tokens)."""
 
     def __init__(self, fair: Fair) -> None:
         self._fair = fair
         self.pictured, self.ready = Line(fair), Line(fair)
         self._lines: Mapping[Stage, Line] = {Stage.ENCODE: self.pictured, Stage.PREFILL: self.ready}
         self.n_tokens = self.n_pictures = 0
+        self.sizes: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self.pictured) + len(self.ready)
@@ -96,17 +97,17 @@ class Waiting:
         return bool(self.pictured or self.ready)
 
     def add(self, seq: LiveSequence) -> None:
-        """Queue it by its rank, which must stay as it is until `sort`."""
+        """Queue it by its rank, which must stay as it is until `sort`; what remains of it must stay likewise."""
         self._fair.arrive(seq.request)
         self._lines[seq.stage].add(seq)
-        self._count(seq, 1, seq.n_computed)
+        self._count(seq, 1)
 
-    def remove(self, seq: LiveSequence, n_computed: int | None = None) -> None:
-        """Forget it. Safe if it does not wait. `n_computed`: of its tokens when it came, if that has changed."""
+    def remove(self, seq: LiveSequence) -> None:
+        """Forget it. Safe if it does not wait."""
         line = self._lines.get(seq.stage)
         if line is not None and line.remove(seq):
             self._fair.leave(seq.request)
-            self._count(seq, -1, seq.n_computed if n_computed is None else n_computed)
+            self._count(seq, -1)
 
     def __contains__(self, seq: LiveSequence) -> bool:
         line = self._lines.get(seq.stage)
@@ -123,15 +124,19 @@ class Waiting:
         for line in self._lines.values():
             line.sort()
 
-    def _count(self, seq: LiveSequence, by: int, n_computed: int) -> None:
-        self.n_tokens += by * (len(seq.tokens) - n_computed)
+    def _count(self, seq: LiveSequence, by: int) -> None:
+        n_tokens, size = seq.rest[0], seq.rest[0].bit_length()
+        self.n_tokens += by * n_tokens
+        n, tokens = self.sizes.get(size, (0, 0))
+        self.sizes[size] = n + by, tokens + by * n_tokens
         if seq.stage is Stage.ENCODE:
             self.n_pictures += by * len(seq.request.media)
 
     def check(self) -> None:
         """The lines are in order and the counts right. For tests."""
         queued = [*self.pictured, *self.ready]
-        assert self.n_tokens == sum(len(s.tokens) - s.n_computed for s in queued)
+        assert self.n_tokens == sum(s.rest[0] for s in queued) == sum(tokens for _, tokens in self.sizes.values())
+        assert sum(n for n, _ in self.sizes.values()) == len(queued)
         assert self.n_pictures == sum(len(s.pending_media) for s in self.pictured)
         for line in self._lines.values():
             line.check()

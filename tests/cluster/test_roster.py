@@ -133,6 +133,15 @@ def test_what_was_chosen_counts_until_the_instance_speaks_again():
     assert made.choose(make_request("r"), Stage.PREFILL, ()) == "EPD0"
 
 
+def test_little_of_a_long_prompt_goes_before_a_short_one():
+    made = roster("2EPD")
+    made.loads["EPD0"] = Load(n_tokens=8000, sizes=((1, 8000),))
+    made.loads["EPD1"] = Load(n_tokens=1000, sizes=((10, 1000),))
+    assert made.choose(make_request("short", n_text=50), Stage.PREFILL, ()) == "EPD0"  # 50 tokens before it, not 500
+    assert made.choose(make_request("long", n_text=5000), Stage.PREFILL, ()) == "EPD1"
+    assert made.loads["EPD0"].n_before(10) == 20 and made.loads["EPD1"].n_before(10_000) == 6000
+
+
 def test_a_suspect_is_chosen_only_if_there_is_nobody_else():
     made, request = roster("1E1P2D+1PD"), make_request("x", pictures=[1])
     made.loads.update(D2=Load(n_decoding=50), PD4=Load(n_decoding=60))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrainfer.core import EncodeWork, Lane, LiveSequence, Request, Role, SamplingParams, Stage, StepBatch, TokenWork
-from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from hydrainfer.scheduler import Budgets, Policy, Scheduler, backlog
 from hydrainfer.scheduler.fair import Fair
 from hydrainfer.scheduler.order import Order
 from hydrainfer.scheduler.pace import Pace
@@ -52,6 +52,16 @@ def test_text_that_finds_no_place_does_not_hold_up_pictures():
     turn(s, FakeDevice(), Lane.VISION)  # one of three is left
     s.add(make_request("text"), 0.0)
     assert not s.prefers_language() and s.next(0.0, Lane.VISION).batch is not None
+
+
+@pytest.mark.parametrize("order", ["rank", "fcfs"])
+def test_the_backlog_is_told_by_size_where_short_prompts_go_first(order):
+    s = make(policy=Policy(order=order))
+    for name, n in (("a", 3), ("long", 40), ("b", 2)):
+        s.add(make_request(name, n_text=n), 0.0)
+    assert backlog(s) == (0, 45, 0, ((2, 5), (1, 40)) if order == "rank" else ())
+    turn(s, FakeDevice(), Lane.LANGUAGE)  # of 8 tokens
+    assert backlog(s).n_tokens == 37 and (order == "fcfs" or backlog(s).sizes == ((1, 37),))
 
 
 def test_equals_are_told_apart():
