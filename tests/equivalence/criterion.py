@@ -19,12 +19,6 @@ ROUTED = -1.0
 LEAST_DECIDED = 0.95
 
 
-def top2_gaps(logits) -> list[float]:
-    """Per row of [rows, vocab] logits, the distance between the best and the second best."""
-    best = logits.topk(2, dim=-1).values
-    return (best[..., 0] - best[..., 1]).tolist()
-
-
 def compare_greedy(got: Sequence[int], want: Sequence[int], gaps: Sequence[float]) -> bool:
     """Assert equality up to the first near-tie; return whether there was none. `gaps[i]` belongs to `want[i]`."""
     decided = next((i for i, gap in enumerate(gaps) if gap < TIE_GAP), len(want))

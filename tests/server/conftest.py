@@ -90,6 +90,11 @@ class ServerUnderTest:
     def chat(self, content="hi", **fields):
         return self.post(**{"model": "tiny", "messages": [{"role": "user", "content": content}], **fields})
 
+    def prompt(self):
+        """The text of the latest prompt that has reached the engine, its special tokens included."""
+        ids = list(self.engine.submitted[-1].prompt_ids)
+        return self.model.tokenizer.decode(ids, skip_special_tokens=False)
+
     def openai(self):
         """A client of the `openai` package, which tells of a failure at once."""
         import openai

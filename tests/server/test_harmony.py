@@ -11,7 +11,7 @@ from hydrainfer.processor.text.lark import rules_of
 from tests.checkpoints import make_llava
 from tests.server.conftest import ServerUnderTest
 from tests.server.test_reasoning import streamed
-from tests.server.test_tools import USER, WEATHER, add_marks, pairs, prompt_of
+from tests.server.test_tools import USER, WEATHER, add_marks, pairs
 from tests.server.tool_templates import HARMONY, HARMONY_MARKS
 
 pytestmark = pytest.mark.cpu
@@ -48,7 +48,7 @@ def test_a_chat(client, harmony):
     ask = {"model": "tiny", "messages": [USER]}
     said = client.chat.completions.create(**ask, reasoning_effort="high").choices[0].message
     assert (said.reasoning_content, said.content, said.tool_calls) == (THOUGHT, ANSWER, None)
-    assert "Reasoning: high" in prompt_of(harmony)
+    assert "Reasoning: high" in harmony.prompt()
     assert streamed(client.chat.completions.create(**ask, stream=True)) == (THOUGHT, ANSWER, "")
 
 
@@ -64,7 +64,7 @@ def test_a_call(client, harmony):
     past = [USER, choice.message.model_dump(exclude_none=True), result]
     answer = client.chat.completions.create(model="tiny", messages=past, tools=[WEATHER])
     assert answer.choices[0].message.content == ANSWER
-    prompt = prompt_of(harmony)
+    prompt = harmony.prompt()
     assert f"analysis<|message|>{THOUGHT}<|end|>" in prompt and "to=functions.get_weather" in prompt
     spoken = {**past[1], "content": "I look."}
     answer = client.chat.completions.create(model="tiny", messages=[USER, spoken, result], tools=[WEATHER])

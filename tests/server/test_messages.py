@@ -14,7 +14,7 @@ from hydrainfer.server.fronts.ollama_turn import ChatTurn
 from hydrainfer.server.fronts.responses_turn import ResponseTurn
 from hydrainfer.server.stream import Delta
 from tests.server.conftest import picture
-from tests.server.test_responses import SAID, hermes_server, prompt_of, tools_server  # noqa: F401
+from tests.server.test_responses import SAID, hermes_server, tools_server  # noqa: F401
 
 pytestmark = pytest.mark.cpu
 WEATHER = {
@@ -59,7 +59,7 @@ def test_whole(server):
     assert (answer["stop_reason"], answer["stop_sequence"], answer["role"]) == ("end_turn", None, "assistant")
     assert answer["usage"]["input_tokens"] == len(request.prompt_ids) and len(request.media) == 1
     assert answer["usage"]["output_tokens"] == len(server.model.tokenizer.encode(SAID).ids) + 1
-    assert "be brief" in prompt_of(server)
+    assert "be brief" in server.prompt()
     assert server.post("/v1/messages/count_tokens", **ask(system="be brief")).json() == {
         "input_tokens": len(request.prompt_ids)
     }
@@ -123,7 +123,7 @@ def test_tools(tools_server, stream):  # noqa: F811
         turns = [*HI["messages"], {"role": "assistant", "content": content}, {"role": "user", "content": returned}]
         made = tools_server.post("/v1/messages", **{**HI, "messages": turns}, tools=[WEATHER, ADD])
         assert made.json()["content"][0]["text"] == "It rains.", made.text
-        assert "get_weather" in prompt_of(tools_server) and "rain" in prompt_of(tools_server)
+        assert "get_weather" in tools_server.prompt() and "rain" in tools_server.prompt()
         assert len(tools_server.engine.submitted[-1].media) == (said != "rain")
 
 

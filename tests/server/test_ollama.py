@@ -7,7 +7,7 @@ import pytest
 
 from hydrainfer.server import Tenants
 from tests.server.conftest import picture
-from tests.server.test_responses import SAID, hermes_server, prompt_of, tools_server  # noqa: F401
+from tests.server.test_responses import SAID, hermes_server, tools_server  # noqa: F401
 from tests.server.test_tools import WEATHER
 
 pytestmark = pytest.mark.cpu
@@ -48,7 +48,7 @@ def test_options_are_the_chat_s(server):
 
 def test_generate(server):
     streamed = lines(server.post("/api/generate", model="tiny", prompt="hi", system="be brief"))
-    assert "".join(line["response"] for line in streamed) == SAID and "be brief" in prompt_of(server)
+    assert "".join(line["response"] for line in streamed) == SAID and "be brief" in server.prompt()
     raw = server.post("/api/generate", model="tiny", prompt="hi", raw=True, stream=False).json()
     assert raw["response"].strip() == SAID and raw["done"]
     assert list(server.engine.submitted[-1].prompt_ids) == server.model.tokenizer.encode("hi").ids
@@ -76,7 +76,7 @@ def test_tools(tools_server, stream):  # noqa: F811
     returned = [{"role": "tool", "tool_name": c["function"]["name"], "content": "rain"} for c in calls]
     turns = {**HI, "messages": [*HI["messages"], asked, *returned]}
     answer = tools_server.post("/api/chat", **turns, tools=[WEATHER, ADD], stream=False).json()
-    assert answer["message"]["content"] == "It rains." and "rain" in prompt_of(tools_server)
+    assert answer["message"]["content"] == "It rains." and "rain" in tools_server.prompt()
 
 
 def test_models(server):

@@ -219,7 +219,7 @@ def test_a_thought_is_of_what_follows_it():
 def test_effort_turns_it_off_and_is_refused_where_nobody_reasons(thinker, server, client):
     thinker.say = ANSWER
     client.create(model="tiny", messages=[USER], reasoning_effort="none")
-    prompt = thinker.model.tokenizer.decode(list(thinker.engine.submitted[-1].prompt_ids), skip_special_tokens=False)
+    prompt = thinker.prompt()
     assert prompt.rstrip().endswith("</think>")
     asked = {**TOLD, "/v1/chat/completions": {"reasoning_effort": "high"}, "/api/chat": {"think": True}}
     for path, more in asked.items():

@@ -50,10 +50,6 @@ def ask():
     return [{"role": "user", "content": [{"type": "input_text", "text": "what is this?"}, image]}]
 
 
-def prompt_of(server):
-    return server.model.tokenizer.decode(list(server.engine.submitted[-1].prompt_ids), skip_special_tokens=False)
-
-
 def test_whole(server):
     answer = responses(server).create(model="tiny", input=ask(), instructions="be brief", metadata={"a": "b"})
     assert answer.output_text == SAID and answer.status == "completed" and answer.error is None
@@ -63,7 +59,7 @@ def test_whole(server):
     assert answer.usage.input_tokens == len(request.prompt_ids) and len(request.media) == 1
     assert answer.usage.output_tokens == len(server.model.tokenizer.encode(SAID).ids) + 1
     assert (answer.instructions, answer.metadata, answer.model) == ("be brief", {"a": "b"}, "tiny")
-    assert "be brief" in prompt_of(server)
+    assert "be brief" in server.prompt()
 
 
 def test_it_is_the_chat(server):
@@ -129,7 +125,7 @@ def test_tools(tools_server, stream):
     calls = made.output
     assert [c.type for c in calls] == ["function_call"] * 2 and [c.name for c in calls] == ["get_weather", "add"]
     assert json.loads(calls[0].arguments) == {"city": 'Köln "}'} and calls[0].call_id != calls[1].call_id
-    assert "get_weather" in prompt_of(tools_server)
+    assert "get_weather" in tools_server.prompt()
 
 
 def test_what_a_function_returned_goes_back(tools_server):
@@ -139,7 +135,7 @@ def test_what_a_function_returned_goes_back(tools_server):
     given = [{"role": "user", "content": "Köln?"}, *first.output, *outputs]
     answer = responses(tools_server).create(model="tiny", input=given, tools=[WEATHER, ADD], tool_choice="auto")
     assert answer.output_text == "It rains."
-    prompt = prompt_of(tools_server)
+    prompt = tools_server.prompt()
     assert prompt.index('"get_weather", "arguments"') < prompt.index("rain get_weather") < prompt.index("rain add")
 
 

@@ -96,10 +96,6 @@ def client(tools_server):
         yield client.chat.completions
 
 
-def prompt_of(server):
-    return server.model.tokenizer.decode(list(server.engine.submitted[-1].prompt_ids), skip_special_tokens=False)
-
-
 def pairs(calls):
     return [(c.function.name, c.function.arguments) for c in calls]
 
@@ -112,7 +108,7 @@ def test_whole(client, tools_server):
         assert {c.type for c in choice.message.tool_calls} == {"function"}
     ids = [c.id for choice in answer.choices for c in choice.message.tool_calls]
     assert len(set(ids)) == 4
-    prompt = prompt_of(tools_server)
+    prompt = tools_server.prompt()
     assert "get_weather" in prompt and "The weather in a city." in prompt
     sampling = tools_server.engine.submitted[-1].sampling
     assert sampling.grammar is None and not sampling.skip_special_tokens
@@ -171,7 +167,7 @@ def test_what_a_tool_returned_goes_back(client, tools_server):
         answer = client.create(model="tiny", messages=[USER, asked, answered], tools=tools).choices[0]
         assert (answer.message.content, answer.message.tool_calls) == ("It rains in Köln.", None)
         assert answer.finish_reason == "stop"
-        prompt = prompt_of(tools_server)
+        prompt = tools_server.prompt()
         assert json.loads(call.function.arguments)["city"].split()[0] in prompt
         assert "rain, 12 °C" in prompt
 
@@ -185,10 +181,10 @@ def test_choices(client, tools_server):
     required = grammar(tool_choice="required")
     assert isinstance(required, Grammar) and "get_weather" in required.text and "add" in required.text
     named = grammar(tool_choice={"type": "function", "function": {"name": "add"}})
-    assert "get_weather" not in named.text and "get_weather" in prompt_of(tools_server)
+    assert "get_weather" not in named.text and "get_weather" in tools_server.prompt()
     answer = client.create(model="tiny", messages=[USER], tools=[WEATHER, ADD], tool_choice="none").choices[0]
     assert answer.message.content == SAID[tools_server.format] and answer.message.tool_calls is None
-    assert "get_weather" not in prompt_of(tools_server)
+    assert "get_weather" not in tools_server.prompt()
 
 
 def test_a_text_is_a_text(client, tools_server):
