@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from hydrainfer.assemble.model import Progress, lanes_for, load_for, runners_for
 from hydrainfer.assemble.sizes import (
     GIB,
     ahead_of,
@@ -18,27 +19,22 @@ from hydrainfer.assemble.sizes import (
     landing_sizes,
     no_memory,
     overlap_of,
-    quantization_of,
     torch_device,
 )
-from hydrainfer.cache import CacheSet, CacheSizes, CacheSpec, for_stage, tokens_in
-from hydrainfer.checkpoint import ModelConfig, model_folder
+from hydrainfer.cache import CacheSet, CacheSizes, CacheSpec, tokens_in
+from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, Stage, owner_of
+from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, owner_of
 from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Runner, Shifts, Timing
 from hydrainfer.grammar import Grammars
 from hydrainfer.machine import instruction_sets
-from hydrainfer.models import DTYPES, Model, load_model
-from hydrainfer.ops import block_copier, select_ops
+from hydrainfer.models import Model
+from hydrainfer.ops import block_copier
 from hydrainfer.runtime import (
     EmulatedDevice,
     EmulatedRunner,
     LaneThread,
-    LanguageRunner,
-    VisionRunner,
-    capture_for,
-    capture_passes_for,
     spoken_ids,
 )
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
@@ -54,7 +50,6 @@ from hydrainfer.storage import (
 )
 
 _BROKEN_AFTER = 3  # failed batches
-Progress = Callable[[int, int], None]
 
 
 class Surroundings(NamedTuple):
@@ -129,8 +124,8 @@ def build_engine(
         runners = _emulated(described, role, stores, around, sizing.cost, overlap)
     else:
         busy = (lambda _: False) if overlap == "slice" else lambda lane: any(e.lanes.busy(lane) for e in engines)
-        lanes |= _lanes(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
-        runners = _runners(config, model, lanes, stores, around)
+        lanes |= lanes_for(model, around.wake, sizing.n_threads, busy, shared=overlap == "slice")
+        runners = runners_for(config, model, lanes, stores, around.pixels, around.grammars)
     engine = Engine(
         scheduler,
         runners,
@@ -148,29 +143,6 @@ def build_engine(
     kv_tokens = tokens_in(sizes.most)
     facts = _facts(config, settled, sizing.n_threads, sizes.blocks, hosted, model)
     return Built(engine, caches, facts, None if kv_tokens == float("inf") else int(kv_tokens))
-
-
-def load_for(
-    config: ServeConfig,
-    described: ModelConfig,
-    role: Role,
-    dtype: str,
-    n_threads: int,
-    on_progress: Progress | None = None,
-    pause: Callable[[], None] | None = None,
-) -> Model:
-    """The model with what the role needs, in `dtype`, by the fastest operators for the device. `pause`: called between
-    the vision tower's matrix products. Raises `ConfigError` or `CheckpointError`."""
-    device, kind = torch_device(config), DTYPES[dtype]
-    ops = select_ops(
-        device,
-        kind,
-        described.text.head_dim,
-        use_native=config.native_kernels,
-        threads=n_threads,
-        quantization=quantization_of(config, device),
-    )
-    return load_model(model_folder(config), role, device, dtype, on_progress, ops, described, pause)
 
 
 def _facts(
@@ -215,54 +187,6 @@ def _stores(
     except (MemoryError, RuntimeError, OSError):  # torch's own kinds of being out of memory are RuntimeErrors
         raise no_memory(blocks) from None
     return stores, lambda extent: region.clear(extent * size, size)
-
-
-def _lanes(
-    model: Model, wake: Callable[[], None], n_threads: int, busy: Callable[[Lane], bool], *, shared: bool
-) -> dict[Lane, LaneThread]:
-    """The threads of the lanes that the model has something for, or the one that they share. A batch is computed by all
-    cores while the other lane is not `busy`, by half of them while it is."""
-
-    def lane(name: str, other: Lane, priority: int = 0) -> LaneThread:
-        n_beside = max(1, n_threads // 2)
-        return LaneThread(name, model.device, wake, lambda: n_beside if busy(other) else n_threads, priority)
-
-    if shared:
-        return dict.fromkeys(Lane, lane("lanes", Lane.VISION))
-    found = {}
-    if model.vision is not None:
-        found[Lane.VISION] = lane("vision", Lane.LANGUAGE)
-    if model.language is not None:
-        found[Lane.LANGUAGE] = lane("language", Lane.VISION, priority=-1)
-    return found
-
-
-def _runners(
-    config: ServeConfig,
-    model: Model,
-    lanes: dict[Lane, LaneThread],
-    stores: dict[str, BlockStore],
-    around: Surroundings,
-) -> dict[Lane, Runner]:
-    runners: dict[Lane, Runner] = {}
-    embeds = _store_for(stores, Stage.ENCODE)
-    if model.vision is not None:
-        assert embeds is not None, "a vision tower without a cache for what it makes"
-        capture = capture_passes_for(model) if config.cuda_graphs else None
-        vision = VisionRunner(model, embeds, around.pixels, lanes[Lane.VISION], capture)
-        vision.capture()
-        runners[Lane.VISION] = vision
-    if model.language is not None:
-        capture = capture_for(model) if config.cuda_graphs else None
-        language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], around.grammars, capture)
-        language.capture()
-        runners[Lane.LANGUAGE] = language
-    return runners
-
-
-def _store_for(stores: dict[str, BlockStore], stage: Stage) -> BlockStore | None:
-    spec = for_stage((store.spec for store in stores.values()), stage)
-    return None if spec is None else stores[spec.name]
 
 
 def _emulated(

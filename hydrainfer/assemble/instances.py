@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hydrainfer.assemble.engine import Progress, Sizing, Surroundings, build_engine
+from hydrainfer.assemble.engine import Sizing, Surroundings, build_engine
+from hydrainfer.assemble.model import Progress
 from hydrainfer.assemble.sizes import block_bytes, check_in_process, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, model_folder

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from PIL import Image
 
-from hydrainfer.assemble.engine import load_for
+from hydrainfer.assemble.model import lanes_for, load_for, runners_for
 from hydrainfer.assemble.sizes import dtype_of, torch_device
 from hydrainfer.cache import CacheSpec, for_stage
 from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
@@ -33,7 +32,6 @@ from hydrainfer.core import (
 from hydrainfer.models import Model
 from hydrainfer.planner.costs import BatchShape
 from hydrainfer.processor import Picture, Pixels, image_adapter
-from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_for, capture_passes_for
 from hydrainfer.storage import BlockStore
 
 _STEP_LIMIT_S = 300.0
@@ -66,7 +64,6 @@ class Rig:
         self.embed = for_stage(specs, Stage.ENCODE)
         self._woken = threading.Event()
         self._busy = {Lane.VISION: False, Lane.LANGUAGE: False}
-        wake = self._woken.set
         paged = range(-(-self.n_context // config.block_tokens))
         n_blocks = {spec.name: len(paged if spec.paged else spec.span(0, self.n_context)) for spec in self.kv}
         stores = [_filled(spec, n_sequences * n_blocks[spec.name], device) for spec in self.kv]
@@ -75,17 +72,11 @@ class Rig:
         if self.embed is not None:
             self._draw(described, self.embed, sizes, n_pictures)
             n_rows = n_pictures * self.embed.blocks_for(max(self._pictures))
-            embeds = _filled(self.embed, n_rows, device)
-            stores.append(embeds)
-            pixels = self._pixels.__getitem__
-            lane = LaneThread("vision", device, wake, self._threads(Lane.LANGUAGE))
-            capture = capture_passes_for(self.model) if config.cuda_graphs else None  # as an instance of a server
-            self._vision = VisionRunner(self.model, embeds, pixels, lane, capture)
-            self._vision.capture()
-        lane = LaneThread("language", device, wake, self._threads(Lane.VISION), priority)
-        capture = capture_for(self.model) if config.cuda_graphs else None
-        self._language = LanguageRunner(self.model, stores, lane, capture=capture)
-        self._language.capture()
+            stores.append(_filled(self.embed, n_rows, device))
+        busy = self._busy.__getitem__
+        lanes = lanes_for(self.model, self._woken.set, self.n_threads, busy, priority=priority)
+        by_name = {store.spec.name: store for store in stores}
+        self._runners = runners_for(config, self.model, lanes, by_name, self._pixels.__getitem__)
         vocab = described.text.vocab
         prompt = tuple(min(_TEXT, vocab // 2) + i % min(100, vocab // 4) for i in range(self.n_context))
         self.texts = [_sequence(f"t{i}", prompt) for i in range(n_sequences)]
@@ -124,9 +115,8 @@ class Rig:
         return vision_s, language_s
 
     def close(self) -> None:
-        if self.embed is not None:
-            self._vision.close()
-        self._language.close()
+        for runner in self._runners.values():
+            runner.close()
 
     # ---- inside
 
@@ -151,10 +141,6 @@ class Rig:
         if not self._pictures:
             raise ConfigError(f"{model.architecture}: no picture of {sizes} fits a context of {self.n_context} tokens")
 
-    def _threads(self, other: Lane) -> Callable[[], int]:
-        """The threads for a lane's next batch, as in an engine: half of the cores while the other lane runs."""
-        return lambda: max(1, self.n_threads // 2) if self._busy[other] else self.n_threads
-
     def _launch(self, work: BatchShape) -> tuple[Lane, object]:
         if work.is_vision:
             lane, n = Lane.VISION, work.pictures
@@ -166,8 +152,7 @@ class Rig:
             if work.chunk:
                 items.append(TokenWork(next(texts), work.start, work.chunk, True))
         self._busy[lane] = True
-        runner = self._vision if lane is Lane.VISION else self._language
-        return lane, runner.launch(StepBatch(1, lane, items, n))
+        return lane, self._runners[lane].launch(StepBatch(1, lane, items, n))
 
     def _wait(self, tickets: list) -> list[Lane]:
         """Wait until at least one is done and return the lanes of those that are. Raises what a batch failed with."""

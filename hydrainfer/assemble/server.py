@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from hydrainfer.assemble.engine import Progress, Surroundings
+from hydrainfer.assemble.engine import Surroundings
 from hydrainfer.assemble.instances import Started, start_cluster, start_one
 from hydrainfer.assemble.media import (
     backend_name,
@@ -22,6 +22,7 @@ from hydrainfer.assemble.media import (
     resampler,
     video_reading,
 )
+from hydrainfer.assemble.model import Progress
 from hydrainfer.assemble.sizes import dtype_of, fit_context, quantization_of, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, ParsedConfig, is_hub_name, model_folder, name_of, parse_config

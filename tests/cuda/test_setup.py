@@ -89,7 +89,7 @@ def test_lanes_begin_after_what_was_set_up(monkeypatch):
         return BlockStore(args[0], 1)
 
     monkeypatch.setattr(assembling, "torch_device", lambda config: CUDA)
-    monkeypatch.setattr(assembling, "load_model", lambda *args: SimpleNamespace(weight_bytes=0))
+    monkeypatch.setattr(assembling, "load_for", lambda *args: SimpleNamespace(weight_bytes=0))
     monkeypatch.setattr(assembling, "BlockStore", store)
     monkeypatch.setattr(assembling, "_scheduler", scheduler)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from hydrainfer import LLM, SamplingParams
-from hydrainfer.assemble import engine as assembling
+from hydrainfer.assemble import model as assembling
 from hydrainfer.core import DEVICE_LOST, InternalError, Role, TokenWork
 from hydrainfer.models import PatchedPicture, load_model
 from hydrainfer.models.picture import Squares

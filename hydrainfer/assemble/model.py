@@ -1,0 +1,94 @@
+"""A model on its device: loaded for a role, and the runners that execute its batches on lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hydrainfer.assemble.sizes import quantization_of, torch_device
+from hydrainfer.cache import for_stage
+from hydrainfer.checkpoint import ModelConfig, model_folder
+from hydrainfer.config import ServeConfig
+from hydrainfer.core import Lane, PixelSource, Role, Stage
+from hydrainfer.engine import Runner
+from hydrainfer.grammar import Grammars
+from hydrainfer.models import DTYPES, Model, load_model
+from hydrainfer.ops import select_ops
+from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_for, capture_passes_for
+from hydrainfer.storage import BlockStore
+
+Progress = Callable[[int, int], None]
+
+
+def load_for(
+    config: ServeConfig,
+    described: ModelConfig,
+    role: Role,
+    dtype: str,
+    n_threads: int,
+    on_progress: Progress | None = None,
+    pause: Callable[[], None] | None = None,
+) -> Model:
+    """The model with what the role needs, in `dtype`, by the fastest operators for the device. `pause`: called between
+    the vision tower's matrix products. Raises `ConfigError` or `CheckpointError`."""
+    device, kind = torch_device(config), DTYPES[dtype]
+    ops = select_ops(
+        device,
+        kind,
+        described.text.head_dim,
+        use_native=config.native_kernels,
+        threads=n_threads,
+        quantization=quantization_of(config, device),
+    )
+    return load_model(model_folder(config), role, device, dtype, on_progress, ops, described, pause)
+
+
+def lanes_for(
+    model: Model,
+    wake: Callable[[], None],
+    n_threads: int,
+    busy: Callable[[Lane], bool],
+    *,
+    shared: bool = False,
+    priority: int = -1,
+) -> dict[Lane, LaneThread]:
+    """The threads of the lanes that the model has something for, or the one that they share. A batch is computed by all
+    cores while the other lane is not `busy`, by half of them while it is. `priority`: of the language lane, as
+    `LaneThread` takes it."""
+
+    def lane(name: str, other: Lane, priority: int = 0) -> LaneThread:
+        n_beside = max(1, n_threads // 2)
+        return LaneThread(name, model.device, wake, lambda: n_beside if busy(other) else n_threads, priority)
+
+    if shared:
+        return dict.fromkeys(Lane, lane("lanes", Lane.VISION))
+    found = {}
+    if model.vision is not None:
+        found[Lane.VISION] = lane("vision", Lane.LANGUAGE)
+    if model.language is not None:
+        found[Lane.LANGUAGE] = lane("language", Lane.VISION, priority)
+    return found
+
+
+def runners_for(
+    config: ServeConfig,
+    model: Model,
+    lanes: Mapping[Lane, LaneThread],
+    stores: Mapping[str, BlockStore],
+    pixels: PixelSource,
+    grammars: Grammars | None = None,
+) -> dict[Lane, Runner]:
+    """The runner of each lane, its graphs captured. `stores`: the caches by name."""
+    runners: dict[Lane, Runner] = {}
+    if model.vision is not None:
+        embeds = for_stage((store.spec for store in stores.values()), Stage.ENCODE)
+        assert embeds is not None, "a vision tower without a cache for what it makes"
+        capture = capture_passes_for(model) if config.cuda_graphs else None
+        vision = VisionRunner(model, stores[embeds.name], pixels, lanes[Lane.VISION], capture)
+        vision.capture()
+        runners[Lane.VISION] = vision
+    if model.language is not None:
+        capture = capture_for(model) if config.cuda_graphs else None
+        language = LanguageRunner(model, stores.values(), lanes[Lane.LANGUAGE], grammars, capture)
+        language.capture()
+        runners[Lane.LANGUAGE] = language
+    return runners
