@@ -63,7 +63,6 @@ READ = (
 )
 IS_DIGIT = ("Is this {a}?", "Is it {a}?", "Is the digit {a}?", "Does the picture show {a}?", "Is there {a}?")
 ANY_DIGIT = ("Is there a digit?", "Do you see a digit?", "Is there a number in the picture?", "Is this a digit?")
-ANY_SHAPE = ("Are there any shapes?", "Do you see any shapes?", "Is there a shape in the picture?")
 
 GREETINGS = (
     *("Hello", "Hi", "Hey", "Hello!", "Hi there", "Good morning", "Good evening", "Hello there!", "Hey there"),
