@@ -127,26 +127,33 @@ class RayLauncher:
             "configure_logging": False,
             "log_to_driver": True,
         }
-        if self._address is not None:
-            _check_address(self._address)
-            try:
-                ray.init(address=self._address, **common)
-            except (ConnectionError, RuntimeError, ValueError) as e:
-                raise _cannot_join(self._address, str(e).splitlines()[0]) from None
-            self._connected = True
+        if self._address is None:
+            self._start_own(len(plans), common)
             return
+        _check_address(self._address)
+        try:
+            ray.init(address=self._address, **common)
+        except (ConnectionError, RuntimeError, ValueError) as e:
+            raise _cannot_join(self._address, str(e).splitlines()[0]) from None
+        self._connected = True
+
+    def _start_own(self, n_instances: int, common: Mapping[str, Any]) -> None:
+        """Start a Ray that only this process uses, and watch its daemons. Raises `ConfigError`."""
+        import ray
+
         assert self._folder is not None, "a Ray of our own needs a folder"
-        common |= {
-            "include_dashboard": False,
-            "num_cpus": max(os.cpu_count() or 1, len(plans) + 1),  # one each is never what they wait for
-            "object_store_memory": OBJECT_STORE_BYTES,
-            "_node_ip_address": "127.0.0.1",
-            "_temp_dir": str(self._folder.ray),
-        }
         try:
             with _environment(_private_to(self._folder)):
                 _forget_token()  # of an earlier run
-                ray.init(address="local", **common)
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    num_cpus=max(os.cpu_count() or 1, n_instances + 1),  # one each is never what they wait for
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=str(self._folder.ray),
+                    **common,
+                )
         except Exception as e:  # whatever a machine may lack
             reason = " ".join(str(e).split())[:200]
             raise ConfigError(f"Ray cannot be started: {type(e).__name__}: {reason}", param="launcher") from None
