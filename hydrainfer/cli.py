@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from hydrainfer import benching, builtin, profiling
 from hydrainfer.config import ServeConfig, load
@@ -21,14 +22,29 @@ from hydrainfer.core import HydraError
 from hydrainfer.flags import with_flags
 from hydrainfer.version import __version__
 
+_M_ARENA_MAX = -8  # of mallopt(3)
+_INTERRUPTED = 130  # exit status
+
+
+class _Verbs(TyperGroup):
+    """Says it in a line when Ctrl-C ends a verb that has not said so itself."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(_INTERRUPTED) from None
+
+
 app = typer.Typer(
+    cls=_Verbs,
     help="Serve vision-language models behind an OpenAI-style API.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-_M_ARENA_MAX = -8  # of mallopt(3)
 _ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of options.", rich_help_panel="Options")]
 
 
@@ -60,7 +76,9 @@ def serve(config_file: _ConfigFile = None, **flags: str | None) -> None:
 @app.command()
 def demo(
     model: Annotated[Path | None, typer.Argument(help="Checkpoint directory; default: the built-in one.")] = None,
-    image: Annotated[Path, typer.Option(help="The picture to ask about.")] = builtin.PICTURE,
+    image: Annotated[
+        Path, typer.Option(help="The picture to ask about.", exists=True, dir_okay=False, readable=True)
+    ] = builtin.PICTURE,
     question: Annotated[str, typer.Option(help="What to ask.")] = "What is in this picture?",
     max_tokens: Annotated[int, typer.Option(help="Length of the answer.", min=1)] = 48,
 ) -> None:
@@ -135,7 +153,7 @@ def main() -> None:
         _say_error(e.message)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
     except Exception as e:
         if not hasattr(e, "format_message"):
             raise

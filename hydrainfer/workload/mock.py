@@ -126,8 +126,8 @@ class MockServer:
                 self.served.append(served)
                 if not await self._answer(writer, served, self._script(len(self.served) - 1)):
                     return
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # cancelled where the loop ends: asyncio would print that as an error of its callback
         finally:
             self._writers.discard(writer)
             writer.close()

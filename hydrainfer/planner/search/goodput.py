@@ -12,10 +12,8 @@ processes.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -26,6 +24,7 @@ from hydrainfer.metrics import Search
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.layouts import method_of
 from hydrainfer.planner.search.study import Attempt, Study, attempt, observe
+from hydrainfer.processes import processes
 
 _WAVE = 4
 _SCREEN = 300  # requests
@@ -269,7 +268,5 @@ def workers(n_processes: int | None) -> Iterator[RunJobs]:
     if n == 1:
         yield lambda call, jobs: (call(*job) for job in jobs)
         return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # imported once, for all processes of all pools
-    with ProcessPoolExecutor(n, mp_context=context) as pool:
+    with processes(n, preload=[__name__]) as pool:
         yield lambda call, jobs: pool.map(call, *zip(*jobs)) if jobs else iter(())

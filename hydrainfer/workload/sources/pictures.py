@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-import multiprocessing
 import os
-import signal
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Literal
@@ -18,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from hydrainfer.core import ConfigError
+from hydrainfer.processes import processes
 
 _NOISE = np.float32(20 * 3**0.5 / 255)  # of a byte: a deviation of 10
 _MANY = 64  # pictures that are worth processes of their own
@@ -81,16 +79,11 @@ def data_urls(pictures: Sequence[SentPicture]) -> list[str]:
     by this one. Raises `ConfigError`."""
     if sum(isinstance(p, DrawnPicture) for p in pictures) < _MANY:
         return [p.data_url() for p in pictures]
-    context = multiprocessing.get_context("forkserver")
     try:
-        with ProcessPoolExecutor(len(os.sched_getaffinity(0)), context, _ignore_ctrl_c) as pool:
+        with processes(len(os.sched_getaffinity(0)), preload=[__name__]) as pool:
             return list(pool.map(_data_url_of, pictures, chunksize=8))
     except BrokenProcessPool:
         return [p.data_url() for p in pictures]
-
-
-def _ignore_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _data_url_of(picture: SentPicture) -> str:

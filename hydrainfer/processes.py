@@ -1,0 +1,51 @@
+"""Processes that compute beside this one, for as long as a piece of work takes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+
+
+@contextmanager
+def processes(n: int, preload: Sequence[str] = ()) -> Iterator[ProcessPoolExecutor]:
+    """`n` processes to compute in. Ctrl-C is for this process only; if it, or an error, ends the context, what they are
+    at is broken off. They end with this process, however it ends. `preload`: modules that are imported once for all."""
+    context, others = multiprocessing.get_context("forkserver"), multiprocessing.active_children()
+    context.set_forkserver_preload(list(preload))
+    _start_forkserver()
+    with ProcessPoolExecutor(n, context, _follow_parent) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - set(others):
+                process.terminate()
+            raise
+
+
+def _start_forkserver() -> None:
+    """Start what forks the processes, deaf to Ctrl-C from its first instruction: while it imports, it would print a
+    traceback."""
+    resource_tracker.ensure_running()  # which would unblock signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _follow_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
