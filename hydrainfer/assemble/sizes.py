@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,6 +36,7 @@ GIB = 1 << 30
 _CUDA_WORKSPACE_BYTES = 2 * GIB
 """What is left free on a GPU for all that is neither weights nor caches: the widest rows of a pass, FlashInfer's
 workspace, the graphs of both lanes. These compute in a pool for each lane, of what their largest needs."""
+_SHORT_CHAT, _USUAL_PICTURE = 64, 1024  # tokens
 
 
 def torch_device(config: ServeConfig) -> torch.device:
@@ -127,6 +130,7 @@ def cache_sizes(
     wishes = Wishes(model.vision.tokens if model.vision else 0, config.max_images, n_tokens, n_context)
     options = {spec.size_option: getattr(config, spec.size_option) for spec in specs}
     given = {option: int(gib * GIB) for option, gib in options.items() if gib is not None}
+    _check_given(given, specs, wishes)
     sizes = size_caches(specs, wishes, _free_bytes(config, device, share, weight_bytes), given)
     if too_small(sizes, wishes):
         wants = [f"{spec.size_noun} {spec.least(wishes) * spec.block_bytes}" for spec in specs]
@@ -137,6 +141,23 @@ def cache_sizes(
     if sum(spec.block_bytes * n for spec, n in sizes.items()) > _total_bytes(device):
         raise no_memory(sizes)
     return share_memory(sizes, wishes) if config.elastic_memory else CacheSizes(sizes)
+
+
+def _check_given(given: Mapping[str, int], specs: Sequence[CacheSpec], wishes: Wishes) -> None:
+    """Raises `ConfigError` where an option fixes caches that hold not even a short chat, with a usual picture if the
+    model sees."""
+    n_tokens = _SHORT_CHAT + min(wishes.picture_tokens, _USUAL_PICTURE)
+    n_tokens = min(n_tokens, wishes.n_longest or n_tokens)
+    for option, n_bytes in given.items():
+        fixed = [spec for spec in specs if spec.size_option == option]
+        least = sum(max(spec.least(wishes), len(spec.span(0, n_tokens))) * spec.block_bytes for spec in fixed)
+        if n_bytes < least:
+            exact = 10 ** (2 - math.floor(math.log10(least / GIB)))
+            raise ConfigError(
+                f"--{option.replace('_', '-')} {n_bytes / GIB:.2g} is too little for this model; it must be at least "
+                f"{math.ceil(least / GIB * exact) / exact:g}",
+                param=option,
+            )
 
 
 def landing_sizes(

@@ -207,6 +207,7 @@ def test_wrong_options_are_one_line(checkpoint, tmp_path):
     assert "no instance that runs decode" in refused(checkpoint, "--layout", "1E1P")
     assert "max_model_len" in refused(checkpoint, "--max-model-len", 4000, "--kv-cache-gib", 0.0001)
     assert "no memory" in refused(checkpoint, "--kv-cache-gib", 1_000_000)
+    assert "it must be at least " in refused(checkpoint, "--kv-cache-gib", 0.000001)
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     assert "supported" in refused(tmp_path)
 
