@@ -46,7 +46,7 @@ def examine(port: int, serve: bool) -> Iterator[CheckResult]:
     yield _folder()
     if serve:
         yield _tried("server", {}, "one EPD instance in this process")
-        ray = {"layout": "1E1PD", "launcher": "ray", "start_timeout_s": 180.0}
+        ray = {"layout": "1E1PD", "launcher": "ray", "start_timeout_s": 180.0, "log_level": "error"}
         yield _tried("Ray", ray, "1E1PD as Ray actors, with a picture's embeddings moved between them")
 
 

@@ -171,6 +171,7 @@ def _plans(
         secret=secrets.token_bytes(32),
         keys=keys,
         balancing=config.balancing,
+        log_level=config.log_level,
     )
     return [plan(name=s.name, share=s.share) for s in specs]
 

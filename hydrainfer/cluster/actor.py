@@ -57,7 +57,7 @@ class ActorInstance:
 
     def _live(self, build: bytes) -> None:
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("hydrainfer").setLevel(logging.INFO)
+        logging.getLogger("hydrainfer").setLevel(self._plan.log_level.upper())
 
         def make(node: Node) -> tuple[Engine, Facts]:
             self._heard_of = True

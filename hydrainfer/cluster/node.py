@@ -44,7 +44,7 @@ class NodePlan:
     """All that an instance is told when it is started. `hub`: where the hub hears, on machine `hub_host`; `pixels`:
     where it gives out pictures; `bind`: where to hear, with places for `name`, `incarnation` and the `ip` from which
     this machine reaches the hub. `roles`: of every instance of the layout. `secret`: what its transports know members
-    by. `share`: what it gets of its machine."""
+    by. `share`: what it gets of its machine. `log_level`: from which its process, where it has one, writes logs."""
 
     name: str
     roles: dict[str, str]
@@ -57,6 +57,7 @@ class NodePlan:
     balancing: Balancing = "least_load"
     pulse: Pulse = _PULSE
     share: MachineShare = field(default_factory=MachineShare)
+    log_level: str = "info"
 
 
 class Wire(Protocol):

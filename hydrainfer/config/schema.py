@@ -125,7 +125,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ),
     ] = True
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], _help("Server", "What the server's process logs on stderr.")
+        Literal["debug", "info", "warning", "error"],
+        _help("Server", "What the server and its instances log on stderr."),
     ] = "info"
     log_format: Annotated[
         Literal["text", "json"], _help("Server", "Log lines, those of requests too, as text or as a JSON object each.")
