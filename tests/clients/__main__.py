@@ -42,6 +42,7 @@ CLIENTS = LIGHT | {
     "openai-agents": ("with_openai_agents.py", ["openai-agents==0.24.0"]),
     "lm-eval": ("with_lm_eval.py", ["lm-eval[api]==0.4.13", "transformers", "pydantic"]),
     "guidellm": ("with_guidellm.py", ["guidellm==0.8.1", "torch==2.13.0"]),
+    "aiperf": ("with_aiperf.py", ["aiperf==0.13.0"]),
     "vllm-bench": ("with_vllm_bench.py", ["vllm"]),
 }
 ENVIRONMENTS = Path(".cache/clients")
