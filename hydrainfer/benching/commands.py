@@ -94,6 +94,7 @@ def _asked(given: RunOptions, spec: Workload, objective: Slo | None) -> Asked:
         first_rate=given.first_rate,
         max_rate=given.max_rate,
         tolerance=given.tolerance,
+        limit_s=60 * given.search_minutes,
     )
     min_s = min_seconds_of(given.min_seconds, objective) if replay is None else 0.0
     effort = Effort(requests=given.requests, min_s=min_s, timeout_s=given.timeout_s)
@@ -125,7 +126,7 @@ def compare(**flags: Any) -> None:
 
 
 def _finish(result: Any, out: Path | None, as_json: bool) -> None:
-    """Show and write what there is; exit 1 if the server is gone, 130 if interrupted."""
+    """Show and write what there is; exit 1 if the server is gone or none could be measured, 130 if interrupted."""
     from hydrainfer.workload.output import conclusions, tables_of, write_files
 
     console = Console(stderr=as_json, highlight=False)
@@ -144,6 +145,8 @@ def _finish(result: Any, out: Path | None, as_json: bool) -> None:
         sys.stdout.write(result.to_json().decode())
     if result.stopped:
         raise typer.Exit(_status(result.stopped))
+    if all(server.failed for server in result.servers):
+        raise typer.Exit(GONE)
 
 
 @with_flags(Trace, "workload")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,11 @@ TEXT = ["--workload", "text", "--min-seconds", "0"]
 def hydrainfer(*words, **options):
     command = [sys.executable, "-m", "hydrainfer", *map(str, words)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def hears_ctrl_c():
+    """As in a terminal, though a shell has started the tests in its background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ended(process, limit_s=60):
@@ -100,6 +106,18 @@ def test_interrupted_and_refused(url, tmp_path):
     assert result["stopped"] == "interrupted (SIGINT)" and len(result["runs"]) <= 1
 
 
+def test_the_mock_server_ends_quietly_amid_an_answer():
+    port = free_port()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    mock = subprocess.Popen([*MOCK, str(port), "--itl-ms", "60000"], **pipes, preexec_fn=hears_ctrl_c)
+    assert "ready" in mock.stdout.readline()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")
+        assert client.recv(1)
+        mock.send_signal(signal.SIGINT)
+        assert ended(mock) == (0, "", "")
+
+
 def test_a_server_that_does_not_start(tmp_path):
     script = "import sys; print('no such model'); sys.exit(3)"
     with ServerProcess("x", [sys.executable, "-c", script], free_port(), tmp_path / "log") as server:
@@ -109,6 +127,9 @@ def test_a_server_that_does_not_start(tmp_path):
             server.check_alive()
     with pytest.raises(ServerFailed, match="cannot be started"):
         ServerProcess("x", ["/absent/server"], 1, tmp_path / "log")
+    status, out, _ = ended(hydrainfer("bench", "compare", "--start", "x=false", *TEXT, "--rates", "1", "--goodput",
+                                      "ttft:5", "--out", tmp_path / "c"))  # fmt: skip
+    assert status == 1 and "x could not be measured" in out
 
 
 def test_nothing_is_left_of_a_server_that_does_not_stop(tmp_path):

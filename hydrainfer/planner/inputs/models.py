@@ -38,7 +38,7 @@ def locate_model(name: str) -> Path:
     if path.is_file() or is_hub_name(name):
         return locate(name)
     known = ", ".join(found) or "none"
-    raise ConfigError(f"no model {name!r}: give a checkpoint, or one of {known}", param="model")
+    raise ConfigError(f"no model {name!r}: give a checkpoint, builtin, or one of {known}", param="model")
 
 
 def shape_of(name: str, dtype: str | None = None) -> ModelShape:

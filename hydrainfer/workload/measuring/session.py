@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -150,13 +151,23 @@ class Session:
         return 0.5 / e2e.p50 if e2e and e2e.p50 > 0 else 1.0
 
     async def search(
-        self, search: Search, seed: int, at: OpenLoopAt = Poisson, runs: list[Run] | None = None
+        self,
+        search: Search,
+        seed: int,
+        at: OpenLoopAt = Poisson,
+        runs: list[Run] | None = None,
+        limit_s: float = math.inf,
     ) -> tuple[Goodput, list[Run]]:
-        """Run loads until goodput is known or the search is stopped. `runs` is filled as they end."""
+        """Run loads until goodput is known or the search is stopped, or until the next load would last beyond
+        `limit_s`. `runs` is filled as they end."""
         runs = [] if runs is None else runs
         assert self._slo is not None
+        end_s, cut_short = self._clock() + limit_s, ""
         while not self.stop.came and (ask := search.next()) is not None:
             rate = ask.rate
+            if runs and self._clock() + ask.times * self._effort.n_at(rate) / rate > end_s:
+                cut_short = f"the search ended after {limit_s / 60:g} minutes (--search-minutes)"
+                break
             run = await self.at(at(rate), seed + len(runs), times=ask.times)
             runs.append(run)
             if self.stop.came:  # half a run at this rate would be judged as a whole one
@@ -169,7 +180,8 @@ class Session:
                 )
             elif self.series is not None:
                 search.tell(rate, self.series)
-        return search.result(), runs
+        found = search.result()
+        return msgspec.structs.replace(found, note="; ".join(filter(None, (found.note, cut_short)))), runs
 
 
 def hopeless(unloaded: LoadReport, slo: Slo) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import shlex
 import signal
 import sys
@@ -25,7 +26,7 @@ from hydrainfer.workload.sources import Arrivals, Closed, Constant, Gamma, Poiss
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The load of a server: each of `rates` with arrivals of `kind`, each of `concurrency`, a `replay`; with
     none of them, the search for goodput: from `first_rate` (None: half of what one request at a time makes) up to
-    `max_rate`, to within `tolerance`."""
+    `max_rate`, to within `tolerance`, for `limit_s` at most."""
 
     kind: str = "poisson"
     burst_shape: float = 0.5
@@ -37,6 +38,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float = 0.05
     target: float = 0.9
     max_runs: int = 3
+    limit_s: float = math.inf
 
     def at(self, rate: float) -> Arrivals:
         """Raises `ConfigError`."""
@@ -121,7 +123,9 @@ async def bench(
                 max_rate=load.max_rate,
                 max_runs=load.max_runs,
             )
-            goodput[asked.name], _ = await session.search(search, seed_of(asked.seed, 0, 0), load.at, runs)
+            goodput[asked.name], _ = await session.search(
+                search, seed_of(asked.seed, 0, 0), load.at, runs, load.limit_s
+            )
     server = Server(name=asked.name, facts=session.facts, unloaded=session.unloaded)
     return BenchResult(
         title=f"{asked.name}: {asked.workload.dataset}",

@@ -98,6 +98,10 @@ def test_goodput_is_searched():
     result, _ = run(Script(service_s=0.05, itl_s=0.001), LoadPlan(first_rate=2.0, tolerance=0.2), slots=1)
     found = result.goodput["server"]
     assert 4 < found.rate_per_s < 20 and "goodput" in conclusions(result)[0]
+    load = LoadPlan(first_rate=2.0, tolerance=0.2, limit_s=120.0)
+    short, _ = run(Script(service_s=0.05, itl_s=0.001), load, slots=1)
+    assert 1 < len(short.runs) < len(result.runs) and "ended after 2 minutes" in short.goodput["server"].note
+    assert 4 < short.goodput["server"].rate_per_s < 20
 
 
 def test_a_server_that_dies_midway():
