@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,7 +121,8 @@ def doctor(
         else:
             console.print(f"{marks[finding.state]} [bold]{finding.name}[/bold]: {escape(finding.says)}", soft_wrap=True)
 
-    works = report(examine(port, serve), say)
+    with nullcontext() if as_json else console.status("kernels are compiled the first time, servers take a minute"):
+        works = report(examine(port, serve), say)
     if not as_json:
         console.print(
             "\nready: [bold]hydrainfer serve[/bold]" if works else "\nwhat is marked bad keeps it from serving"
@@ -166,7 +168,8 @@ def _wrong_words(e: Any) -> int:
     if type(e).__name__ == "NoArgsIsHelpError":
         e.show()
     else:
-        _say_error(f"{e.format_message().rstrip('.')}; see {path} --help")
+        said = e.format_message().rstrip(".")
+        _say_error(f"{said}{' See' if said.endswith('?') else '; see'} {path} --help")
     return e.exit_code
 
 
