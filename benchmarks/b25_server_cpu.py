@@ -4,8 +4,9 @@
 
 `hydrainfer serve` with emulated devices, so that nothing is computed but what serving takes: processor time over loads
 that differ in one thing, of one instance, of two in the server's process and of two Ray actors; told apart are the
-server's process, those that prepare pictures, and all others (the instances, Ray). What comes out is `server` of
-configs/engines/hydrainfer.yaml and, of the client, the constant in `hydrainfer/profiling/live.py`.
+server's process, those that prepare pictures, and all others (the instances, Ray). With one client every token is a
+step: what the instances take of it then is a step's. What comes out is `server` of configs/engines/hydrainfer.yaml and,
+of the client, the constant in `hydrainfer/profiling/live.py`.
 """
 
 from __future__ import annotations
@@ -113,10 +114,15 @@ async def measure(chats: dict[Load, list[ChatRequest]], n_clients: int, flags: t
     return found
 
 
+def _token_s(found: dict[str, Any], *parts: str) -> float:
+    short, long = (sum(found[str(load)][part] for part in parts) for load in (SHORT, LONG))
+    return (long - short) / (LONG.tokens - SHORT.tokens)
+
+
 def solved(found: dict[str, Any], *parts: str) -> dict[str, float]:
     """What these parts take together."""
-    short, long, jpeg, png = (sum(found[str(load)][part] for part in parts) for load in (SHORT, LONG, JPEG, PNG))
-    token_s, megapixels = (long - short) / (LONG.tokens - SHORT.tokens), JPEG.width * JPEG.height / 1e6
+    short, jpeg, png = (sum(found[str(load)][part] for part in parts) for load in (SHORT, JPEG, PNG))
+    token_s, megapixels = _token_s(found, *parts), JPEG.width * JPEG.height / 1e6
     return {
         "request_s": short - SHORT.tokens * token_s,
         "token_s": token_s,
@@ -129,19 +135,29 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--alone", type=int, default=60, help="requests of one client")
     args, console = parser.parse_args(), new_console()
     chats = {load: encoded(load.chats(args.requests + _WARM, k)) for k, load in enumerate((SHORT, LONG, JPEG, PNG))}
     results: dict[str, Any] = {}
     for name, flags in _DEPLOYMENTS.items():
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            found = runner.run(measure(chats, args.clients, flags))
+        found = _measured(chats, args.clients, flags)
         parts = {part: solved(found, part) for part in Seconds._fields}
         server = solved(found, "process", "preparing", "others")
         results[name] = {"seconds_per_request": found, "server": server} | parts
         console.print(name, results[name])
-    alone, apart = (results[name]["server"] for name in ("one instance", "two, Ray actors"))
-    results["passing"] = {name: apart[name] - alone[name] for name in alone}
-    console.print(results["passing"], f"wrote {write_result('b25_server_cpu', __doc__, args, results).name}")
+    alone, apart = results["one instance"], results["two, Ray actors"]
+    server = ("process", "preparing")
+    results["passing"] = {k: sum(apart[part][k] - alone[part][k] for part in server) for k in alone["server"]}
+    few = {load: chats[load][: args.alone + _WARM] for load in (SHORT, LONG)}
+    found = _measured(few, 1, _DEPLOYMENTS["two, Ray actors"])
+    results["one client"] = {part: _token_s(found, part) for part in Seconds._fields}
+    console.print(results["passing"], results["one client"])
+    console.print(f"wrote {write_result('b25_server_cpu', __doc__, args, results).name}")
+
+
+def _measured(chats: dict[Load, list[ChatRequest]], n_clients: int, flags: tuple[str, ...]) -> dict[str, Any]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(measure(chats, n_clients, flags))
 
 
 if __name__ == "__main__":

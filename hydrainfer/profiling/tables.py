@@ -161,8 +161,10 @@ def carried(run: Live, error: float | None) -> str:
     )
     if error is None:
         return text
-    within = predicted / (1 + error) <= measured * 1.001 and measured <= predicted * (1 + error) * 1.001
-    return f"{text} That is {'within' if within else 'NOT within'} the stated model error."
+    least, most = predicted / (1 + error) / 1.001, predicted * (1 + error) * 1.001
+    if not measured and (high is None or high > least):
+        return f"{text} The runs were too short to tell whether that is within the stated model error."
+    return f"{text} That is {'within' if least <= measured <= most else 'NOT within'} the stated model error."
 
 
 def _were(rows: Sequence[Row]) -> str:

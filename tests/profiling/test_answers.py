@@ -146,5 +146,8 @@ def test_a_run_for_real_says_what_was_carried(low, high, words):
     assert carried(live, None) == f"Run for real, 1E+7PD carries 81 requests/s{words}, predicted 90."
     assert carried(live, 0.2).endswith("That is within the stated model error.")
     assert "That is NOT within" in carried(live, 0.1)
+    unsure = msgspec.structs.replace(live, goodput=(90.0, 0.0))
+    assert "too short to tell" in carried(unsure, 0.2)
+    assert "That is NOT within" in carried(msgspec.structs.replace(unsure, goodput_high=60.0), 0.2)
     beside = carried(msgspec.structs.replace(live, planned=120.0), None)
     assert beside.endswith("predicted 90 with this client on the same cores (120 without).")

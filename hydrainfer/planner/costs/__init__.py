@@ -13,7 +13,7 @@ from hydrainfer.planner.costs.costfile import (
     read_cost_file,
     write_cost_file,
 )
-from hydrainfer.planner.costs.engine import EngineModel, read_engine, slowed
+from hydrainfer.planner.costs.engine import EngineModel, read_engine, slowed, with_steps
 from hydrainfer.planner.costs.fitting import fit_cost
 from hydrainfer.planner.costs.hardware import Hardware, read_hardware
 from hydrainfer.planner.costs.shape import WEIGHT_BYTES, ModelShape, blocks_of, cost_of
@@ -42,5 +42,6 @@ __all__ = [
     "read_engine",
     "read_hardware",
     "slowed",
+    "with_steps",
     "write_cost_file",
 ]

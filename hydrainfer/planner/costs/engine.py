@@ -62,8 +62,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"engine {self.name}: {field.name} must not be negative", param=field.name)
         if not self.slower or not self.mixed:
             raise ConfigError(f"engine {self.name}: slower and mixed must be positive", param="slower")
-        if not self.server.cores > 0.0 or self.server.workers < 0 or self.server.threads < 0:
-            rule = "server.cores must be positive, its workers and threads must not be negative"
+        server = self.server
+        if not server.cores > 0.0 or server.processes < 1 or min(server.workers, server.threads, server.step_s) < 0:
+            rule = "server.cores and processes must be positive, its workers, threads and step_s must not be negative"
             raise ConfigError(f"engine {self.name}: {rule}", param="server")
 
     @property
@@ -102,6 +103,12 @@ def slowed(cost: CostModel, by: float) -> CostModel:
     ratios = ("overlap_slowdown", "prefill_overlap_slowdown")
     times = {k: v * by for k, v in msgspec.structs.asdict(cost).items() if k not in ratios}
     return msgspec.structs.replace(cost, **times)
+
+
+def with_steps(cost: CostModel, step_s: float) -> CostModel:
+    """The same model with so much more for each batch."""
+    bases = {"step_base_s": cost.step_base_s + step_s, "encode_base_s": cost.encode_base_s + step_s}
+    return msgspec.structs.replace(cost, **bases)
 
 
 def read_engine(name: str) -> EngineModel:

@@ -15,7 +15,7 @@ from hydrainfer.config import Slo
 from hydrainfer.core import CostModel, Layout, LifecycleEvent, Request, Stage
 from hydrainfer.engine import EventSink, Overlap
 from hydrainfer.metrics import FAILED, Series, Timelines, Verdict, judge
-from hydrainfer.planner.costs import Choice, RequestShare, best_of, slowed
+from hydrainfer.planner.costs import Choice, RequestShare, best_of, slowed, with_steps
 from hydrainfer.planner.simulation import (
     InstanceModel,
     Link,
@@ -78,22 +78,23 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def front(self, layout: Layout) -> ServerCost:
-        """The server before the layout, with all its cores."""
+        """All that is before the layout."""
         first = Stage.ENCODE if any(t.pictures for t in self.trace) else Stage.PREFILL
         n = sum(role.runs(first) for role in layout.instances) if self.server.each else 1
-        return msgspec.structs.replace(self.server, cores=self.server.cores * n)
+        return self.server.times(n)
 
     def instances(self, layout: Layout, rate: float = 0.0) -> list[InstanceModel]:
         """`rate`: of requests, of which a server on the same cores has work, too."""
         found, budgets = [], self.budgets(layout)
-        slowdown = self.server.slowdown(self.trace, len(layout.instances), rate)
+        server = self.front(layout)
+        slowdown = server.slowdown(self.trace, len(layout.instances), rate)
         for n, role in enumerate(layout.instances):
             s = self.stations[str(role)]
             found.append(
                 InstanceModel(
                     name=f"{role}{n}",
                     role=role,
-                    cost=slowed(s.cost, slowdown) if slowdown > 1.0 else s.cost,
+                    cost=slowed(with_steps(s.cost, server.step_s), slowdown) if server.threads else s.cost,
                     blocks=s.blocks,
                     split=s.split,
                     budgets=budgets[str(role)],

@@ -11,8 +11,6 @@ import msgspec
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.simulation.trace import TraceRequest
 
-_CROWDED = 0.95  # of the cores: with more, requests come faster than they are prepared
-
 
 class CoreTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one core: `request_s` for a request, `megapixel_s` for a million pixels of its pictures, `token_s` for
@@ -44,68 +42,118 @@ class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `process`: of the server's process, an interpreter that has one core at most, if there are `workers`. These are
     processes that prepare pictures, one each at a time (decoding, resizing), for which they take `preparing`. 0: the
-    server's process does that, too, on any of its cores. `passing`: of the server and the instances together, where
-    there are several, as these are processes. `client`: of a client on the same cores. `cores`: for all this; infinite:
-    more than it wants; `each`: so many before every instance that encodes or, without pictures, prefills. `threads`: of
-    each instance, if these compute on the same cores; 0: they do not.
+    server's process does that, too, on any of its cores. Several instances are processes: `passing` is what the
+    server's takes more then, `handling` what they take for its messages. `step_s`: of an instance for each step beside
+    its batch, where these compute on the same cores. `client`: of a client there. `cores`: for all this; infinite: more
+    than it wants; `each`: so many, and a server, before every instance that encodes or, without pictures, prefills.
+    `threads`: of each instance, if these compute on the same cores; 0: they do not. `processes`: of servers.
     """
 
     process: CoreTime = _NOTHING
     preparing: CoreTime = _NOTHING
     passing: CoreTime = _NOTHING
+    handling: CoreTime = _NOTHING
+    step_s: float = 0.0
     client: CoreTime = _NOTHING
     workers: int = 0
     cores: float = math.inf
     each: bool = False
     threads: int = 0
+    processes: int = 1
+
+    def times(self, n: int) -> ServerCost:
+        """So many such servers, side by side."""
+        return msgspec.structs.replace(
+            self, cores=self.cores * n, workers=self.workers * n, processes=self.processes * n
+        )
 
     def work_s(self, trace: Sequence[TraceRequest], n_instances: int) -> float:
         """Seconds of a core for a request, as a mean."""
-        parts = (self.process, self.preparing, self.client) + (self.passing,) * (n_instances > 1)
-        return sum(part.mean_s(trace) for part in parts)
+        apart = (self.passing, self.handling) if n_instances > 1 else ()
+        return sum(part.mean_s(trace) for part in (self.process, self.preparing, self.client, *apart))
 
     def most(self, trace: Sequence[TraceRequest], n_instances: int, rate: float) -> float:
-        """The highest rate that leaves time for all, where the instances alone carry `rate`."""
+        """A rate that cannot be exceeded for long, where the instances alone carry `rate` at most."""
         work_s = self.work_s(trace, n_instances)
-        if not work_s or self.cores == math.inf:
+        if not work_s:
             return rate
-        most = min(rate, self.cores * _CROWDED / work_s)
-        if self.threads:  # who has cores left over gives them to the others
-            most = min(rate, self.cores / (work_s + self.threads * n_instances / rate))
-        queues = ((self.process, 1), (self.preparing, self.workers)) if self.workers else ()
-        return min([most, *(n * _CROWDED / s for part, n in queues if (s := part.mean_s(trace)))])
+        limits = [rate, self.cores / (work_s + self.threads * n_instances / rate)]  # who has cores left lends them
+        if self.workers:
+            wanted = ((self._process_s(trace, n_instances), self.processes), (self._preparing_s(trace), self.workers))
+            limits += [n / seconds for seconds, n in wanted if seconds]
+        return min(limits)
 
     def slowdown(self, trace: Sequence[TraceRequest], n_instances: int, rate: float) -> float:
         """How many times longer batches take beside the server, at `rate` requests per second."""
-        if not self.threads or not (work_s := self.work_s(trace, n_instances)):
+        if not self.threads or not self.work_s(trace, n_instances):
             return 1.0
-        left = max(self.cores - rate * work_s, self.cores * (1.0 - _CROWDED))
-        return max(1.0, self.threads * n_instances / left)
+        others = [*self._processes(trace, n_instances, rate), *self._workers(trace, rate), *self._client(trace, rate)]
+        n = self.threads * n_instances
+        share = _share(self.cores, n, others)
+        handling = rate * self.handling.mean_s(trace) / n if n_instances > 1 else 0.0
+        return 1.0 / max(share - handling, 0.1 * share)
 
     def ready_s(self, trace: Sequence[TraceRequest], n_instances: int) -> list[float]:
         """When each request, in order of arrival, reaches the instances: first come, first served, by the server's
-        process, which streams answers besides, and by the workers, on cores that instances have threads on."""
+        process, which streams answers besides, and by the workers. Where instances compute on the same cores, whoever
+        is behind with its work gets as much of them as each of their threads."""
         arrivals, first = [t.arrival_s for t in trace], [self.process.before_s(t) for t in trace]
+        if n_instances > 1:
+            first = [a + self.passing.before_s(t) for a, t in zip(first, trace)]
         second = [self.preparing.before_s(t) for t in trace]
-        if self.cores == math.inf:
-            return [sum(times) for times in zip(arrivals, first, second)]
         rate = len(trace) / max(arrivals[-1] - arrivals[0], 1e-9)
-        answers_s = self.process.token_s * sum(t.n_output for t in trace) / len(trace)
-        turns = max(1.0, (self.threads * n_instances + 1) / self.cores)  # threads that want a core take turns
+        before_s = sum(first) / len(first)
+        answers_s = self._process_s(trace, n_instances) - before_s
+        n_greedy, client = self.threads * n_instances, self._client(trace, rate)
         if not self.workers:
-            both = [a + b for a, b in zip(first, second)]
-            return _served(arrivals, both, max(1, int(self.cores)), turns, rate, answers_s)
-        return _served(_served(arrivals, first, 1, turns, rate, answers_s), second, self.workers, turns)
+            n = max(1, int(min(self.cores, len(trace))))
+            share = _share(self.cores, n_greedy + n, client)
+            return _served(arrivals, [a + b for a, b in zip(first, second)], n, share, rate, answers_s)
+        share = _share(self.cores, n_greedy + self.processes, [*self._workers(trace, rate), *client])
+        at_s = _served(arrivals, first, self.processes, share, rate, answers_s)
+        share = _share(self.cores, n_greedy + self.workers, [*self._processes(trace, n_instances, rate), *client])
+        return _served(at_s, second, self.workers, share)
+
+    # ---- seconds of a request, and cores wanted by each thread at a rate
+
+    def _process_s(self, trace: Sequence[TraceRequest], n_instances: int) -> float:
+        return self.process.mean_s(trace) + (self.passing.mean_s(trace) if n_instances > 1 else 0.0)
+
+    def _preparing_s(self, trace: Sequence[TraceRequest]) -> float:
+        return self.preparing.mean_s(trace)
+
+    def _processes(self, trace: Sequence[TraceRequest], n_instances: int, rate: float) -> list[float]:
+        n = self.processes if self.workers else max(1, int(min(self.cores, len(trace))))
+        preparing_s = 0.0 if self.workers else self._preparing_s(trace)
+        return [rate * (self._process_s(trace, n_instances) + preparing_s) / n] * n
+
+    def _workers(self, trace: Sequence[TraceRequest], rate: float) -> list[float]:
+        return [rate * self._preparing_s(trace) / self.workers] * self.workers if self.workers else []
+
+    def _client(self, trace: Sequence[TraceRequest], rate: float) -> list[float]:
+        return [rate * self.client.mean_s(trace)]
+
+
+def _share(cores: float, n: int, others: Sequence[float]) -> float:
+    """The share of a core that each of `n` threads gets that want a whole one, beside `others`, which want so much and
+    get no more than they."""
+    left = cores
+    for k, wanted in enumerate(sorted(others)):
+        if wanted >= (share := left / (n + len(others) - k)):
+            return min(1.0, share)
+        left -= wanted
+    return min(1.0, left / n)
 
 
 def _served(
-    arrivals: Sequence[float], work_s: Sequence[float], n: int, turns: float, rate: float = 0.0, besides_s: float = 0.0
+    arrivals: Sequence[float], work_s: Sequence[float], n: int, share: float, rate: float = 0.0, besides_s: float = 0.0
 ) -> list[float]:
-    """When a queue with `n` servers is done with each; who wants nothing of it passes by. All take `turns` times as
-    long. `besides_s` of work comes with each of `rate` requests per second, and shares the servers at worst."""
+    """When a queue with `n` servers is done with each; who wants nothing of it passes by. Each server has this `share`
+    of a core. `besides_s` of work comes with each of `rate` requests per second, and shares the servers at worst."""
     mean_s = sum(work_s) / len(work_s)
-    left = max(n - rate * besides_s, n * mean_s / ((mean_s + besides_s) or 1.0))
-    slower, free, found = turns * n / (left or n), [0.0] * n, []
+    has = n * share
+    left = max(has - rate * besides_s, has * mean_s / ((mean_s + besides_s) or 1.0))
+    slower, free, found = n / (left or has), [0.0] * n, []
     for at_s, own_s in zip(arrivals, work_s):
         if own_s:
             at_s = max(at_s, free[0]) + own_s * slower

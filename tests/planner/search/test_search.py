@@ -11,12 +11,12 @@ from hydrainfer.core import ConfigError, Layout, Role, Stage
 from hydrainfer.core.stage import ROLE_NAMES
 from hydrainfer.planner.costs import slowed
 from hydrainfer.planner.search.bound import Bounds
-from hydrainfer.planner.search.goodput import QUICK, measured, search
+from hydrainfer.planner.search.goodput import QUICK, SearchEffort, measured, search
 from hydrainfer.planner.search.layouts import layout_of, layouts, method_of, placed_layouts
 from hydrainfer.planner.search.reason import reason
 from hydrainfer.planner.search.study import Station, Study, attempt
 from hydrainfer.planner.search.usage import use_of
-from hydrainfer.planner.simulation import TraceRequest
+from hydrainfer.planner.simulation import CoreTime, ServerCost, TraceRequest
 from tests.planner.simulation.test_leaps import COST, deployment
 
 pytestmark = pytest.mark.unit
@@ -60,6 +60,27 @@ def test_the_winner_is_that_of_trying_everything():
     for f in quick:
         if f.goodput is None:
             assert by_name[f.layout].goodput <= every[0].goodput
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        ServerCost(process=CoreTime(request_s=2e-3), preparing=CoreTime(request_s=6e-3), workers=1),
+        ServerCost(process=CoreTime(request_s=3e-3), passing=CoreTime(request_s=4e-3), workers=2, cores=2.0, threads=1),
+    ],
+)
+def test_with_a_server_that_is_short_of_cores_the_winner_is_that_of_trying_everything(server):
+    s = msgspec.structs.replace(study(Slo(ttft_s=0.3, tpot_s=0.2), n=60), server=server)
+    quick, every = (
+        search(s, layouts(2), n_processes=1, exhaustive=x, effort=SearchEffort(1, 0.1)) for x in (False, True)
+    )
+    measured_alike = {f.layout: f.goodput for f in every}
+    assert measured_alike[quick[0].layout] >= 0.95 * every[0].goodput > 0.0
+    for f in every:
+        late = attempt(
+            msgspec.structs.replace(study(s.slo, 300), server=server), Layout.parse(f.layout), 1.25 * f.bound
+        )
+        assert not late.carried(s.target), "a bound is more than what lasts"
 
 
 def test_hurry_changes_no_verdict():

@@ -26,7 +26,7 @@ def test_a_server_that_takes_nothing_changes_nothing():
 
 
 def test_with_cores_enough_a_request_waits_for_its_own_work_only():
-    server = ServerCost(process=CoreTime(request_s=0.01), preparing=CoreTime(megapixel_s=0.1), workers=1)
+    server = ServerCost(process=CoreTime(request_s=0.01), preparing=CoreTime(megapixel_s=0.1), workers=2)
     assert waits(server, trace(3, 0.05)) == pytest.approx([0.11] * 3)
 
 
@@ -34,20 +34,21 @@ def test_one_core_makes_a_queue():
     """Work of 0.11 s every 0.1 s: each request waits 10 ms longer than the one before it."""
     server, requests = ServerCost(process=CoreTime(request_s=0.01, megapixel_s=0.1), cores=1.0), trace(20, 0.1)
     assert all(b - a == pytest.approx(0.01) for a, b in pairwise(waits(server, requests)))
-    assert server.most(requests, 1, 50.0) == pytest.approx(0.95 / 0.11)
+    assert server.most(requests, 1, 50.0) == pytest.approx(1 / 0.11)
 
 
+@pytest.mark.parametrize("cores", [64.0, math.inf])
 @pytest.mark.parametrize(
     ("process_s", "megapixel_s", "workers", "most"),
     [
-        (0.04, 0.1, 1, 0.95 / 0.1),
-        (0.04, 0.1, 2, 0.95 * 2 / 0.1),
-        (0.04, 0.1, 8, 0.95 / 0.04),  # one interpreter, however many cores
+        (0.04, 0.1, 1, 1 / 0.1),
+        (0.04, 0.1, 2, 2 / 0.1),
+        (0.04, 0.1, 8, 1 / 0.04),  # one interpreter, however many cores
     ],
 )
-def test_pictures_wait_for_a_worker_and_all_for_the_server_s_process(process_s, megapixel_s, workers, most):
+def test_pictures_wait_for_a_worker_and_all_for_the_server_s_process(process_s, megapixel_s, workers, most, cores):
     process, preparing = CoreTime(request_s=process_s), CoreTime(megapixel_s=megapixel_s)
-    server = ServerCost(process=process, preparing=preparing, workers=workers, cores=64.0)
+    server = ServerCost(process=process, preparing=preparing, workers=workers, cores=cores)
     assert server.most(trace(2, 1.0), 1, 1e3) == pytest.approx(most)
     calm, busy = (waits(server, trace(40, 1.0 / rate)) for rate in (0.9 * most, 1.25 * most))
     assert calm[-1] == pytest.approx(process_s + megapixel_s) and busy[-1] > 1.5 * calm[-1]
@@ -81,6 +82,31 @@ def test_instances_in_processes_of_their_own_and_a_client_want_cores_too():
     assert server.work_s(requests, 1) == pytest.approx(7e-3) and server.work_s(requests, 2) == pytest.approx(9e-3)
     assert server.most(requests, 2, 100.0) == pytest.approx(2 / 0.029)
     assert server.slowdown(requests, 2, 80.0) == pytest.approx(2 / (2 - 80 * 9e-3))
+
+
+def test_messages_are_work_of_the_instances_own_threads():
+    """Two threads have a core each; 80 requests of 5 ms take a fifth of each."""
+    server, requests = ServerCost(handling=CoreTime(request_s=5e-3), cores=2.0, threads=1), trace(10, 0.1)
+    assert server.work_s(requests, 1) == 0.0 and server.work_s(requests, 2) == pytest.approx(5e-3)
+    assert server.slowdown(requests, 2, 80.0) == pytest.approx(1 / 0.8)
+
+
+def test_a_server_s_process_gets_no_more_than_its_turn_beside_threads_that_always_want_a_core():
+    """Two cores, of which workers take 0.4: the process and two instances have 0.53 each, 53 requests/s of 10 ms."""
+    server = ServerCost(
+        process=CoreTime(request_s=10e-3), preparing=CoreTime(request_s=8e-3), workers=2, cores=2.0, threads=1
+    )
+    assert server.slowdown(trace(10, 1 / 50), 2, 50.0) == pytest.approx(2 / (2 - 50 * 18e-3))
+    assert server.slowdown(trace(10, 1 / 90), 2, 90.0) == pytest.approx(3 / (2 - 90 * 8e-3)), "not what is left over"
+    calm, busy = (waits(server, trace(400, 1.0 / rate), 2) for rate in (45.0, 60.0))
+    assert calm[-1] < 0.05 < 0.5 < busy[-1]
+
+
+def test_a_server_before_each_of_several_is_so_many_servers():
+    own = ServerCost(process=CoreTime(request_s=0.04), preparing=CoreTime(megapixel_s=0.1), workers=2, cores=4.0)
+    requests = trace(40, 1.0 / 30)
+    assert own.times(3).most(requests, 1, 1e3) == pytest.approx(3 * own.most(requests, 1, 1e3))
+    assert waits(own.times(3), requests)[-1] < 0.3 < waits(own, requests)[-1]
 
 
 def test_a_slow_process_does_not_make_instances_slow():
