@@ -218,7 +218,8 @@ class Engine:
         lanes, s = self.lanes, self.scheduler
 
         def counts() -> tuple[int, int]:
-            return len(s.decoding), len(s.encoding) + len(s.waiting.pictured)
+            crowd = len(s.decoding) if s.policy.order == "rank" else 0  # in Algorithm 1 lanes take turns, no more
+            return crowd, len(s.encoding) + len(s.waiting.pictured)
 
         for lane in lanes.turns(s.prefers_language, counts):
             turn = s.next(now, lane, lanes.interrupts(lane), ahead=lanes.busy(lane))

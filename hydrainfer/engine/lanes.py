@@ -56,8 +56,8 @@ class Lanes:
 
     def turns(self, prefers_language: Callable[[], bool], counts: Callable[[], tuple[int, int]]) -> Iterator[Lane]:
         """The lanes to be asked for a batch now, in order. `prefers_language()`: whether no picture is to be encoded
-        before somebody's prefill; `counts()`: how many sequences decode, and how many have pictures to be encoded. Each
-        lane's batch is launched before the next lane is asked for."""
+        before somebody's prefill; `counts()`: how many sequences decode that may go on as a crowd, and how many have
+        pictures to be encoded. Each lane's batch is launched before the next lane is asked for."""
         take_turns = self.overlap in ("step", "off")
         if not (self.in_flight and take_turns):
             yield from self._free(prefers_language, counts)
