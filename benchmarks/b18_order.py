@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1500, help="per run of a mix")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--output-tokens", type=int, default=16, help="of each answer in the burst")
-    parser.add_argument("--running", type=int, nargs="+", default=[64, 128], help="--max-running, in the burst")
+    parser.add_argument("--running", type=int, nargs="+", default=[64, 96], help="--max-running, in the burst")
     args = parser.parse_args()
     results: dict[str, Any] = {}
     for name, (policy, step_s) in POLICIES.items():

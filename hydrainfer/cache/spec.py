@@ -15,7 +15,7 @@ Found = Sequence[int | None]
 """For each block of a request by number: the block of the cache that already has its content, or None."""
 
 
-TOKENS_PER_RUNNING, USUAL_TOKENS = 512, 1024
+TOKENS_PER_RUNNING, USUAL_TOKENS = 704, 1024
 """The automatic KV cache of a CPU holds so many tokens for each request that may run; most of them are far from their
 last token. A usual request has so many at its end."""
 

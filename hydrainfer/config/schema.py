@@ -229,7 +229,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     step_s: Annotated[
         float, _help("Scheduler", "A batch takes about this long at most: chunks shrink, fewer pictures.", gt=0)
     ] = 0.5
-    max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 128
+    max_running: Annotated[int, _help("Scheduler", "Requests that hold cache at once.", ge=1)] = 96
     order: Annotated[
         Literal["rank", "fcfs"],
         _help("Scheduler", "Who goes next: rank, by age and remaining work; fcfs, by age, and who has begun goes on."),

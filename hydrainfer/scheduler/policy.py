@@ -9,7 +9,7 @@ import msgspec
 from hydrainfer.core.request import MAX_PRIORITY
 
 Ordering = Literal["rank", "fcfs"]
-STEP_S, RUNNING = 0.5, 128
+STEP_S, RUNNING = 0.5, 96
 """The `step_s` and the `running` of a server."""
 EncodeGate = Literal["paper", "aged"]
 Batching = Literal["stage-level", "prefill-first"]
