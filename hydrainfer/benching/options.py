@@ -64,7 +64,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     first_rate: Annotated[float | None, flag(_SEARCH, "Where the search starts; default: from one alone.")] = None
     max_rate: Annotated[float, flag(_SEARCH, "Where the search ends.")] = 1e4
     tolerance: Annotated[float, flag(_SEARCH, "How exact the search is, relative.")] = 0.05
-    search_minutes: Annotated[float, flag(_SEARCH, "It takes so long at most, then says what is undecided.")] = 4.0
+    search_minutes: Annotated[float, flag(_SEARCH, "At most so long; then it says what is undecided.", ge=0)] = 4.0
     json: JsonFlag = False
     out: Annotated[Path | None, _FOLDER] = None
 
