@@ -6,6 +6,7 @@ const STAGES = ["encode", "prefill", "decode"];
 const DOING = { encode: "encoding", prefill: "prefilling", decode: "decoding" };
 const MOST_DOTS = 40;
 const BUSY_MS = 5000;
+const PALE = "Bars: blocks of the caches in use; pale, kept for reuse.";
 const landed = new Map(); // instance and incarnation → how many had come when we last looked, and when more came
 
 const runs = (instance, stage) => instance.role.includes(stage[0].toUpperCase());
@@ -118,9 +119,9 @@ export function showLayout(name, instances) {
   layout.append(...instances.map(card));
   const n = drawWays(instances);
   const total = instances.reduce((sum, { load }) => sum + (load?.landed ?? 0), 0);
-  if (!n) return $("layout-note").replaceChildren();
+  if (!n) return $("layout-note").replaceChildren(PALE);
   const lines = make("span", "of-lines", " A line is violet where one has arrived in the last 5 seconds.");
-  $("layout-note").replaceChildren(`${total} requests have moved between instances so far.`, lines);
+  $("layout-note").replaceChildren(`${total} requests have moved between instances so far.`, lines, ` ${PALE}`);
 }
 
 addEventListener("resize", () => drawWays(shown));
