@@ -149,9 +149,10 @@ def _check(hf: Any, hidden: int, out: int, indexes: dict[str, tuple[int, ...]], 
 
 def frame_theta(v: Any, path: Path) -> float:
     """The base of the rotary embedding of a tower's patches. Raises `CheckpointError`."""
-    rope: Any = v.rope_parameters or {}
-    kind, theta = rope.get("rope_type"), rope.get("rope_theta")
-    require(kind == "axial", path, f"rope type {kind!r} of the vision tower is not supported; supported: axial")
+    rope: Any = getattr(v, "rope_parameters", None) or {}  # older transformers have none
+    kind, theta = rope.get("rope_type") or "axial", rope.get("rope_theta", 10000.0)
+    known = kind in ("axial", "default")
+    require(known, path, f"rope type {kind!r} of the vision tower is not supported; supported: axial")
     turns = isinstance(theta, int | float) and theta > 0
     require(turns, path, f"rope_theta {theta!r} of the vision tower is not supported; supported: a number over 0")
     return float(theta)

@@ -32,7 +32,7 @@ IDS = torch.randint(3, 1500, (45,), generator=torch.Generator().manual_seed(0)).
 GRIDS = ((1, 2, 2), (1, 5, 3), (2, 4, 6))
 LEFT_OUT = "left out"
 _ACTIVATIONS = ("gelu", "relu", "silu", "quick_gelu")
-_WORDLESS = ("architectures", "model_type", "dtype", "id2label", "label2id", "auto_map")
+_OTHER = ("architectures", "model_type", "dtype", "id2label", "label2id", "auto_map", "_token_id", "_token_index")
 _OLD = {"original_max_position_embeddings": 16, "rope_theta": 500.0, "factor": 3.0}
 ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "default"},
@@ -91,7 +91,7 @@ def changes(config: dict[str, Any], names: set[str]) -> Iterator[tuple[tuple[str
     """Ways to a field, and what shall stand there."""
     for at in ((), ("text_config",), ("vision_config",)):
         section = part(config, at)
-        for name in sorted((names | {"rope_theta"}) - set(_WORDLESS) if isinstance(section, dict) else ()):
+        for name in sorted(names | {"rope_theta"} if isinstance(section, dict) else ()):
             found = section.get(name)
             if name == "rope_parameters" and found:
                 inner = [n for n, value in found.items() if isinstance(value, dict)]
@@ -100,7 +100,7 @@ def changes(config: dict[str, Any], names: set[str]) -> Iterator[tuple[tuple[str
                     yield from (((*at, name, *place), rope | keep) for rope in ROPES)
                     yield from (((*at, name, *place), rope | keep | {"partial_rotary_factor": 0.5}) for rope in ROPES)
                 yield from (((*at, name, n), value) for n in inner for value in (None, LEFT_OUT))
-            elif not hasattr(PreTrainedConfig, name) and not isinstance(found, dict):
+            elif not (hasattr(PreTrainedConfig, name) or isinstance(found, dict) or name.endswith(_OTHER)):
                 yield from (((*at, name), value) for value in values(name, found))
 
 
