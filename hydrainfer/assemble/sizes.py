@@ -68,7 +68,8 @@ def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
 
 def ahead_of(config: ServeConfig, device: torch.device) -> bool:
     """Whether the next step is launched while one is computed. By default only on CUDA: on a CPU the host's work takes
-    cores from the step that it would hide behind. Raises `ConfigError`."""
+    cores from the step that it would hide behind. A server that drafts is to have it off (see `Engine`). Raises
+    `ConfigError`."""
     if config.device == "emulated":
         if config.async_scheduling:
             raise ConfigError("an emulated device takes no time between steps to be hidden", param="async_scheduling")

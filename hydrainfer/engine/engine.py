@@ -46,11 +46,11 @@ _NEVER = float("inf")
 
 
 class Engine:
-    """`overlap`, `ahead`: see `Lanes`. `sink` gets the outputs of each step, `record` every lifecycle event, if given.
-    `moves`: its dealings with other instances, if any. `moved(request id, instance, hops)` hears who owns a request
-    that came or went. `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a
-    whole. `expect` hears of every grammar that will be followed here, as early as it is known. `shifts`: the copies to
-    host memory and back, if it has caches there."""
+    """`overlap`, `ahead`: see `Lanes`; not `ahead` with a scheduler that drafts. `sink` gets the outputs of each step,
+    `record` every lifecycle event, if given. `moves`: its dealings with other instances, if any. `moved(request id,
+    instance, hops)` hears who owns a request that came or went. `step` raises when the device is lost or
+    `give_up_after` batches of a lane in a row failed as a whole. `expect` hears of every grammar that will be followed
+    here, as early as it is known. `shifts`: the copies to host memory and back, if it has caches there."""
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class Engine:
         *,
         ahead: bool = False,
     ) -> None:
+        assert not ahead or scheduler.draft is None, "a step ahead has no drafts: there would be hardly any"
         self._expect = expect or (lambda _: None)
         self._moved = moved or (lambda *_: None)
         self.scheduler = scheduler

@@ -89,10 +89,10 @@ class Int8Products:
     def native_rows(self) -> int:
         return self._narrow.native_rows
 
-    @property
-    def compiles(self) -> bool:
-        """Whether oneDNN multiplies many rows; they are multiplied by the widened weight, as in `Products`."""
-        return self._wide.compiles
+    def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
+        """As `Products.compiles`; weights of 8 bits are widened first, or multiplied by our kernel."""
+        wide = isinstance(weight, Tensor) or self._narrow.way(x, weight).name == "widened"
+        return wide and self._wide.compiles(x, weight)
 
     def describe(self) -> list[str]:
         """The chosen ways, a line each: for wide weights and why, and for those of 8 bits."""

@@ -64,11 +64,6 @@ class Chosen:
         others = (rows for rows, way in enumerate(self._large) if rows and way.name != "native-cpu")
         return next(others, len(self._large)) - 1
 
-    @property
-    def of_many(self) -> str:
-        """The way in which the most rows are multiplied by a large weight."""
-        return self._large[-1].name
-
     def ranges(self) -> str:
         """ "native-cpu up to 8 rows, onednn above"."""
         runs = [(name, len(list(run))) for name, run in groupby(way.name for way in self._large)]
@@ -96,10 +91,9 @@ class Products:
     def native_rows(self) -> int:
         return self._chosen.native_rows
 
-    @property
-    def compiles(self) -> bool:
-        """Whether many rows are multiplied by oneDNN, which compiles code for each number of them."""
-        way = self._chosen.of_many
+    def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
+        """Whether oneDNN multiplies these, which compiles code for each number of rows."""
+        way = self._chosen.way(x, weight).name
         return way in ("onednn", "widened") or (way == "torch" and self._dtype != torch.float32)
 
     def describe(self) -> list[str]:

@@ -104,16 +104,20 @@ def stepping(ops: OpSet) -> OpSet:
     number and shape of weight oneDNN compiles code, in about a millisecond, and keeps half a MiB of it for the life of
     the process. Prompts have any number of tokens: without steps a server's memory grows by hundreds of MiB with them.
     """
-    if ops.products is None or not ops.products.compiles:
+    products = ops.products
+    if products is None:
         return ops
 
+    def missing(x: Tensor, weight: Tensor) -> int:
+        more = rows_in_steps(x.shape[0]) - x.shape[0]
+        return more if more and products.compiles(x, weight) else 0
+
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        n = x.shape[0]
-        more = rows_in_steps(n) - n
-        return ops.linear(F.pad(x, (0, 0, 0, more)), weight, bias)[:n] if more else ops.linear(x, weight, bias)
+        more = missing(x, weight)
+        return ops.linear(F.pad(x, (0, 0, 0, more)), weight, bias)[:-more] if more else ops.linear(x, weight, bias)
 
     def linear_add(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if rows_in_steps(x.shape[0]) == x.shape[0]:
+        if not missing(x, weight):
             return ops.linear_add(out, x, weight, bias)
         return out.add_(linear(x, weight, bias))
 

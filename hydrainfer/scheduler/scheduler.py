@@ -61,7 +61,7 @@ class Scheduler:
         self.role = role
         self.budgets = budgets
         self.policy = policy or Policy()
-        self._draft = draft if all(spec.paged for spec in caches.specs.values()) else None
+        self.draft = draft if all(spec.paged for spec in caches.specs.values()) else None
         self.room = SequenceRoom(caches, self.policy.headroom_tokens)
         self.encoding: dict[str, LiveSequence] = {}
         self.prefilling: dict[str, LiveSequence] = {}
@@ -236,13 +236,13 @@ class Scheduler:
                 seq.started = True
                 started.append(seq)
         self.n_batches += 1
-        n_drafts = 0 if self._draft is None else sum(len(item.drafts) for item in work[:n_decodes])
+        n_drafts = 0 if self.draft is None else sum(len(item.drafts) for item in work[:n_decodes])
         batch = StepBatch(self.n_batches, lane, work, n, n_decodes, after_s, n_drafts)
         return Turn(batch, started, preempted, departed)
 
     def _fill_language(self, now: float, interrupts: bool, ahead: bool) -> tuple[list[TokenWork], int, int]:
         """The work, its tokens, and how many of its first items decode."""
-        budget, draft, decoding = self.budgets.tokens, self._draft, self.decoding.values()
+        budget, draft, decoding = self.budgets.tokens, self.draft, self.decoding.values()
         ready = decodes_ahead(decoding, self.room.grow) if ahead else None
         if not ahead:
             ready = decodes(decoding) if draft is None else drafted(decoding, budget, draft)

@@ -92,6 +92,13 @@ def test_every_request_ends_once_with_its_tokens(overlap, ahead):
     rig.caches.check(idle=True)
 
 
+def test_drafts_exclude_a_step_ahead():
+    """Such a step has none, and nearly every step would be one."""
+    s = Scheduler(Role.parse("EPD"), make_caches(), Budgets(), draft=lambda seq, most: ())
+    with pytest.raises(AssertionError, match="drafts"):
+        Engine(s, {}, lambda outputs: None, ahead=True)
+
+
 def overlapping(a, b):
     return any(x[0] < y[1] and y[0] < x[1] for x in a for y in b)
 

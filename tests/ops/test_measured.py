@@ -37,6 +37,16 @@ def test_the_choice_goes_by_rows_and_size():
     assert "onednn 0 GB/s" in chosen.describe()[1]
 
 
+def test_code_is_compiled_where_onednn_multiplies():
+    """Also if it is slower for large weights, or for the most rows: a small model has no large ones."""
+    ours, theirs = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 2.0, "onednn": 1.0}
+    found = ways("native-cpu", "onednn")
+    products = Products(ProductSeconds(times(ours, theirs, 32), times(theirs, ours, 64)), found, torch.float32)
+    small, large = torch.empty(4, 4), torch.empty(2048, 1024)
+    by_rows = {rows: [products.compiles(torch.empty(rows, 4), w) for w in (small, large)] for rows in (8, 64, 65, 300)}
+    assert by_rows == {8: [False, True], 64: [True, True], 65: [True, False], 300: [True, False]}
+
+
 def test_the_first_of_equal_ways_is_taken():
     assert fastest({"torch": 1.0, "onednn": 1.02, "native-cpu": 1.5}) == "onednn"
     assert fastest({"widened": 0.5, "torch": 1.0}) == "widened"
