@@ -37,7 +37,15 @@ CHATS = [
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=N_NEW),
     SamplingParams(temperature=1.0, top_p=0.9, seed=5, n=2, max_tokens=N_NEW),
-    SamplingParams(temperature=0.8, seed=7, max_tokens=N_NEW, logprobs=2, repetition_penalty=1.2),
+    SamplingParams(
+        temperature=0.8,
+        seed=7,
+        max_tokens=N_NEW,
+        logprobs=2,
+        repetition_penalty=1.2,
+        presence_penalty=0.6,
+        frequency_penalty=0.4,
+    ),
 ]
 
 

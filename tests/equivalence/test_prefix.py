@@ -12,21 +12,22 @@ from tests.parts import parts
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(300)]
 
 N_TURNS, N_NEW = 4, 10
+GREEDY = SamplingParams(temperature=0.0, max_tokens=N_NEW, ignore_eos=True)
 OPENINGS = [[1, 9, 8, 7] * 3, [1, 9, 8, 7] * 3, [1, 9, 8, 6] * 3]
 
 
-def converse(llm):
+def converse(llm, sampling=(GREEDY,) * 3):
     """Several conversations side by side, each turn with the answer of the one before; the first two show the same
-    picture, the third has other ids before another."""
+    picture, the third has other ids before another. `sampling`: of each."""
     placeholder = parts(llm).intake.processor.model.images.token_id
     shown = [image(1)["image"], image(1)["image"], image(2)["image"]]
     histories = [[*ids, placeholder, 5 + min(i, 1), 11, 12] for i, ids in enumerate(OPENINGS)]
-    greedy, said = SamplingParams(temperature=0.0, max_tokens=N_NEW, ignore_eos=True), []
+    said = []
     for turn in range(N_TURNS):
         prompts = [
             {"prompt_token_ids": h, "multi_modal_data": {"image": one}} for h, one in zip(histories, shown, strict=True)
         ]
-        for history, out in zip(histories, llm.generate(prompts, greedy, use_tqdm=False)):
+        for history, out in zip(histories, llm.generate(prompts, list(sampling), use_tqdm=False)):
             tokens = list(out.outputs[0].token_ids)
             said.append(tokens)
             history += [t for t in tokens if t != placeholder] + [20 + turn, 21, 22]

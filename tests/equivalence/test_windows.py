@@ -8,8 +8,9 @@ import pytest
 
 from hydrainfer import LLM, SamplingParams
 from hydrainfer.checkpoint import read_config
-from hydrainfer.core import Role
+from hydrainfer.core import Role, TokenWork
 from hydrainfer.models import cache_specs
+from hydrainfer.scheduler import Scheduler
 from tests.checkpoints_gemma import make_gemma
 from tests.checkpoints_qwen import make_qwen
 from tests.equivalence.mixed import CHUNKED, ask, parkings, settled_stats
@@ -85,3 +86,31 @@ def test_few_blocks(path, wanted, layout, landing, elastic, monkeypatch):
         assert settled_stats(llm).n_preemptions > 0
         assert (n_lent(llm) > 0) == elastic
     assert bool(entered) == bool(landing)
+
+
+@pytest.mark.parametrize("layout", ["1EPD", "1EP1D"])
+def test_ends_that_are_heard_of_late(path, layout, monkeypatch):
+    """Each step is launched while the one before is computed, also behind a token that proves to be the last. The next
+    turn goes on from what was kept of an answer that ended so."""
+    common = {"max_tokens": 40, "stop_token_ids": list(range(0, 2048, 9))}
+    penalised = {"presence_penalty": 0.6, "frequency_penalty": 0.4}
+    sampling = [
+        SamplingParams(temperature=0.0, **common),
+        SamplingParams(temperature=0.0, **common, **penalised),
+        SamplingParams(temperature=1.0, seed=3, **common, **penalised),
+    ]
+    late, settle = [], Scheduler.apply
+
+    def apply(self, result, now):
+        late.extend(w for w in result.batch.work if isinstance(w, TokenWork) and w.seq.cancelled)
+        return settle(self, result, now)
+
+    monkeypatch.setattr(Scheduler, "apply", apply)
+    with LLM(path, launcher="inproc", prefix_cache=False, async_scheduling=False, **CHUNKED) as llm:
+        said = converse(llm, sampling)
+    assert not late and any(len(answer) < 40 for answer in said)
+    with LLM(path, layout=layout, launcher="inproc", async_scheduling=True, overlap="free", **CHUNKED) as llm:
+        assert converse(llm, sampling) == said
+        check_whole(llm)
+        assert settled_stats(llm).tokens_found > 0
+    assert late, "no step was launched behind the last token of an answer"
