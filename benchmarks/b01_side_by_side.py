@@ -1,11 +1,11 @@
-"""How does HydraInfer compare with vLLM and OpenVINO on the same cores, in latency, throughput, memory and start-up?
+"""How does HydraInfer compare with vLLM, OpenVINO and llama.cpp on the same cores, in latency, throughput and memory?
 
 All servers run on all cores but are loaded in turn, in rounds. The same pictures go to all of them in a round and to
 nobody twice. A run during which other processes, or an idle server, took more than `servers.QUIET_CORES` is dropped and
 reported. Ratios are of the first server to each other one, within a round. Greedy token ids are compared request by
 request. `--dtype` is the dtype of all; each server has the settings that suit it (`benchmarks/peers/serve_*.sh`).
 
-Needs `benchmarks/peers/setup_vllmcpu.sh` and `setup_openvino.sh` (run by `make bench-peers`).
+Needs `benchmarks/peers/setup_vllmcpu.sh`, `setup_openvino.sh` and `setup_llamacpp.sh` (run by `make bench-peers`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.record import write_result
 from benchmarks.runs import SCRIPTS, Bench, Plan, add_load_options, hydrainfer_plan, make_model, seed_of
 from benchmarks.servers import free_port
 
-PEERS = ("vllm", "openvino")
+PEERS = ("vllm", "openvino", "llamacpp")
 
 
 def arguments() -> argparse.Namespace:

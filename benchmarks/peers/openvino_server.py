@@ -19,7 +19,7 @@ import openvino_genai as genai
 from aiohttp import web
 from PIL import Image
 
-PICTURE_TOKENS = 576  # beside the placeholder itself
+PICTURE_TOKENS = 575  # beside the placeholder itself
 
 
 def arguments():
@@ -84,7 +84,7 @@ def prompt_of(messages):
             if part["type"] == "image_url":
                 picture = Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].split(",", 1)[1])))
                 pictures.append(openvino.Tensor(np.asarray(picture.convert("RGB"))[None].copy()))
-                text += "<image>"
+                text += "<image>"  # the pipeline adds the line break
             else:
                 text += part["text"]
         prompt += f"{message['role'].upper()}: {text} "
@@ -117,7 +117,8 @@ def application(worker, tokenizer):
             await send({"choices": [{"index": 0, "delta": {"content": "x"}, "token_ids": event[1]}]})
         if event[0] == "error":
             await send({"error": {"message": event[1]}})
-        ids = np.asarray(tokenizer.encode(prompt, add_special_tokens=False).input_ids.data).ravel()
+        whole = prompt.replace("<image>", "<image>\n")
+        ids = np.asarray(tokenizer.encode(whole, add_special_tokens=False).input_ids.data).ravel()
         n_prompt = len(ids) + PICTURE_TOKENS * len(pictures)
         await send({"choices": [], "usage": {"prompt_tokens": n_prompt, "completion_tokens": n}})
         await response.write(b"data: [DONE]\n\n")

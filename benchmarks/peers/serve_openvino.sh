@@ -6,7 +6,8 @@ MODEL=$1 PORT=$2
 shift 2
 HERE=$(cd "$(dirname "$0")" && pwd)
 DIR=${PEERS_HOME:-$HOME/.cache/hydrainfer-peers}/openvino
-OUT=$DIR/exported/$(basename "$MODEL")
+KEY=$(cat "$MODEL"/*.json <(tail -qc 1000000 "$MODEL"/*.safetensors) | md5sum | head -c 8) # of one name are many
+OUT=$DIR/exported/$(basename "$MODEL")-$KEY
 if [ ! -e "$OUT/done" ]; then
   "$DIR/export/bin/optimum-cli" export openvino -m "$MODEL" --task image-text-to-text --weight-format fp32 "$OUT" >&2
   touch "$OUT/done"
