@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -30,9 +30,13 @@ from benchmarks.record import spread, write_result
 from benchmarks.runs import make_model
 from benchmarks.servers import CpuWatch
 from benchmarks.stages import DTYPES, Stages
+from hydrainfer.config.schema import Quantization
 from hydrainfer.machine import instruction_sets
 from hydrainfer.models import Model
+from hydrainfer.models.slots import Weight
 from hydrainfer.ops.build import load_kernels
+from hydrainfer.ops.int8 import int8_ways
+from hydrainfer.ops.measured import products
 from hydrainfer.ops.products import ways
 
 KERNELS = ("native", "torch")
@@ -86,7 +90,7 @@ def measure_stages(args: argparse.Namespace, models: dict[str, Stages]) -> dict[
     return {"machine": {"best": best._asdict(), "per_round": per_round}, "stages": found}
 
 
-def matrices(model: Model) -> dict[str, list[torch.Tensor]]:
+def matrices(model: Model) -> dict[str, list[Weight]]:
     """The decoder's weights by kind, in the order of a forward pass within each kind."""
     assert model.language is not None
     layers = model.language.layers
@@ -95,7 +99,7 @@ def matrices(model: Model) -> dict[str, list[torch.Tensor]]:
     return {kind: tensors for kind, tensors in by_kind.items() if tensors} | {"head": [model.language.head]}
 
 
-def one_pass(linear: Callable, weights: dict[str, list[torch.Tensor]], inputs: dict[int, torch.Tensor]) -> dict:
+def one_pass(linear: Callable, weights: dict[str, list[Weight]], inputs: dict[int, torch.Tensor]) -> dict:
     """Seconds per kind of matrix in one pass over all, layer by layer, so that every weight comes from memory."""
     took = dict.fromkeys(weights, 0.0)
     for i in range(max(map(len, weights.values()))):
@@ -111,9 +115,10 @@ def one_pass(linear: Callable, weights: dict[str, list[torch.Tensor]], inputs: d
 def measure_rows(args: argparse.Namespace, model: Model) -> dict[str, Any]:
     """Per row count: seconds of all the decoder's matrices by way, and which way was chosen."""
     torch.set_num_threads(args.threads)
-    dtype, weights = DTYPES[args.dtype], matrices(model)
+    dtype, weights, kernels = DTYPES[args.dtype], matrices(model), load_kernels(torch.device("cpu"))[0]
     widths = {w.shape[1] for tensors in weights.values() for w in tensors}
-    found, chosen = ways(dtype, load_kernels(torch.device("cpu"))[0]), model.ops.products
+    chosen = model.ops.products
+    found = int8_ways(products(dtype, kernels, args.threads), kernels) if model.ops.int8 else ways(dtype, kernels)
     assert chosen is not None, "a model on a CPU"
     linears = {name: way.linear for name, way in found.items()} | {CHOSEN: chosen.linear}
     times: dict[int, dict[str, list[dict[str, float]]]] = {n: {k: [] for k in linears} for n in args.rows}
@@ -140,6 +145,7 @@ def arguments() -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path(".cache/models/llava-small"), help="made if absent")
     parser.add_argument("--dtype", choices=list(DTYPES), default="float32")
+    parser.add_argument("--quantization", choices=get_args(Quantization), default="none", help="as of `serve`")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: the stages, no rows")
     parser.add_argument("--encode", type=int, nargs="*", default=[1, 2, 4], help="batch sizes")
     parser.add_argument("--decode", type=int, nargs="*", default=[1, 4, 8], help="batch sizes")
@@ -200,7 +206,8 @@ def main() -> None:
     by_rows = bool(args.rows) and args.device == "cpu"
     n_requests = max([1, *args.encode, *args.decode])
     sizes = n_requests, args.prompt_tokens, args.threads
-    models = {k: Stages(args.model, args.dtype, *sizes, native=k == "native", device=args.device) for k in KERNELS}
+    how = {"quantization": args.quantization, "device": args.device}
+    models = {k: Stages(args.model, args.dtype, *sizes, native=k == "native", **how) for k in KERNELS}
     watch = CpuWatch([])
     try:
         results = measure_stages(args, models)

@@ -50,12 +50,12 @@ def language_work(shape: ModelShape, counts: list[int], contexts: list[int]) -> 
     the sampled rows need more than their keys and values. Moved: weights (of experts those that as many tokens choose),
     keys and values read and written once, states read and written, embedding rows."""
     rows, sampled, head = sum(counts), len(counts), shape.hidden * shape.vocab
-    flops, moved = 2.0 * sampled * head, (head + rows * shape.hidden) * shape.item_bytes
+    flops, moved = 2.0 * sampled * head, shape.head_bytes + rows * shape.hidden * shape.item_bytes
     for i in range(shape.layers):
         weights, used, keys = shape.layer_weights(i), shape.layer_weights(i, used=True), shape.key_weights(i)
         last = i == shape.layers - 1 and shape.attends(i)
         flops += 2 * (rows * keys + (sampled if last else rows) * (used - keys))
-        moved += (weights - _unread(shape, i, rows)) * shape.item_bytes
+        moved += (weights - _unread(shape, i, rows)) * shape.layer_item_bytes
         if not shape.attends(i):
             state = shape.recurrence.state.matrix if shape.recurrence is not None else ()
             moved += 2 * 4 * sampled * math.prod(state or (0,))

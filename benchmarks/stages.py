@@ -11,6 +11,7 @@ import torch
 
 from hydrainfer.cache import CacheSpec, EmbedSpec
 from hydrainfer.checkpoint import read_config
+from hydrainfer.config.schema import Quantization
 from hydrainfer.core import (
     EncodeWork,
     Lane,
@@ -47,17 +48,25 @@ class Stages:
         threads: int,
         *,
         native: bool = True,
+        quantization: Quantization = "none",
         ops: OpSet | None = None,
         device: str = "cpu",
     ) -> None:
         config = read_config(path)
-        ops = ops or select_ops(device, DTYPES[dtype], config.text.head_dim, use_native=native, threads=threads)
+        ops = ops or select_ops(
+            device,
+            DTYPES[dtype],
+            config.text.head_dim,
+            use_native=native,
+            threads=threads,
+            quantization=quantization,
+        )
         if native and f"native-{device}" not in dict(ops.describe()).values():
             raise SystemExit("; ".join(ops.notes) or "the compiled kernels do not support this")
         side = getattr(config.vision, "image_size", 0)
         self.picture_tokens, self.picture_bytes = config.vision.tokens if side else 0, 3 * side**2
         self.model: Model = load_model(path, Role.parse("EPD" if side else "PD"), device, dtype, ops=ops)
-        self.shape = shape_of(str(path), dtype)
+        self.shape = shape_of(str(path), dtype, quantization)
         self._prompt_tokens = prompt_tokens
         n_blocks = {spec: self._blocks_of(spec) for spec in self.model.cache_specs()}
         stores = [BlockStore(spec, max(1, n_requests * n), device) for spec, n in n_blocks.items()]

@@ -150,6 +150,7 @@ def _fitted(head: _JournalHead, note: str, points: Sequence[BatchTime], copies: 
         model=head.model,
         device=head.device,
         dtype=head.dtype,
+        quantization=config.quantization,
         threads=head.threads,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         hardware=_hardware(),

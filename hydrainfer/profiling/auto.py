@@ -101,6 +101,7 @@ def _question(config: ServeConfig, n_devices: int) -> ProfileQuestion:
         devices=n_devices,
         cost_model=Path(config.cost_model) if config.cost_model else None,
         dtype=None if config.dtype == "auto" else config.dtype,
+        quantization=config.quantization,
         workload=config.workload or ("textcaps" if sees else "text"),
         slo=config.slo or "",
     )

@@ -43,7 +43,7 @@ def profile(**flags: Any) -> None:
             f"--objective is one of {', '.join(get_args(Objective))}, not {q.objective!r}", param="objective"
         )
     check_flags(q)
-    given = {"model": q.model, "measure_minutes": q.measure_minutes, "dtype": q.dtype}
+    given = {"model": q.model, "measure_minutes": q.measure_minutes, "dtype": q.dtype, "quantization": q.quantization}
     here = {name: value for name, value in given.items() if value is not None}
     log = Console(stderr=True, highlight=False)
     question = msgspec.structs.replace(q, dtype=None) if q.dtype == "auto" else q
@@ -103,7 +103,7 @@ def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
         model, note = "CHECKPOINT", f"CHECKPOINT: the directory with {path.name}'s {needed}"
     words = ["hydrainfer", "serve", model, "--layout", str(layout)]
     words += ["--device", "emulated", "--cost-model", str(q.cost_model)] if emulated else []
-    return words + (["--dtype", q.dtype] if q.dtype else []), note
+    return words + asked.numbers, note
 
 
 @contextmanager

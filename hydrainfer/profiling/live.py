@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,11 +74,13 @@ def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Co
 
 
 def _run(asked: ProfileSetup, path: Path, rates: tuple[float, ...], console: Console) -> BenchResult:
-    q = asked.question
+    q, flags = asked.question, asked.numbers
+    if asked.kind == "emulated":
+        flags += ["--device", "emulated", "--cost-model", str(q.cost_model)]
     plan = ComparisonPlan(
         title="validation",
         layouts=(str(path),),
-        flags=f"--device emulated --cost-model {q.cost_model}" if asked.kind == "emulated" else "",
+        flags=shlex.join(flags),
         place=HardwareSlice(model=str(q.model), threads_per_instance=asked.threads),
         workload=q.workload,
         data=q.data,

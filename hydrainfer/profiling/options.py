@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from hydrainfer.config import MEASURE_MINUTES
+from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError
 from hydrainfer.flags import flag
 
@@ -53,6 +54,9 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     ] = "goodput"
     rate: Annotated[float | None, flag(_WHAT, "Requests per second, for those.")] = None
     dtype: Annotated[str | None, flag(_WHAT, "float32, bfloat16 or float16; default: as saved.")] = None
+    quantization: Annotated[
+        Quantization, flag(_WHAT, "int8: the decoder's matrices in 8 bits, as `serve` makes them; for CPUs.")
+    ] = "none"
     requests: Annotated[int, flag(_HOW, "Of the simulated trace.", ge=1)] = 1000
     seed: Annotated[int, flag(_HOW, "Of the trace.", ge=0)] = 0
 

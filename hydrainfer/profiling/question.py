@@ -113,6 +113,13 @@ class ProfileSetup(NamedTuple):
         return q.tensor_parallel == 1 and q.weights == _AS_DTYPE and not self.kinds
 
     @property
+    def numbers(self) -> list[str]:
+        """The flags of `hydrainfer serve` for the numbers that it is to compute with."""
+        q = self.question
+        given = {"--dtype": q.dtype, "--quantization": None if q.quantization == "none" else q.quantization}
+        return [word for name, value in given.items() if value is not None for word in (name, value)]
+
+    @property
     def model_error(self) -> float | None:
         """See `LayoutPlan`."""
         if self.cost is None:
@@ -148,7 +155,10 @@ def prepare(q: ProfileQuestion, measure: Measure) -> ProfileSetup:
     slo = slo_of(q.slo, name_of(model), workload.dataset)
     trace = tuple(trace_of(workload, prompts_of(q.model), q.requests, q.seed, _arrivals(q)))
     cost, device, kind, threads = _times(q, model, measure)
-    shape = shape_of(q.model, q.dtype or (cost.dtype if isinstance(cost, CostFile) else None))
+    if q.quantization != "none" and kind != "cpu":
+        raise ConfigError(f"--quantization {q.quantization} is for CPUs, not for {device.name}", param="quantization")
+    dtype = q.dtype or (cost.dtype if isinstance(cost, CostFile) else None)
+    shape = shape_of(q.model, dtype, q.quantization)
     shape = msgspec.structs.replace(shape, weights=q.weights)
     engine = read_engine(q.engine)
     if cost is not None and engine.scheduling != "stage-level":
@@ -170,6 +180,8 @@ def _check(q: ProfileQuestion) -> None:
     if q.weights not in (_AS_DTYPE, *WEIGHT_BYTES):
         known = ", ".join((_AS_DTYPE, *WEIGHT_BYTES))
         raise ConfigError(f"no weights {q.weights!r}; there are {known}", param="weights")
+    if q.weights != _AS_DTYPE and q.quantization != "none":
+        raise ConfigError("--weights and --quantization both say how weights are stored: give one", param="weights")
     for name, given in (("tensor-parallel", q.tensor_parallel > 1), ("weights", q.weights != _AS_DTYPE)):
         if given and (q.hardware is None or q.cost_model is not None):
             raise ConfigError(
@@ -295,6 +307,11 @@ def _times(
     if file.model != name_of(model):
         raise ConfigError(
             f"{q.cost_model} was measured with {file.model}, not with {name_of(model)}", param="cost_model"
+        )
+    if file.quantization != q.quantization:
+        raise ConfigError(
+            f"{q.cost_model} was measured with --quantization {file.quantization}, not {q.quantization}",
+            param="quantization",
         )
     on_gpu = file.device.startswith("cuda")
     return file, measured_device(file), "gpu" if on_gpu else "cpu", None if on_gpu else file.threads

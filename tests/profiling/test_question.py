@@ -11,6 +11,7 @@ import pytest
 from hydrainfer.builtin import MODEL
 from hydrainfer.config import read_layout
 from hydrainfer.core import ConfigError, Layout
+from hydrainfer.planner.costs import read_cost_file
 from hydrainfer.planner.search import LayoutPlan, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.options import Profile, ProfileQuestion, check_flags
@@ -21,6 +22,8 @@ FAST = Path("configs/costs/fast.yaml")
 ASKED = ProfileQuestion(
     model="llava-1.5-7b", devices=2, hardware="h800", workload="textcaps", slo="ttft=0.3,tpot=0.04", requests=80
 )
+
+BUILTIN = {"model": "builtin", "hardware": None, "cost_model": Path("configs/cost_models/builtin-cpu.yaml")}
 
 
 def never(model, n_threads):
@@ -116,6 +119,9 @@ def test_least_latency_at_a_rate(by):
         ({"tensor_parallel": 2, "hardware": None}, "--tensor-parallel is for a described device"),
         ({"weights": "int3"}, "no weights 'int3'; there are as-dtype, fp8, int8, int4"),
         ({"weights": "int8", "hardware": None}, "--weights is for a described device"),
+        ({"quantization": "int8"}, "--quantization int8 is for CPUs, not for h800"),
+        ({"quantization": "int8", "weights": "int8"}, "both say how weights are stored"),
+        ({**BUILTIN, "quantization": "int8"}, "measured with --quantization none, not int8"),
         ({"price": "cheap"}, "--price is what a device costs for an hour"),
         ({"price": "h100=2"}, "--price is .* h800=2.5 for each kind"),
         ({"hardware": "h20:1,h800"}, "written as h20:4,h800:4"),
@@ -153,6 +159,17 @@ def test_flags_without_effect_are_refused(changes, said):
     with pytest.raises(ConfigError, match=said) as e:
         check_flags(q)
     assert "\n" not in e.value.message
+
+
+def test_weights_in_8_bits_are_measured_counted_and_served():
+    question = msgspec.structs.replace(ASKED, model="builtin", hardware=None)
+    wide = read_cost_file(BUILTIN["cost_model"])
+    narrow = prepare(
+        msgspec.structs.replace(question, quantization="int8"),
+        lambda *_: msgspec.structs.replace(wide, quantization="int8"),
+    )
+    assert narrow.numbers == ["--quantization", "int8"]
+    assert narrow.shape.step_bytes == prepare(question, lambda *_: wide).shape.step_bytes / 4
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -97,16 +98,17 @@ def test_what_is_measured_is_what_will_serve(monkeypatch):
 
     def measure_model(model, *, config, journal, **_):
         measured.append((config, journal))
-        return read_cost_file(Path(MEASURED))
+        return msgspec.structs.replace(read_cost_file(Path(MEASURED)), quantization=config.quantization)
 
     monkeypatch.setattr("hydrainfer.assemble.measure.measure_model", measure_model)
     given = {**EXPECTED, "layout": "1EPD", "token_budget": "auto", "device": "cpu", "port": 0}
-    for more in ({}, {"dtype": "bfloat16"}, {"native_kernels": False}):
+    for more in ({}, {"dtype": "bfloat16"}, {"native_kernels": False}, {"quantization": "int8"}):
         settle(load({**given, **more}), quiet())
     configs, journals = zip(*measured)
-    assert [(c.device, c.native_kernels) for c in configs] == [("cpu", True), ("cpu", True), ("cpu", False)]
+    assert {c.device for c in configs} == {"cpu"} and [c.native_kernels for c in configs] == [True, True, False, True]
     assert configs[1].dtype == "bfloat16" and "auto" not in {c.dtype for c in configs}, "what the server would choose"
-    assert len(set(journals)) == 3, "each is measured for itself"
+    assert configs[3].quantization == "int8"
+    assert len(set(journals)) == 4, "each is measured for itself"
 
 
 @pytest.mark.parametrize(

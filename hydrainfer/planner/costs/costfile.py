@@ -10,6 +10,7 @@ import msgspec
 import yaml
 
 from hydrainfer.config import read_yaml
+from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, CostModel
 from hydrainfer.planner.simulation import Link
 
@@ -53,12 +54,14 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
 
 class CostFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The measurement of one model on one device. `cost`: fitted to `points`; `errors`: by stage, relative errors on
-    points held out of the fit. `note`: caveats. Its `cost` is what `--cost-model FILE` reads."""
+    points held out of the fit. `quantization`: the server's. `note`: caveats. Its `cost` is what `--cost-model FILE`
+    reads."""
 
     kind: Literal["measured"]
     model: str
     device: str
     dtype: str
+    quantization: Quantization = "none"
     threads: int
     date: str
     hardware: dict[str, str | int | float]

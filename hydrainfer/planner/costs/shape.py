@@ -14,6 +14,7 @@ import msgspec
 
 from hydrainfer.cache import DTYPE_BYTES, CacheSpec, StateSpec, Wishes, size_caches, specs_of
 from hydrainfer.checkpoint import Experts, Recurrence, VisionShape
+from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, CostModel, Role, Stage
 from hydrainfer.planner.costs.hardware import GIB, Hardware
 
@@ -37,7 +38,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     layer, how many tokens a token sees there, 0 for all; () if no layer has a window. Those with one have
     `local_kv_heads`, unless that is 0. `recurrence`: of the layers that have no attention; `gate_dim`: gates
     of each head of the others. `weights`: how those of the decoder's layers are stored; token table, head and
-    tower stay in `dtype`, and so does all arithmetic, as kernels unpack weights while they read them."""
+    tower stay in `dtype`, and so does all arithmetic, as kernels unpack weights while they read them. `quantization`:
+    that of `hydrainfer serve`; with int8 the layers, the head and a table that is tied to it have 8 bits."""
 
     name: str
     dtype: str
@@ -59,6 +61,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     gate_dim: int = 0
     vision: VisionShape | None = None
     weights: Weights = "as-dtype"
+    quantization: Quantization = "none"
 
     @property
     def item_bytes(self) -> int:
@@ -67,7 +70,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def layer_item_bytes(self) -> float:
         """Bytes of a weight of the decoder's layers."""
-        return WEIGHT_BYTES.get(self.weights, self.item_bytes)
+        return WEIGHT_BYTES.get("int8" if self.quantization == "int8" else self.weights, self.item_bytes)
+
+    @property
+    def head_bytes(self) -> float:
+        return self.head_weights * (self.item_bytes if self.quantization == "none" else WEIGHT_BYTES["int8"])
 
     def kv_width(self, layer: int) -> int:
         """Numbers of one token's keys and values in this layer."""
@@ -111,7 +118,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def step_bytes(self) -> float:
         """Bytes of `step_weights`."""
-        return (self.step_weights - self.head_weights) * self.layer_item_bytes + self.head_weights * self.item_bytes
+        return (self.step_weights - self.head_weights) * self.layer_item_bytes + self.head_bytes
 
     @property
     def expert_bytes(self) -> float:

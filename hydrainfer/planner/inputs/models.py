@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hydrainfer.checkpoint import Fit, ModelConfig, family_of, is_hub_name, locate, name_of, parse_config, read_config
+from hydrainfer.config.schema import Quantization
 from hydrainfer.config.shipped import here_or_shipped, shipped
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.costs import ModelShape
@@ -41,14 +42,16 @@ def locate_model(name: str) -> Path:
     raise ConfigError(f"no model {name!r}: give a checkpoint, builtin, or one of {known}", param="model")
 
 
-def shape_of(name: str, dtype: str | None = None) -> ModelShape:
-    """The shape of a model that runs in `dtype` (default: as saved). Raises `ConfigError` or `CheckpointError`."""
+def shape_of(name: str, dtype: str | None = None, quantization: Quantization = "none") -> ModelShape:
+    """The shape of a model that runs in `dtype` (default: as saved). `quantization`: the server's. Raises
+    `ConfigError` or `CheckpointError`."""
     path = locate_model(name)
     model = read_config(path)
     text, fit = model.text, _fit(model)
     return ModelShape(
         name=name_of(path),
         dtype=dtype or model.dtype,
+        quantization=quantization,
         layers=text.layers,
         hidden=text.hidden,
         intermediate=text.intermediate,

@@ -1,5 +1,7 @@
 """Models as numbers: counted by hand, against the models themselves, and against what the paper shows of an H800."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -148,8 +150,9 @@ def test_windows_bound_what_a_long_context_costs():
     assert [spec.name for spec in blocks] == ["embed", "kv", "kv.1024"] and min(blocks.values()) > 64
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("role", ROLES)
-def test_bytes_are_those_that_the_engine_loads(role):
+def test_bytes_are_those_that_the_engine_loads(role, quantization):
     import torch
 
     from hydrainfer.models import Model
@@ -157,9 +160,10 @@ def test_bytes_are_those_that_the_engine_loads(role):
 
     config = read_config(MODEL)
     ops = select_ops("cpu", torch.float32, config.text.head_dim, use_native=False)
+    ops = replace(ops, int8=quantization == "int8")
     loaded = Model(config, Role.parse(role), ops, torch.float32, torch.device("cpu"))
-    shape = shape_of(str(MODEL), dtype="float32")
-    assert shape.weight_bytes(Role.parse(role)) == pytest.approx(loaded.weight_bytes, rel=0.02)  # norms and biases
+    shape = shape_of(str(MODEL), "float32", quantization)
+    assert shape.weight_bytes(Role.parse(role)) == pytest.approx(loaded.weight_bytes, rel=0.02)  # norms, biases, scales
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
