@@ -142,18 +142,19 @@ def pictures(model: Model) -> list[PatchedPicture]:
 
 def features(whole: Any, model: Model) -> torch.Tensor:
     """What transformers makes of `pictures`."""
-    c, some = model.config.vision, pictures(model)
-    if hasattr(c, "merge"):
-        patches = torch.cat([model.vision._patches(p) for p in some])
-        grids = torch.tensor([[t, c.merge * h, c.merge * w] for t, h, w in GRIDS])
-        if not hasattr(whole.model, "visual"):
-            return torch.cat(whole.model.get_image_features(patches, grids).pooler_output)
-        made = whole.model.visual(patches, grid_thw=grids)
-        return torch.cat([made.pooler_output, *getattr(made, "deepstack_features", ())], dim=1)
+    c = model.config.vision
     mean, std = torch.tensor(c.pixels.mean), torch.tensor(c.pixels.std)
-    pixels = (torch.from_numpy(some[0].pixels).float() * c.pixels.scale - mean) / std
-    made = whole.get_image_features(pixel_values=pixels.permute(2, 0, 1)[None]).pooler_output
-    return made[0] if isinstance(made, list | tuple) else made.flatten(0, -2)
+    some = [(torch.from_numpy(p.pixels).float() * c.pixels.scale - mean) / std for p in pictures(model)]
+    if not hasattr(c, "merge"):
+        made = whole.get_image_features(pixel_values=some[0].permute(2, 0, 1)[None]).pooler_output
+        return made[0] if isinstance(made, list | tuple) else made.flatten(0, -2)
+    grids = torch.tensor([[t, c.merge * h, c.merge * w] for t, h, w in GRIDS])
+    parts = [x.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3) for x, (t, h, w) in zip(some, GRIDS)]
+    patches = torch.cat([x.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).flatten(0, 4).flatten(1) for x in parts])
+    if not hasattr(whole.model, "visual"):
+        return torch.cat(whole.model.get_image_features(patches, grids).pooler_output)
+    made = whole.model.visual(patches, grid_thw=grids)
+    return torch.cat([made.pooler_output, *getattr(made, "deepstack_features", ())], dim=1)
 
 
 def problem(kind: Any, path: Path, config: dict[str, Any]) -> str | None:
