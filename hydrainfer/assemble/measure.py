@@ -22,6 +22,7 @@ from hydrainfer.assemble.rig import Rig
 from hydrainfer.assemble.sizes import torch_device
 from hydrainfer.checkpoint import model_folder, name_of
 from hydrainfer.config import ServeConfig
+from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError
 from hydrainfer.machine import busy_cores, cpu_name, memory_bytes, n_cores, versions
 from hydrainfer.metrics import at_quantile
@@ -97,7 +98,7 @@ class _JournalHead(msgspec.Struct):
     device: str
     dtype: str
     threads: int
-    quantization: str = "none"
+    quantization: Quantization = "none"
 
 
 def measure_model(
@@ -150,7 +151,7 @@ def _fitted(head: _JournalHead, note: str, points: Sequence[BatchTime], copies: 
         model=head.model,
         device=head.device,
         dtype=head.dtype,
-        quantization=config.quantization,
+        quantization=head.quantization,
         threads=head.threads,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         hardware=_hardware(),
