@@ -112,7 +112,7 @@ def add_vocabulary(writer, config, tokenizer):
 
 
 def interleaved(rows, heads):
-    """From halves, as Hugging Face pairs a head's numbers, to neighbours, as llama.cpp does."""
+    """Reorder each head's rows: Hugging Face pairs those that lie half a head apart, llama.cpp neighbours."""
     half = rows.shape[0] // heads // 2
     return rows.reshape(heads, 2, half, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 

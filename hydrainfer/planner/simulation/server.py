@@ -75,7 +75,7 @@ class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def most(self, trace: Sequence[TraceRequest], n_instances: int, rate: float) -> float:
         """A rate that cannot be exceeded for long, where the instances alone carry `rate` at most."""
         work_s = self.work_s(trace, n_instances)
-        if not work_s:
+        if not work_s or not rate:
             return rate
         limits = [rate, self.cores / (work_s + self.threads * n_instances / rate)]  # who has cores left lends them
         if self.workers:

@@ -35,6 +35,7 @@ def test_one_core_makes_a_queue():
     server, requests = ServerCost(process=CoreTime(request_s=0.01, megapixel_s=0.1), cores=1.0), trace(20, 0.1)
     assert all(b - a == pytest.approx(0.01) for a, b in pairwise(waits(server, requests)))
     assert server.most(requests, 1, 50.0) == pytest.approx(1 / 0.11)
+    assert server.most(requests, 1, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("cores", [64.0, math.inf])
