@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL ?=
 ARGS ?=
-export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
@@ -26,6 +25,9 @@ demo: $(STAMP)
 # without MODEL: the one that ships
 serve: $(STAMP)
 	$(BIN)/hydrainfer serve $(MODEL) $(ARGS)
+
+# many processes at once: whoever waits shall leave the core
+test test-full test-real test-clients: export OMP_WAIT_POLICY ?= PASSIVE
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)

@@ -2,3 +2,7 @@
 
 Run as `python -m benchmarks.bNN_name`. Not part of the package: nothing in `hydrainfer` imports it.
 """
+
+from hydrainfer.machine import let_threads_spin
+
+let_threads_spin()  # as `hydrainfer` does

@@ -21,6 +21,7 @@ from hydrainfer import benching, builtin, profiling
 from hydrainfer.config import ServeConfig, load
 from hydrainfer.core import HydraError
 from hydrainfer.flags import with_flags
+from hydrainfer.machine import let_threads_spin
 from hydrainfer.version import __version__
 
 _M_ARENA_MAX = -8  # of mallopt(3)
@@ -147,7 +148,7 @@ def _share_arenas() -> None:
 
 def main() -> None:
     """Run the command; what a user can cause ends in one line and exit status 2."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads: waiting threads leave cores to others
+    let_threads_spin()
     _share_arenas()
     try:
         sys.exit(app(prog_name="hydrainfer", standalone_mode=False))

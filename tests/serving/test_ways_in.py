@@ -137,12 +137,21 @@ def test_only_one_place_says_what_to_run_next():
     assert [p.name for p in files if re.search(r"[\"\]]next: ", p.read_text())] == ["following.py"]
 
 
-@pytest.mark.parametrize(("given", "found"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_compute_threads_wait_passively_unless_told_otherwise(given, found, monkeypatch):
-    monkeypatch.setenv("OMP_WAIT_POLICY", given or "restored by monkeypatch")
-    if given is None:
-        monkeypatch.delenv("OMP_WAIT_POLICY")
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, ("ACTIVE", "3000")),
+        ({"GOMP_SPINCOUNT": "7"}, ("ACTIVE", "7")),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, ("PASSIVE", None)),
+    ],
+)
+def test_compute_threads_spin_for_a_moment_unless_told_otherwise(given, found, monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.setenv(name, "restored by monkeypatch")
+        monkeypatch.delenv(name)
+        if name in given:
+            monkeypatch.setenv(name, given[name])
     monkeypatch.setattr("sys.argv", ["hydrainfer", "version"])
     with pytest.raises(SystemExit):
         main()
-    assert os.environ["OMP_WAIT_POLICY"] == found
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == found

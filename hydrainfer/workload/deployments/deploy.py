@@ -14,7 +14,7 @@ import msgspec
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.workload.deployments.processes import ServerProcess, free_port
 
-_QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+_QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
