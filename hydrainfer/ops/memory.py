@@ -1,4 +1,4 @@
-"""Memory for weights."""
+"""Memory for weights, and for rows that are multiplied by them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _LARGE = 256 << 10
@@ -23,6 +24,25 @@ def weights(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
         first, n_bytes = ctypes.c_void_p(made.data_ptr() - before), ctypes.c_size_t(made.nbytes + before)
         _libc().madvise(first, n_bytes, mmap.MADV_HUGEPAGE)  # refused, it changes nothing
     return made
+
+
+def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor [rows, ...] on the CPU, with memory for as many more rows as `rows_in_steps` wants."""
+    return torch.empty((rows_in_steps(shape[0]), *shape[1:]), dtype=dtype)[: shape[0]]
+
+
+def rows_in_steps(n: int) -> int:
+    """`n` up to 64, as decodes have often; above, the next of 8 numbers up to 128, of 16 per doubling after."""
+    return n if n <= 64 else n + -n % max(8, 1 << (n - 1).bit_length() - 5)
+
+
+def with_more_rows(x: Tensor, more: int) -> Tensor:
+    """`x` [rows, width] with so many more rows, which hold anything: those behind it in its memory, or new ones."""
+    n, width = x.shape
+    behind = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset() - n * width
+    if x.is_contiguous() and behind >= more * width:
+        return x.as_strided((n + more, width), (width, 1))
+    return F.pad(x, (0, 0, 0, more))
 
 
 @cache

@@ -10,6 +10,7 @@ from torch import Tensor
 from hydrainfer.ops import delta_chunks, reference, torch_variants
 from hydrainfer.ops.batch import KV, AttentionBatch, Segments
 from hydrainfer.ops.experts import ExpertWeights
+from hydrainfer.ops.memory import empty_rows
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch
 
 if TYPE_CHECKING:
@@ -84,14 +85,14 @@ class Kernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if not x.is_contiguous():
             return torch_variants.rms_norm_torch(x, weight, eps)
-        out = torch.empty_like(x)
+        out = empty_rows(x.shape, x.dtype)
         self._rms_norm(x, weight, out, eps)
         return out
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         if not gate_up.is_contiguous():
             return reference.silu_and_mul(gate_up)
-        out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=gate_up.dtype)
+        out = empty_rows((gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
         self._silu_and_mul(gate_up, out)
         return out
 
@@ -119,7 +120,7 @@ class Kernels:
         self, q: Tensor, _fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
         """Keys and values are read from their blocks, those of this batch too."""
-        out = torch.empty((*q.shape[:2], cache.values.shape[3]), dtype=q.dtype)
+        out = empty_rows((*q.shape[:2], cache.values.shape[3]), q.dtype)
         ends = batch.plan if batch.spans else self._no_ends
         sinks = self._no_bias[torch.float32] if sinks is None else sinks
         self._attention(

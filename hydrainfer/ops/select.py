@@ -8,7 +8,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hydrainfer.config.schema import Quantization
@@ -20,6 +19,7 @@ from hydrainfer.ops.flashinfer import FlashInfer, find_flashinfer
 from hydrainfer.ops.int8 import Int8Products
 from hydrainfer.ops.measured import Products, faster_than_float32, products
 from hydrainfer.ops.measured_attention import fastest_in_segments
+from hydrainfer.ops.memory import rows_in_steps, with_more_rows
 from hydrainfer.ops.products import WAYS, ways
 
 
@@ -100,9 +100,10 @@ def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:
 
 
 def stepping(ops: OpSet) -> OpSet:
-    """The same operators; where oneDNN multiplies many rows, their number goes up in steps, by rows of zeros. For each
-    number and shape of weight oneDNN compiles code, in about a millisecond, and keeps half a MiB of it for the life of
-    the process. Prompts have any number of tokens: without steps a server's memory grows by hundreds of MiB with them.
+    """The same operators; where oneDNN multiplies many rows, their number goes up in steps, by rows that are thrown
+    away. For each number and shape of weight oneDNN compiles code, in about a millisecond, and keeps half a MiB of it
+    for the life of the process. Prompts have any number of tokens: without steps a server's memory grows by hundreds of
+    MiB with them.
     """
     products = ops.products
     if products is None:
@@ -114,7 +115,7 @@ def stepping(ops: OpSet) -> OpSet:
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         more = missing(x, weight)
-        return ops.linear(F.pad(x, (0, 0, 0, more)), weight, bias)[:-more] if more else ops.linear(x, weight, bias)
+        return ops.linear(with_more_rows(x, more), weight, bias)[:-more] if more else ops.linear(x, weight, bias)
 
     def linear_add(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not missing(x, weight):
@@ -122,11 +123,6 @@ def stepping(ops: OpSet) -> OpSet:
         return out.add_(linear(x, weight, bias))
 
     return replace(ops, linear=linear, linear_add=linear_add)
-
-
-def rows_in_steps(n: int) -> int:
-    """`n` up to 64, as decodes have often; above, the next of 8 numbers up to 128, of 16 per doubling after."""
-    return n if n <= 64 else n + -n % max(8, 1 << (n - 1).bit_length() - 5)
 
 
 OPERATORS = (

@@ -14,9 +14,9 @@ import torch
 
 from hydrainfer.ops import KV, OPERATORS, AttentionBatch, Segments, reference, select_ops, stepping, variants, visible
 from hydrainfer.ops.build import build_resampler, load_kernels
+from hydrainfer.ops.memory import empty_rows, rows_in_steps, with_more_rows
 from hydrainfer.ops.products import ways
 from hydrainfer.ops.reference import write_kv
-from hydrainfer.ops.select import rows_in_steps
 
 pytestmark = pytest.mark.cpu
 
@@ -101,6 +101,15 @@ def test_numbers_of_rows_in_steps():
     assert steps == sorted(steps) and steps[:66] == [*range(65), 72]
     assert all(n <= rows <= n * 1.12 for n, rows in enumerate(steps))
     assert len(set(steps[65:2049])) == 8 + 4 * 16
+
+
+def test_more_rows_are_those_behind_where_there_are_any():
+    roomy, tight = empty_rows((70, 4), torch.float32), torch.ones(70, 4)
+    assert with_more_rows(roomy, 2).data_ptr() == roomy.data_ptr() and with_more_rows(roomy, 2).shape == (72, 4)
+    for x in (tight, tight[2:], roomy[:, :3]):
+        longer = with_more_rows(x, 2)
+        assert longer.shape[0] == len(x) + 2 and longer.data_ptr() != x.data_ptr()
+        assert torch.equal(longer[:-2].nan_to_num(), x.nan_to_num())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
