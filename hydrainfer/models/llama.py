@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from hydrainfer.models.mixers import Mixer, mixer_of
 from hydrainfer.models.moe import Moe
 from hydrainfer.models.rope import angles, axes, inverse_frequencies
 from hydrainfer.models.slots import Slot, Weight, empty, matrix
-from hydrainfer.ops import KV, AttentionBatch, Int8Weight, OpSet, ScanBatch
+from hydrainfer.ops import KV, AttentionBatch, Decode, Int8Weight, OpSet, PlainLayer, ScanBatch
 
 
 class LayerCache(NamedTuple):
@@ -44,6 +46,14 @@ class DeepRows(NamedTuple):
 
     rows: Tensor
     features: Tensor
+
+
+class Run(NamedTuple):
+    """Layers `first` .. `stop - 1`, which compute decodes in one call; without a call, one layer."""
+
+    first: int
+    stop: int
+    decode: Decode | None
 
 
 @dataclass(slots=True)
@@ -108,6 +118,16 @@ class LlamaLayer:
             experts=Moe.make(c.experts, h, ops, dtype, device) if c.experts and not dense else None,
             widths=widths,
         )
+
+    def plain(self, c: TextConfig) -> PlainLayer | None:
+        """What one call of several layers takes of this one; None if there is more to it."""
+        if self.mixer is not None or self.gate_up is None or self.down is None or self.out_norm is not None:
+            return None
+        if c.gate_dim or c.centred_norms or c.value_scale != 1.0 or c.activation != "silu":
+            return None
+        norms = self.input_norm, self.mlp_norm, self.q_norm, self.k_norm, self.sinks
+        mlp = self.gate_up, self.gate_up_bias, self.down, self.down_bias
+        return PlainLayer(*norms, self.qkv, self.qkv_bias, self.out, self.out_bias, *mlp)
 
     def slots(self, prefix: str, c: TextConfig) -> dict[str, Slot]:
         m, attention, mlp = c.intermediate, f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -195,10 +215,12 @@ class Llama:
         computes nothing but keys and values for the others.
         """
         turns = self._turns(positions)
+        if last is None and deep is None and self._few_decodes(x, caches[0].batch):
+            self._decode(x, turns, caches)
+            return self._norm(x, self.norm, self.config.norm_eps)
         n_full = len(self.layers) if last is None else len(self.layers) - 1
         for i in range(n_full):
-            self._attend(self.layers[i], x, *turns[i], caches[i])
-            self._mlp(self.layers[i], x)
+            self._layer(i, x, turns, caches)
             if deep is not None and i < deep.features.shape[1]:
                 x.index_add_(0, deep.rows, deep.features[:, i])
         if last is not None:
@@ -218,6 +240,36 @@ class Llama:
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → float32 [rows, vocab]."""
         return self._ops.linear(hidden, self.head).float()
+
+    def _few_decodes(self, x: Tensor, batch: AttentionBatch | ScanBatch) -> bool:
+        rows = x.shape[0]
+        return rows == batch.n_decodes and 0 < rows <= self._ops.decoder_rows and x.is_contiguous()
+
+    def _decode(self, x: Tensor, turns: Sequence[tuple[Tensor, Tensor]], caches: Sequence[LayerCache]) -> None:
+        for run in self._runs:
+            if run.decode is None:
+                self._layer(run.first, x, turns, caches)
+                continue
+            batch = caches[run.first].batch
+            assert isinstance(batch, AttentionBatch)
+            run.decode(x, *turns[run.first], [cache.kv for cache in caches[run.first : run.stop]], batch)
+
+    @cached_property
+    def _runs(self) -> list[Run]:
+        """All layers: plain ones that follow each other and see as far together, the others one by one."""
+        c, ops, found = self.config, self._ops, []
+        plain = [layer.plain(c) for layer in self.layers]
+        assert ops.decoder is not None
+        for _, run in groupby(range(c.layers), lambda i: ~i if plain[i] is None else c.windows[i]):
+            members = list(run)
+            taken = [one for i in members if (one := plain[i]) is not None]
+            call = ops.decoder(taken, c.heads, c.norm_eps, c.attention_scale) if taken else None
+            found.append(Run(members[0], members[-1] + 1, call))
+        return found
+
+    def _layer(self, i: int, x: Tensor, turns: Sequence[tuple[Tensor, Tensor]], caches: Sequence[LayerCache]) -> None:
+        self._attend(self.layers[i], x, *turns[i], caches[i])
+        self._mlp(self.layers[i], x)
 
     def _attend(self, layer: LlamaLayer, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache) -> None:
         if layer.mixer is not None:

@@ -8,6 +8,7 @@ from hydrainfer.ops.cuda import block_copier
 from hydrainfer.ops.experts import ExpertWeights
 from hydrainfer.ops.int8 import Int8Weight
 from hydrainfer.ops.memory import weights
+from hydrainfer.ops.native import Decode, PlainLayer
 from hydrainfer.ops.pinned import packed_bytes, to_device, to_host, upload
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, stepping, variants
@@ -17,10 +18,12 @@ __all__ = [
     "OPERATORS",
     "AttentionBatch",
     "Captured",
+    "Decode",
     "DeltaLayer",
     "ExpertWeights",
     "Int8Weight",
     "OpSet",
+    "PlainLayer",
     "ScanBatch",
     "ScanRows",
     "Segments",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,33 @@ if TYPE_CHECKING:
     from hydrainfer.ops.select import OpSet
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class PlainLayer(NamedTuple):
+    """A decoder layer that adds `out(attention(qkv(norm(x))))` to x, then `down(silu(gate) * up)` of
+    `gate_up(norm(x))`. Norms are RMS norms: `q_norm` and `k_norm`, unless None, of each head before it is turned.
+    `sinks` float32 [heads] as for `attention`. A matrix has a bias or None behind it."""
+
+    input_norm: Tensor
+    mlp_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    sinks: Tensor | None
+    qkv: Tensor | Int8Weight
+    qkv_bias: Tensor | None
+    out: Tensor | Int8Weight
+    out_bias: Tensor | None
+    gate_up: Tensor | Int8Weight
+    gate_up_bias: Tensor | None
+    down: Tensor | Int8Weight
+    down_bias: Tensor | None
+
+
+class Decode(Protocol):
+    """Takes rows through layers that follow each other, all of whose rows are decodes of `batch`."""
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, caches: Sequence[KV], batch: AttentionBatch) -> None:
+        """`x` [rows, hidden], contiguous, is overwritten. `cos`, `sin`: see `rope`. `caches`: one per layer."""
 
 
 class Kernels:
@@ -39,6 +67,7 @@ class Kernels:
         self._quick_gelu = module.quick_gelu
         self._gated_delta = module.gated_delta
         self._experts = module.experts
+        self._decoder = module.decoder
         self._no_bias = {dtype: torch.empty(0, dtype=dtype) for dtype in _DTYPES}
         self._no_ends = torch.empty(0, dtype=torch.int32)
 
@@ -160,6 +189,24 @@ class Kernels:
         rows = x.contiguous(), chosen.contiguous(), weights.contiguous()
         self._experts(*rows, e.gate_up, e.down, *biases, out, e.limit, e.alpha)
         return out
+
+    def decoder(self, layers: Sequence[PlainLayer], heads: int, eps: float, scale: float) -> Decode:
+        """One call in one parallel region for layers whose matrices have the same shapes, and whose caches too. It
+        gives the very numbers that the calls of each operator give. `eps`: of norms; `scale`: of attention."""
+
+        def tensors(layer: PlainLayer) -> list[Tensor | None]:
+            found: list[Tensor | None] = [*layer[:5]]
+            for weight, bias in zip(layer[5::2], layer[6::2]):
+                found += [weight, None, bias] if isinstance(weight, Tensor) else [weight.values, weight.scales, bias]
+            return found
+
+        call = self._decoder([tensors(layer) for layer in layers], heads, eps, scale)
+
+        def decode(x: Tensor, cos: Tensor, sin: Tensor, caches: Sequence[KV], batch: AttentionBatch) -> None:
+            kept = [part for cache in caches for part in cache]
+            call(x, cos, sin, kept, batch.tables, batch.lengths, batch.slots, batch.window)
+
+        return decode
 
     def attention_segments(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
         if q.shape[-1] % 2:

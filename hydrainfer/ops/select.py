@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -70,6 +70,9 @@ class OpSet:
     products: Products | Int8Products | None = None
     int8: bool = False
     """Whether `linear` and `linear_add` take an `Int8Weight` too, so that a decoder's matrices can be such."""
+    decoder: Callable[[Sequence[native.PlainLayer], int, float, float], native.Decode] | None = None
+    """`Kernels.decoder`, for steps of up to `decoder_rows` decodes and nothing else; None where that is not faster."""
+    decoder_rows: int = 0
 
     @property
     def captures(self) -> bool:
@@ -259,6 +262,7 @@ def select_ops(
         wide = products(dtype, fit, threads)
         found = Int8Products(wide, dtype, fit, threads) if quantization == "int8" else wide
         need = need._replace(products=found, segments=segments)
+    kernels, few = (need.native, need.products.native_rows) if _native(need) and need.products else (None, 0)
     chosen = {}
     for op in OPERATORS:
         usable = [v for v in variants(op) if v.supports(need)]
@@ -269,4 +273,6 @@ def select_ops(
         notes=notes,
         products=need.products,
         int8=quantization == "int8",
+        decoder=kernels.decoder if kernels and few else None,
+        decoder_rows=few,
     )

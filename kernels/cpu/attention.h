@@ -131,6 +131,11 @@ inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1,
   for (int64_t i = 0; i < n_heads * V; ++i) from_float(acc[i], to[i]);
 }
 
+// Into so many parts the KV heads of each of `n` decodes are cut, for `decode_one`: with few of them, every thread has one.
+inline int64_t decode_parts(int64_t n, int64_t kv_heads, int64_t threads) {
+  return n >= 2 * threads ? 1 : std::min<int64_t>(kv_heads, 4);
+}
+
 // Rows row … end - 1 of KV head `head` of request r, whose first token is row `start` of the batch.
 template <class T>
 inline void attend_pages(const PagedArgs<T>& a, int64_t r, int64_t head, int64_t start, int64_t tokens, int64_t row,

@@ -2,6 +2,8 @@
 #pragma once
 #include <algorithm>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "simd.h"
 
@@ -144,8 +146,9 @@ inline void panels(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < a.M; ++m) tile_out<1, 1>(a, m, n);
 }
 
+// Never inlined, so that whoever calls it gets the same bits.
 template <class T, class O>
-inline void columns(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
+[[gnu::noinline]] void columns(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
   if (a.M == 1) return panels<1, 8>(a, n0, n1);
   if (a.M == 2) return panels<2, 6>(a, n0, n1);
   if (a.M == 3) return panels<3, 4>(a, n0, n1);
@@ -161,6 +164,24 @@ inline void columns(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
   if (a.M == 5 || a.M == 6) return panels<3, 4>(a, n0, n1);
 #endif
   return panels<4, 3>(a, n0, n1);
+}
+
+// x [M, K] as Rows<T> lays it: itself, or `laid`.
+template <class T, class O>
+inline const typename Rows<T>::X* lay_rows(const O* x, int64_t M, int64_t K, std::vector<typename Rows<T>::X>& laid) {
+  if constexpr (Rows<T>::as_is && std::is_same_v<typename Rows<T>::X, O>) {
+    return x;
+  } else {
+    laid.resize(M * K);
+    for (int64_t m = 0; m < M; ++m) Rows<T>::lay(x + m * K, laid.data() + m * K, K);
+    return laid.data();
+  }
+}
+
+// The share of `n` columns that thread `i` of `threads` has, a multiple of `unit` unless it is the last.
+inline std::pair<int64_t, int64_t> share(int64_t n, int64_t i, int64_t threads, int64_t unit = 24) {
+  const int64_t each = ((n + threads - 1) / threads + unit - 1) / unit * unit;
+  return {std::min(n, i * each), std::min(n, (i + 1) * each)};
 }
 
 }  // namespace hydra

@@ -63,12 +63,6 @@ inline void gate(const Experts<T>& e, const T* wide, T* hidden, int64_t n, int64
 template <class T>
 using Laid = std::vector<typename Rows<T>::X>;
 
-// The share of `n` columns that thread `i` of `threads` has.
-inline std::pair<int64_t, int64_t> share(int64_t n, int64_t i, int64_t threads) {
-  const int64_t each = ((n + threads - 1) / threads + 23) / 24 * 24;
-  return {std::min(n, i * each), std::min(n, (i + 1) * each)};
-}
-
 // out [rows, width] += the sum over `each` experts of a row, weights [rows, each], of what they make of x [rows, width].
 template <class T>
 void run_experts(const Experts<T>& e, const T* x, const int64_t* chosen, const T* weights, int64_t rows, int64_t each,

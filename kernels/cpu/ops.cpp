@@ -1,18 +1,26 @@
 // The CPU kernels behind hydrainfer.ops.native. Threads come from the OpenMP pool that torch uses, so that
 // torch.set_num_threads in the calling thread holds here too.
 #include <omp.h>
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
 
 #include <vector>
 
 #include "attention.h"
+#include "layer.h"
 #include "linear.h"
 #include "moe.h"
+#include "rowwise.h"
 #include "scan.h"
 #include "simd.h"
 
+using tvm::ffi::Array;
+using tvm::ffi::Function;
+using tvm::ffi::Optional;
+using tvm::ffi::Tensor;
 using tvm::ffi::TensorView;
 
 namespace hydra {
@@ -34,22 +42,11 @@ T* data(const TensorView& t) {
 // Shares the columns out. `args(x)` makes the arguments of x as Rows<T> lays it.
 template <class T, class O, class Args>
 void multiply_rows(const O* x, int64_t M, int64_t N, int64_t K, Args&& args) {
-  using X = typename Rows<T>::X;
-  std::vector<X> laid;
-  const X* rows;
-  if constexpr (Rows<T>::as_is && std::is_same_v<X, O>) {
-    rows = x;
-  } else {
-    laid.resize(M * K);
-    for (int64_t m = 0; m < M; ++m) Rows<T>::lay(x + m * K, laid.data() + m * K, K);
-    rows = laid.data();
-  }
-  const LinearArgs<T, O> a = args(rows);
+  std::vector<typename Rows<T>::X> laid;
+  const LinearArgs<T, O> a = args(lay_rows<T>(x, M, K, laid));
 #pragma omp parallel if (N * K > 32768)
   {
-    const int64_t threads = omp_get_num_threads(), i = omp_get_thread_num();
-    const int64_t share = ((N + threads - 1) / threads + 23) / 24 * 24;
-    const int64_t n0 = std::min(N, i * share), n1 = std::min(N, n0 + share);
+    const auto [n0, n1] = share(N, omp_get_thread_num(), omp_get_num_threads());
     if (n0 < n1) columns(a, n0, n1);
   }
 }
@@ -135,8 +132,7 @@ void attention(TensorView q, TensorView keys, TensorView values, TensorView tabl
       for (int64_t head = 0; head < a.kv_heads; ++head)
         cut((start[i + 1] - start[i]) * group, (start[n] - n_decodes) * a.heads,
             [&](int64_t row, int64_t end) { chunks.push_back({i, head, row, end}); });
-    // One task per decode; with few of them their KV heads are shared out too.
-    const int64_t parts = n_decodes >= 2 * omp_get_max_threads() ? 1 : std::min<int64_t>(a.kv_heads, 4);
+    const int64_t parts = decode_parts(n_decodes, a.kv_heads, omp_get_max_threads());
     const int64_t n_chunks = chunks.size();
 #pragma omp parallel
     {
@@ -211,21 +207,7 @@ void rope(TensorView qk, TensorView cos, TensorView sin) {
 #pragma omp parallel for if (n * heads * half > 32768)
     for (int64_t i = 0; i < n; ++i) {
       const float *c = data<float>(cos) + i * half, *s = data<float>(sin) + i * half;
-      for (int64_t h = 0; h < heads; ++h) {
-        T* a = data<T>(qk) + i * qk.stride(0) + h * qk.stride(1);
-        T* b = a + half;
-        int64_t d = 0;
-        for (; d + W <= half; d += W) {
-          const vec x = load(a + d), y = load(b + d), cd = load(c + d), sd = load(s + d);
-          store(a + d, x * cd - y * sd);
-          store(b + d, y * cd + x * sd);
-        }
-        for (; d < half; ++d) {
-          const float x = to_float(a[d]), y = to_float(b[d]);
-          from_float(x * c[d] - y * s[d], a[d]);
-          from_float(y * c[d] + x * s[d], b[d]);
-        }
-      }
+      for (int64_t h = 0; h < heads; ++h) rope_head(data<T>(qk) + i * qk.stride(0) + h * qk.stride(1), c, s, half);
     }
   });
 }
@@ -235,20 +217,9 @@ void rms_norm(TensorView x, TensorView weight, TensorView out, double eps) {
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     const int64_t n = x.size(0), width = x.size(1);
-    const T* w = data<T>(weight);
 #pragma omp parallel for if (n * width > 65536)
-    for (int64_t i = 0; i < n; ++i) {
-      const T* a = data<T>(x) + i * width;
-      T* o = data<T>(out) + i * width;
-      vec squares{};
-      int64_t d = 0;
-      for (; d + W <= width; d += W) squares += load(a + d) * load(a + d);
-      float total = sum(squares);
-      for (; d < width; ++d) total += to_float(a[d]) * to_float(a[d]);
-      const float scale = 1.0f / std::sqrt(total / width + float(eps));
-      for (d = 0; d + W <= width; d += W) store(o + d, load(a + d) * scale * load(w + d));
-      for (; d < width; ++d) from_float(to_float(a[d]) * scale * to_float(w[d]), o[d]);
-    }
+    for (int64_t i = 0; i < n; ++i)
+      rms_norm_row(data<T>(x) + i * width, data<T>(weight), data<T>(out) + i * width, width, float(eps));
   });
 }
 
@@ -259,17 +230,8 @@ void silu_and_mul(TensorView gate_up, TensorView out) {
     const int64_t n = out.size(0), width = out.size(1);
 #pragma omp parallel for if (n * width > 32768)
     for (int64_t i = 0; i < n; ++i) {
-      const T *g = data<T>(gate_up) + 2 * i * width, *u = g + width;
-      T* o = data<T>(out) + i * width;
-      int64_t d = 0;
-      for (; d + W <= width; d += W) {
-        const vec x = load(g + d);
-        store(o + d, x / (1.0f + exp(-x)) * load(u + d));
-      }
-      for (; d < width; ++d) {
-        const float x = to_float(g[d]);
-        from_float(x / (1.0f + std::exp(-x)) * to_float(u[d]), o[d]);
-      }
+      const T* gate = data<T>(gate_up) + 2 * i * width;
+      silu_and_mul_row(gate, gate + width, data<T>(out) + i * width, width);
     }
   });
 }
@@ -342,6 +304,58 @@ void experts(TensorView x, TensorView chosen, TensorView weights, TensorView gat
   });
 }
 
+using Tensors = Array<Optional<Tensor>>;
+
+// The tensors of a layer in the order of hydrainfer.ops.native.PlainLayer.
+template <class T, class Q>
+DecoderLayer<T, Q> layer_of(const Tensors& tensors) {
+  const auto at = [&](int64_t i, auto zero) -> decltype(zero)* {
+    const Optional<Tensor> kept = tensors[i];
+    if (!kept) return nullptr;
+    const Tensor tensor = *kept;
+    return data<decltype(zero)>(tensor);
+  };
+  const auto matrix = [&](int64_t i) {
+    const Tensor weight = *tensors[i];
+    return Matrix<T, Q>{at(i, Q{}), at(i + 1, float{}), at(i + 2, T{}), weight.size(0), weight.size(1)};
+  };
+  return {at(0, T{}), at(1, T{}), at(2, T{}), at(3, T{}), at(4, float{}), matrix(5), matrix(8), matrix(11), matrix(14)};
+}
+
+template <class T, class Q>
+Function decoder_of(const Array<Tensors>& kept, int64_t heads, double eps, double scale) {
+  std::vector<DecoderLayer<T, Q>> layers;
+  for (const Tensors& tensors : kept) layers.push_back(layer_of<T, Q>(tensors));
+  return Function::FromTyped([kept, layers, heads, eps, scale](TensorView x, TensorView cos, TensorView sin,
+                                                               const Array<Tensor>& cache, TensorView tables, TensorView lengths, TensorView slots, int64_t window) {
+    std::vector<std::pair<Pages<T>, Pages<T>>> caches;
+    for (size_t i = 0; i < cache.size(); i += 2) {
+      const Tensor keys = cache[i], values = cache[i + 1];
+      caches.push_back({pages<T>(keys), pages<T>(values)});
+    }
+    Decodes<T> d{data<T>(x), data<float>(cos), data<float>(sin), data<int64_t>(slots), x.size(0), cos.size(1), float(eps)};
+    d.paged.tables = data<int32_t>(tables), d.paged.table_stride = tables.stride(0);
+    d.paged.lengths = data<int32_t>(lengths), d.paged.window = window, d.paged.scale = float(scale);
+    const Tensor keys = cache[0];
+    d.paged.heads = heads, d.paged.block_tokens = keys.size(1), d.paged.kv_heads = keys.size(2);
+    decode_layers(layers, caches, d);
+  });
+}
+
+// Layers that follow each other, with matrices of the same shapes → the call that takes rows through all of them: x [rows,
+// hidden], contiguous, one token of a request each, overwritten; cos, sin [rows, dim / 2] as for `rope`; keys and values
+// of each layer in turn, tables [rows, blocks], lengths [rows], window as for `attention`, slots [rows] as for `write_kv`.
+Function decoder(Array<Tensors> layers, int64_t heads, double eps, double scale) {
+  Function made;
+  const Tensor norm = *layers[0][0], qkv = *layers[0][5];
+  by_dtype(norm, [&](auto zero) {
+    using T = decltype(zero);
+    const bool narrow = qkv.dtype().code == kDLInt;
+    made = narrow ? decoder_of<T, int8_t>(layers, heads, eps, scale) : decoder_of<T, T>(layers, heads, eps, scale);
+  });
+  return made;
+}
+
 }  // namespace hydra
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, hydra::linear);
@@ -356,3 +370,4 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, hydra::silu_and_mul);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(quick_gelu, hydra::quick_gelu);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gated_delta, hydra::gated_delta);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(experts, hydra::experts);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(decoder, hydra::decoder);

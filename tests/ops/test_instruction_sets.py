@@ -26,14 +26,14 @@ ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
         pytest.param("avx2", ("-march=native", *ASAN), id="AddressSanitizer"),
     ],
 )
-@pytest.mark.parametrize("check", ["linear", "attention"])
+@pytest.mark.parametrize("check", ["linear", "attention", "layer"])
 def test_kernels_are_right(check, needs, flags, tmp_path):
     compiler = _compiler()
     if compiler is None or needs not in instruction_sets():
         pytest.skip("no compiler, or not on this processor")
     source, program = Path(__file__).with_name(f"{check}_check.cpp"), tmp_path / check
     include = f"-I{shipped('kernels') / 'cpu'}"
-    command = [compiler, "-std=c++17", "-O1", "-ffp-contract=fast", *flags, include, source, "-o", program]
+    command = [compiler, "-std=c++17", "-O1", "-fopenmp", "-ffp-contract=fast", *flags, include, source, "-o", program]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     if built.returncode and "sanitize" in " ".join(flags) and "asan" in built.stderr:
         pytest.skip("this compiler comes without AddressSanitizer")
