@@ -78,4 +78,11 @@ class Layout:
         return cls(roles)
 
     def __str__(self) -> str:
-        return "+".join(f"{n}{role}" for role, n in Counter(str(r) for r in self.instances).items())
+        """As people write it, `1E1P1D`: with `+` only before a role that repeats a stage (`1E2PD+1EPD`), or after one
+        that names its device (`1E@h20+7PD@h800`)."""
+        text, stages = "", frozenset[Stage]()
+        for role, n in Counter(self.instances).items():
+            apart = not stages.isdisjoint(role.stages) or "@" in text
+            text += f"{'+' if apart else ''}{n}{role}"
+            stages = role.stages if apart else stages | role.stages
+        return text

@@ -32,7 +32,7 @@ margin:0 0 10px}
 th[role=button]{cursor:pointer;user-select:none}th[role=button]:hover{background:var(--tint)}.all td:first-child i,.all
 td:nth-child(2) i{display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px}
 .all{max-height:640px;overflow:auto;border:1px solid var(--line);padding:0 10px}.all thead th{position:sticky;top:0;
-background:var(--paper);white-space:nowrap}.all table{font-size:12px}
+background:var(--paper)}.all th,.use th{white-space:normal;vertical-align:bottom}.all table{font-size:12px}
 .all td{white-space:nowrap}.all td:last-child{white-space:normal;min-width:150px}.all td,.all th{padding-right:7px}
 .use td:last-child{min-width:150px}.all .scroll{overflow:visible}
 .plain thead{display:none}.empty{fill:var(--tint);stroke:var(--rule)}.phone{display:none}

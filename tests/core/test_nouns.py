@@ -20,6 +20,7 @@ def test_roles_know_their_stages_and_lanes():
         ("1EPD", ["EPD"]),
         ("1E2P1D", ["E", "P", "P", "D"]),
         ("1E2PD+1EPD", ["E", "PD", "PD", "EPD"]),
+        ("1E1P2D+1PD+2EPD", ["E", "P", "D", "D", "PD", "EPD", "EPD"]),
         ("3ED5P", ["ED"] * 3 + ["P"] * 5),
         ("2P1D", ["P", "P", "D"]),  # enough for a model that takes text only
     ],
@@ -27,7 +28,8 @@ def test_roles_know_their_stages_and_lanes():
 def test_layouts_read_back_as_written(text, roles):
     layout = Layout.parse(text)
     assert [str(r) for r in layout.instances] == roles
-    assert Layout.parse(str(layout)) == layout
+    assert str(layout) == text
+    assert Layout.parse("+".join(f"1{role}" for role in roles)) == layout
 
 
 @pytest.mark.parametrize("text", ["", "EPD", "1XPD", "2E", "1E1P", "0EPD", "1EPD,", "1DE1P", "1E-1P1D"])

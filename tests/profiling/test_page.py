@@ -10,6 +10,7 @@ from hydrainfer.planner.search import layouts
 from hydrainfer.profiling.figures import HUES, bars, by_ratio, gain_of, latency_axis, shown_rows
 from hydrainfer.profiling.page import plan_page, plan_png, workload_lines
 from hydrainfer.workload.output import COLOURS
+from tests.browser import chromium
 from tests.profiling.plans import EPD, SPLIT, below, plan, row, whole
 
 pytestmark = pytest.mark.unit
@@ -51,7 +52,7 @@ def test_all_layouts_are_in_it():
 
 def test_it_says_what_was_planned_for():
     page = plan_page(whole())
-    for text in ("1E+7PD carries most", "seed 7", "hydrainfer 0.1.0", "textcaps", "not measured", "hydrainfer profile"):
+    for text in ("1E7PD carries most", "seed 7", "hydrainfer 0.1.0", "textcaps", "not measured", "hydrainfer profile"):
         assert text in page
     for heading in (
         "Goodput by layout",
@@ -82,8 +83,8 @@ def test_without_extras_and_without_an_answer():
 
 
 def test_bars_are_of_what_was_measured_in_the_order_of_the_table():
-    assert [r.layout for r in shown_rows(whole())] == ["1E+7PD", "8EPD"]
-    many = [row(f"{i}E+7PD", "E+PD", 90.0 - i, 50.0, 95.0) for i in range(40)]
+    assert [r.layout for r in shown_rows(whole())] == ["1E7PD", "8EPD"]
+    many = [row(f"{i}E7PD", "E+PD", 90.0 - i, 50.0, 95.0) for i in range(40)]
     assert [r.layout for r in shown_rows(plan(*many, EPD))] == [r.layout for r in (*many[:10], EPD)]
     assert [r.layout for r in shown_rows(plan(below("8EPD", "EPD", 40.0)))] == ["8EPD"]
     assert "less than 40" in bars(shown_rows(plan(below("8EPD", "EPD", 40.0))))
@@ -91,8 +92,8 @@ def test_bars_are_of_what_was_measured_in_the_order_of_the_table():
 
 def test_the_page_has_regret_curves_and_use():
     page = plan_page(whole())
-    assert "−44 %" in page and "SLO attainment against the rate" in page and "1E+7PD: 88/s, 92 %" in page
-    assert "1E+7PD at 90 requests/s" in page and "kv 50.0 % (75.0 %) of 40 GiB" in page and "80 %" in page
+    assert "−44 %" in page and "SLO attainment against the rate" in page and "1E7PD: 88/s, 92 %" in page
+    assert "1E7PD at 90 requests/s" in page and "kv 50.0 % (75.0 %) of 40 GiB" in page and "80 %" in page
 
 
 def test_it_can_be_read_in_the_dark_and_on_a_phone():
@@ -116,10 +117,10 @@ def test_what_if_has_the_cells_that_were_simulated():
 def test_latencies_far_beyond_the_slo_are_cut_off():
     from hydrainfer.profiling.figures import Curve
 
-    axis = latency_axis([Curve("E+PD", ["1E+1PD"], [10.0]), Curve("EPD", ["2EPD"], [90_000.0])], "ttft", whole().slo)
+    axis = latency_axis([Curve("E+PD", ["1E1PD"], [10.0]), Curve("EPD", ["2EPD"], [90_000.0])], "ttft", whole().slo)
     assert axis.log and 10.0 / 2 < axis.least < 10.0 and 5_000 < axis.most < 10_000 and axis.limit == 250.0
     figure = by_ratio(whole(), "ttft")
-    assert figure.count("<circle") == 7 and "3E+5PD" in figure and "5:3" in figure
+    assert figure.count("<circle") == 7 and "3E5PD" in figure and "5:3" in figure
 
 
 def test_gains():
@@ -140,3 +141,18 @@ def test_a_picture_if_there_is_matplotlib(tmp_path, monkeypatch):
     assert plan_png(plan(SPLIT), tmp_path / "b.png")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     assert not plan_png(whole(), tmp_path / "c.png") and not (tmp_path / "c.png").exists()
+
+
+CUT_OFF = "[...document.querySelectorAll('.scroll,.all')].filter(x => x.scrollWidth > x.clientWidth).length"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1060, 1280])
+def test_it_fits_a_window(tmp_path, width):
+    """A narrow one scrolls its tables, and nothing else."""
+    (tmp_path / "report.html").write_text(plan_page(whole()), "utf-8")
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto(f"file://{tmp_path}/report.html")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert width < 760 or page.evaluate(CUT_OFF) == 0

@@ -47,7 +47,7 @@ def plan():
 
 def test_every_layout_is_ranked_and_explained(plan):
     _, plan, _ = plan
-    assert {row.layout for row in plan.layouts} == {"2EPD", "1EP+1D", "1ED+1P", "1E+1PD"}
+    assert {row.layout for row in plan.layouts} == {"2EPD", "1EP1D", "1ED1P", "1E1PD"}
     goodputs = [row.goodput or 0.0 for row in plan.layouts]
     assert goodputs == sorted(goodputs, reverse=True) and goodputs[0] > 1.0
     for row in plan.layouts:

@@ -1,25 +1,18 @@
-"""The page in headless Chromium: needs `pip install playwright` and a `chromium` on the PATH."""
-
-import shutil
+"""The page in headless Chromium."""
 
 import pytest
 
+from tests.browser import chromium
 from tests.server.conftest import picture
 
-playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.slow, pytest.mark.multi]
 BAD = "<img src=x onerror=document.title='broken'><b>bold</b> & 你好"
 
 
 @pytest.fixture(scope="module")
 def browser():
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("there is no Chromium")
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

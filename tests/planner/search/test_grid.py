@@ -29,12 +29,12 @@ def test_three_of_each_method_are_tried():
 
 def test_every_ratio_at_one_rate():
     found = ratios_of(study(Slo(ttft_s=1.0), 40), 3, 5.0, n_processes=1)
-    assert [r.layout for r in found] == ["3EPD", "1EP+2D", "2EP+1D", "1ED+2P", "2ED+1P", "1E+2PD", "2E+1PD"]
+    assert [r.layout for r in found] == ["3EPD", "1EP2D", "2EP1D", "1ED2P", "2ED1P", "1E2PD", "2E1PD"]
     assert all(r.rate == 5.0 and r.ttft_p90 and 0.0 <= r.attainment <= 1.0 for r in found)
 
 
 def test_the_rate_of_ratios_is_what_epd_just_carries():
-    epd, split = (Row(layout=x, method=m, goodput=g) for x, m, g in (("2EPD", "EPD", 5.0), ("1E+1PD", "E+PD", 10.0)))
+    epd, split = (Row(layout=x, method=m, goodput=g) for x, m, g in (("2EPD", "EPD", 5.0), ("1E1PD", "E+PD", 10.0)))
     assert rate_for_ratios([split, epd]) == 5.0
     assert rate_for_ratios([split, msgspec.structs.replace(epd, goodput=None)]) == 8.0
     assert rate_for_ratios([]) is None
