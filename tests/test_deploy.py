@@ -28,6 +28,19 @@ def test_options_exist():
     assert min(grace_s, int(re.search(r"TimeoutStopSec=(\d+)", words)[1])) > config.drain_s + 5
 
 
+def test_kubernetes_asks_what_there_is():
+    service, deployment = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]
+    (server,) = pod["spec"]["containers"]
+    config = load({}, environ={e["name"]: e["value"] for e in server["env"]}).config
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert config.port == server["ports"][0]["containerPort"]
+    assert pod["spec"]["terminationGracePeriodSeconds"] > config.drain_s + 5
+    assert {m["name"] for m in server["volumeMounts"]} == {v["name"] for v in pod["spec"]["volumes"]}
+    paths = {server[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
+    assert paths == {"/health", "/ready"}
+
+
 def test_files_exist():
     copied = re.findall(r"^COPY (.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.M)
     assert copied and all((ROOT / name).exists() for line in copied for name in line.split())
