@@ -18,7 +18,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from hydrainfer import benching, builtin, profiling
-from hydrainfer.config import ServeConfig, load
+from hydrainfer.config import ServeConfig, load, read_layout
 from hydrainfer.core import HydraError
 from hydrainfer.flags import with_flags
 from hydrainfer.machine import let_threads_spin
@@ -67,17 +67,29 @@ def options(
 @with_flags(ServeConfig, "model", as_text=True)
 def serve(config_file: _ConfigFile = None, **flags: str | None) -> None:
     """Start an OpenAI-style server for one model."""
-    loaded = load({name: text for name, text in flags.items() if text is not None}, config_file, os.environ)
+    loaded, console = load({k: v for k, v in flags.items() if v is not None}, config_file, os.environ), Console()
+    _begin(loaded.config, console)
     from hydrainfer.profiling.auto import settle
     from hydrainfer.serving import serve_forever
 
-    console = Console()
     serve_forever(settle(loaded, console), console)
+
+
+def _begin(config: ServeConfig, console: Console) -> None:
+    """Refuse a wrong model or layout, or say that a server starts, before what takes seconds to import is imported.
+    Raises `ConfigError` or `CheckpointError`."""
+    from hydrainfer.checkpoint import architecture_of, model_folder, name_of
+
+    if config.layout != "auto":
+        read_layout(config.layout)
+    folder = model_folder(config)
+    architecture_of(folder)
+    console.print(f"starting {name_of(folder)}, layout {config.layout}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def demo(
-    model: Annotated[Path | None, typer.Argument(help="Checkpoint directory; default: the built-in one.")] = None,
+    model: Annotated[str, typer.Argument(help="As `serve` takes it.")] = builtin.NAME,
     image: Annotated[
         Path, typer.Option(help="The picture to ask about.", exists=True, dir_okay=False, readable=True)
     ] = builtin.PICTURE,
@@ -85,11 +97,12 @@ def demo(
     max_tokens: Annotated[int, typer.Option(help="Length of the answer.", min=1)] = 48,
 ) -> None:
     """Start a server, ask it about a picture and print the streamed answer."""
+    loaded, console = load({"port": 0, "model": model}), Console(highlight=False)
+    _begin(loaded.config, console)
     from hydrainfer.demo import ask
     from hydrainfer.serving import serve_in_background
 
-    console = Console(highlight=False)
-    with serve_in_background(load({"port": 0} | ({"model": str(model)} if model else {})), console) as (url, instance):
+    with serve_in_background(loaded, console) as (url, instance):
         console.print(f"\n[bold]{image}[/bold]  {question}\n")
         start_s, first_s = time.perf_counter(), 0.0
         for piece in ask(url, instance.name, image, question, max_tokens):

@@ -17,13 +17,12 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from hydrainfer.assemble import ServerParts, start_instance
 from hydrainfer.config import Loaded, ServeConfig, config_table
 from hydrainfer.core import ConfigError, InternalError, SeldomLog
 from hydrainfer.server import (
@@ -36,6 +35,9 @@ from hydrainfer.server import (
     written_logs,
 )
 from hydrainfer.version import __version__
+
+if TYPE_CHECKING:
+    from hydrainfer.assemble import ServerParts
 
 _LAST_WORDS_S = 1
 """The time for the errors of those that did not finish to leave; then what a request is still doing is cancelled and
@@ -241,6 +243,8 @@ def _load(loaded: Loaded, console: Console) -> ServerParts:
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("load", total=None)
+        from hydrainfer.assemble import start_instance  # brings torch, which takes seconds
+
         return start_instance(loaded.config, lambda done, total: progress.update(task, completed=done, total=total))
 
 

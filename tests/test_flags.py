@@ -1,5 +1,7 @@
 """Flags from structs: every verb declares each of its flags once, under a heading of its `--help`."""
 
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +19,12 @@ from hydrainfer.profiling.options import Profile
 
 pytestmark = pytest.mark.unit
 VERBS = {"serve": ServeConfig, "profile": Profile, "trace": Trace, "bench run": RunOptions, "bench compare": Compare}
+
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*.md"), *ROOT.glob("datasets/*.md")]
+BLOCKS = [block for page in PAGES for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)]
+WRITTEN = sorted({line for block in BLOCKS for line in re.findall(r"^hydrainfer [^…]*?$", block, re.M)})
 
 
 class Cake(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,3 +123,15 @@ def test_a_wrong_command_line_ends_in_one_line(words, wanted, monkeypatch, capsy
         main()
     assert e.value.code == 2
     assert capsys.readouterr().err == wanted
+
+
+@pytest.mark.parametrize("line", WRITTEN)
+def test_what_the_pages_tell_people_to_type_can_be_typed(line):
+    """All but the work itself: verbs, flags and values."""
+    command = typer.main.get_command(app)
+    bench = command.commands["bench"]
+    for verb in (*command.commands.values(), *bench.commands.values()):
+        if verb is not bench:
+            verb.callback = lambda **_: None
+    command.commands["serve"].callback = lambda **flags: load({k: v for k, v in flags.items() if v is not None})
+    command.main(shlex.split(line, comments=True)[1:], standalone_mode=False)

@@ -20,11 +20,11 @@ import json, sys
 from pathlib import Path
 from typer.testing import CliRunner
 import hydrainfer
+from hydrainfer.checkpoint import locate_model
 from hydrainfer.cli import app
 from hydrainfer.config import load, locate, read_cost_model, read_layout
 from hydrainfer.ops.build import build_resampler, _sources
 from hydrainfer.planner.costs import read_hardware
-from hydrainfer.planner.inputs import locate_model
 
 assert Path(hydrainfer.__file__).is_relative_to(sys.argv[1]), hydrainfer.__file__
 runs = [

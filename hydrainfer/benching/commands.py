@@ -106,12 +106,15 @@ def _asked(given: RunOptions, spec: Workload, objective: Slo | None) -> Asked:
 @with_flags(Compare, "model")
 def compare(**flags: Any) -> None:
     """Compare layouts and servers on the same hardware with the same traffic, in turns; ends with a page to look at."""
+    from hydrainfer.checkpoint import architecture_of, is_hub_name, locate
     from hydrainfer.workload.measuring import Comparison, Effort, read_plan
     from hydrainfer.workload.output import Shown
     from hydrainfer.workload.sources import read_workload
 
     given = Compare(**flags)
     plan = read_plan(given.config, given.as_plan())
+    if plan.layouts and plan.place.model is not None and not is_hub_name(plan.place.model):
+        architecture_of(locate(plan.place.model))
     spec = read_workload(plan.workload, data=plan.data, pictures=plan.pictures)
     objective = objective_of([], plan.slo or None, plan.like, spec.dataset, True)
     if objective is None:

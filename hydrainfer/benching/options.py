@@ -72,7 +72,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Compare(msgspec.Struct, frozen=True, kw_only=True):
     """The flags of `bench compare`; what is None is as the file says, or as `ComparisonPlan` has it."""
 
-    model: Annotated[Path | None, flag("", "Checkpoint for the layouts; default: the built-in one.")] = None
+    model: Annotated[str | None, flag("", "For the layouts, as `serve` takes it; default: builtin.")] = None
     config: Annotated[Path | None, flag(_COMPARED, "A file of benchmarks/compare; options go before it.")] = None
     layouts: Annotated[str | None, flag(_COMPARED, "Started here in turn: 2EPD,1EP1D,1E1PD, or files.")] = None
     server: Annotated[list[str] | None, flag(_COMPARED, "One that runs already: NAME=URL. Repeatable.")] = None
@@ -107,7 +107,7 @@ class Compare(msgspec.Struct, frozen=True, kw_only=True):
         same = ("flags", "workload", "data", "pictures", "like", "rounds", "requests", "seed")
         plan |= {name: getattr(self, name) for name in same}
         place = {name: getattr(self, name) for name in ("cores", "gpus", "threads_per_instance")}
-        place["model"] = str(self.model) if self.model else None
+        place["model"] = self.model
         return _said(plan) | {"place": _said(place)}
 
 

@@ -6,11 +6,19 @@ Called by models, processor, planner and assemble. Never imports torch, never re
 from hydrainfer.checkpoint.clip import AnyresConfig, ClipConfig
 from hydrainfer.checkpoint.decoder import Decoder, Rope, TextConfig
 from hydrainfer.checkpoint.experts import Experts
-from hydrainfer.checkpoint.families import FAMILIES, Family, ParsedConfig, family_of, parse_config, read_config
+from hydrainfer.checkpoint.families import (
+    FAMILIES,
+    Family,
+    ParsedConfig,
+    architecture_of,
+    family_of,
+    parse_config,
+    read_config,
+)
 from hydrainfer.checkpoint.files import find_json, preprocessing, read_json, require
 from hydrainfer.checkpoint.gemma import SiglipConfig
 from hydrainfer.checkpoint.lfm3 import Lfm3VisionConfig
-from hydrainfer.checkpoint.located import has_weights, is_hub_name, locate, model_folder, name_of
+from hydrainfer.checkpoint.located import has_weights, is_hub_name, locate, locate_model, model_folder, name_of
 from hydrainfer.checkpoint.model import Fit, ModelConfig, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import ClipSettings, PixelBounds, QwenSettings, QwenVideoSettings
 from hydrainfer.checkpoint.qwen import MAX_ASPECT, FramesConfig, QwenVisionConfig
@@ -40,11 +48,13 @@ __all__ = [
     "TextConfig",
     "VisionConfig",
     "VisionShape",
+    "architecture_of",
     "family_of",
     "find_json",
     "has_weights",
     "is_hub_name",
     "locate",
+    "locate_model",
     "model_folder",
     "name_of",
     "parse_config",

@@ -182,8 +182,9 @@ def read_config(path: str | Path) -> ModelConfig:
     return parse_config(path).model
 
 
-def parse_config(path: str | Path) -> ParsedConfig:
-    """Read the configurations of a checkpoint directory. Raises `CheckpointError` in one line."""
+def architecture_of(path: str | Path) -> str:
+    """The architecture of a checkpoint directory, one of `FAMILIES`. It takes milliseconds, so that a wrong model is
+    refused before torch is imported. Raises `CheckpointError` in one line."""
     path = Path(path).expanduser()
     what = "pass a Hugging Face checkpoint directory, a GGUF file, or a name on the hub such as owner/name"
     require(path.exists(), path, f"no such directory; {what}")
@@ -197,8 +198,15 @@ def parse_config(path: str | Path) -> ParsedConfig:
     fits = kind == family.model_type
     require(fits, path, f"{name} with model_type {kind!r} is not supported; use {family.model_type}")
     _check_wide(raw, family, path)
+    return name
+
+
+def parse_config(path: str | Path) -> ParsedConfig:
+    """Read the configurations of a checkpoint directory. Raises `CheckpointError` in one line."""
+    path = Path(path).expanduser()
+    name = architecture_of(path)
     hf = _hf_config(path)
-    return ParsedConfig(_describe(name, family, hf, path), hf)
+    return ParsedConfig(_describe(name, FAMILIES[name], hf, path), hf)
 
 
 def _check_wide(raw: dict[str, Any], family: Family, path: Path) -> None:

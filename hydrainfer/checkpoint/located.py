@@ -1,4 +1,4 @@
-"""The place of a named model: a directory, a GGUF file, or a name on the Hugging Face hub."""
+"""The place of a named model: the built-in one, a directory, a GGUF file, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
+from hydrainfer import builtin
 from hydrainfer.checkpoint.files import require
 from hydrainfer.checkpoint.gguf import WEIGHT_FILE, unpack
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import CheckpointError
+from hydrainfer.config.shipped import here_or_shipped, shipped
+from hydrainfer.core import CheckpointError, ConfigError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
@@ -23,10 +25,10 @@ def is_hub_name(model: str) -> bool:
 
 
 def locate(model: str, *, revision: str | None = None, mmproj: str | None = None) -> Path:
-    """The checkpoint directory of `model`: the one it names; one made of a GGUF file, with its vision weights in the
-    file `mmproj`; or the snapshot of a model on the hub, `revision` of it, from the Hugging Face cache or, where that
-    lacks it and there is a network, from the hub. Raises `CheckpointError` in one line."""
-    path = Path(model).expanduser()
+    """The checkpoint directory of `model`: the one it names, or that of `builtin`; one made of a GGUF file, with its
+    vision weights in the file `mmproj`; or the snapshot of a model on the hub, `revision` of it, from the Hugging Face
+    cache or, where that lacks it and there is a network, from the hub. Raises `CheckpointError` in one line."""
+    path = builtin.MODEL if model == builtin.NAME else Path(model).expanduser()
     is_file = path.suffix == ".gguf" or path.is_file()
     require(mmproj is None or is_file, path, "takes no --mmproj, which is for GGUF files")
     by_name = is_hub_name(model)
@@ -35,6 +37,19 @@ def locate(model: str, *, revision: str | None = None, mmproj: str | None = None
         require(path.suffix != ".safetensors", path, "is one file of a checkpoint; pass the directory that it is in")
         return unpack(path, None if mmproj is None else Path(mmproj).expanduser())
     return _snapshot(model, revision) if by_name else path
+
+
+def locate_model(name: str) -> Path:
+    """The directory of a checkpoint, or of a configuration without weights that is shipped in configs/models. Raises
+    `ConfigError` that names those there are, or `CheckpointError`."""
+    path = here_or_shipped(Path(name))
+    found = {p.parent.name: p.parent for p in sorted(shipped("configs").glob("models/*/config.json"))}
+    if name == builtin.NAME or path.is_file() or is_hub_name(name):
+        return locate(name)
+    if not path.is_dir() and name not in found:
+        known = ", ".join(found) or "none"
+        raise ConfigError(f"no model {name!r}: give a checkpoint, {builtin.NAME}, or one of {known}", param="model")
+    return path if path.is_dir() else found[name]
 
 
 def name_of(path: Path) -> str:

@@ -71,7 +71,7 @@ def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mappi
             check_known(key, known, name)
             values[key], source[key] = value, name
     if "model" not in values:
-        values["model"], source["model"] = str(builtin.MODEL), "built-in"
+        values["model"], source["model"] = builtin.NAME, "built-in"
     checked = {key: _convert(key, value, source[key]) for key, value in values.items()}
     provenance = {o.name: source.get(o.name, "default") for o in options()}
     return Loaded(ServeConfig(**checked), provenance)

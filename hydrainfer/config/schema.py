@@ -28,7 +28,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     model: Annotated[
         str,
-        _help("Model", "Checkpoint directory, GGUF file, or name on the Hugging Face hub; default: the built-in one."),
+        _help("Model", "Checkpoint directory, GGUF file, name on the Hugging Face hub, or builtin; default: builtin."),
     ]
     revision: Annotated[
         NotEmpty | None, _help("Model", "Branch, tag or commit of a model on the hub; default: its main branch.")

@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from hydrainfer.checkpoint import model_folder, name_of, read_config
+from hydrainfer.checkpoint import locate_model, model_folder, name_of, read_config
 from hydrainfer.config import Loaded, ServeConfig, cache_folder, is_slo_part
 from hydrainfer.core import ConfigError, Layout
-from hydrainfer.planner.inputs import locate_model
 from hydrainfer.planner.search import PLANNED, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.commands import shown
@@ -51,7 +50,7 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
     else:
         only = [name for name in (*autos, "overlap") if name not in named]
         text = layout_file(Layout.parse(config.layout), asked.study(), threads=asked.threads, only=only)
-    path = cache_folder() / "layouts" / f"{name_of(Path(asked.question.model))}-{n_devices}.yaml"
+    path = cache_folder() / "layouts" / f"{name_of(locate_model(asked.question.model))}-{n_devices}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")
     settled = msgspec.structs.replace(

@@ -29,23 +29,27 @@ ProfileCommand = command_of(Profile)
 def profile(**flags: Any) -> None:
     """Choose among all layouts of N devices by simulating the real scheduler; no GPU is needed for hardware that is
     described. Without --hardware or --cost-model this machine is measured first."""
+    from hydrainfer.checkpoint import architecture_of, locate_model, name_of
+
+    q, log = Profile(**flags), Console(stderr=True, highlight=False)
+    folder = locate_model(q.model)
+    architecture_of(folder)  # a wrong one is refused before the rest is imported
+    check_flags(q)
+    log.print(f"planning {q.devices} devices for {name_of(folder)}", markup=False)
     from hydrainfer.config import load
     from hydrainfer.planner.search import Objective
     from hydrainfer.profiling.answer import answer
     from hydrainfer.profiling.live import check_live, validate
     from hydrainfer.profiling.measuring import measurer
-    from hydrainfer.profiling.question import prepare, resolved
+    from hydrainfer.profiling.question import prepare
     from hydrainfer.workload.measuring import command_line
 
-    q = resolved(Profile(**flags))
     if q.objective not in get_args(Objective):
         raise ConfigError(
             f"--objective is one of {', '.join(get_args(Objective))}, not {q.objective!r}", param="objective"
         )
-    check_flags(q)
     given = {"model": q.model, "measure_minutes": q.measure_minutes, "dtype": q.dtype, "quantization": q.quantization}
     here = {name: value for name, value in given.items() if value is not None}
-    log = Console(stderr=True, highlight=False)
     question = msgspec.structs.replace(q, dtype=None) if q.dtype == "auto" else q
     asked = prepare(question, measurer(load(here).config, q.save_cost_model, log))
     if q.validate:
@@ -94,8 +98,7 @@ def _finish(plan: LayoutPlan, study: Study, asked: ProfileSetup, q: Profile, log
 
 def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
     """The command that serves what was planned, and what has to be put in: a configuration alone cannot be served."""
-    from hydrainfer.checkpoint import has_weights
-    from hydrainfer.planner.inputs import locate_model
+    from hydrainfer.checkpoint import has_weights, locate_model
 
     q, path, emulated = asked.question, locate_model(asked.question.model), asked.kind == "emulated"
     model, note, needed = q.model, "", "tokenizer" if emulated else "weights"

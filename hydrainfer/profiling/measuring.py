@@ -21,15 +21,16 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
     minutes = config.measure_minutes
 
     def measure(model: str, n_threads: int) -> CostFile:
-        from hydrainfer.assemble.measure import measure_model
+        here = config if model == config.model else msgspec.structs.replace(config, revision=None, mmproj=None)
+        here = msgspec.structs.replace(here, model=model, threads=n_threads)
+        name = name_of(model_folder(here))
+        console.print(f"measuring {name} on this machine for about {minutes:g} minutes", markup=False)
+        from hydrainfer.assemble.measure import measure_model  # brings torch, which takes seconds
         from hydrainfer.assemble.sizes import with_dtype
 
-        here = config if model == config.model else msgspec.structs.replace(config, revision=None, mmproj=None)
-        measured = with_dtype(msgspec.structs.replace(here, model=model, threads=n_threads))
-        name = name_of(model_folder(measured))
+        measured = with_dtype(here)
         journal = cache_folder() / "measured" / f"{name}-{_key(measured)}.jsonl"
         journal.parent.mkdir(parents=True, exist_ok=True)
-        console.print(f"measuring {name} on this machine for about {minutes:g} minutes", markup=False)
         columns = (TextColumn("{task.description}"), BarColumn(30), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("", total=1.0)

@@ -20,7 +20,7 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     devices (configs/costs); neither: this machine is measured. `slo`: parts such as ttft=8,tpot=0.08, or a preset;
     empty is the preset of this model and workload. `rate`: for the objectives that need one."""
 
-    model: Annotated[str, flag("", "A checkpoint, `builtin`, or a name of configs/models such as llava-next-7b.")]
+    model: Annotated[str, flag("", "A checkpoint, builtin, or a name of configs/models such as llava-next-7b.")]
     devices: Annotated[int, flag(_WHAT, "How many there are.")]
     hardware: Annotated[
         str | None, flag(_WHAT, "Described by configs/hardware, e.g. h800, or a file; unlike ones: h20:4,h800:4.")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
-from hydrainfer import builtin
-from hydrainfer.checkpoint import has_weights, name_of
+from hydrainfer.checkpoint import has_weights, locate_model, name_of
 from hydrainfer.config import Slo, is_slo_part, locate, parse_slo, read_cost_model, read_slo, read_yaml
 from hydrainfer.core import ConfigError, CostModel, Layout
 from hydrainfer.machine import n_cores
@@ -24,20 +23,18 @@ from hydrainfer.planner.costs import (
     read_engine,
     read_hardware,
 )
-from hydrainfer.planner.inputs import locate_model, prompts_of, shape_of, trace_of
+from hydrainfer.planner.inputs import prompts_of, shape_of, trace_of
 from hydrainfer.planner.search import DeviceKind, Study, candidates_of, study_of
 from hydrainfer.planner.simulation import ServerCost, TraceRequest
 from hydrainfer.profiling.calibrating import calibrated, read_measured
 from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.workload.sources import Constant, Gamma, OpenLoop, Poisson, Workload, read_workload
 
-Asked = TypeVar("Asked", bound=ProfileQuestion)
 Measure = Callable[[str, int], CostFile]
 """Measures a model with so many CPU threads."""
 _LONGER = 6  # times the first run: two more, each twice as long as the one before
 _MEASURED_ERROR, _EMULATED_ERROR = 0.25, 0.1  # benchmarks/b15_simulator_truth.py
 _MEMORY_SHARE = 0.5  # of a CPU's: the rest of the machine lives there, too
-_BUILTIN = "builtin"
 _AS_DTYPE = "as-dtype"
 
 
@@ -141,14 +138,8 @@ class ProfileSetup(NamedTuple):
         return candidates_of(study, of_kind or n_devices or self.n_instances)
 
 
-def resolved(q: Asked) -> Asked:
-    """The question with the path of the model that ships, if it is the one meant."""
-    return msgspec.structs.replace(q, model=str(builtin.MODEL)) if q.model == _BUILTIN else q
-
-
 def prepare(q: ProfileQuestion, measure: Measure) -> ProfileSetup:
     """Raises `ConfigError` or `CheckpointError`, one line, before anything long begins; but `measure` may be called."""
-    q = resolved(q)
     _check(q)
     model = locate_model(q.model)
     workload = read_workload(q.workload, data=q.data, pictures=q.pictures)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 
-from hydrainfer import LLM, SamplingParams
-from hydrainfer.checkpoint import locate, name_of, read_config
+import hydrainfer
+from hydrainfer import LLM, SamplingParams, builtin
+from hydrainfer.checkpoint import locate, locate_model, name_of, read_config
 from hydrainfer.core import CheckpointError
-from hydrainfer.planner.inputs import locate_model
 from tests.checkpoints_text import make_text
 from tests.parts import parts
 
@@ -68,6 +72,37 @@ def test_what_is_no_model_says_what_a_model_is(tmp_path, monkeypatch, name, says
         (tmp_path / file).write_text("# A model")
     with pytest.raises(CheckpointError, match=says):
         read_config(locate(name))
+
+
+def test_the_built_in_model_has_a_name(tmp_path, monkeypatch):
+    (tmp_path / "builtin").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert locate("builtin") == locate_model("builtin") == builtin.MODEL
+    assert locate("./builtin").resolve() == tmp_path / "builtin"
+    with pytest.raises(CheckpointError, match="takes no --revision"):
+        locate("builtin", revision="main")
+
+
+REFUSED = """
+import sys
+from hydrainfer.cli import app
+from hydrainfer.core import HydraError
+for words in (["serve"], ["demo"], ["profile", "--devices", "1"], ["bench", "compare", "--layouts", "1EPD"]):
+    for model in ("owner/nothing", "./nothing", "empty"):
+        try:
+            app([*words, model], standalone_mode=False)
+        except HydraError as e:
+            print(words[-1], model, e)
+print(sorted({"torch", "transformers", "ray", "fastapi"} & set(sys.modules)))
+"""
+
+
+def test_a_wrong_model_is_refused_before_what_takes_seconds_is_imported(tmp_path):
+    (tmp_path / "empty").mkdir()
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(hydrainfer.__file__).parents[1])}
+    said = subprocess.run([sys.executable, "-c", REFUSED], cwd=tmp_path, env=env, capture_output=True, text=True).stdout
+    *refused, imported = said.splitlines()
+    assert len(refused) == 12 and imported == "[]", said
 
 
 def test_a_revision_is_one_of_that_name(hub, checkpoint):

@@ -106,7 +106,7 @@ def test_no_option_is_mistaken_for_a_service():
 
 def test_the_built_in_model_serves_those_who_name_none():
     config, provenance = load({}, None, {})
-    assert config.model == str(builtin.MODEL)
+    assert config.model == builtin.NAME
     assert provenance["model"] == "built-in"
     assert load({}, None, {ENV_PREFIX + "MODEL": "x"}).provenance["model"] == ENV_PREFIX + "MODEL"
 

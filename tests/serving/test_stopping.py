@@ -19,7 +19,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from hydrainfer import serving
+from hydrainfer import assemble, serving
 from hydrainfer.config import load
 from hydrainfer.core import InternalError
 from tests.checkpoints import make_llava
@@ -104,7 +104,7 @@ def test_a_signal_while_it_starts_ends_the_start_and_tidies_up(options, monkeypa
                 close()
         return SimpleNamespace(facts={}, close=close)
 
-    monkeypatch.setattr(serving, "start_instance", start_instance)
+    monkeypatch.setattr(assemble, "start_instance", start_instance)
     monkeypatch.setattr(serving, "config_table", interrupt)
     with signals_restored(), pytest.raises(raises) as e:
         serve(options, monkeypatch, None)
@@ -113,7 +113,7 @@ def test_a_signal_while_it_starts_ends_the_start_and_tidies_up(options, monkeypa
 
 @pytest.mark.parametrize("layout", ["1EPD", "1E1P1D"])
 def test_when_nothing_can_be_served_again_it_says_so_and_ends(options, monkeypatch, layout, caplog):
-    answers, start_instance = [], serving.start_instance
+    answers, start_instance = [], assemble.start_instance
 
     def started(*args):
         instance = start_instance(*args)
@@ -125,7 +125,7 @@ def test_when_nothing_can_be_served_again_it_says_so_and_ends(options, monkeypat
         body = {"messages": chat(), "max_tokens": 4}
         answers.append(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60))
 
-    monkeypatch.setattr(serving, "start_instance", started)
+    monkeypatch.setattr(assemble, "start_instance", started)
     threads = []
 
     def when_ready(url, _):

@@ -3,11 +3,10 @@
 Called by `profiling` and the benchmarks. Reads configurations and files only; never loads weights.
 """
 
-from hydrainfer.planner.inputs.models import locate_model, prompts_of, shape_of
+from hydrainfer.planner.inputs.models import prompts_of, shape_of
 from hydrainfer.planner.inputs.workloads import summary, trace_of
 
 __all__ = [
-    "locate_model",
     "prompts_of",
     "shape_of",
     "summary",

@@ -8,12 +8,9 @@ on Vicuna).
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-from hydrainfer.checkpoint import Fit, ModelConfig, family_of, is_hub_name, locate, name_of, parse_config, read_config
+from hydrainfer.checkpoint import Fit, ModelConfig, family_of, locate_model, name_of, parse_config, read_config
 from hydrainfer.config.schema import Quantization
-from hydrainfer.config.shipped import here_or_shipped, shipped
-from hydrainfer.core import ConfigError
 from hydrainfer.planner.costs import ModelShape
 from hydrainfer.planner.inputs.workloads import PromptRules, words_to_tokens
 from hydrainfer.processor import (
@@ -25,21 +22,6 @@ from hydrainfer.processor import (
     image_adapter,
     load_description,
 )
-
-
-def locate_model(name: str) -> Path:
-    """The directory of a checkpoint, or of a shipped configuration. Raises `ConfigError` that names those there are, or
-    `CheckpointError`."""
-    path = here_or_shipped(Path(name))
-    if path.is_dir():
-        return path
-    found = {p.parent.name: p.parent for p in sorted(shipped("configs").glob("models/*/config.json"))}
-    if name in found:
-        return found[name]
-    if path.is_file() or is_hub_name(name):
-        return locate(name)
-    known = ", ".join(found) or "none"
-    raise ConfigError(f"no model {name!r}: give a checkpoint, builtin, or one of {known}", param="model")
 
 
 def shape_of(name: str, dtype: str | None = None, quantization: Quantization = "none") -> ModelShape:

@@ -46,7 +46,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class HardwareSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The hardware that each deployment gets as a whole: `cores` such as "0-3,8" (empty: all), `gpus` for
     CUDA_VISIBLE_DEVICES. `threads_per_instance` of a layout; None: every core of them, since instances seldom work at
-    the same time on few cores. `model`: a checkpoint for the layouts; None: the built-in one."""
+    the same time on few cores. `model`: for the layouts, as `serve` takes it; None: the built-in one."""
 
     model: str | None = None
     cores: str = ""

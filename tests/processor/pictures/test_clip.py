@@ -9,8 +9,7 @@ import pytest
 import skimage
 from PIL import Image
 
-from hydrainfer.checkpoint import ClipSettings, read_config
-from hydrainfer.planner.inputs import locate_model
+from hydrainfer.checkpoint import ClipSettings, locate_model, read_config
 from hydrainfer.processor.messages.chat import ImagePart
 from hydrainfer.processor.pictures import adapter
 from hydrainfer.processor.pictures.clip import ClipImages, gemma_images
