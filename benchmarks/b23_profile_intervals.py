@@ -56,7 +56,7 @@ def truth(s: Setting, n: int, near: float) -> float:
     study = study_for(s, n, _TRUTH_SEED, 0)
 
     def carries(rate: float) -> bool:
-        state = steady_state([observe(study, Layout.parse(s.layout), rate)[1]])
+        state = steady_state([observe(study, Layout.parse(s.layout), rate).series])
         return not state.grows and state.met.share >= study.target
 
     low, high = near * 0.98, near * 1.02

@@ -77,12 +77,23 @@ class Search:
         self._not_ours[rate] = why
 
     def next(self) -> Ask | None:
+        low, high = self._low or 0.0, self._high or math.inf
         for rate, found in self._found.items():
-            runs = self._runs[rate]
-            if found.carried(self._target) is None and len(runs) < self._max_runs:
-                return Ask(rate, 2 ** len(runs))
+            if low < rate < high and found.carried(self._target) is None and self._may_tell(rate):
+                return Ask(rate, 2 ** len(self._runs[rate]))
         wanted = self._next_rate()
         return None if wanted is None else Ask(wanted, 1)
+
+    def _may_tell(self, rate: float) -> bool:
+        """Whether the runs that are left may show what a queue comes to at this rate, or that it grows: a queue beyond
+        its capacity does so in proportion to time, of which the limit of chance grows with the root only."""
+        runs, found = self._runs[rate], self._found[rate]
+        left = self._max_runs - len(runs)
+        if not left:
+            return False
+        longest = len(runs[-1].met) * 2**left
+        enough = 1.5 * longest * left  # by the last two; what a run says is less sure, the shorter it is
+        return found.n_wanted <= enough or found.growth * math.sqrt(2**left) > 1.0
 
     def _next_rate(self) -> float | None:
         low, high = self._low, min([*self._not_ours, self._high or self._bound, self._bound])
@@ -126,7 +137,9 @@ class Search:
     def _estimate(self) -> float:
         """The rate at which misses pass what the target allows. Waiting times have exponential tails that lengthen
         towards the capacity (Kingman 1961), so the logarithm of misses is nearly a line between two rates."""
-        points = [(rate, s.met.share if s.settled else 0.0, s.met.n) for rate, s in sorted(self._found.items())]
+        certain = self._low or 0.0  # below, a run that was too short to tell says nothing
+        found = [(rate, s) for rate, s in sorted(self._found.items()) if s.settled or rate > certain]
+        points = [(rate, s.met.share if s.settled else 0.0, s.met.n) for rate, s in found]
         low, most = (0.0, 0.0), math.log(max(1.0 - self._target, 1e-9))
         for (rate, share), (_, _, n) in zip(_falling(points), points):
             missed = math.log(max(1.0 - share, 0.5 / n))

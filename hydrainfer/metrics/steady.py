@@ -48,14 +48,19 @@ class Series(msgspec.Struct, frozen=True):
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
     """The steady state at a rate: the share that meets the SLO, after `n_warmup` requests. `n_effective`: independent
-    ones that would say as much. `grows`: a queue does, for certain. `n_wanted`: requests that runs need before the
-    share is that of the steady state."""
+    ones that would say as much. `growth`: the queue at the end, as a share of the longest that one at the edge of its
+    capacity gets. `n_wanted`: requests that runs need before the share is that of the steady state."""
 
     met: Proportion
     n_effective: float
     n_warmup: int
-    grows: bool
+    growth: float
     n_wanted: int
+
+    @property
+    def grows(self) -> bool:
+        """Whether a queue does, for certain."""
+        return self.growth > 1.0
 
     @property
     def settled(self) -> bool:
@@ -91,7 +96,7 @@ def steady_state(runs: Sequence[Series]) -> Steady:
         met=found,
         n_effective=n_effective,
         n_warmup=sum(cuts),
-        grows=any(_grows(run) for run in runs),
+        growth=max(map(_growth, runs)),
         n_wanted=math.ceil(enough * relaxation),
     )
 
@@ -144,5 +149,5 @@ def _relaxation(run: Series) -> float:
     return max(1.0, backlog * (1 + backlog) * (1 + math.sqrt(backlog / (1 + backlog))) ** 2 * 2 / _variation(run))
 
 
-def _grows(run: Series) -> bool:
-    return bool(_backlog(run)[-1] > _GROWS * math.sqrt(_variation(run) * len(run.met)))
+def _growth(run: Series) -> float:
+    return float(_backlog(run)[-1]) / (_GROWS * math.sqrt(_variation(run) * len(run.met)))

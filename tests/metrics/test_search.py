@@ -52,6 +52,25 @@ def test_a_queue_that_grows_is_not_carried_though_all_have_met():
     assert state.met.share == 1.0 and state.carried(0.9) is False
 
 
+def test_runs_that_could_not_tell_are_not_asked_for():
+    """At the edge of its capacity a queue needs more requests than any run that is left; far beyond, it shows."""
+    for load, n, again in ((0.99, 1000, False), (1.1, 500, True), (0.7, 150, True)):
+        search = Search(load * CAPACITY, bound=2 * CAPACITY)
+        run = run_at(load * CAPACITY, n, 0.15)
+        assert steady_state([run]).carried(0.9) is None, load
+        search.tell(load * CAPACITY, run)
+        assert (search.next() == Ask(load * CAPACITY, 2)) is again, load
+
+
+def test_what_is_below_a_rate_that_is_carried_for_certain_lowers_nothing():
+    search, alone = Search(30.0, max_runs=1), Search(30.0, max_runs=1)
+    for s in (search, alone):
+        s.tell(30.0, run_at(30.0, 8000, 0.5))
+    search.tell(29.0, run_at(0.99 * CAPACITY, 300, 0.5))  # a run that says nothing
+    assert search.result().low == alone.result().low == 30.0
+    assert search.result().rate_per_s == alone.result().rate_per_s
+
+
 def test_the_beginning_is_left_out():
     """A queue that begins full and drains."""
     run = run_at(0.6 * CAPACITY, 6000, 0.2)

@@ -7,7 +7,7 @@
 A short trace flatters, as queues have no time to grow: a layout that fails on it fails on the whole. What a layout
 carries on the short trace is compared with what the best one carries there. Layouts are tried in waves, best bound
 first. A wave knows the best goodput of the waves before it only, so that the outcome does not depend on the number of
-processes.
+processes. A search goes on from all runs of its layout so far (`Trials`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from hydrainfer.core import Layout
 from hydrainfer.metrics import Search
 from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.layouts import method_of
-from hydrainfer.planner.search.study import Attempt, Study, attempt, observe
+from hydrainfer.planner.search.study import Attempt, Study, Trial, observe
+from hydrainfer.planner.search.trials import Trials
 from hydrainfer.processes import processes
 
 _WAVE = 4
@@ -35,17 +36,20 @@ _AT_ONCE = 2  # finals after a wave
 
 
 class SearchEffort(NamedTuple):
-    """The effort of a final: see `metrics.Search`. `finals`: layouts that get one, `best`: of them a second, exact
-    one. `measured`: layouts that are measured in all, the last of them roughly."""
+    """The effort of a final: see `metrics.Search`. `finals`: layouts that get one, besides those that are told to be
+    `first`; `decide`: a second, exact one for EPD only, if it may be the best, and for the best of the others.
+    `measured`: layouts that are measured in all, the last of them roughly. `screening`: the tolerance of goodput on the
+    short trace."""
 
     max_runs: int = 2
-    tolerance: float = 0.1
+    tolerance: float = 0.15
     finals: int = 8
-    best: int = 2
+    decide: bool = True
     measured: int = 10
+    screening: float = 0.1
 
 
-COARSE, EXACT, QUICK = SearchEffort(), SearchEffort(3, 0.05), SearchEffort(1, 0.2, 2, 0, 0)
+COARSE, EXACT, QUICK = SearchEffort(), SearchEffort(3, 0.06), SearchEffort(1, 0.2, 2, False, 0, 0.2)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +88,13 @@ def search(
     n_processes: int | None = None,
     exhaustive: bool = False,
     effort: SearchEffort = COARSE,
+    first: Sequence[Layout] = (),
+    trials: Trials | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> list[Finding]:
-    """The findings of all candidates, best first. `exhaustive`: nothing is pruned or screened. `effort`: of finals."""
+    """The findings of all candidates, best first. `exhaustive`: nothing is pruned or screened. `effort`: of finals.
+    `first`: of the candidates, those likely to be best, which are measured before the others. `trials`: the runs of
+    searches before this one, to which its own are added."""
     of_study = Bounds(study)
     bounds = {layout: of_study.of(layout).rate for layout in candidates}
     order = sorted(candidates, key=lambda layout: -bounds[layout])
@@ -95,7 +103,8 @@ def search(
             jobs = [(study, layout, bounds[layout], bounds[layout], effort) for layout in order]
             found = _told(run(measured, jobs), len(order), on_progress)
         else:
-            found = _Waves(study, order, bounds, run, effort, on_progress).found()
+            waves = _Waves(study, order, bounds, run, effort, trials or Trials(), on_progress)
+            found = waves.found(first)
     return sorted(found, key=lambda f: (-(f.goodput or 0.0) * (f.stage == "final"), -(f.goodput_high or 0.0)))
 
 
@@ -117,51 +126,88 @@ class _Waves:
         bounds: dict[Layout, float],
         run: RunJobs,
         effort: SearchEffort,
+        trials: Trials,
         on_progress: OnProgress,
     ) -> None:
-        self._effort = effort
+        self._effort, self._trials = effort, trials
         self._study, self._short = study, study.shortened(_SCREEN)
         self._order, self._bounds, self._run, self._on_progress = order, bounds, run, on_progress
         self._screened: dict[Layout, Finding] = {}
         self._finals: dict[Layout, Finding] = {}
 
-    def found(self) -> list[Finding]:
-        n = len(self._order)
+    def found(self, first: Sequence[Layout]) -> list[Finding]:
+        n, n_finals, coarse = len(self._order), len(first) + self._effort.finals, self._effort
+        self._measure([(k, coarse) for k in first])
         for begin in range(0, n, _WAVE):
-            best = self._best
-            wave = self._order[begin : begin + _WAVE]
-            open_ = [layout for layout in wave if self._bounds[layout] >= best]
-            for layout in wave:
-                if layout not in open_:
-                    high = self._bounds[layout]
-                    self._screened[layout] = Finding(layout=str(layout), stage="pruned", bound=high, goodput_high=high)
-            tolerance = self._effort.tolerance
-            jobs = [(self._short, layout, self._bounds[layout], best * _NEAR, tolerance) for layout in open_]
-            self._screened |= dict(zip(open_, self._run(_rough, jobs)))
-            if len(self._finals) < self._effort.finals:
-                self._measure(self._promising()[:_AT_ONCE])
+            self._screen(self._order[begin : begin + _WAVE])
+            if len(self._finals) < n_finals:
+                self._measure([(k, coarse) for k in self._promising()[:_AT_ONCE]])
             self._on_progress("screen", min(begin + _WAVE, n), n)
-        while len(self._finals) < self._effort.finals and (promising := self._promising()):
-            self._measure(promising[:_AT_ONCE])
+        while len(self._finals) < n_finals and (promising := self._promising()):
+            self._measure([(k, coarse) for k in promising[:_AT_ONCE]])
             self._on_progress("measure", len(self._finals), len(self._finals) + len(promising))
-        whole = [k for k in self._order if k not in self._finals and method_of(k) == "EPD"]
-        self._measure(whole)  # what all others are compared with
-        first = sorted(self._finals, key=lambda k: -(self._finals[k].goodput or 0.0))[: self._effort.best]
-        self._measure(first, EXACT)
-        self._measure(self._runners_up(), QUICK)
+        epd = [k for k in self._order if method_of(k) == "EPD"]  # what all others are compared with
+        self._measure([(k, coarse) for k in epd if k not in self._finals])
+        # the longest first
+        self._measure([*((k, EXACT) for k in self._close(epd)), *((k, QUICK) for k in self._runners_up())])
         return [*(self._screened | self._finals).values()]
 
     @property
     def _best(self) -> float:
         return max((f.goodput or 0.0 for f in self._finals.values()), default=0.0)
 
+    def _screen(self, wave: Sequence[Layout]) -> None:
+        best, tolerance, jobs = self._best, self._effort.screening, dict[Layout, tuple[Any, ...]]()
+        for k in wave:
+            high = self._bounds[k]
+            if high >= best:
+                jobs[k] = (self._short, k, high, best * _NEAR, tolerance, self._trials.of(self._short, k, hurry=True))
+            else:
+                self._screened[k] = Finding(layout=str(k), stage="pruned", bound=high, goodput_high=high)
+        for k, (found, new) in zip(jobs, self._run(_rough, [*jobs.values()])):
+            self._screened[k] = found
+            self._trials.add(self._short, k, new, hurry=True)
+
+    def _measure(self, layouts: Sequence[tuple[Layout, SearchEffort]]) -> None:
+        jobs = [
+            (self._study, k, self._bounds[k], self._near(k), effort, self._trials.of(self._study, k))
+            for k, effort in layouts
+        ]
+        for (k, _), (found, new) in zip(layouts, self._run(_steady, jobs)):
+            self._finals[k] = found
+            self._trials.add(self._study, k, new)
+
+    def _near(self, layout: Layout) -> float:
+        """A rate to begin with: what the layout carries on the short trace, less as much as that flatters the best."""
+        known = self._finals.get(layout) or self._screened.get(layout)
+        if known is None or not known.goodput:
+            return 0.8 * (known.goodput_high if known is not None and known.goodput_high else self._bounds[layout])
+        return known.goodput if layout in self._finals else known.goodput / self._flattery
+
+    @property
+    def _flattery(self) -> float:
+        """How many times more than in the steady state the best carries on the short trace; 1 if that is not known."""
+        return max(1.0, self._rough_best / self._best) if self._best else 1.0
+
+    @property
+    def _rough_best(self) -> float:
+        """What the best carries on the short trace; 0 if that is not known."""
+        best = max(self._finals, key=lambda k: self._finals[k].goodput or 0.0, default=None)
+        known = None if best is None else self._screened.get(best)
+        return known.goodput or 0.0 if known is not None else 0.0
+
     def _promising(self) -> list[Layout]:
         """Layouts not measured yet, on the short trace no worse than the best there; most promising first."""
         rough = {k: f.goodput or 0.0 for k, f in self._screened.items()}
-        best = max(self._finals, key=lambda k: self._finals[k].goodput or 0.0, default=None)
-        least = max(self._best, rough.get(best, 0.0) if best is not None else 0.0) * _NEAR
+        least = max(self._best, self._rough_best) * _NEAR
         open_ = [k for k, rate in rough.items() if rate > least and k not in self._finals]
         return sorted(open_, key=lambda k: -rough[k])
+
+    def _close(self, epd: Sequence[Layout]) -> list[Layout]:
+        """Those of `epd` that may carry as much as the best, and the best of the others."""
+        others = sorted((k for k in self._finals if k not in epd), key=lambda k: -(self._finals[k].goodput or 0.0))
+        able = [k for k in epd if (self._finals[k].goodput_high or 0.0) >= self._best]
+        return [*able, *others[:1]] if self._effort.decide else []
 
     def _runners_up(self) -> list[Layout]:
         """Those that may be best of the rest, as far as is known, to make up the number that is measured."""
@@ -170,62 +216,63 @@ class _Waves:
         n = max(0, self._effort.measured - len(self._finals))
         return sorted(rest, key=lambda k: (-high[k], -self._bounds[k]))[:n]
 
-    def _measure(self, layouts: Sequence[Layout], effort: SearchEffort | None = None) -> None:
-        jobs = []
-        for k in layouts:
-            known = self._finals.get(k, self._screened[k])
-            near = known.goodput or 0.8 * (known.goodput_high or self._bounds[k])
-            jobs.append((self._study, k, self._bounds[k], near, effort or self._effort))
-        self._finals |= dict(zip(layouts, self._run(measured, jobs)))
 
-
-def _rough(study: Study, layout: Layout, bound: float, at_least: float, tolerance: float) -> Finding:
-    """The layout's goodput on a short trace within `tolerance`; only an upper limit if it does not carry `at_least`."""
-    tried: list[Attempt] = []
+def _rough(
+    study: Study, layout: Layout, bound: float, at_least: float, tolerance: float, known: Sequence[Trial]
+) -> tuple[Finding, list[Trial]]:
+    """The layout's goodput on a short trace within `tolerance`, only an upper limit if it does not carry `at_least`;
+    and the runs besides those `known`."""
+    new: list[Trial] = []
 
     def carries(rate: float) -> bool:
-        tried.append(attempt(study, layout, rate))
-        return tried[-1].carried(study.target)
+        new.append(observe(study, layout, rate, hurry=True))
+        return new[-1].attempt.carried(study.target)
 
-    if at_least and not carries(at_least):
-        found = Finding(layout=str(layout), stage="screened", bound=bound)
-        return msgspec.structs.replace(found, goodput_high=at_least, attempts=tuple(tried))
-    low, high = bracket(carries, at_least, bound, bound)
-    low, high = narrow(carries, low, high, tolerance)
-    attempts = tuple(sorted(tried, key=lambda a: a.rate))
-    return Finding(
-        layout=str(layout),
-        stage="screened",
-        bound=bound,
-        goodput=low,
-        goodput_low=low,
-        goodput_high=high,
-        attempts=attempts,
-    )
+    high = min((t.attempt.rate for t in known if not t.attempt.carried(study.target)), default=bound)
+    low = max((t.attempt.rate for t in known if t.attempt.rate < high), default=0.0)
+    found = Finding(layout=str(layout), stage="screened", bound=bound)
+    if high <= at_least or (low < at_least and not carries(at_least)):
+        found = msgspec.structs.replace(found, goodput_high=min(high, at_least))
+    else:
+        low, high = bracket(carries, max(low, at_least), high, high)
+        low, high = narrow(carries, low, high, tolerance)
+        found = msgspec.structs.replace(found, goodput=low, goodput_low=low, goodput_high=high)
+    return msgspec.structs.replace(found, attempts=_by_rate([*known, *new])), new
 
 
 def measured(study: Study, layout: Layout, bound: float, near: float, effort: SearchEffort = COARSE) -> Finding:
     """The layout's goodput in the steady state, with its confidence interval; the search begins near `near`."""
-    tried: list[Attempt] = []
-    near = min(near, 0.95 * bound)
+    return _steady(study, layout, bound, near, effort, ())[0]
+
+
+def _steady(
+    study: Study, layout: Layout, bound: float, near: float, effort: SearchEffort, known: Sequence[Trial]
+) -> tuple[Finding, list[Trial]]:
+    """`measured`, going on from runs that are `known`; and the runs besides."""
+    near, new = min(near, 0.95 * bound), list[Trial]()
     steady = Search(
         near, target=study.target, tolerance=effort.tolerance, bound=bound, max_runs=effort.max_runs, factor=1.15
     )
+    for trial in known:
+        steady.tell(trial.attempt.rate, trial.series)
     while (ask := steady.next()) is not None:
-        run = study.run(ask.times.bit_length() - 1)
-        result, series = observe(run, layout, ask.rate)
-        tried.append(result)
-        steady.tell(ask.rate, series)
+        new.append(observe(study.run(ask.times.bit_length() - 1), layout, ask.rate))
+        steady.tell(ask.rate, new[-1].series)
     found = steady.result()
-    return Finding(
+    finding = Finding(
         layout=str(layout),
         stage="final",
         bound=bound,
         goodput=found.rate_per_s,
         goodput_low=found.low or 0.0,
         goodput_high=found.high or bound,
-        attempts=tuple(sorted(tried, key=lambda a: a.rate)),
+        attempts=_by_rate([*known, *new]),
     )
+    return finding, new
+
+
+def _by_rate(trials: Sequence[Trial]) -> tuple[Attempt, ...]:
+    return tuple(sorted((t.attempt for t in trials), key=lambda a: a.rate))
 
 
 def bracket(

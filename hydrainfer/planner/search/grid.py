@@ -14,6 +14,7 @@ from hydrainfer.planner.search.layouts import layout_of, method_of
 from hydrainfer.planner.search.objectives import is_possible
 from hydrainfer.planner.search.plan import Cell
 from hydrainfer.planner.search.study import Study
+from hydrainfer.planner.search.trials import Trials
 
 _REQUESTS = 600
 _PER_METHOD = 3
@@ -34,19 +35,20 @@ def grid_of(
 
     Approximate: each rate gets one run of 600 requests, and where that is too short to tell, the rate counts as not
     carried, so that goodput is rather too low than too high; of each method, only the three layouts of highest bound
-    are tried. Cells tell methods apart; for a layout to deploy, ask for its SLO alone.
+    are tried. Cells tell methods apart; for a layout to deploy, ask for its SLO alone. Cells of one TPOT are judged by
+    the same runs, as far as their budgets are the same.
     """
-    pairs = [(ttft_s, tpot_s) for ttft_s in ttfts for tpot_s in tpots]
     jobs = []
-    for ttft_s, tpot_s in pairs:
-        study = study_for(msgspec.structs.replace(slo, ttft_s=ttft_s, tpot_s=tpot_s)).shortened(_REQUESTS)
-        jobs.append((study, chosen(study, candidates)))
-    cells: list[Cell] = []
+    for tpot_s in tpots:
+        studies = [study_for(msgspec.structs.replace(slo, ttft_s=s, tpot_s=tpot_s)) for s in sorted(ttfts)]
+        short = [msgspec.structs.replace(s.shortened(_REQUESTS), patience_s=max(ttfts)) for s in studies]
+        jobs.append(([(study, chosen(study, candidates)) for study in short],))
+    cells: dict[tuple[float, float], Cell] = {}
     with workers(n_processes) as run:
-        for cell in run(_cell, jobs):
-            cells.append(cell)
-            on_progress("grid", len(cells), len(pairs))
-    return tuple(cells)
+        for column in run(_column, jobs):
+            cells |= {(cell.ttft_s, cell.tpot_s): cell for cell in column}
+            on_progress("grid", len(cells), len(ttfts) * len(tpots))
+    return tuple(cells[ttft_s, tpot_s] for ttft_s in ttfts for tpot_s in tpots)
 
 
 def chosen(study: Study, candidates: Sequence[Layout]) -> list[Layout]:
@@ -58,22 +60,30 @@ def chosen(study: Study, candidates: Sequence[Layout]) -> list[Layout]:
     return [x for found in of_method.values() for _, x in sorted(found, key=lambda f: -f[0])[:_PER_METHOD]]
 
 
-def _cell(study: Study, candidates: Sequence[Layout]) -> Cell:
-    found = search(study, candidates, n_processes=1, effort=QUICK) if is_possible(study, candidates) else []
-    epd = [x for x in candidates if method_of(x) == "EPD"]
-    known = next((f for f in found if f.layout in map(str, epd) and f.goodput is not None), None)
-    if known is None and epd and found and found[0].goodput:  # told to be less than the best, but not how much
-        known = search(study, epd, n_processes=1, exhaustive=True, effort=QUICK)[0]
+def _column(studies: Sequence[tuple[Study, Sequence[Layout]]]) -> list[Cell]:
+    """The cells of one TPOT, tightest TTFT first: who is best there is tried first under the next one."""
+    trials, cells = Trials(), list[Cell]()
+    for study, candidates in studies:
+        found, best = list[Finding](), cells[-1].layout if cells else ""
+        if best or is_possible(study, candidates):
+            first = [k for k in candidates if str(k) == best or method_of(k) == "EPD"]
+            found = search(study, candidates, n_processes=1, effort=QUICK, first=first, trials=trials)
+        cells.append(_cell(study.slo, found))
+    return cells
+
+
+def _cell(slo: Slo, found: Sequence[Finding]) -> Cell:
+    """`found`: best first, EPD only among them."""
     best = next((f for f in found if f.goodput), None)
-    ttft_s, tpot_s = study.slo.ttft_s, study.slo.tpot_s
-    assert ttft_s is not None and tpot_s is not None
+    epd = next((f for f in found if method_of(layout_of(f.layout)) == "EPD"), None)
+    assert slo.ttft_s is not None and slo.tpot_s is not None
     return Cell(
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
+        ttft_s=slo.ttft_s,
+        tpot_s=slo.tpot_s,
         layout=best.layout if best is not None else "",
         method=method_of(layout_of(best.layout)) if best is not None else "",
         goodput=_goodput(best),
-        goodput_epd=_goodput(known),
+        goodput_epd=_goodput(epd),
     )
 
 

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -50,13 +51,15 @@ class Station(msgspec.Struct, frozen=True, kw_only=True):
 class Study(msgspec.Struct, frozen=True, kw_only=True):
     """The workload, SLO and devices that layouts are judged by. `stations` by role. `trace`: the workload, whose
     arrivals are stretched to each rate; `more`: other requests of the workload, for runs after the first. `target`: the
-    share of requests that has to meet the SLO."""
+    share of requests that has to meet the SLO. `patience_s`: the longest limit of TTFT that runs are to be judged by,
+    if it is longer than that of the SLO: none is given up that may meet it."""
 
     stations: Mapping[str, Station]
     trace: tuple[TraceRequest, ...]
     more: tuple[TraceRequest, ...] = ()
     slo: Slo
     target: float = 0.9
+    patience_s: float = 0.0
     link: Link = Link()
     policy: Policy = Policy()
     overlap: Overlap = "free"
@@ -164,20 +167,39 @@ def attempt(
         timelines.record(event)
 
     watch = judges.hopeless if hurry else None
-    return _attempt(rate, judges, judges.served_by(layout, watch, None if timelines is None else record))
+    simulator = judges.served_by(layout, watch, None if timelines is None else record)
+    return _attempt(rate, judges, simulator, [verdict_of(s, study.slo) for s in simulator.served.values()])
 
 
-def observe(study: Study, layout: Layout, rate: float) -> tuple[Attempt, Series]:
-    """One rate, simulated to the end, or until it is clear that a queue grows: what came of it, request by request."""
+class Trial(NamedTuple):
+    """One run: in numbers, and request by request. `kept`: whether a request kept all limits but that of TTFT."""
+
+    attempt: Attempt
+    series: Series
+    kept: Sequence[bool]
+
+    def under(self, ttft_s: float | None) -> Trial:
+        """The same run judged by this limit of TTFT, which is none that the run was given up for."""
+        limit_s = math.inf if ttft_s is None else ttft_s
+        met = [kept and delay_s <= limit_s for kept, delay_s in zip(self.kept, self.series.delay_s)]
+        n_met = self.attempt.n_met if self.attempt.stopped else sum(met)
+        series = Series(self.series.at_s, self.series.delay_s, met, limit_s)
+        return Trial(msgspec.structs.replace(self.attempt, n_met=n_met), series, self.kept)
+
+
+def observe(study: Study, layout: Layout, rate: float, *, hurry: bool = False) -> Trial:
+    """One rate, simulated to the end, or until it is clear that a queue grows; `hurry`: until more have missed than
+    may."""
     judges = _Judges(study, rate)
-    simulator = judges.served_by(layout, judges.overrun)
+    simulator = judges.served_by(layout, judges.hopeless if hurry else judges.overrun)
     served = [s for s in simulator.served.values() if s.arrival_s <= simulator.now]
     while served and not served[-1].token_s and not served[-1].finish:  # these may not have had their turn
         served.pop()
-    limit = math.inf if study.slo.ttft_s is None else study.slo.ttft_s
+    limit_s = math.inf if study.slo.ttft_s is None else study.slo.ttft_s
     delays = [s.token_s[0] - s.arrival_s if s.token_s else math.inf for s in served]
-    met = [bool(s.finish) and verdict_of(s, study.slo).met for s in served]
-    return _attempt(rate, judges, simulator), Series([s.arrival_s for s in served], delays, met, limit)
+    verdicts = [verdict_of(s, study.slo) for s in served]
+    series = Series([s.arrival_s for s in served], delays, [v.met for v in verdicts], limit_s)
+    return Trial(_attempt(rate, judges, simulator, verdicts), series, [v.tpot and v.e2e for v in verdicts])
 
 
 def served_at(study: Study, layout: Layout, rate: float) -> list[ServedRequest]:
@@ -196,8 +218,9 @@ def watched(study: Study, layout: Layout, rate: float, look: Callable[[Simulator
     judges.served_by(layout, watch)
 
 
-def _attempt(rate: float, judges: _Judges, simulator: Simulator) -> Attempt:
-    served, slo = list(simulator.served.values()), judges.slo
+def _attempt(rate: float, judges: _Judges, simulator: Simulator, verdicts: Sequence[Verdict]) -> Attempt:
+    """`verdicts`: of all requests, if the run came to its end."""
+    served, slo = list(simulator.served.values()), judges.study.slo
     n = len(served)
     if simulator.n_done < n:
         n_judged = judges.n_missed + judges.n_met
@@ -207,7 +230,7 @@ def _attempt(rate: float, judges: _Judges, simulator: Simulator) -> Attempt:
     return Attempt(
         rate=rate,
         n=n,
-        n_met=sum(verdict_of(s, slo).met for s in served),
+        n_met=sum(v.met for v in verdicts),
         ttft_p50=_quantile(ttft, 0.5),
         ttft_p90=_quantile(ttft, 0.9),
         tpot_p50=_quantile(tpot, 0.5),
@@ -240,7 +263,8 @@ def _quantile(ordered: Sequence[float], q: float) -> float | None:
 
 
 class _Judges:
-    """Counts requests that have missed for certain, while the simulation runs. `simulator`: once it does."""
+    """Counts requests that have missed for certain, while the simulation runs, by the study's `patience_s`.
+    `simulator`: once it does."""
 
     simulator: Simulator
 
@@ -248,7 +272,9 @@ class _Judges:
         requests = study.requests(rate)
         self._served: dict[str, ServedRequest] = {}
         self.n_missed = self.n_met = 0
-        self.slo, self._study, self._requests, self._rate = study.slo, study, requests, rate
+        ttft_s = study.slo.ttft_s
+        self._slo = msgspec.structs.replace(study.slo, ttft_s=ttft_s and max(ttft_s, study.patience_s))
+        self.study, self._requests, self._rate = study, requests, rate
         self._most = (1.0 - study.target) * len(requests) + 1e-9
         self._coming = [(r.arrival_s or 0.0, r.id) for r in reversed(requests)]
         self._open: list[ServedRequest] = []
@@ -256,7 +282,7 @@ class _Judges:
     def served_by(
         self, layout: Layout, watch: Callable[[float], bool] | None, record: EventSink | None = None
     ) -> Simulator:
-        study = self._study
+        study = self.study
         instances = study.instances(layout, self._rate)
         simulator = Simulator(instances, study.link, balancing=study.balancing, record=record, watch=watch)
         self.simulator, self._served = simulator, simulator.served
@@ -275,10 +301,10 @@ class _Judges:
         while self._coming and self._coming[-1][0] <= now:
             self._open.append(self._served[self._coming.pop()[1]])
         still: list[ServedRequest] = []
-        ttft_s = self.slo.ttft_s
+        ttft_s = self._slo.ttft_s
         for s in self._open:
             if s.finish:
-                met = verdict_of(s, self.slo).met
+                met = verdict_of(s, self._slo).met
                 self.n_met += met
                 self.n_missed += not met
             elif ttft_s is not None and not s.token_s and now - s.arrival_s > ttft_s:

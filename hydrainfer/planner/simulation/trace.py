@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain
 
 import msgspec
@@ -58,7 +59,7 @@ def as_requests(trace: Iterable[TraceRequest], block_tokens: int = 16) -> list[R
 def _request(i: int, t: TraceRequest, prompts: _Prompts) -> Request:
     if t.n_output < 1 or t.n_prompt < 1 or t.arrival_s < 0.0:
         raise ConfigError(f"request {i} of the trace needs a prompt, an output of at least one token and a time: {t}")
-    ids: tuple[int, ...] = (_ID,) * t.n_prompt
+    ids = _ids(t.n_prompt)
     media, keys = _media_first(t, t.content or f"#{i}"), b""
     if t.parts:
         ids, media, keys = prompts.of(t.parts)
@@ -73,6 +74,11 @@ def _request(i: int, t: TraceRequest, prompts: _Prompts) -> Request:
         arrival_s=t.arrival_s,
         keys=keys,
     )
+
+
+@cache
+def _ids(n: int) -> tuple[int, ...]:
+    return (_ID,) * n
 
 
 def _media_first(t: TraceRequest, content: str) -> tuple[MediaSpan, ...]:

@@ -22,6 +22,19 @@ def test_a_cell_per_pair_of_limits():
     assert cells[1].goodput >= cells[1].goodput_epd > 0.0 and cells[1].method
 
 
+def test_a_looser_limit_carries_no_less():
+    """The runs are the same, and so are the budgets."""
+    s = study(Slo(ttft_s=1.0), 60)
+    ttfts = [0.6, 0.15, 0.3]
+    cells = grid_of(
+        lambda slo: msgspec.structs.replace(s, slo=slo), layouts(2), Slo(ttft_s=1.0, tpot_s=0.1), ttfts, [0.1],
+        n_processes=1,
+    )  # fmt: skip
+    assert [c.ttft_s for c in cells] == ttfts
+    last, first, middle = (c.goodput for c in cells)
+    assert 0.0 < first <= middle <= last
+
+
 def test_three_of_each_method_are_tried():
     some = chosen(study(Slo(ttft_s=1.0)), layouts(8))
     assert len({method_of(x) for x in some}) == 9 and len(some) == 25

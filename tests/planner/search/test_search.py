@@ -14,7 +14,8 @@ from hydrainfer.planner.search.bound import Bounds
 from hydrainfer.planner.search.goodput import QUICK, SearchEffort, measured, search
 from hydrainfer.planner.search.layouts import layout_of, layouts, method_of, placed_layouts
 from hydrainfer.planner.search.reason import reason
-from hydrainfer.planner.search.study import Station, Study, attempt
+from hydrainfer.planner.search.study import Station, Study, attempt, observe
+from hydrainfer.planner.search.trials import Trials
 from hydrainfer.planner.search.usage import use_of
 from hydrainfer.planner.simulation import CoreTime, ServerCost, TraceRequest
 from tests.planner.simulation.test_leaps import COST, deployment
@@ -89,6 +90,31 @@ def test_hurry_changes_no_verdict():
         hasty, patient = (attempt(s, Layout.parse("1EP1D"), rate, hurry=h) for h in (True, False))
         assert hasty.carried(s.target) == patient.carried(s.target)
     assert hasty.stopped and not patient.stopped
+
+
+def test_a_run_is_judged_by_other_limits_as_if_it_had_been_simulated_for_them():
+    s, layout = study(Slo(ttft_s=0.3, tpot_s=0.05)), Layout.parse("1EP1D")
+    for rate in (4.0, 40.0):
+        own = observe(s, layout, rate)
+        patient = observe(msgspec.structs.replace(s, slo=Slo(ttft_s=0.1, tpot_s=0.05), patience_s=0.3), layout, rate)
+        assert patient.under(0.3) == own and own.under(0.1) == patient
+        assert sum(own.under(None).series.met) >= sum(own.series.met) >= sum(patient.series.met)
+    assert sum(own.series.met) > sum(patient.series.met)
+
+
+def test_a_search_goes_on_from_what_is_known():
+    """An exact final takes the runs of the one before it, and whoever searches the same again simulates nothing."""
+    s, trials = study(Slo(ttft_s=0.3, tpot_s=0.05), 60), Trials()
+
+    def runs() -> list[list[tuple[float, int]]]:
+        each = [trials.of(s, k, hurry=h) for k in layouts(2) for h in (False, True)]
+        return [[(t.attempt.rate, len(t.kept)) for t in some] for some in each]
+
+    search(s, layouts(2), n_processes=1, effort=QUICK, trials=trials)
+    before = runs()
+    assert all(len(set(some)) == len(some) for some in before) and sum(map(len, before)) > 8
+    search(s, layouts(2), n_processes=1, effort=QUICK, trials=trials)
+    assert runs() == before
 
 
 def test_runs_at_a_rate_share_no_request():
