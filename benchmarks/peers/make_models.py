@@ -1,6 +1,6 @@
 """Makes LLaVA-1.5 checkpoints with seeded random weights, as float32 safetensors under published tensor names.
 
-    $PEERS_HOME/venv/bin/python benchmarks/peers/make_models.py --out .cache/models --only llava-small
+    python benchmarks/peers/make_models.py --out .cache/models --only llava-small
 
 `llava-tiny` has 4.4M parameters, `llava-mid` 39M (vision 5M), `llava-small` 164M (vision 38M). Every linear layer is
 drawn from N(0, gain²/fan_in), and picture embeddings are centred and rescaled to the scale of text embeddings, so that

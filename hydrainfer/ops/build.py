@@ -22,6 +22,7 @@ from hydrainfer.config.shipped import shipped
 from hydrainfer.ops.native import Kernels
 
 _log = logging.getLogger(__name__)
+_HOW_LONG = "ten seconds where the cores are free, else up to a minute"
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno")
 
 
@@ -67,7 +68,7 @@ def _load(name: str, source: Path, compiler: str, flags: Mapping[str, Any]) -> t
     target = cache_folder() / "kernels" / _key(source.parent, compiler)
     kept = _kept(source.parent, target / "sources") / source.name
     if not (target / f"{name}.so").exists():
-        _log.warning("compiling the kernels of %s, once for this machine: about ten seconds", source.parent.name)
+        _log.warning("compiling the kernels of %s, once for this machine: %s", source.parent.name, _HOW_LONG)
     with _ninja_on_path():
         return tvm_ffi.cpp.load(name, sources=str(kept), build_directory=str(target), **flags), target.name
 

@@ -38,7 +38,7 @@ background:var(--paper)}.all th,.use th{white-space:normal;vertical-align:bottom
 .plain thead{display:none}.empty{fill:var(--tint);stroke:var(--rule)}.phone{display:none}
 .two{display:grid;grid-template-columns:minmax(0,5fr) minmax(0,6fr);gap:0 34px}
 @media(max-width:760px){.two{grid-template-columns:minmax(0,1fr)}.desk{display:none}.phone{display:block}
-.answer{font-size:15px}}
+.answer{font-size:15px}.use td:last-child{min-width:96px}}
 """
 _SORT = """
 for(const t of document.querySelectorAll('.all table')){const b=t.tBodies[0];

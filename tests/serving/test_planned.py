@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hydrainfer.builtin import MODEL, PICTURE
+from hydrainfer.builtin import PICTURE
 from hydrainfer.cli import app
 from hydrainfer.config import load, read_layout
 from hydrainfer.core import ConfigError
@@ -57,7 +57,7 @@ def said_next(result):
 
 def test_the_file_of_a_search_over_eight_starts(tmp_path, monkeypatch):
     out = tmp_path / "a [b] plan"
-    args = [str(MODEL), "--devices", "8", "--cost-model", FAST, "--workload", EXPECTED["workload"]]
+    args = ["builtin", "--devices", "8", "--cost-model", FAST, "--workload", EXPECTED["workload"]]
     args += ["--slo", EXPECTED["slo"], "--requests", "100", "--processes", "1", "--out", str(out)]
     result = CliRunner().invoke(app, ["profile", *args])
     served = []
