@@ -62,4 +62,5 @@ def angles(inverse: Tensor, positions: Tensor, axes: Tensor | None = None, scale
     else:
         assert axes is not None, "positions in three dimensions for a model that has one"
         turns = positions.float()[axes].t().contiguous() * inverse  # kernels want whole rows
-    return turns.cos().mul_(scale), turns.sin().mul_(scale)
+    cos, sin = turns.cos(), turns.sin()
+    return (cos, sin) if scale == 1.0 else (cos.mul_(scale), sin.mul_(scale))

@@ -84,8 +84,8 @@ class OpSet:
         return ("attention_segments", "torch-varlen") in self.chosen and torch_variants.takes_varlen(head_dim)
 
     def describe(self) -> list[tuple[str, str]]:
-        """(operator, variant) for the table printed at start."""
-        return list(self.chosen)
+        """(operator, variant) for the table printed at start; "decoder" where layers are computed in one call."""
+        return [*self.chosen, *([] if self.decoder is None else [("decoder", "native-cpu")])]
 
 
 def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -93,12 +94,12 @@ def pack_tokens(
         items = work
     counts = [w.count for w in items]
     ids = [0 if w.unknown else w.seq.tokens[w.start] for w in items[:n_decodes]]
-    starts = np.zeros(len(items) + 1, dtype=np.int32)
-    np.cumsum(counts, out=starts[1:])
     first = np.array([w.start for w in items], dtype=np.int64)
     if n_decodes == len(items):
+        starts = np.arange(n_decodes + 1, dtype=np.int32)
         request, positions = np.arange(n_decodes), first
     else:
+        starts = np.array([0, *accumulate(counts)], dtype=np.int32)
         for w in items[n_decodes:]:
             ids += w.seq.tokens[w.start : w.start + w.count]
             ids += w.drafts
