@@ -125,10 +125,12 @@ class Search:
         """The goodput by all runs so far."""
         curve = tuple((rate, found.met) for rate, found in sorted(self._found.items()))
         low, high = self._low, self._high
+        if high is None and self._bound < math.inf:
+            high = self._bound
         return Goodput(
-            rate_per_s=self._estimate(),
+            rate_per_s=min(max(self._estimate(), low or 0.0), high or math.inf),
             low=low,
-            high=high if high is not None or self._bound == math.inf else self._bound,
+            high=high,
             target=self._target,
             curve=curve,
             note=self._note(),

@@ -130,6 +130,15 @@ def test_a_bound_is_never_passed():
     assert search.result().high == 6.0 and search.result().rate_per_s < 6.0
 
 
+def test_the_estimate_lies_within_its_interval():
+    """Also where a lower rate fails and higher ones pass, so that neighbours are given their mean."""
+    search = Search(0.5, max_runs=1)
+    for rate, met in ((0.5, 8), (2.0, 10), (8.0, 10), (16.0, 3)):
+        search.tell(rate, Series(np.arange(400) / rate, [0.1] * 400, [i % 10 < met for i in range(400)]))
+    found = search.result()
+    assert found.high == 0.5 and found.rate_per_s <= 0.5
+
+
 def test_a_client_that_cannot_keep_up_is_a_limit():
     search = Search(8.0)
     assert search.next() == Ask(8, 1)
