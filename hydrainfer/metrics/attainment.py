@@ -19,6 +19,7 @@ from hydrainfer.config import Slo
 
 Number = TypeVar("Number", int, float)
 N_BATCHES = 20
+_ROUNDING = 1e-9  # numbers are equal if they scatter by less than this share of their mean
 Z95 = 1.959963984540054
 """The half width, in standard deviations, of an interval that covers 95 % of a normal distribution."""
 
@@ -87,10 +88,11 @@ def effective_n(*runs: Sequence[float] | NDArray[np.float64]) -> float:
     each = [np.asarray(run, dtype=float) for run in runs]
     values = np.concatenate(each)
     n, size = len(values), len(values) // N_BATCHES
-    variance = float(values.var()) if n else 0.0
-    if size < 5 or variance == 0.0:
+    if size < 5:
         return float(n)
-    mean = values.mean()
+    mean, variance = float(values.mean()), float(values.var())
+    if variance <= (_ROUNDING * mean) ** 2:
+        return float(n)
     batches = [run[len(run) % size :].reshape(-1, size).mean(axis=1) - mean for run in each]
     means = np.concatenate(batches)
     between = float(means @ means) / (len(means) - 1)

@@ -176,6 +176,7 @@ def test_requests_that_share_their_luck_count_less():
     together = [x for _ in range(60) for x in [rng.random() < 0.9] * 20]
     assert 400 < effective_n(alone) <= 1200 and 20 < effective_n(together) < 150
     assert effective_n([True] * 100) == 100 and effective_n([True, False]) == 2 and effective_n([]) == 0
+    assert effective_n([0.1] * 1945) == 1945, "equal numbers, whose mean is rounded"
 
 
 def test_no_limit_is_refused():
