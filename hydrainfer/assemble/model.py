@@ -13,7 +13,7 @@ from hydrainfer.engine import Runner
 from hydrainfer.grammar import Grammars
 from hydrainfer.models import DTYPES, Model, load_model
 from hydrainfer.ops import select_ops
-from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner, capture_for, capture_passes_for
+from hydrainfer.runtime import LaneThread, LanguageRunner, ThreadCount, VisionRunner, capture_for, capture_passes_for
 from hydrainfer.storage import BlockStore
 
 Progress = Callable[[int, int], None]
@@ -49,15 +49,17 @@ def lanes_for(
     busy: Callable[[Lane], bool],
     *,
     shared: bool = False,
+    fixed: bool = False,
     priority: int = -1,
 ) -> dict[Lane, LaneThread]:
-    """The threads of the lanes that the model has something for, or the one that they share. A batch is computed by all
-    cores while the other lane is not `busy`, by half of them while it is. `priority`: of the language lane, as
-    `LaneThread` takes it."""
+    """The threads of the lanes that the model has something for, or the one that they share. A batch is computed by at
+    most `n_threads` while the other lane is not `busy`, by half of them while it is; `fixed`: by just so many.
+    `priority`: of the language lane, as `LaneThread` takes it."""
 
     def lane(name: str, other: Lane, priority: int = 0) -> LaneThread:
         n_beside = max(1, n_threads // 2)
-        return LaneThread(name, model.device, wake, lambda: n_beside if busy(other) else n_threads, priority)
+        threads = ThreadCount(lambda: n_beside if busy(other) else n_threads, fixed=fixed)
+        return LaneThread(name, model.device, wake, threads, priority)
 
     if shared:
         return dict.fromkeys(Lane, lane("lanes", Lane.VISION))

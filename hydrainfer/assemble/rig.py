@@ -74,7 +74,7 @@ class Rig:
             n_rows = n_pictures * self.embed.blocks_for(max(self._pictures))
             stores.append(_filled(self.embed, n_rows, device))
         busy = self._busy.__getitem__
-        lanes = lanes_for(self.model, self._woken.set, self.n_threads, busy, priority=priority)
+        lanes = lanes_for(self.model, self._woken.set, self.n_threads, busy, fixed=True, priority=priority)
         by_name = {store.spec.name: store for store in stores}
         self._runners = runners_for(config, self.model, lanes, by_name, self._pixels.__getitem__)
         vocab = described.text.vocab

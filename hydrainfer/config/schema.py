@@ -263,7 +263,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             extra={"param_decls": ("--async-scheduling/--no-async-scheduling",)},
         ),
     ] = None
-    threads: Annotated[Count | None, _help("Scheduler", "CPU threads for compute; default: all cores.")] = None
+    threads: Annotated[
+        Count | None, _help("Scheduler", "At most so many CPU threads compute a batch; default: all cores.")
+    ] = None
 
     kv_cache_gib: Annotated[
         Positive | None, _help("Memory", "KV cache size of an instance; default: from free memory and max_running.")

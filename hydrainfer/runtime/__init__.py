@@ -7,6 +7,7 @@ from hydrainfer.runtime.emulated import EmulatedDevice, EmulatedRunner, spoken_i
 from hydrainfer.runtime.graphs import capture_for, capture_passes_for
 from hydrainfer.runtime.lane import LaneThread
 from hydrainfer.runtime.language import LanguageRunner
+from hydrainfer.runtime.threads import ThreadCount
 from hydrainfer.runtime.vision import VisionRunner
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "EmulatedRunner",
     "LaneThread",
     "LanguageRunner",
+    "ThreadCount",
     "VisionRunner",
     "capture_for",
     "capture_passes_for",

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from hydrainfer.core import DEVICE_LOST, InternalError, StepBatch, StepResult
+from hydrainfer.runtime.threads import Team, ThreadCount
 
 _log = logging.getLogger(__name__)
 Read = Callable[[], StepResult]
@@ -62,10 +63,10 @@ class LaneThread:
     on its stream, and a second thread completes their tickets, each when the device is done with the batch: until then
     its blocks are in use, also where its work raised.
 
-    `wake()` is called on that thread after each ticket is complete. `threads()` is asked before each batch for the
-    number of CPU threads to compute with, so that lanes can share the cores when both are busy; None leaves torch's
-    default. `priority` is of the CUDA stream: a GPU starts the kernels of -1 before those of 0. Work that raises
-    completes its ticket with an `InternalError`; the thread lives on.
+    `wake()` is called on that thread after each ticket is complete. `threads` is asked before each batch for the number
+    of CPU threads to compute with, and told how long it took; None leaves torch's default. `priority` is of the CUDA
+    stream: a GPU starts the kernels of -1 before those of 0. Work that raises completes its ticket with an
+    `InternalError`; the thread lives on.
 
     Where vision and language share a lane, the work of a vision batch calls `pause()` between its parts: there a
     language batch is executed that was launched meanwhile.
@@ -76,12 +77,13 @@ class LaneThread:
         name: str,
         device: torch.device,
         wake: Callable[[], None],
-        threads: Callable[[], int] | None = None,
+        threads: ThreadCount | None = None,
         priority: int = 0,
     ) -> None:
         self._wake = wake
         self._priority = priority
         self._threads = threads
+        self._n_threads = 0  # torch's present setting in this thread
         self._device = device
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._next: _Item | None = None  # taken from the queue by `pause`, and not due yet
@@ -122,8 +124,9 @@ class LaneThread:
         if item is None or now - self._resumed_s + since_s < item.batch.after_s:
             return
         self._next = None
-        others_s = self._others_s
+        others_s, n_threads = self._others_s, self._n_threads
         self._execute(item)
+        self._compute_with(n_threads)
         self._resumed_s = self._paused_s = time.perf_counter()
         self._others_s = others_s + self._resumed_s - now
 
@@ -138,14 +141,10 @@ class LaneThread:
         return item
 
     def _loop(self) -> None:
-        used = torch.get_num_threads()  # initialises this thread's own setting
+        self._n_threads = torch.get_num_threads()  # initialises this thread's own setting
         stream = torch.cuda.Stream(self._device, self._priority) if self._device.type == "cuda" else None
         while (item := self._next or self._queue.get()) is not None:
             self._next = None
-            wanted = self._threads() if self._threads is not None else used
-            if wanted != used:
-                torch.set_num_threads(wanted)
-                used = wanted
             if stream is None:
                 self._execute(item)
             else:
@@ -154,12 +153,27 @@ class LaneThread:
             del item  # frees what the batch held before the next one waits
 
     def _execute(self, item: _Item) -> None:
+        team = self._team_for(item.batch)
         self._resumed_s = self._paused_s = began_s = time.perf_counter()
         self._others_s = 0.0
         result = guarded(item.batch, lambda: _read(item.work()))
-        self._complete(item, result, time.perf_counter() - began_s - self._others_s)
+        own_s = time.perf_counter() - began_s - self._others_s
+        if result.error is None:
+            team.took(own_s)
+        self._complete(item, result, own_s)
+
+    def _team_for(self, batch: StepBatch) -> Team:
+        team = Team(self._n_threads) if self._threads is None else self._threads.choose(batch)
+        self._compute_with(team.n)
+        return team
+
+    def _compute_with(self, n_threads: int) -> None:
+        if n_threads != self._n_threads:
+            torch.set_num_threads(n_threads)
+            self._n_threads = n_threads
 
     def _launch(self, item: _Item, stream: torch.cuda.Stream) -> None:
+        self._team_for(item.batch)
         began_s, done = time.perf_counter(), torch.cuda.Event()
 
         def work() -> StepResult | Read:

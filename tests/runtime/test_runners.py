@@ -125,7 +125,7 @@ def test_recycled_request_ids_and_many_requests(rig):
 
 
 def test_the_number_of_threads_may_change_between_batches(checkpoints):
-    from hydrainfer.runtime import LaneThread, LanguageRunner
+    from hydrainfer.runtime import LaneThread, LanguageRunner, ThreadCount
 
     rig = Rig(checkpoints())
     seen, asked = [], iter([1, 2, 1])
@@ -136,7 +136,7 @@ def test_the_number_of_threads_may_change_between_batches(checkpoints):
     )[1]
     rig.language.close()
     before = torch.get_num_threads()
-    lane = LaneThread("language", rig.model.device, rig.wake.set, threads=lambda: next(asked))
+    lane = LaneThread("language", rig.model.device, rig.wake.set, ThreadCount(lambda: next(asked), fixed=True))
     rig.language = LanguageRunner(rig.model, (rig.kv, rig.embeds), lane)
     for _ in range(3):
         rig.step([TokenWork(rig.sequence(TEXT, 1), 0, 4, True)])

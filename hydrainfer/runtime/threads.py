@@ -1,0 +1,88 @@
+"""How many CPU threads compute a batch: as many as pay."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hydrainfer.core import StepBatch
+
+_PAYS = 0.85
+"""Twice as many threads are worth it if a batch takes less than this part of the time. They are on cores that the
+server, other instances and the next step's preparation could use."""
+_SAMPLES, _ENOUGH = 9, 5
+_TRIED_SOON, _TRIED_LATE = 4, 128
+"""One batch in so many tries another number: at first, and when trials have told nothing new for long."""
+
+
+class ThreadCount:
+    """Compares what batches of like size take with `limit()` threads, a half of them, a quarter, …, one, and names the
+    number for the next. `limit` may change: half of the cores while the other lane is busy. `fixed`: it is always the
+    limit.
+
+    The steps of a small model are up to a fifth shorter with two threads if nothing else runs. Beside a busy server
+    they take twice as long: at each barrier they wait for a thread that has no core at that moment. So only times can
+    tell. A number is judged by the median of its latest batches. Trials go on for as long as the lane runs: it follows
+    the load. Everything on the lane's thread."""
+
+    def __init__(self, limit: Callable[[], int], *, fixed: bool = False) -> None:
+        self._limit = limit
+        self._fixed = fixed
+        self._sizes: dict[tuple[object, ...], _Size] = {}
+
+    def choose(self, batch: StepBatch) -> Team:
+        limit = self._limit()
+        if self._fixed or limit == 1:
+            return Team(limit)
+        key = (limit, batch.lane, batch.decodes_only, batch.n_items.bit_length())
+        size = self._sizes.get(key)
+        if size is None:
+            size = self._sizes[key] = _Size(limit)
+        return Team(size.next(), size)
+
+
+class Team(NamedTuple):
+    """`n` threads for one batch."""
+
+    n: int
+    size: _Size | None = None
+
+    def took(self, seconds: float) -> None:
+        """The batch was computed in so long."""
+        if self.size is not None:
+            self.size.add(self.n, seconds)
+
+
+class _Size:
+    """Batches of like size, within a factor of two. `n`: the number of threads that is best as far as is known."""
+
+    def __init__(self, limit: int) -> None:
+        self.n = self._limit = limit
+        self._seconds: dict[int, deque[float]] = {}
+        self._gap = self._left = _TRIED_SOON
+        self._upwards = False
+
+    def next(self) -> int:
+        self._left -= 1
+        if self._left > 0 or len(self._seconds.get(self.n, ())) < _ENOUGH:
+            return self.n
+        self._left = self._gap
+        self._upwards = self.n == 1 or (not self._upwards and self.n < self._limit)
+        return min(2 * self.n, self._limit) if self._upwards else self.n // 2
+
+    def add(self, n: int, seconds: float) -> None:
+        self._seconds.setdefault(n, deque(maxlen=_SAMPLES)).append(seconds)
+        if n != self.n and len(self._seconds[n]) >= _ENOUGH:
+            self._judge(n)
+
+    def _judge(self, n: int) -> None:
+        """Choose between the present number and `n`, which was tried."""
+        few, many = sorted((n, self.n))
+        pays = statistics.median(self._seconds[many]) < _PAYS * statistics.median(self._seconds[few])
+        best = many if pays else few
+        if best == self.n:
+            self._gap = min(self._gap + self._gap // 4, _TRIED_LATE)
+        else:
+            self.n, self._gap = best, _TRIED_SOON
