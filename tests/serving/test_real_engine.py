@@ -152,7 +152,7 @@ def scrape(url):
     return found
 
 
-def test_garbage_is_collected_in_pieces_and_requests_leave_none(served):
+def test_garbage_is_collected_at_ticks_and_requests_leave_none(served):
     """Python's own collections, which stop a crowded server for 0.1 s, are off while it runs; what waits for a full
     one is nothing that a request left."""
     url, instance = served
