@@ -15,6 +15,11 @@ server, other instances and the next step's preparation could use."""
 _SAMPLES, _ENOUGH = 9, 5
 _TRIED_SOON, _TRIED_LATE = 4, 128
 """One batch in so many tries another number: at first, and when trials have told nothing new for long."""
+_FAR_SLOWER = 1.5
+"""After a trial that took so many times longer, the next one comes later."""
+_LONG_S = 0.05
+"""Batches that take longer are never tried with fewer threads: to wait at barriers is little of their time, and one of
+them with half of the cores is what a client feels."""
 
 
 class ThreadCount:
@@ -66,16 +71,24 @@ class _Size:
 
     def next(self) -> int:
         self._left -= 1
-        if self._left > 0 or len(self._seconds.get(self.n, ())) < _ENOUGH:
+        mine = self._seconds.get(self.n, ())
+        if self._left > 0 or len(mine) < _ENOUGH:
+            return self.n
+        long = statistics.median(mine) > _LONG_S
+        if long and self.n == self._limit:
             return self.n
         self._left = self._gap
-        self._upwards = self.n == 1 or (not self._upwards and self.n < self._limit)
+        self._upwards = long or self.n == 1 or (not self._upwards and self.n < self._limit)
         return min(2 * self.n, self._limit) if self._upwards else self.n // 2
 
     def add(self, n: int, seconds: float) -> None:
         self._seconds.setdefault(n, deque(maxlen=_SAMPLES)).append(seconds)
-        if n != self.n and len(self._seconds[n]) >= _ENOUGH:
+        if n == self.n:
+            return
+        if len(self._seconds[n]) >= _ENOUGH:
             self._judge(n)
+        elif seconds > _FAR_SLOWER * statistics.median(self._seconds[self.n]):
+            self._gap = min(2 * self._gap, _TRIED_LATE)
 
     def _judge(self, n: int) -> None:
         """Choose between the present number and `n`, which was tried."""
