@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 Timings = Callable[[str], Timeline | None]
 DEADLINE_GRACE_S = 2.0
 """How long after a deadline the session waits for the engine's own word before it ends the request itself."""
+_ENDS_AT_ONCE = 4
+"""Requests that began together end together, and each of their answers takes a millisecond to write: so many, then the
+loop looks who else came."""
 
 
 class Sessions:
@@ -53,6 +57,7 @@ class Sessions:
         self.on_ended: Callable[[TokenStream], None] = lambda _: None  # the engine is done with all its choices
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[list[Output]] = deque()  # filled by the engine's thread, emptied by the loop's
+        self._goes_on = False  # at the next turn of the loop: some of the inbox was left
         self._streams: dict[str, TokenStream] = {}  # by engine request id
         self._closing = False
 
@@ -79,14 +84,14 @@ class Sessions:
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):  # the loop has been closed; the next one finds them in the inbox
-                loop.call_soon_threadsafe(self._dispatch)
+                loop.call_soon_threadsafe(self._take_turn)
 
     def start(self, prepared: Prepared, place: Place | None = None) -> TokenStream:
         """Run a request. The stream takes over `place` and the pictures, whatever happens. Raises what `submit` and
         `AdmissionControl.claim` raise."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._loop = loop
+            self._loop, self._goes_on = loop, False
             self._dispatch()  # what a closed loop left
         if self._closing and place is not None:  # closed while it was prepared
             place.leave()
@@ -147,19 +152,37 @@ class Sessions:
         assert self.n_live >= len(self._streams), "a stream without a place"
         assert not (idle and self._streams), f"live: {sorted(self._streams)}"
 
-    def _dispatch(self) -> None:
+    def _take_turn(self, again: bool = False) -> None:
+        """Hand over what came; the loop has a turn of its own after so many ends. `again`: it goes on after that."""
+        if self._loop is not None and (again or not self._goes_on):
+            self._goes_on = not self._dispatch(_ENDS_AT_ONCE)
+            if self._goes_on:
+                self._loop.call_soon(self._take_turn, True)
+
+    def _dispatch(self, most_ends: float = math.inf) -> bool:
+        """Hand over what came, but only `most_ends` ends. Returns whether that was all."""
+        n_ends = 0
         while self._inbox:
-            for output in self._inbox.popleft():
-                stream = self._streams.get(output.request_id)
-                if stream is None:
-                    continue
-                try:
-                    stream.push(output)
-                except Exception:  # the others of this step must still be told
-                    logger.exception("request %s failed while its tokens became text", output.request_id)
-                    stream.fail(InternalError("the answer could not be made into text; see the server's log"))
-                if output.finish_reason is not None:
-                    self._settle(output.request_id)
+            outputs = self._inbox.popleft()
+            for i, output in enumerate(outputs):
+                if n_ends >= most_ends:
+                    self._inbox.appendleft(outputs[i:])
+                    return False
+                self._hand_over(output)
+                n_ends += output.finish_reason is not None
+        return True
+
+    def _hand_over(self, output: Output) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None:
+            return
+        try:
+            stream.push(output)
+        except Exception:  # the others of this step must still be told
+            logger.exception("request %s failed while its tokens became text", output.request_id)
+            stream.fail(InternalError("the answer could not be made into text; see the server's log"))
+        if output.finish_reason is not None:
+            self._settle(output.request_id)
 
     def _settle(self, request_id: str) -> None:
         """Note that the engine is done with one choice."""

@@ -66,6 +66,7 @@ class TokenStream:
         self._ending: set[str] = set()  # choices that the engine has ended, or was told to
         self._pending: dict[int, Delta] = {}
         self._error: HydraError | None = None
+        self._whole = False  # its consumer wants whole choices only
         self._news = asyncio.Event()
         self._settled = asyncio.Event()
 
@@ -108,7 +109,8 @@ class TokenStream:
             delta.stop_reason = output.stop_token if output.stop_token in self._stop_tokens else None
         if delta.finish_reason is not None:
             self._open.discard(output.request_id)
-        self._news.set()
+        if delta.finish_reason is not None or not self._whole:
+            self._news.set()
 
     def settle(self, request_id: str, timeline: Timeline | None = None) -> None:
         """Note that the engine is done with this choice; after the last one nothing is held any more."""
@@ -182,6 +184,7 @@ class TokenStream:
     async def result(self) -> list[Completion]:
         """All choices, whole, in order; raises the request's `HydraError`. Closes itself if it is cancelled."""
         done = [Completion("", [], [], "", None) for _ in self._texts]
+        self._whole = True
         try:
             async for deltas in self:
                 for delta in deltas:

@@ -164,6 +164,45 @@ async def test_one_failed_choice_ends_all(make):
     bench.check_idle()
 
 
+async def test_many_that_end_in_one_step_leave_the_loop_its_turns(make):
+    bench = make()
+    bench.engine.hold.set()
+    streams = [await bench.intake.chat(CHAT, SamplingParams(max_tokens=200)) for _ in range(16)]
+    answers = [asyncio.create_task(stream.result()) for stream in streams]
+    ids = [r.id for r in bench.engine.submitted]
+    await asyncio.sleep(0)
+    bench.sessions.sink([Output(i, bench.said) for i in ids])
+    bench.sessions.sink([Output(i, bench.said[:1], finish_reason="length") for i in ids])
+    bench.sessions.sink([Output(ids[0], [], finish_reason="length")])  # of one that is gone
+    steps = []
+    while not all(task.done() for task in answers):
+        await asyncio.sleep(0)
+        steps.append(len(bench.sessions._streams))
+    assert all(a - b <= 4 for a, b in zip([16, *steps], steps)), steps
+    assert {task.result()[0].text for task in answers} == {"one two three one"}
+    bench.engine.cancel(ids)
+    await asyncio.sleep(0.02)
+    bench.check_idle()
+
+
+async def test_who_wants_whole_answers_is_not_woken_by_each_token(make):
+    bench = make()
+    bench.engine.hold.set()
+    stream = await bench.intake.chat(CHAT, SamplingParams(max_tokens=200))
+    answer = asyncio.create_task(stream.result())
+    await asyncio.sleep(0)
+    for _ in range(3):
+        bench.sessions.sink([Output(bench.engine.submitted[0].id, bench.said)])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not stream._news.is_set() and stream.n_tokens[0]
+    bench.sessions.sink([Output(bench.engine.submitted[0].id, [], finish_reason="length")])
+    assert (await answer)[0].token_ids == bench.said * 3
+    bench.engine.cancel([bench.engine.submitted[0].id])
+    await asyncio.sleep(0.02)
+    bench.check_idle()
+
+
 async def test_an_engine_that_refuses_leaves_nothing(make, monkeypatch):
     bench = make(step_s=0.005)
     submit = bench.engine.submit
