@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hydrainfer.config import load
-from hydrainfer.core import InstanceInfo, InstanceStats
+from hydrainfer.core import InstanceInfo, InstanceStats, Layout
 from hydrainfer.metrics import HttpCounts, PrometheusRecorder
 from hydrainfer.metrics.prometheus import QueueStats
 
@@ -39,6 +39,24 @@ def test_kubernetes_asks_what_there_is():
     assert {m["name"] for m in server["volumeMounts"]} == {v["name"] for v in pod["spec"]["volumes"]}
     paths = {server[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
     assert paths == {"/health", "/ready"}
+
+
+def test_a_ray_cluster_has_a_worker_for_each_instance():
+    service, _, cluster = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
+    spec = cluster["spec"]
+    head, (workers,) = spec["headGroupSpec"]["template"], spec["workerGroupSpecs"]
+    ray, server = head["spec"]["containers"]
+    config = load({}, environ={e["name"]: e.get("value", "10.0.0.1") for e in server["env"]}).config
+    assert config.ray_address == "$(POD_IP):6379" and config.cluster_host == "$(POD_IP)"
+    assert workers["replicas"] == len(Layout.parse(config.layout).instances)
+    assert config.cpu_share == float(workers["rayStartParams"]["num-cpus"])
+    assert service["spec"]["selector"] == head["metadata"]["labels"]
+    assert head["spec"]["terminationGracePeriodSeconds"] > config.drain_s + 5
+    assert re.search(rf"^ray=={spec['rayVersion']}$", (ROOT / "constraints.txt").read_text(), re.M)
+    for pod in (head["spec"], workers["template"]["spec"]):
+        mounted = {m["name"] for container in pod["containers"] for m in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+    assert {m["name"] for m in ray["volumeMounts"]} <= {m["name"] for m in server["volumeMounts"]}
 
 
 def test_files_exist():
