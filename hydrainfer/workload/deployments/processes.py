@@ -93,15 +93,14 @@ class ServerProcess:
             self._process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(limit_s)
-        patience_s = time.perf_counter() + 5.0
-        while (left := self.left_of(family)) and time.perf_counter() < patience_s and self._process.poll() is not None:
-            time.sleep(0.1)
+        left = self.left_of(family) if self._process.poll() is None else self._wait_for_all(family)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self._process.poll() is None:  # where there is no /proc to find the others in
             self._process.kill()
         self._process.wait()
+        self._wait_for_all(family)  # a killed process ends at its next turn
         return left
 
     def family(self) -> dict[int, list[str]]:
@@ -120,6 +119,13 @@ class ServerProcess:
         now = {pid: stat for pid, stat in all_stats() if stat[0] != "Z"}
         known = (pid for pid, stat in family.items() if pid in now and now[pid][19] == stat[19])
         return sorted({*known, *self._session()})
+
+    def _wait_for_all(self, family: dict[int, list[str]]) -> list[int]:
+        """Wait up to five seconds until none of them runs; who still does then."""
+        patience_s = time.perf_counter() + 5.0
+        while (left := self.left_of(family)) and time.perf_counter() < patience_s:
+            time.sleep(0.02)
+        return left
 
     def _session(self) -> list[int]:
         """Its processes, zombies excepted."""
