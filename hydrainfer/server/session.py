@@ -155,8 +155,9 @@ class Sessions:
     def _take_turn(self, again: bool = False) -> None:
         """Hand over what came; the loop has a turn of its own after so many ends. `again`: it goes on after that."""
         if self._loop is not None and (again or not self._goes_on):
-            self._goes_on = not self._dispatch(_ENDS_AT_ONCE)
-            if self._goes_on:
+            self._goes_on = False  # also if this raises: nobody else would go on
+            if not self._dispatch(_ENDS_AT_ONCE):
+                self._goes_on = True
                 self._loop.call_soon(self._take_turn, True)
 
     def _dispatch(self, most_ends: float = math.inf) -> bool:

@@ -185,6 +185,23 @@ async def test_many_that_end_in_one_step_leave_the_loop_its_turns(make):
     bench.check_idle()
 
 
+async def test_a_bug_amid_many_ends_stops_nobody_who_comes_later(make):
+    bench = make()
+    bench.engine.hold.set()
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    streams = [await bench.intake.chat(CHAT, SamplingParams(max_tokens=200)) for _ in range(7)]
+    ids, timings = [r.id for r in bench.engine.submitted], bench.sessions._timings
+    bench.sessions._timings = lambda i: 1 / 0 if i == ids[5] else timings(i)
+    bench.sessions.sink([Output(i, bench.said, finish_reason="length") for i in ids[:6]])
+    await asyncio.sleep(0.02)
+    bench.sessions.sink([Output(ids[6], bench.said, finish_reason="length")])
+    assert (await asyncio.wait_for(streams[6].result(), 5))[0].token_ids == bench.said
+    streams[5].settle(ids[5])
+    bench.engine.cancel(ids)
+    await asyncio.sleep(0.02)
+    bench.check_idle()
+
+
 async def test_who_wants_whole_answers_is_not_woken_by_each_token(make):
     bench = make()
     bench.engine.hold.set()
