@@ -32,8 +32,9 @@ def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def rows_in_steps(n: int) -> int:
-    """`n` up to 64, as decodes have often; above, the next of 8 numbers up to 128, of 16 per doubling after."""
-    return n if n <= 64 else n + -n % max(8, 1 << (n - 1).bit_length() - 5)
+    """`n` up to 16; above, the next of 8 numbers per doubling up to 128, of 16 after."""
+    doubling = (n - 1).bit_length()
+    return n if n <= 16 else n + -n % (1 << doubling - (4 if n <= 128 else 5))
 
 
 def with_more_rows(x: Tensor, more: int) -> Tensor:
