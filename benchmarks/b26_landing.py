@@ -94,17 +94,19 @@ def stalled_s(events: list[LifecycleEvent]) -> float:
     return total
 
 
-def figures(served: list[ServedRequest], seen: list[dict[str, float]]) -> dict[str, Any]:
+def figures(served: list[tuple[float, list[float]]], seen: list[dict[str, float]]) -> dict[str, Any]:
+    """`served`: of each request its arrival and the times of its tokens."""
+
     def of(samples: Iterable[float]) -> Any:
         return msgspec.to_builtins(Percentiles.of(samples))
 
-    gaps = [[b - a for a, b in pairwise(r.token_s)] for r in served]
+    gaps = [[b - a for a, b in pairwise(token_s)] for _, token_s in served]
     return {
-        "ttft_s": of(r.token_s[0] - r.arrival_s for r in served),
+        "ttft_s": of(token_s[0] - arrival_s for arrival_s, token_s in served),
         "second_token_s": of(g[0] for g in gaps),
         "interval_s": of(gap for g in gaps for gap in g[1:]),
         "tpot_s": of(statistics.fmean(g) for g in gaps),
-        "e2e_s": of(r.token_s[-1] - r.arrival_s for r in served),
+        "e2e_s": of(token_s[-1] - arrival_s for arrival_s, token_s in served),
         **{key: statistics.fmean(s[key] for s in seen) for key in seen[0]},
     }
 
@@ -114,7 +116,9 @@ def experiment(args: argparse.Namespace) -> dict[str, Any]:
     for case in CASES:
         for name, landing in (("none", False), ("landing", True)):
             runs = [simulate(case, landing, args.bursts, seed, args.host_gb_s) for seed in range(args.seeds)]
-            results[f"{case}, {name}"] = figures([r for served, _ in runs for r in served], [seen for _, seen in runs])
+            results[f"{case}, {name}"] = figures(
+                [(r.arrival_s, r.token_s) for served, _ in runs for r in served], [seen for _, seen in runs]
+            )
     return results
 
 
