@@ -188,14 +188,18 @@ class Sessions:
     def _settle(self, request_id: str) -> None:
         """Note that the engine is done with one choice."""
         stream = self._streams.pop(request_id, None)
-        if stream is not None:
+        if stream is None:
+            return
+        try:
             stream.settle(request_id, self._timings(request_id))
+        except Exception:  # the others of this step must still be told
+            logger.exception("request %s has ended, but not all that it held was given back", request_id)
 
     def _cancel(self, request_ids: list[str]) -> None:
         self.handle.cancel(request_ids)
 
     def _end(self, stream: TokenStream, place: Place) -> None:
-        self.discard(stream.prepared)
         place.on_tokens(sum(stream.n_tokens))
         place.leave()
+        self.discard(stream.prepared)
         self.on_ended(stream)
