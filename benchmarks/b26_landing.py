@@ -26,10 +26,10 @@ import msgspec
 from benchmarks.command import new_console, new_table, options
 from benchmarks.figure import Panel, save_bars
 from benchmarks.record import ROOT, write_result
-from hydrainfer.cache import FullSpec, landing_of
+from hydrainfer.cache import CacheSpec, FullSpec, landing_of
 from hydrainfer.core import CostModel, EventKind, LifecycleEvent, Role, Stage
 from hydrainfer.planner.simulation import InstanceModel, Link, ServedRequest, Simulator, TraceRequest, as_requests
-from hydrainfer.scheduler import Budgets, Policy
+from hydrainfer.scheduler import STEP_S, Budgets, Policy
 from hydrainfer.workload.results import Percentiles
 
 QUESTION = (__doc__ or "").partition("\n")[0]
@@ -39,10 +39,19 @@ ROOM, HOST, BURST = 16, 64, 64  # sequences
 PROMPT, ANSWER = (800, 1200), (128, 384)  # tokens
 CASES = {"bursts": (ANSWER, 32), "growing": ((512, 1024), 0)}  # answers, headroom
 EVERY_S = {"bursts": 12.0, "growing": 40.0}
+BUDGETS = Budgets(tokens=2048, running=64, step_s=STEP_S)
 
 
-def blocks_for(n_sequences: int, n_tokens: float) -> int:
-    return n_sequences * KV.blocks_for(round(n_tokens))
+def read_cost() -> CostModel:
+    return msgspec.yaml.decode(COST.read_bytes(), type=CostModel)
+
+
+def room_for(kv: CacheSpec, case: str) -> tuple[int, int]:
+    """Blocks of an instance's cache and of its host memory."""
+    (low, high), headroom = CASES[case]
+    prompt = statistics.fmean(PROMPT)
+    answer = (low + high) / 2 + headroom if case == "bursts" else 128
+    return ROOM * kv.blocks_for(round(prompt + answer)), HOST * kv.blocks_for(round(prompt + high))
 
 
 def trace(case: str, bursts: int, seed: int) -> Iterable[TraceRequest]:
@@ -55,34 +64,30 @@ def trace(case: str, bursts: int, seed: int) -> Iterable[TraceRequest]:
         )
 
 
-def simulate(case: str, landing: bool, bursts: int, seed: int, host_gb_s: float) -> tuple[list[ServedRequest], Any]:
+def simulate(
+    case: str, landing: bool, requests: Iterable[TraceRequest], cost: CostModel, kv: CacheSpec, link: Link
+) -> tuple[list[ServedRequest], dict[str, float]]:
     """The requests served, and what is read off the events of the instances."""
-    cost, events = msgspec.yaml.decode(COST.read_bytes(), type=CostModel), list[LifecycleEvent]()
-    (low, high), headroom = CASES[case]
-    prompt = statistics.fmean(PROMPT)
-    answer = (low + high) / 2 + headroom if case == "bursts" else 128
-    room = blocks_for(ROOM, prompt + answer)
-    hosted = {landing_of(KV): blocks_for(HOST, prompt + high)} if landing else {}
-    policy, budgets = Policy(headroom_tokens=headroom), Budgets(tokens=2048, running=64)
-    same = {"cost": cost, "blocks": {KV: room}, "budgets": budgets, "policy": policy}
+    events = list[LifecycleEvent]()
+    room, host = room_for(kv, case)
+    policy = Policy(headroom_tokens=CASES[case][1])
+    same = {"cost": cost, "blocks": {kv: room}, "budgets": BUDGETS, "policy": policy}
     instances = [
         InstanceModel(name="P0", role=Role.parse("P"), **same),
-        InstanceModel(name="D0", role=Role.parse("D"), landing=hosted, **same),
+        InstanceModel(name="D0", role=Role.parse("D"), landing={landing_of(kv): host} if landing else {}, **same),
     ]
-    simulator = Simulator(instances, Link(host_bytes_per_s=host_gb_s * 1e9), record=events.append)
-    served = simulator.run(as_requests(trace(case, bursts, seed)))
+    simulator = Simulator(instances, link, record=events.append)
+    served = simulator.run(as_requests(requests))
     stats = simulator.nodes["D0"].engine.stats(simulator.now)
     return served, {"stalled_s": stalled_s(events), "preemptions": stats.n_preemptions, "end_s": simulator.now}
 
 
 def stalled_s(events: list[LifecycleEvent]) -> float:
     """Seconds in which prompts wait for prefill and none is computed."""
-    begun: dict[tuple[str, EventKind], float] = {}
     marks: list[tuple[float, int, int]] = []  # time, change of those that wait, of those that are computed
     for e in events:
         if e.stage != Stage.PREFILL or e.kind not in (EventKind.QUEUED, EventKind.STARTED, EventKind.ENDED):
             continue
-        begun[e.request_id, e.kind] = e.at_s
         waits = {EventKind.QUEUED: 1, EventKind.STARTED: -1}.get(e.kind, 0)
         computes = {EventKind.STARTED: 1, EventKind.ENDED: -1}.get(e.kind, 0)
         marks.append((e.at_s, waits, computes))
@@ -113,9 +118,11 @@ def figures(served: list[tuple[float, list[float]]], seen: list[dict[str, float]
 
 def experiment(args: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {}
+    cost, link = read_cost(), Link(host_bytes_per_s=args.host_gb_s * 1e9)
     for case in CASES:
         for name, landing in (("none", False), ("landing", True)):
-            runs = [simulate(case, landing, args.bursts, seed, args.host_gb_s) for seed in range(args.seeds)]
+            traces = [trace(case, args.bursts, seed) for seed in range(args.seeds)]
+            runs = [simulate(case, landing, requests, cost, KV, link) for requests in traces]
             results[f"{case}, {name}"] = figures(
                 [(r.arrival_s, r.token_s) for served, _ in runs for r in served], [seen for _, seen in runs]
             )

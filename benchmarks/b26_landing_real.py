@@ -23,19 +23,17 @@ import orjson
 from rich.console import Console
 
 from benchmarks.b18_order_real import FIRST_ID, N_WORDS, small_model
-from benchmarks.b26_landing import ANSWER, BURST, CASES, COST, EVERY_S, HOST, PROMPT, ROOM, SHOWN, figures, stalled_s
+from benchmarks.b26_landing import BUDGETS, CASES, SHOWN, figures, read_cost, room_for, simulate, stalled_s, trace
 from benchmarks.command import new_console, new_table, options
 from benchmarks.record import write_result
 from benchmarks.runs import make_model, shown, start
-from hydrainfer.cache import CacheSpec, landing_of
+from hydrainfer.cache import CacheSpec
 from hydrainfer.checkpoint import read_config
 from hydrainfer.core import CostModel, EventKind, LifecycleEvent, Role, Stage
 from hydrainfer.models import cache_specs
-from hydrainfer.planner.simulation import InstanceModel, Link, Simulator, TraceRequest, as_requests
-from hydrainfer.scheduler import STEP_S, Budgets, Policy
+from hydrainfer.planner.simulation import Link, TraceRequest
 
 QUESTION = (__doc__ or "").partition("\n")[0]
-BUDGETS = Budgets(tokens=2048, running=64, step_s=STEP_S)
 HEADROOM = CASES["bursts"][1]
 
 
@@ -54,23 +52,9 @@ def slowed(cost: CostModel, by: float) -> CostModel:
 
 
 def drawn(args: argparse.Namespace, seed: int) -> list[TraceRequest]:
-    """Bursts of requests, `args.slow` times as far apart as those of `b26_landing`."""
-    draw = random.Random(seed)
-    return [
-        TraceRequest(
-            arrival_s=args.slow * EVERY_S["bursts"] * burst,
-            n_text=draw.randint(*PROMPT),
-            n_output=draw.randint(*ANSWER),
-        )
-        for burst in range(args.bursts)
-        for _ in range(BURST)
-    ]
-
-
-def room_for(spec: CacheSpec) -> tuple[int, int]:
-    """Blocks of an instance's cache and of its host memory."""
-    prompt, answer = sum(PROMPT) / 2, sum(ANSWER) / 2 + HEADROOM
-    return ROOM * spec.blocks_for(round(prompt + answer)), HOST * spec.blocks_for(round(prompt + ANSWER[1]))
+    """The bursts, `args.slow` times as far apart."""
+    requests = trace("bursts", args.bursts, seed)
+    return [msgspec.structs.replace(r, arrival_s=args.slow * r.arrival_s) for r in requests]
 
 
 async def ask(port: int, request: TraceRequest, ids: list[int], start_s: float) -> Answer:
@@ -123,31 +107,20 @@ def measured(answers: list[Answer]) -> dict[str, Any]:
 
 def simulated(answers: list[Answer], spec: CacheSpec, cost: CostModel, landing: bool) -> dict[str, Any]:
     """The same requests as the simulator has it."""
-    events = list[LifecycleEvent]()
-    room, host = room_for(spec)
-    same = {"cost": cost, "blocks": {spec: room}, "budgets": BUDGETS, "policy": Policy(headroom_tokens=HEADROOM)}
-    hosted = {landing_of(spec): host} if landing else {}
-    instances = [
-        InstanceModel(name="P0", role=Role.parse("P"), **same),
-        InstanceModel(name="D0", role=Role.parse("D"), landing=hosted, **same),
-    ]
-    simulator = Simulator(instances, Link(), record=events.append)
-    trace = [msgspec.structs.replace(a.request, arrival_s=a.arrival_s) for a in answers]
-    served = simulator.run(as_requests(trace))
-    stats = simulator.nodes["D0"].engine.stats(simulator.now)
-    seen = {"stalled_s": stalled_s(events), "preemptions": stats.n_preemptions, "end_s": simulator.now}
+    requests = [msgspec.structs.replace(a.request, arrival_s=a.arrival_s) for a in answers]
+    served, seen = simulate("bursts", landing, requests, cost, spec, Link())
     return figures([(r.arrival_s, r.token_s) for r in served], [seen])
 
 
 async def experiment(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    cost = slowed(msgspec.yaml.decode(COST.read_bytes(), type=CostModel), args.slow)
+    cost = slowed(read_cost(), args.slow)
     rounds: list[dict[str, Any]] = []
     commands: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = small_model(args.model, Path(folder) / "model")
         config = read_config(model)
         (spec,) = (s for s in cache_specs(config, Role.parse("D"), config.dtype, 16) if Stage.DECODE in s.stages)
-        room, host = room_for(spec)
+        room, host = room_for(spec, "bursts")
         file = Path(folder) / "cost.yaml"
         file.write_bytes(msgspec.yaml.encode({k: v for k, v in msgspec.to_builtins(cost).items() if v}))
         words = [str(model), "--served-model-name", "model", "--device", "emulated", "--cost-model", str(file)]
