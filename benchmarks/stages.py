@@ -27,7 +27,7 @@ from hydrainfer.core import (
 from hydrainfer.models import Model, load_model
 from hydrainfer.ops import OpSet, select_ops
 from hydrainfer.planner.inputs import shape_of
-from hydrainfer.runtime import LaneThread, LanguageRunner, VisionRunner
+from hydrainfer.runtime import LaneThread, LanguageRunner, ThreadCount, VisionRunner
 from hydrainfer.storage import BlockStore
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -77,7 +77,7 @@ class Stages:
         self._woken = threading.Event()
 
         def thread(lane: Lane) -> LaneThread:
-            return LaneThread(lane, self.model.device, self._woken.set, lambda: threads)
+            return LaneThread(lane, self.model.device, self._woken.set, ThreadCount(lambda: threads, fixed=True))
 
         self._vision = None
         if side:

@@ -14,7 +14,7 @@ from hydrainfer.models.layers import layers_of
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache
 from hydrainfer.models.picture import PatchedPicture, VisionTower
 from hydrainfer.models.slots import Slot
-from hydrainfer.ops import OpSet, pausing, stepping
+from hydrainfer.ops import OpSet, packing, pausing, stepping
 
 
 class Model:
@@ -34,19 +34,17 @@ class Model:
         self.config, self.role, self.ops, self.dtype, self.device = config, role, ops, dtype, device
         speaks = role.runs(Stage.PREFILL) or role.runs(Stage.DECODE)
         sees = config.vision is not None and role.runs(Stage.ENCODE)
-        tower_ops = ops if pause is None else pausing(ops, pause)
+        tower_ops = packing(ops) if pause is None else pausing(packing(ops), pause)
         self.vision: VisionTower | None = (
             layers.vision(config, tower_ops, dtype, device) if sees and layers.vision else None
         )
         self.language = layers.language(config.text, stepping(ops), dtype, device) if speaks else None
+        self.weight_bytes = sum(slot.into.nbytes for slot in self.slots().values())
 
     def slots(self) -> dict[str, Slot]:
-        """Canonical tensor name → where it goes, for every tensor the role needs."""
+        """Canonical tensor name → where it goes, for every tensor the role needs. Before the first picture: `packing`
+        changes the weights of the vision tower."""
         return {name: slot for tower in (self.vision, self.language) if tower for name, slot in tower.slots().items()}
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(slot.into.nbytes for slot in self.slots().values())
 
     def cache_specs(self, *, kv_block_tokens: int = 16, embed_block_tokens: int = 64) -> tuple[CacheSpec, ...]:
         """The specs of the caches that this model's role needs."""

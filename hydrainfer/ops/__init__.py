@@ -11,7 +11,7 @@ from hydrainfer.ops.memory import weights
 from hydrainfer.ops.native import Decode, PlainLayer
 from hydrainfer.ops.pinned import packed_bytes, to_device, to_host, upload
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
-from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, pausing, select_ops, stepping, variants
+from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, packing, pausing, select_ops, stepping, variants
 
 __all__ = [
     "KV",
@@ -30,6 +30,7 @@ __all__ = [
     "block_copier",
     "computes_sooner",
     "packed_bytes",
+    "packing",
     "pausing",
     "select_ops",
     "starts_of",

@@ -94,6 +94,10 @@ class Int8Products:
         wide = isinstance(weight, Tensor) or self._narrow.way(x, weight).name == "widened"
         return wide and self._wide.compiles(x, weight)
 
+    def packs(self, weight: Tensor) -> bool:
+        """As `Products.packs`."""
+        return self._wide.packs(weight)
+
     def describe(self) -> list[str]:
         """The chosen ways, a line each: for wide weights and why, and for those of 8 bits."""
         return [*self._wide.describe(), f"8 bits: {self._narrow.ranges()}"]

@@ -55,8 +55,13 @@ class Chosen:
         self._small, self._large = (_by_rows(times, found) for times in (measured.small, measured.large))
 
     def way(self, x: Tensor, weight: Tensor | Int8Weight) -> Way:
-        by_rows = self._small if weight.numel() <= _SMALL_UP_TO else self._large
-        return by_rows[min(x.shape[0], ROWS[-1])]
+        return self._by_rows(weight)[min(x.shape[0], ROWS[-1])]
+
+    def way_of_many(self, weight: Tensor | Int8Weight) -> Way:
+        return self._by_rows(weight)[ROWS[-1]]
+
+    def _by_rows(self, weight: Tensor | Int8Weight) -> list[Way]:
+        return self._small if weight.numel() <= _SMALL_UP_TO else self._large
 
     @property
     def native_rows(self) -> int:
@@ -95,6 +100,10 @@ class Products:
         """Whether oneDNN multiplies these, which compiles code for each number of rows."""
         way = self._chosen.way(x, weight).name
         return way in ("onednn", "widened") or (way == "torch" and self._dtype != torch.float32)
+
+    def packs(self, weight: Tensor) -> bool:
+        """Whether oneDNN multiplies many rows by `weight`, and as it is: sooner if it is packed."""
+        return self._chosen.way_of_many(weight).name == "onednn"
 
     def describe(self) -> list[str]:
         """The choice, and the measurements that were the reason, one line each."""

@@ -20,7 +20,7 @@ from hydrainfer.ops.int8 import Int8Products
 from hydrainfer.ops.measured import Products, faster_than_float32, products
 from hydrainfer.ops.measured_attention import fastest_in_segments
 from hydrainfer.ops.memory import rows_in_steps, with_more_rows
-from hydrainfer.ops.products import WAYS, ways
+from hydrainfer.ops.products import WAYS, pack, packed_linear, ways
 
 
 class Need(NamedTuple):
@@ -124,6 +124,29 @@ def stepping(ops: OpSet) -> OpSet:
         if not missing(x, weight):
             return ops.linear_add(out, x, weight, bias)
         return out.add_(linear(x, weight, bias))
+
+    return replace(ops, linear=linear, linear_add=linear_add)
+
+
+def packing(ops: OpSet) -> OpSet:
+    """The same operators, for weights by which many rows are multiplied at a time, those of a vision tower: where
+    oneDNN multiplies many rows, a weight is packed when it is first used. Every product by it is oneDNN's then."""
+    products = ops.products
+    if products is None:
+        return ops
+
+    def packed(weight: Tensor) -> bool:
+        if not weight.is_mkldnn and products.packs(weight):
+            pack(weight)
+        return weight.is_mkldnn
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return packed_linear(x, weight, bias) if packed(weight) else ops.linear(x, weight, bias)
+
+    def linear_add(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if packed(weight):
+            return out.add_(packed_linear(x, weight, bias))
+        return ops.linear_add(out, x, weight, bias)
 
     return replace(ops, linear=linear, linear_add=linear_add)
 
