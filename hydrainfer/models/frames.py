@@ -16,7 +16,7 @@ from torch import Tensor
 from hydrainfer.checkpoint import FramesConfig
 from hydrainfer.models.patches import Arranged, Cut, Grid, PatchLayout, arrange, fits, room_for, rows_of
 from hydrainfer.models.picture import PatchedPicture
-from hydrainfer.ops import OpSet, Segments, packed_bytes, to_device, upload
+from hydrainfer.ops import OpSet, Segments, packed_bytes, stepping, to_device, upload
 
 _PASS_ROWS = 16_384
 """Patches of one pass, unless a single picture has more: bounds the memory that a batch takes."""
@@ -41,7 +41,7 @@ class FrameTower(ABC):
         self.config = c
         self.cut = Cut(c.merge, window)
         self.patch_numbers = 3 * c.temporal * c.patch**2
-        self._ops = ops
+        self._ops = stepping(ops)
         self.device, self.dtype = device, dtype
         self._widest = widest
         quarter = torch.arange(0, c.hidden // c.heads // 2, 2, dtype=torch.int64).float() / (c.hidden // c.heads // 2)

@@ -20,10 +20,22 @@ def weights(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
     reads every weight, from more small pages than a core keeps the addresses of."""
     made = torch.empty(shape, dtype=dtype, device=device)
     if made.device.type == "cpu" and made.nbytes >= _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        before = made.data_ptr() % mmap.PAGESIZE
-        first, n_bytes = ctypes.c_void_p(made.data_ptr() - before), ctypes.c_size_t(made.nbytes + before)
-        _libc().madvise(first, n_bytes, mmap.MADV_HUGEPAGE)  # refused, it changes nothing
+        _advise(made.data_ptr() // mmap.PAGESIZE, made.data_ptr() + made.nbytes, mmap.MADV_HUGEPAGE)
     return made
+
+
+def give_back(tensor: Tensor) -> None:
+    """Its whole pages, to the system, so that its numbers are lost. A large tensor that is merely freed may stay with
+    the allocator, if it lies between others."""
+    if tensor.device.type == "cpu" and tensor.nbytes >= _LARGE and hasattr(mmap, "MADV_DONTNEED"):
+        end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        _advise(-(-tensor.data_ptr() // mmap.PAGESIZE), end, mmap.MADV_DONTNEED)
+
+
+def _advise(first_page: int, end: int, advice: int) -> None:
+    """Refused, it changes nothing."""
+    first = first_page * mmap.PAGESIZE
+    _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice)
 
 
 def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hydrainfer.ops import reference
+from hydrainfer.ops.memory import give_back
 from hydrainfer.ops.native import Kernels
 
 _SLICE_BYTES = 32 << 20
@@ -66,10 +67,11 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def pack(weight: Tensor) -> None:
     """Bring `weight` [out, in] into the order in which oneDNN reads it, in place: a product by many rows takes 7 % less
-    time, of some numbers of rows 25 % less. Nothing but `packed_linear` takes it from then on; views of it keep the
-    plain numbers, and their memory."""
-    order = torch.ops.mkldnn._reorder_linear_weight(weight)
-    torch.utils.swap_tensors(weight, order)
+    time, of some numbers of rows 25 % less. Nothing but `packed_linear` takes it from then on, and views of it lose
+    their numbers."""
+    other = torch.ops.mkldnn._reorder_linear_weight(weight)
+    torch.utils.swap_tensors(weight, other)
+    give_back(other)
 
 
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

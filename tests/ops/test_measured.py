@@ -47,6 +47,14 @@ def test_code_is_compiled_where_onednn_multiplies():
     assert by_rows == {8: [False, True], 64: [True, True], 65: [True, False], 300: [True, False]}
 
 
+def test_weights_are_packed_where_onednn_multiplies_many_rows():
+    ours, theirs = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 2.0, "onednn": 1.0}
+    products = Products(
+        ProductSeconds(times(ours, ours), times(ours, theirs)), ways("native-cpu", "onednn"), torch.float32
+    )
+    assert [products.packs(torch.empty(shape)) for shape in ((4, 4), (2048, 1024))] == [False, True]
+
+
 def test_the_first_of_equal_ways_is_taken():
     assert fastest({"torch": 1.0, "onednn": 1.02, "native-cpu": 1.5}) == "onednn"
     assert fastest({"widened": 0.5, "torch": 1.0}) == "widened"

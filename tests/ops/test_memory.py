@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hydrainfer.ops import weights
+from hydrainfer.ops.memory import give_back
 
 pytestmark = pytest.mark.cpu
 SMAPS, HUGE = Path("/proc/self/smaps"), Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -25,3 +26,16 @@ def test_large_weights_ask_for_huge_pages():
         elif inside and line.startswith("VmFlags"):
             flags = line
     assert " hg" in flags
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="no way to see what a process holds")
+def test_pages_given_back_are_no_longer_held():
+    def held() -> int:
+        return sum(int(line.split()[1]) for line in SMAPS.read_text().splitlines() if line.startswith("Rss:")) << 10
+
+    large, small = torch.ones(64 << 20, dtype=torch.uint8), torch.ones(1000)
+    before = held()
+    give_back(large)
+    give_back(small)
+    assert held() < before - (60 << 20)
+    assert not large[1 << 20] and small.all(), "a small one keeps its numbers: it shares its page"

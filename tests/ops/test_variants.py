@@ -12,7 +12,18 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from hydrainfer.ops import KV, OPERATORS, AttentionBatch, Segments, reference, select_ops, stepping, variants, visible
+from hydrainfer.ops import (
+    KV,
+    OPERATORS,
+    AttentionBatch,
+    Segments,
+    packing,
+    reference,
+    select_ops,
+    stepping,
+    variants,
+    visible,
+)
 from hydrainfer.ops.build import build_resampler, load_kernels
 from hydrainfer.ops.memory import empty_rows, rows_in_steps, with_more_rows
 from hydrainfer.ops.products import ways
@@ -94,6 +105,28 @@ def test_products_of_many_rows_have_few_numbers_of_them(dtype):
     products.compiles = lambda x, weight: False
     ops.linear(random(65, 64, dtype=dtype), weight)
     assert 65 in met, "what compiles nothing takes any number"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("inner", "outer"), [(64, 48), (67, 31), (768, 256)])
+def test_products_by_packed_weights(dtype, inner, outer):
+    found = select_ops("cpu", dtype, 64, use_native=False)
+    if "onednn" not in ways(dtype, None):
+        pytest.skip("oneDNN does not multiply these here")
+    ops = packing(dataclasses.replace(found, products=SimpleNamespace(packs=lambda weight: True)))
+    plain = random(outer, inner, dtype=dtype, seed=1) / inner**0.5
+    weight, bias = plain.clone(), random(outer, dtype=dtype, seed=2)
+    for rows in (1, 7, 64, 577):
+        for b in (bias, None):
+            x, out = random(rows, inner, dtype=dtype), random(rows, outer, dtype=dtype, seed=3)
+            close(ops.linear(x, weight, b), reference.linear(x, plain, b))
+            want = reference.linear_add(out.clone(), x, plain, b)
+            assert ops.linear_add(out, x, weight, b) is out
+            close(out, want)
+    assert weight.is_mkldnn and weight.shape == plain.shape and weight.nbytes >= plain.nbytes
+    kept = plain.clone()
+    packing(dataclasses.replace(found, products=SimpleNamespace(packs=lambda weight: False))).linear(x, kept)
+    assert torch.equal(kept, plain), "another way than oneDNN's takes weights as they are"
 
 
 def test_numbers_of_rows_in_steps():
