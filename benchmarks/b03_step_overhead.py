@@ -81,7 +81,7 @@ class Spans:
 def watched(device: str) -> Iterator[Spans]:
     """Time every call into a model."""
     spans = Spans(waits_for(torch.device(device)))
-    calls = [(Model, "embed"), (Model, "forward"), (Model, "logits")]
+    calls: list[tuple[type, str]] = [(Model, "embed"), (Model, "forward"), (Model, "logits")]
     if device == "cuda":
         calls = [(LanguageRunner, "_forward"), (Model, "logits")]
     with contextlib.ExitStack() as stack:
@@ -123,7 +123,7 @@ def main() -> None:
         for rank in range(args.rounds):
             for n in args.batch:
                 runs[n].append(measure(llm, args, n, args.output_tokens, args.seed * 1000 + rank))
-    results = {
+    results: dict[str, Any] = {
         str(n): {
             "outside_fraction": spread([r["outside_fraction"] for r in of_n]),
             "step_s": spread([r["step_s"]["p50"] for r in of_n]),

@@ -12,6 +12,7 @@ import multiprocessing
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,8 @@ def measure(device: str, name: str, spec: CacheSpec, n: int, rounds: int) -> dic
     try:
         with torch.inference_mode(), torch.cuda.stream(stream):
             for order, ids in orders.items():
-                calls = {"copy_": lambda ids=ids: plain(ids)}
-                calls |= {t: lambda p=p, ids=ids: p.copy(ids, target, into) for t, p in pairs.items()}
+                calls = {"copy_": partial(plain, ids)}
+                calls |= {t: partial(p.copy, ids, target, into) for t, p in pairs.items()}
                 times: dict[str, list[float]] = {t: [] for t in calls}
                 for rank in range(rounds + 1):
                     turn = list(calls)[rank % len(calls) :] + list(calls)[: rank % len(calls)]

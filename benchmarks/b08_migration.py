@@ -60,7 +60,8 @@ def plans(args: argparse.Namespace, folder: Path) -> Iterator[Plan]:
 
 async def ask(client: httpx.AsyncClient, url: str, model: str, chat: ChatRequest) -> dict[str, float]:
     """Seconds of one request: the client's, and the server's own breakdown."""
-    start_s, first_s, timings = time.perf_counter(), 0.0, {}
+    timings: dict[str, float] = {}
+    start_s, first_s = time.perf_counter(), 0.0
     body = OPTIONS.body(chat, model)
     headers = {"Content-Type": "application/json"}
     async with client.stream("POST", f"{url}/v1/chat/completions", content=body, headers=headers) as response:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +84,16 @@ class CpuSplit:
     def stop(self, n_requests: int) -> dict[str, Any]:
         after, use = self._server.cpu_by_process(), self._watch.stop()
         main, *children = ((name, cpu_s - self._before.get(pid, ("", 0.0))[1]) for pid, (name, cpu_s) in after.items())
-        by_name: Counter[str] = Counter()
-        for name, cpu_s in children:
-            by_name[name] += cpu_s
+        by_name: defaultdict[str, float] = defaultdict(float)
+        for name, own_s in children:
+            by_name[name] += own_s
+        most = sorted(by_name.items(), key=itemgetter(1), reverse=True)[:8]
         cpu_s = {"server": main[1], "instances": sum(by_name.values()), "client": use.client * use.wall_s}
         return {
             "n_processes": len(after),
             "cpu_s": cpu_s,
             "cpu_s_per_request": {who: s / n_requests for who, s in cpu_s.items()},
-            "children_cpu_s": dict(by_name.most_common(8)),
+            "children_cpu_s": dict(most),
             "cores": asdict(use),
         }
 
@@ -119,7 +121,9 @@ def next_rate(tried: Sequence[tuple[float, bool]], first: float, factor: float, 
     return (failed * carried) ** 0.5 if failed / carried > 1 + tolerance else None
 
 
-async def search(server: Server, model: str, share: float, args: argparse.Namespace, seed: int, console: Console):
+async def search(
+    server: Server, model: str, share: float, args: argparse.Namespace, seed: int, console: Console
+) -> list[dict[str, Any]]:
     """The runs of one search, in order."""
     runs: list[dict[str, Any]] = []
     while len(runs) < TRIES:

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -70,19 +71,25 @@ def contestants(family: str) -> Iterator[dict[str, Callable[[list[bytes]], None]
         found: dict[str, Callable[[list[bytes]], None]] = {}
         for n in (1, 2):
             pool = stack.enter_context(ProcessPoolExecutor(n, mp_context=get_context("spawn")))
-            found[f"hf x{n}"] = lambda batch, pool=pool: _wait([pool.submit(reference, family, d) for d in batch])
+            found[f"hf x{n}"] = partial(_by_pool, pool, family)
             workers = MediaWorkers(n, LIMITS)
             stack.callback(workers.close)
             for name, unit, args in (
                 (f"ours x{n}", prepare_image, (adapter, LIMITS, SEAL)),
                 (f"ours+norm x{n}", prepare_normalised, (family, adapter, LIMITS)),
             ):
-                found[name] = lambda batch, w=workers, unit=unit, args=args: _wait(
-                    [w.submit(unit, ImagePart(d, ""), *args) for d in batch]
-                )
+                found[name] = partial(_by_workers, workers, unit, args)
         found["ours here"] = lambda batch: _here(batch, adapter)
         found["floor here"] = _decode
         yield found
+
+
+def _by_pool(pool: ProcessPoolExecutor, family: str, batch: list[bytes]) -> None:
+    _wait([pool.submit(reference, family, d) for d in batch])
+
+
+def _by_workers(workers: MediaWorkers, unit: Callable[..., Any], args: tuple[Any, ...], batch: list[bytes]) -> None:
+    _wait([workers.submit(unit, ImagePart(d, ""), *args) for d in batch])
 
 
 def _wait(futures: list[Future[Any]]) -> None:
@@ -209,7 +216,8 @@ async def stream_beside(how: str, duration_s: float, flags: list[str]) -> dict[s
     command += ["--media-workers", n_workers, "--media-memory-mib", "0"]
     text = [{"role": "user", "content": "Tell me a long story."}]
     photos = [base64.b64encode(p).decode() for p in photographs(CASES["4096x4096"])]
-    gaps, n_done = [], [0]
+    gaps: list[float] = []
+    n_done = [0]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as folder, Server(how, command, port, Path(folder) / "log", env) as server:
         await server.wait_healthy(120)

@@ -32,7 +32,7 @@ from tests.checkpoints_qwen import make_qwen
 from tests.equivalence.reference import photo
 
 WIDTH, DEPTH, HEADS = 512, 4, 8
-QWEN = {
+QWEN: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"depth": DEPTH, "embed_dim": WIDTH},
     "qwen2_5_vl": {"depth": DEPTH, "hidden_size": WIDTH, "intermediate_size": 1368, "fullatt_block_indexes": [1, 3]},
     "qwen3_vl": {"depth": DEPTH, "hidden_size": WIDTH, "intermediate_size": 1368, "deepstack_visual_indexes": [1, 2]},

@@ -139,8 +139,8 @@ def main() -> None:
                 "end_s": max(r.token_s[-1] for r in served),
             }
         for mix in ("agentic", "log-normal"):
-            served = mixed(mix, policy, step_s, args.requests, args.seeds)
-            rows[mix] = {kind: first_tokens(some) for kind, some in served.items()}
+            by_kind = mixed(mix, policy, step_s, args.requests, args.seeds)
+            rows[mix] = {kind: first_tokens(some) for kind, some in by_kind.items()}
     console = new_console()
     console.print(table(results))
     results["tenants"] = {}

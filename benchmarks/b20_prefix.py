@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def converse(client: httpx.Client, url: str, body: dict[str, Any], n_turns: int)
     """One conversation: for each turn, seconds to the first token, prompt tokens and those of them found."""
     said = []
     for _ in range(n_turns):
-        answer, first_s, usage, start_s = "", None, {}, time.perf_counter()
+        usage: dict[str, Any] = {}
+        answer, first_s, start_s = "", None, time.perf_counter()
         with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
             for line in response.iter_lines():
                 if not line.startswith("data: {"):
@@ -138,8 +140,8 @@ def bookkeeping(specs: Sequence[CacheSpec], n_tokens: int = 4096, n_times: int =
         keys = timed("keys_s", lambda: chain_of(chain_root(b""), ids, FULL.block_tokens))
         request = Request(id=f"r{i}", prompt_ids=ids, sampling=SamplingParams(), max_tokens=9, seed=0, keys=keys)
         seq = LiveSequence(request, (0.0, 0), 0.0)
-        hit = timed("look_up_s", lambda seq=seq: room.match(seq, visit))
-        timed("next_look_up_s", lambda seq=seq: room.match(seq, visit))
+        hit = timed("look_up_s", partial(room.match, seq, visit))
+        timed("next_look_up_s", partial(room.match, seq, visit))
         assert hit.n_tokens == (n_tokens if i else 0)
         assert room.reserve(seq, hit, visit)
         while seq.n_computed < n_tokens:  # in chunks, where a window holds no more
@@ -162,7 +164,8 @@ def figure(results: dict[str, Any], layouts: list[str], path: Path) -> None:
 def main() -> None:
     args = arguments()
     make_model(args.model)
-    console, results = new_console(), {}
+    console = new_console()
+    results: dict[str, Any] = {}
     options = BodyOptions(include_usage=True, ignore_eos=True, temperature=0.0)
     chats = distinct_chats(args.rounds + 1, seed=1, max_tokens=args.max_tokens)
     shown = new_table(
@@ -183,11 +186,11 @@ def main() -> None:
                     found = converse(client, url, body, args.turns)
                     if i:  # the first one warms up
                         rounds[reuse].append(found)
-            for reuse, found in rounds.items():
-                ttft_s = [statistics.median(one[t]["ttft_s"] for one in found) for t in range(args.turns)]
+            for reuse, kept in rounds.items():
+                ttft_s = [statistics.median(one[t]["ttft_s"] for one in kept) for t in range(args.turns)]
                 shown.add_row(layout, "on" if reuse else "off", *(f"{t * 1e3:.0f}" for t in ttft_s))
                 key = f"{layout} {'on' if reuse else 'off'}"
-                results[key] = {"ttft_s": ttft_s, "rounds": found}
+                results[key] = {"ttft_s": ttft_s, "rounds": kept}
             on, off = (results[f"{layout} {key}"]["ttft_s"] for key in ("on", "off"))
             results[f"{layout} later turns"] = max(a / b for a, b in zip(on[1:], off[1:]))
             url, instance = servers[True]

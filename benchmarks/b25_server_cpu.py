@@ -146,8 +146,8 @@ def main() -> None:
         results[name] = {"seconds_per_request": found, "server": server} | parts
         console.print(name, results[name])
     alone, apart = results["one instance"], results["two, Ray actors"]
-    server = ("process", "preparing")
-    results["passing"] = {k: sum(apart[part][k] - alone[part][k] for part in server) for k in alone["server"]}
+    own = ("process", "preparing")
+    results["passing"] = {k: sum(apart[part][k] - alone[part][k] for part in own) for k in alone["server"]}
     few = {load: chats[load][: args.alone + _WARM] for load in (SHORT, LONG)}
     found = _measured(few, 1, _DEPLOYMENTS["two, Ray actors"])
     results["one client"] = {part: _token_s(found, part) for part in Seconds._fields}

@@ -71,7 +71,7 @@ def simulate(
     events = list[LifecycleEvent]()
     room, host = room_for(kv, case)
     policy = Policy(headroom_tokens=CASES[case][1])
-    same = {"cost": cost, "blocks": {kv: room}, "budgets": BUDGETS, "policy": policy}
+    same: dict[str, Any] = {"cost": cost, "blocks": {kv: room}, "budgets": BUDGETS, "policy": policy}
     instances = [
         InstanceModel(name="P0", role=Role.parse("P"), **same),
         InstanceModel(name="D0", role=Role.parse("D"), landing={landing_of(kv): host} if landing else {}, **same),

@@ -16,7 +16,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,7 @@ QWEN = WIDTH | {
     },
 }
 QWEN_EYES = {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "depth": 6, "out_hidden_size": 512}
-EXPERTS = WIDTH | {
+EXPERTS: dict[str, Any] = WIDTH | {
     "num_hidden_layers": 8,
     "num_key_value_heads": 4,
     "head_dim": 64,
@@ -88,7 +88,7 @@ def model(args: argparse.Namespace, name: str) -> Path:
     return path if (path / "config.json").exists() else MAKE[name](path)
 
 
-def in_turns(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, Any]:
+def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, Any]:
     """Seconds of each, in turns, after a first round that does not count; and the medians in shares of the last's."""
     found: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(rounds + 1):
@@ -159,6 +159,7 @@ def experts(args: argparse.Namespace) -> dict[str, Any]:
 def converse(llm: LLM, seed: int) -> list[dict[str, float]]:
     """For each turn, seconds until a first token, prompt tokens, those found, and those that no turn had before."""
     images, stats = parts(llm).intake.processor.model.images, parts(llm).engine.stats
+    assert images is not None
     draw = np.random.default_rng(seed)
 
     def words(n: int) -> list[int]:
@@ -183,8 +184,9 @@ def converse(llm: LLM, seed: int) -> list[dict[str, float]]:
 
 
 def reuse(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    path, found = model(args, name), {True: [], False: []}
-    options = {"threads": args.threads, "max_model_len": 4096, "kv_cache_gib": 0.5}
+    path = model(args, name)
+    found: dict[bool, list[list[dict[str, float]]]] = {True: [], False: []}
+    options: dict[str, Any] = {"threads": args.threads, "max_model_len": 4096, "kv_cache_gib": 0.5}
     llms = {on: LLM(path, prefix_cache=on, **options) for on in found}
     for i in range(args.rounds + 1):
         for on, llm in llms.items():

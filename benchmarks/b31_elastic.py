@@ -114,7 +114,11 @@ def experiment(name: str, seeds: int) -> dict[str, Any]:
             compared[f"{share:.0%}"] = sizes
     rows = {key: both(name, sizes, cost, seeds) for key, sizes in compared.items()}
     rates = {key: row["tokens_per_s"] for key, row in rows.items()}
-    best = {p: max((key for key in rates if key != ELASTIC), key=lambda key, p=p: rates[key][p]) for p in SHOWN}
+
+    def best_at(p: str) -> str:
+        return max((key for key in rates if key != ELASTIC), key=lambda key: rates[key][p])
+
+    best = {p: best_at(p) for p in SHOWN}
     return {
         "rows": rows,
         "best_fixed": best,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -101,12 +101,17 @@ def measure_rates(
     side, read_bytes = (8192, 4 << 30) if device.type == "cuda" else (3072, 384 << 20)
     if tiny:
         side, read_bytes = 64, 1 << 20
-    on, wait = {"device": device, "dtype": dtype}, waits_for(device)
+    on: dict[str, Any] = {"device": device, "dtype": dtype}
+    wait = waits_for(device)
     a, b = torch.rand(side, side, **on), torch.rand(side, side, **on)
     matrix = torch.ones(read_bytes // dtype.itemsize // 4096, 4096, **on)
     vector = torch.ones(4096, **on)
+
+    def seconds(read: Callable[[], object]) -> float:
+        return fastest_s(lambda: (read(), wait()), n)
+
     with torch.inference_mode():
         flops_per_s = 2 * side**3 / fastest_s(lambda: (a @ b, wait()), n)
         reads = (matrix.sum, lambda: matrix @ vector)
-        read_s = min(fastest_s(lambda read=read: (read(), wait()), n) for read in reads)
+        read_s = min(seconds(read) for read in reads)
     return Rates(flops_per_s, matrix.nbytes / read_s)

@@ -24,7 +24,7 @@ from hydrainfer.processor import (
 
 PHOTOS = ("astronaut.png", "coffee.png", "rocket.jpg", "retina.jpg")
 LARGE_BYTES = 12_800_000 * 3  # what the largest adapter's array may take
-CLIP = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+CLIP: dict[str, Any] = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
 SEAL = Seal(b"w" * 32, "float32")
 
 

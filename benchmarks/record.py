@@ -9,7 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def hardware() -> dict[str, Any]:
     return found
 
 
-def spread(samples: list[float]) -> dict[str, float] | None:
+def spread(samples: Sequence[float]) -> dict[str, float] | None:
     """Median, least and greatest of repeated measurements; None if there are none."""
     if not samples:
         return None

@@ -128,7 +128,8 @@ class CpuWatch:
         return time.perf_counter(), {s.name: s.cpu_s() for s in self._servers}, time.process_time(), busy_s, stolen_s
 
     def stop(self) -> CpuUse:
-        (t0, servers0, client0, busy0, steal0), (t1, servers1, client1, busy1, steal1) = self._before, self._read()
+        t0, servers0, client0, busy0, steal0 = self._before
+        t1, servers1, client1, busy1, steal1 = self._read()
         wall_s = t1 - t0
         servers = {name: (servers1[name] - servers0[name]) / wall_s for name in servers1}
         client = (client1 - client0) / wall_s

@@ -90,7 +90,7 @@ class Stages:
         """The blocks a request holds; of a window all of them, so that a batch can be repeated at any length."""
         if isinstance(spec, EmbedSpec):
             return spec.blocks_for(self.picture_tokens)
-        return spec.blocks_for(self._prompt_tokens) if spec.paged else spec.most(2)
+        return spec.blocks_for(self._prompt_tokens) if spec.paged else int(spec.most(2))
 
     def _sequence(self, i: int, n_blocks: dict[CacheSpec, int]) -> LiveSequence:
         n, vocab = self.picture_tokens, self.model.config.text.vocab

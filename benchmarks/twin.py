@@ -101,7 +101,7 @@ class Twin:
     def _requests(self, load: Sent) -> list[Request]:
         """As the server's own processor makes them. They arrive when they were sent: what passes before an instance
         hears of them is part of `Beside.front_s`."""
-        found = []
+        found: list[Request] = []
         for chat, record in zip(load.chats, load.records, strict=True):
             messages = parse_messages(orjson.loads(BodyOptions().body(chat, ""))["messages"])
             sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=chat.max_tokens)
@@ -115,6 +115,7 @@ class Twin:
     def _instances(self, turn_s: float) -> list[InstanceModel]:
         config, cost = self._config, self._cost
         overlap = overlap_of(config, self._device)
+        assert config.token_budget != "auto" and config.image_budget != "auto", "give numbers"
         budgets = Budgets(
             tokens=config.token_budget,
             images=config.image_budget,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -55,7 +55,7 @@ class Bench:
         self.dry = device.type == "cpu"
         self.shape: Shape = TINY if self.dry else MODELS[name]
         folder = folder_of(name, out.parent / "models" if self.dry else None)
-        dtype = "float32" if self.dry else "bfloat16"
+        dtype: Literal["float32", "bfloat16"] = "float32" if self.dry else "bfloat16"
         config = read_config(folder)
         self.ops = _ops(mode, device, DTYPES[dtype], config.text.head_dim)
         self.model: Model = random_model(folder, device, dtype, self.ops, config)
@@ -151,9 +151,9 @@ def _ops(mode: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> 
     ops = select_ops(device, dtype, head_dim)
     if mode != "sdpa":
         return ops
-    names = {"prepare": torch_variants.prepare, "attention": torch_variants.attention_sdpa}
-    chosen = tuple((op, "torch-sdpa" if op in names else variant) for op, variant in ops.chosen)
-    return replace(ops, **names, chosen=chosen)
+    ours = ("prepare", "attention")
+    chosen = tuple((op, "torch-sdpa" if op in ours else variant) for op, variant in ops.chosen)
+    return replace(ops, prepare=torch_variants.prepare, attention=torch_variants.attention_sdpa, chosen=chosen)
 
 
 def _floors(model: str, dtype: str, rates: Rates) -> CostModel:

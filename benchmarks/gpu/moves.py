@@ -59,8 +59,12 @@ def within(device: torch.device) -> dict[str, Any]:
                 to.bytes[i].copy_(source.bytes[at], non_blocking=True)
             wait()
 
+        def by_one(to: BlockStore = to, source: BlockStore = source, n: int = n) -> None:
+            to.bytes[:n].copy_(source.bytes[:n])
+            wait()
+
         ways = {"kernel": by_kernel} if kernel is not None else {}
-        ways |= {"copies": by_copies, "one copy": lambda a=to, b=source, n=n: (a.bytes[:n].copy_(b.bytes[:n]), wait())}
+        ways |= {"copies": by_copies, "one copy": by_one}
         found[name] = {way: n * spec.block_bytes / fastest_s(call, 10) for way, call in ways.items()}
     return found
 
@@ -127,7 +131,7 @@ def self_send(device: torch.device) -> dict[str, Any]:
         return {"not run": "NCCL is for CUDA"}
     torch.ones(1, device=device)
     free = torch.cuda.mem_get_info()[0]
-    group = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, nccl_options(30.0))
+    group: Any = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, nccl_options(30.0))
     sent, came = torch.arange(1 << 20, device=device), torch.zeros(1 << 20, dtype=torch.int64, device=device)
     group._start_coalescing(device)
     group.send([sent], 0, 0)

@@ -120,6 +120,8 @@ def make_checkpoint(out: Path, device: torch.device) -> None:
         config["text_config"] |= TEXT
         config["vision_config"] |= VISION
         (out / "config.json").write_text(json.dumps(config))
-    slots = random_model(out, device, "bfloat16").slots()
-    weights = {name: slot.into.cpu().reshape(slot.expected).contiguous() for name, slot in slots.items()}
+    weights = {}
+    for name, slot in random_model(out, device, "bfloat16").slots().items():
+        assert isinstance(slot.into, torch.Tensor)
+        weights[name] = slot.into.cpu().reshape(slot.expected).contiguous()
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
