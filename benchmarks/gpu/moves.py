@@ -14,6 +14,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def within(device: torch.device) -> dict[str, Any]:
             to.bytes[:n].copy_(source.bytes[:n])
             wait()
 
-        ways = {"kernel": by_kernel} if kernel is not None else {}
+        ways: dict[str, Callable[[], None]] = {"kernel": by_kernel} if kernel is not None else {}
         ways |= {"copies": by_copies, "one copy": by_one}
         found[name] = {way: n * spec.block_bytes / fastest_s(call, 10) for way, call in ways.items()}
     return found

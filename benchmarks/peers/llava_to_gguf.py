@@ -7,10 +7,13 @@ llama.cpp's own converter takes no CLIP tower for this architecture, and its old
 UTF-8, on which llama-server ends a request with an error.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import pathlib
 import re
+from typing import Any
 
 import gguf
 import numpy as np
@@ -54,8 +57,8 @@ VISION_NAMES = {
 }
 
 
-def tensors_of(folder):
-    found = {}
+def tensors_of(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="np") as stored:
             found |= {name: stored.get_tensor(name).astype(np.float32) for name in stored.keys()}  # noqa: SIM118
@@ -65,13 +68,13 @@ def tensors_of(folder):
 class Writer(gguf.GGUFWriter):
     """`weights`: the type of all matrices."""
 
-    def __init__(self, path, architecture, name, weights):
+    def __init__(self, path: pathlib.Path, architecture: str, name: str, weights: str) -> None:
         super().__init__(path, architecture)
         self._type, file_type = TYPES[weights]
         self.add_name(name)
         self.add_file_type(file_type)
 
-    def put(self, name, values, kind=None):
+    def put(self, name: str, values: np.ndarray, kind: Type | None = None) -> None:
         kind = Type.F32 if values.ndim == 1 else kind or self._type
         values = np.ascontiguousarray(values)
         if kind == Type.F32:
@@ -79,14 +82,14 @@ class Writer(gguf.GGUFWriter):
         else:
             self.add_tensor(name, quantize(values, kind), raw_dtype=kind)
 
-    def finish(self):
+    def finish(self) -> None:
         self.write_header_to_file()
         self.write_kv_data_to_file()
         self.write_tensors_to_file()
         self.close()
 
 
-def add_vocabulary(writer, config, tokenizer):
+def add_vocabulary(writer: Writer, config: dict[str, Any], tokenizer: dict[str, Any]) -> None:
     """The checkpoint's tokenizer merges by rank, llama.cpp by score; ids are in the order of ranks."""
     n = config["vocab_size"]
     tokens, scores, types = [f"[PAD{i}]".encode() for i in range(n)], [-1e6] * n, [gguf.TokenType.UNUSED] * n
@@ -111,13 +114,13 @@ def add_vocabulary(writer, config, tokenizer):
     writer.add_chat_template(TEMPLATE)
 
 
-def interleaved(rows, heads):
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     """Reorder each head's rows: Hugging Face pairs those that lie half a head apart, llama.cpp neighbours."""
     half = rows.shape[0] // heads // 2
     return rows.reshape(heads, 2, half, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_text(writer, config, tensors):
+def write_text(writer: Writer, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
@@ -150,7 +153,9 @@ def write_text(writer, config, tensors):
     writer.finish()
 
 
-def write_vision(writer, config, preprocessing, tensors):
+def write_vision(
+    writer: Writer, config: dict[str, Any], preprocessing: dict[str, Any], tensors: dict[str, np.ndarray]
+) -> None:
     """Layers up to the one whose output is used."""
     vision, layer = config["vision_config"], config["vision_feature_layer"]
     n_layers = layer if layer >= 0 else vision["num_hidden_layers"] + layer + 1
@@ -181,7 +186,7 @@ def write_vision(writer, config, preprocessing, tensors):
     writer.finish()
 
 
-def put_of_tower(writer, name, values, n_layers):
+def put_of_tower(writer: Writer, name: str, values: np.ndarray, n_layers: int) -> None:
     if name.endswith("class_embedding"):
         writer.put("v.class_embd", values)
     elif name.endswith("patch_embedding.weight"):  # the convolution takes these two types
@@ -192,12 +197,13 @@ def put_of_tower(writer, name, values, n_layers):
         writer.put(f"v.pre_ln.{found[1]}", values)
     else:
         found = re.search(r"layers\.(\d+)\.(.+)\.(weight|bias)$", name)
+        assert found is not None, name
         if int(found[1]) < n_layers:
             writer.put(f"v.blk.{found[1]}.{VISION_NAMES[found[2]]}.{found[3]}", values)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--weights", choices=TYPES, default="f32")

@@ -12,6 +12,8 @@ import json
 import math
 import pathlib
 import sysconfig
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import transformers
@@ -20,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 VOCAB = 32000
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "llava-tiny": {
         "seed": 11,
         "vision": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2},
@@ -54,7 +56,7 @@ TEMPLATE = (
 )
 
 
-def corpus(limit=14_000_000):
+def corpus(limit: int = 14_000_000) -> Iterator[str]:
     """Text of the standard library and the installed packages, `limit` characters at most."""
     total = 0
     for key in ("stdlib", "purelib"):
@@ -72,7 +74,7 @@ def corpus(limit=14_000_000):
                 yield text
 
 
-def tokenizer(out):
+def tokenizer(out: pathlib.Path) -> Any:
     """A Llama tokenizer; its training is kept in `out`, so that all checkpoints there share one vocabulary."""
     kept = out / "_bpe_llama.json"
     if not kept.exists():
@@ -92,7 +94,7 @@ def tokenizer(out):
 
 
 @torch.no_grad()
-def draw_weights(model, seed):
+def draw_weights(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, weight in sorted(model.named_parameters()):
         noise = torch.randn(weight.shape, generator=generator)
@@ -113,7 +115,7 @@ def draw_weights(model, seed):
 
 
 @torch.no_grad()
-def calibrate(model, processor):
+def calibrate(model: Any, processor: Any) -> None:
     """Centre the projector's output (else all patches look alike) and give it a standard deviation of 1."""
     pixels = processor.image_processor(images=[draw_image(99, 336, 336)], return_tensors="pt")["pixel_values"]
     features = model.eval().get_image_features(pixel_values=pixels)
@@ -126,7 +128,7 @@ def calibrate(model, processor):
     last.bias.mul_(1.0 / deviation)
 
 
-def publish_names(file):
+def publish_names(file: pathlib.Path) -> None:
     """transformers 5 saves `vision_tower.embeddings…`; published checkpoints, and vLLM's loader, have
     `vision_tower.vision_model.embeddings…`. transformers loads both."""
     old, new = "vision_tower.", "vision_tower.vision_model."
@@ -137,7 +139,7 @@ def publish_names(file):
     save_file(renamed, file, metadata={"format": "pt"})
 
 
-def make(name, out):
+def make(name: str, out: pathlib.Path) -> None:
     size = SIZES[name]
     words = tokenizer(out)
     text = transformers.LlamaConfig(
@@ -169,8 +171,8 @@ def make(name, out):
     print(f"{path}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(".cache/models"))
     parser.add_argument("--only", choices=list(SIZES), action="append", help="default: all")
     args = parser.parse_args()

@@ -4,6 +4,8 @@ OpenVINO's own model server is in no Python registry. One thread owns the pipeli
 vision tower there, steps, and hands tokens to the HTTP loop. LLaVA-1.5's prompt only. Prefix caching is off.
 """
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import base64
@@ -12,6 +14,8 @@ import json
 import queue
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import openvino
@@ -19,11 +23,12 @@ import openvino_genai as genai
 from aiohttp import web
 from PIL import Image
 
+Put = Callable[[tuple[str, Any]], object]
 PICTURE_TOKENS = 575  # beside the placeholder itself
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("port", type=int)
     parser.add_argument("--precision", choices=["f32", "bf16"], default="f32", help="of arithmetic and KV cache")
@@ -33,7 +38,7 @@ def arguments():
     return parser.parse_args()
 
 
-def pipeline(args):
+def pipeline(args: argparse.Namespace) -> genai.ContinuousBatchingPipeline:
     scheduling = genai.SchedulerConfig()
     scheduling.cache_size, scheduling.max_num_seqs = args.cache_gb, 16
     scheduling.max_num_batched_tokens, scheduling.dynamic_split_fuse = args.max_batched, True
@@ -46,15 +51,17 @@ def pipeline(args):
 class Worker(threading.Thread):
     """Owns the pipeline. `ask` may be called from any thread; `put` is called from this one."""
 
-    def __init__(self, pipe):
+    def __init__(self, pipe: genai.ContinuousBatchingPipeline) -> None:
         super().__init__(daemon=True)
-        self._pipe, self._inbox = pipe, queue.Queue()
+        self._pipe = pipe
+        self._inbox: queue.Queue[tuple[list[openvino.Tensor], str, genai.GenerationConfig, Put]] = queue.Queue()
 
-    def ask(self, pictures, prompt, config, put):
+    def ask(self, pictures: list[openvino.Tensor], prompt: str, config: genai.GenerationConfig, put: Put) -> None:
         self._inbox.put((pictures, prompt, config, put))
 
-    def run(self):
-        live, n = {}, 0
+    def run(self) -> None:
+        live: dict[int, tuple[genai.GenerationHandle, Put]] = {}
+        n = 0
         while True:
             while not live or not self._inbox.empty():
                 pictures, prompt, config, put = self._inbox.get()
@@ -75,7 +82,7 @@ class Worker(threading.Thread):
             time.sleep(0)
 
 
-def prompt_of(messages):
+def prompt_of(messages: list[dict[str, Any]]) -> tuple[str, list[openvino.Tensor]]:
     """LLaVA-1.5's prompt, and its pictures as `(1, height, width, 3)` tensors."""
     prompt, pictures = "", []
     for message in messages:
@@ -91,7 +98,7 @@ def prompt_of(messages):
     return prompt + "ASSISTANT:", pictures
 
 
-def config_of(body):
+def config_of(body: dict[str, Any]) -> genai.GenerationConfig:
     config = genai.GenerationConfig()
     config.max_new_tokens, config.do_sample, config.apply_chat_template = body.get("max_tokens") or 32, False, False
     config.ignore_eos = bool(body.get("ignore_eos"))
@@ -100,15 +107,16 @@ def config_of(body):
     return config
 
 
-def application(worker, tokenizer):
-    async def chat(request):
-        body, loop, events = await request.json(), asyncio.get_running_loop(), asyncio.Queue()
+def application(worker: Worker, tokenizer: genai.Tokenizer) -> web.Application:
+    async def chat(request: web.Request) -> web.StreamResponse:
+        body, loop = await request.json(), asyncio.get_running_loop()
+        events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         prompt, pictures = prompt_of(body["messages"])
         worker.ask(pictures, prompt, config_of(body), lambda e: loop.call_soon_threadsafe(events.put_nowait, e))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
 
-        async def send(data):
+        async def send(data: dict[str, Any]) -> None:
             await response.write(b"data: " + json.dumps(data).encode() + b"\n\n")
 
         n = 0
@@ -124,13 +132,13 @@ def application(worker, tokenizer):
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def health(_):
+    async def health(_: web.Request) -> web.Response:
         return web.json_response({})
 
-    async def models(_):
+    async def models(_: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "m"}]})
 
-    async def version(_):
+    async def version(_: web.Request) -> web.Response:
         return web.json_response({"version": genai.__version__})
 
     app = web.Application(client_max_size=1 << 28)
@@ -139,7 +147,7 @@ def application(worker, tokenizer):
     return app
 
 
-def main():
+def main() -> None:
     args = arguments()
     pipe = pipeline(args)
     worker = Worker(pipe)
