@@ -124,12 +124,13 @@ class CpuWatch:
         self._before = self._read()
 
     def _read(self) -> tuple[float, dict[str, float], float, float, float]:
-        busy_s, stolen_s = processor_s()
+        seconds = processor_s()
+        assert seconds is not None, "this machine does not say how busy its cores are"
+        busy_s, stolen_s = seconds
         return time.perf_counter(), {s.name: s.cpu_s() for s in self._servers}, time.process_time(), busy_s, stolen_s
 
     def stop(self) -> CpuUse:
-        t0, servers0, client0, busy0, steal0 = self._before
-        t1, servers1, client1, busy1, steal1 = self._read()
+        (t0, servers0, client0, busy0, steal0), (t1, servers1, client1, busy1, steal1) = self._before, self._read()
         wall_s = t1 - t0
         servers = {name: (servers1[name] - servers0[name]) / wall_s for name in servers1}
         client = (client1 - client0) / wall_s

@@ -81,7 +81,7 @@ def tokenizer(out: pathlib.Path) -> Any:
         bpe = Tokenizer(models.BPE(unk_token="<unk>"))
         bpe.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
         special = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
-        limits = {"limit_alphabet": 400, "max_token_length": 16, "show_progress": False}
+        limits: dict[str, Any] = {"limit_alphabet": 400, "max_token_length": 16, "show_progress": False}
         bpe.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=special, **limits))
         model = json.loads(bpe.to_str())["model"]
         kept.write_text(json.dumps({"vocab": model["vocab"], "merges": model["merges"]}))

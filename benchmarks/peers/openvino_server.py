@@ -87,7 +87,8 @@ def prompt_of(messages: list[dict[str, Any]]) -> tuple[str, list[openvino.Tensor
     prompt, pictures = "", []
     for message in messages:
         content, text = message["content"], ""
-        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+        parts: list[dict[str, Any]] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for part in parts:
             if part["type"] == "image_url":
                 picture = Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].split(",", 1)[1])))
                 pictures.append(openvino.Tensor(np.asarray(picture.convert("RGB"))[None].copy()))
