@@ -21,10 +21,10 @@ N_REQUESTS = 400
 MIGRATIONS = ("ep_migration", "pd_migration")
 TEXT = """\
 The order and the smallness of what moves are the paper's; the load is not known, here it is 80 % of what the layout
-carries within Table 3's SLO. Migrations are 2.5 (roofline) and 1.0 % (eager) instead of less than 1 %: a KV cache of
+carries within Table 3's SLO. Migrations are 2.3 (roofline) and 1.0 % (eager) instead of less than 1 %: a KV cache of
 about 325 MB takes 3.3 ms of a link at half of its 200 GB/s, and each instance sends one and takes one at a time. For
 6 ms to be 1 %, a request would have to live for 600 ms: the faster the device is taken to be, the more its moves
-weigh. Their 95th percentile is 7.9 ms by the roofline and 7.5 ms eager, against 8 ms. Embeddings (4.7 MB) are there
+weigh. Their 95th percentile is 7.5 ms by the roofline and 7.6 ms eager, against 8 ms. Embeddings (4.7 MB) are there
 in 1 ms, most of it messages. As in the paper, neither matters for TPOT: it is paid once, between the first token and
 the second."""
 
