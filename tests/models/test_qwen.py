@@ -7,6 +7,8 @@ import copy
 import json
 import random
 import shutil
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +26,8 @@ from hydrainfer.core import (
 )
 from hydrainfer.models import PatchedPicture, load_model, vision_fingerprint
 from hydrainfer.models import frames as towers
-from hydrainfer.ops import upload
+from hydrainfer.ops import select_ops, upload
+from hydrainfer.ops.memory import rows_in_steps
 from hydrainfer.processor import PixelStore, Processor, load_description, parse_messages
 from hydrainfer.processor.pictures import VideoShape
 from hydrainfer.runtime.packing import pack_tokens
@@ -89,6 +92,23 @@ def test_embeddings_of_ragged_pictures(case, monkeypatch):
     frames = some[2].pixels  # a video in pieces is the video
     pieces = model.encode([PatchedPicture(frames[:2], (1, 4, 6)), PatchedPicture(frames[2:], (2, 4, 6))])
     assert (torch.cat(pieces) - got[2]).abs().max() < LOGIT_TOLERANCE
+
+
+def test_pictures_of_many_sizes_are_few_numbers_of_rows(case):
+    """For each number of rows oneDNN compiles code that stays."""
+    found, met = select_ops("cpu", torch.float32, 64, use_native=False), set()
+
+    def linear(x, weight, bias=None):
+        met.add(x.shape[0])
+        return found.linear(x, weight, bias)
+
+    products = SimpleNamespace(compiles=lambda x, weight: True, packs=lambda weight: False)
+    model = load_model(case[0], Role.parse("E"), ops=replace(found, linear=linear, products=products))
+    side = model.config.vision.patch * model.config.vision.merge
+    for w in range(5, 40):
+        pixels = np.zeros((1, 4 * side, w * side, 3), dtype=np.uint8)
+        assert model.encode([PatchedPicture(pixels, (1, 4, w))])[0].shape[0] == 4 * w
+    assert met == {rows_in_steps(rows) for rows in met}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
