@@ -374,8 +374,13 @@ def line_of(r: dict[str, Any]) -> str:
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    plain: tuple[str, ...] = ("capacity_per_s", "beside_nothing_per_s", "goodput_share")
-    plain += ("goodput_share_beside_nothing", "n_broken")
+    plain: tuple[str, ...] = (
+        "capacity_per_s",
+        "beside_nothing_per_s",
+        "goodput_share",
+        "goodput_share_beside_nothing",
+        "n_broken",
+    )
     plain += ("came_back_served", "came_back_during_the_flood_served", "generator_cores")
     plain += ("admitted_in_time", "memory_growth")
     found = {name: spread([r[name] for r in rounds if r[name] is not None]) for name in plain}
