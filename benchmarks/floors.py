@@ -97,8 +97,8 @@ def waits_for(device: torch.device) -> Callable[[], object]:
 def measure_rates(
     n: int = 5, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, *, tiny: bool = False
 ) -> Rates:
-    """With torch's present number of threads. Multiplying: the fastest way that this machine has. Reading: the faster of
-    a sum and of a matrix-vector product. `tiny`: for a dry run."""
+    """With torch's present number of threads. Multiplying: the fastest way of this machine. Reading: the faster of a
+    sum and of a matrix-vector product. `tiny`: for a dry run."""
     device = torch.device(device)
     side, read_bytes = (8192, 4 << 30) if device.type == "cuda" else (3072, 384 << 20)
     if tiny:
