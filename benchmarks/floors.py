@@ -109,8 +109,8 @@ def measure_rates(
     matrix = torch.ones(read_bytes // dtype.itemsize // 4096, 4096, **on)
     vector = torch.ones(4096, **on)
 
-    def seconds(read: Callable[[], object]) -> float:
-        return fastest_s(lambda: (read(), wait()), n)
+    def seconds(work: Callable[[], object]) -> float:
+        return fastest_s(lambda: (work(), wait()), n)
 
     with torch.inference_mode():
         products: list[Callable[[], object]] = [lambda: a @ b]
