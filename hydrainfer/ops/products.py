@@ -67,8 +67,8 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def pack(weight: Tensor) -> None:
     """Bring `weight` [out, in] into the order in which oneDNN reads it, in place: a product by many rows takes 7 % less
-    time, of some numbers of rows 25 % less (measured on Zen 5). Nothing but `packed_linear` takes it from then on, and views of it lose
-    their numbers, so nobody else may read it meanwhile."""
+    time, of some numbers of rows 25 % less (measured on Zen 5). Nothing but `packed_linear` takes it from then on, and
+    views of it lose their numbers, so nobody else may read it meanwhile."""
     other = torch.ops.mkldnn._reorder_linear_weight(weight)
     torch.utils.swap_tensors(weight, other)
     give_back(other)
