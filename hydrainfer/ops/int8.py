@@ -104,7 +104,7 @@ class Int8Products:
 
 
 def int8_ways(wide: Products, kernels: Kernels | None) -> dict[str, Way]:
-    """The ways that this machine has to multiply by a weight of 8 bits: "native-cpu" and "widened"."""
+    """The ways that this machine has to multiply by a weight of 8 bits: ours for few rows and many, and "widened"."""
 
     def linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
         out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
@@ -116,5 +116,8 @@ def int8_ways(wide: Products, kernels: Kernels | None) -> dict[str, Way]:
         return out
 
     widened = Way("widened", linear, lambda out, x, weight, bias=None: out.add_(linear(x, weight, bias)))
-    native = [] if kernels is None else [Way("native-cpu", kernels.linear_int8, kernels.linear_int8_add)]
-    return {way.name: way for way in (*native, widened)}
+    if kernels is None:
+        return {widened.name: widened}
+    few = Way("native-cpu", kernels.linear_int8, kernels.linear_int8_add)
+    many = Way("native-many", kernels.linear_many, kernels.linear_many_add)
+    return {way.name: way for way in (few, many, widened)}

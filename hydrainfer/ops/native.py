@@ -57,6 +57,7 @@ class Kernels:
         self.build = build
         self._linear = module.linear
         self._linear_int8 = module.linear_int8
+        self._linear_many = module.linear_many
         self._widen_int8 = module.widen_int8
         self._attention = module.attention
         self._attention_segments = module.attention_segments
@@ -69,6 +70,7 @@ class Kernels:
         self._experts = module.experts
         self._decoder = module.decoder
         self._no_bias = {dtype: torch.empty(0, dtype=dtype) for dtype in _DTYPES}
+        self._no_scales = self._no_bias[torch.float32]
         self._no_ends = torch.empty(0, dtype=torch.int32)
 
     def supports(self, dtype: torch.dtype, head_dim: int) -> bool:
@@ -103,6 +105,26 @@ class Kernels:
         self._linear_int8(
             x.contiguous(), weight.values, weight.scales, no_bias if bias is None else bias, out, accumulate
         )
+        return out
+
+    def linear_many(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
+        """Bound by arithmetic, for many rows. Each row of the result is the same whichever rows are beside it."""
+        out = empty_rows((x.shape[0], weight.shape[0]), x.dtype)
+        return self._multiply_many(out, x, weight, bias, False)
+
+    def linear_many_add(
+        self, out: Tensor, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None
+    ) -> Tensor:
+        if not out.is_contiguous():
+            return out.add_(self.linear_many(x, weight, bias))
+        return self._multiply_many(out, x, weight, bias, True)
+
+    def _multiply_many(
+        self, out: Tensor, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None, accumulate: bool
+    ) -> Tensor:
+        values, scales = (weight, self._no_scales) if isinstance(weight, Tensor) else (weight.values, weight.scales)
+        rows = x if x.stride(1) == 1 else x.contiguous()
+        self._linear_many(rows, values, scales, self._no_bias[x.dtype] if bias is None else bias, out, accumulate)
         return out
 
     def widen_int8(self, weight: Int8Weight, dtype: torch.dtype) -> Tensor:

@@ -18,7 +18,7 @@ from hydrainfer.ops.native import Kernels
 _SLICE_BYTES = 32 << 20
 """Weights are widened to float32 in slices of this size."""
 
-WAYS = ("native-cpu", "onednn", "torch", "transposed", "widened")
+WAYS = ("native-cpu", "native-many", "onednn", "torch", "transposed", "widened")
 """All ways, and which is taken of two that are equally fast."""
 
 Linear = Callable[..., Tensor]
@@ -34,7 +34,10 @@ class Way(NamedTuple):
 
 def ways(dtype: torch.dtype, kernels: Kernels | None) -> dict[str, Way]:
     """The ways that this machine has for numbers of `dtype`, by name. None of them keeps a second copy of a weight."""
-    found = [] if kernels is None else [Way("native-cpu", kernels.linear, kernels.linear_add)]
+    found = []
+    if kernels is not None:
+        found.append(Way("native-cpu", kernels.linear, kernels.linear_add))
+        found.append(Way("native-many", kernels.linear_many, kernels.linear_many_add))
     if _onednn_has(dtype):
         found.append(_way("onednn", _onednn))
     if dtype == torch.float32:

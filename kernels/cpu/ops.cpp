@@ -13,6 +13,7 @@
 #include "layer.h"
 #include "linear.h"
 #include "moe.h"
+#include "product.h"
 #include "rowwise.h"
 #include "scan.h"
 #include "simd.h"
@@ -72,6 +73,20 @@ void linear_int8(TensorView x, TensorView w, TensorView scales, TensorView bias,
       const T* b = bias.size(0) ? data<T>(bias) : nullptr;
       return LinearArgs<int8_t, T>{rows, data<int8_t>(w), data<float>(scales), b, data<T>(out), M, N, K, N, accumulate};
     });
+  });
+}
+
+// As `linear` for many rows x [M, K] of any stride. scales [N] float32 where w is int8, else empty.
+void linear_many(TensorView x, TensorView w, TensorView scales, TensorView bias, TensorView out, bool accumulate) {
+  by_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    const auto multiply = [&](auto* weights) {
+      using Q = std::remove_pointer_t<decltype(weights)>;
+      multiply_many(ProductArgs<T, Q>{data<T>(x), weights, scales.size(0) ? data<float>(scales) : nullptr,
+                                      bias.size(0) ? data<T>(bias) : nullptr, data<T>(out), x.size(0), w.size(0),
+                                      x.size(1), x.stride(0), accumulate});
+    };
+    w.dtype().code == kDLInt ? multiply(data<int8_t>(w)) : multiply(data<T>(w));
   });
 }
 
@@ -360,6 +375,7 @@ Function decoder(Array<Tensors> layers, int64_t heads, double eps, double scale)
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, hydra::linear);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear_int8, hydra::linear_int8);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear_many, hydra::linear_many);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(widen_int8, hydra::widen_int8);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, hydra::attention);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_segments, hydra::attention_segments);

@@ -80,18 +80,25 @@ struct Units<bf16> {
 // out[M, lanes] = or, with `keep` per lane, = out * keep +, the sum over k < K of a[m * down + k * right] * b[k, lanes]; N
 // vectors of lanes.
 template <class T, int M, int N>
-inline void multiply(int64_t K, const float* a, int64_t down, int64_t right, const float* b, float* out,
+[[gnu::noinline]] void multiply(int64_t K, const float* a, int64_t down, int64_t right, const float* b, float* out,
                      const vec* keep) {
   vec sum[M][N];
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
+#pragma GCC unroll 16
     for (int n = 0; n < N; ++n) sum[m][n] = keep ? load(out + (m * N + n) * W) * keep[n] : vec{};
   for (int64_t k = 0; k < K; ++k, a += right, b += N * W) {
     vec row[N];
+#pragma GCC unroll 16
     for (int n = 0; n < N; ++n) row[n] = load(b + n * W), in_register(row[n]);
+#pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
+#pragma GCC unroll 16
       for (int n = 0; n < N; ++n) sum[m][n] = Units<T>::fma(sum[m][n], a[m * down], row[n]);
   }
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
+#pragma GCC unroll 16
     for (int n = 0; n < N; ++n) store(out + (m * N + n) * W, sum[m][n]);
 }
 

@@ -1,0 +1,170 @@
+// out[m, n] (+)= sum_k x[m, k] * w[n, k] (* scale[n]) (+ bias[n]) for many rows m, from weights as they lie.
+//
+// As in prefill.h, a row is a *lane*: x is transposed once, into panels [K, lanes], and weights are broadcast number by
+// number. So a weight needs no other order, and what comes of a row does not depend on the rows beside it.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "prefill.h"
+
+namespace hydra {
+
+constexpr int64_t DEPTH = 512;  // units of K that are multiplied at a time: so many of DEEP weights fit the first cache
+constexpr int64_t COLUMNS = 128;  // of a task, at most: DEPTH units of each fit the second cache, beside a panel of x
+constexpr int64_t PANEL_LANES = PANEL * W, MOST_LANES = 16 * PANEL_LANES;  // that are transposed together, at most
+constexpr int64_t LAID_FLOATS = 4 << 20;  // and together take, at most
+
+// Rows are T, weights Q: T, or int8 with scales.
+template <class T, class Q = T>
+struct ProductArgs {
+  const T* x;  // [M, K], rows `x_stride` apart
+  const Q* w;  // [N, K], contiguous
+  const float* scales;  // [N] or null
+  const T* bias;  // [N] or null
+  T* out;  // [M, N], contiguous
+  int64_t M, N, K, x_stride;
+  bool accumulate;
+};
+
+template <class T>
+constexpr int64_t units_of(int64_t K) { return (K + Units<T>::EACH - 1) / Units<T>::EACH; }
+
+// `n` numbers as units of T, the last of which is filled up with a zero.
+template <class T, class Q>
+inline void lay_units(const Q* from, int64_t n, float* to) {
+  if constexpr (Units<T>::EACH == 1) {
+    Units<Q>::widen(from, to, n);
+  } else {
+    to[units_of<T>(n) - 1] = 0.0f;
+    if constexpr (std::is_same_v<T, Q>) {
+      std::memcpy(to, from, n * sizeof(T));
+    } else {  // every int8 is a bf16
+      T* numbers = reinterpret_cast<T*>(to);
+      int64_t k = 0;
+      for (; k + W <= n; k += W) store(numbers + k, load(from + k));
+      for (; k < n; ++k) from_float(to_float(from[k]), numbers[k]);
+    }
+  }
+}
+
+// Up to `vectors * W` rows of x [rows, K] → [units of K, lanes]; lanes that are left over hold zeros.
+template <class T>
+inline void lay_panel(const T* x, int64_t x_stride, int64_t rows, int64_t K, int64_t vectors, float* to) {
+  const int64_t whole = K / Units<T>::EACH / W * W, lanes = vectors * W;  // whole: units that are transposed
+  const int64_t left = K - whole * Units<T>::EACH;
+  for (int64_t n = 0; n < vectors; ++n) {
+    const int64_t some = std::min<int64_t>(W, rows - n * W);
+    const T* from = x + n * W * x_stride;
+    for (int64_t u = 0; u < whole; u += W) {
+      vec v[W] = {};
+      for (int64_t i = 0; i < some; ++i) lay_units<T>(from + i * x_stride + u * Units<T>::EACH, W * Units<T>::EACH, (float*)&v[i]);
+      transpose(v);
+      for (int i = 0; i < W; ++i) store(to + (u + i) * lanes + n * W, v[i]);
+    }
+    for (int64_t i = 0; left && i < W; ++i) {
+      float units[W] = {};
+      if (i < some) lay_units<T>(from + i * x_stride + whole * Units<T>::EACH, left, units);
+      for (int64_t u = 0; u < units_of<T>(left); ++u) to[(whole + u) * lanes + n * W + i] = units[u];
+    }
+  }
+}
+
+// The sums of a panel [columns, lanes] → rows m0 … of out, from column n0 on.
+template <class T, class Q>
+inline void put(const ProductArgs<T, Q>& a, const float* sums, int64_t m0, int64_t vectors, int64_t n0, int64_t columns) {
+  const int64_t lanes = vectors * W;
+  for (int64_t m = 0; m < vectors; ++m) {
+    const int64_t first = m0 + m * W, some = std::min<int64_t>(W, a.M - first);
+    T* to = a.out + first * a.N + n0;
+    int64_t n = 0;
+    for (; n + W <= columns; n += W) {
+      vec v[W];
+      for (int i = 0; i < W; ++i) v[i] = load(sums + (n + i) * lanes + m * W);
+      transpose(v);
+      const vec scale = a.scales ? load(a.scales + n0 + n) : splat(1.0f), bias = a.bias ? load(a.bias + n0 + n) : vec{};
+      for (int64_t i = 0; i < some; ++i) {
+        const vec made = v[i] * scale + bias;
+        store(to + i * a.N + n, a.accumulate ? load(to + i * a.N + n) + made : made);
+      }
+    }
+    for (; n < columns; ++n)
+      for (int64_t i = 0; i < some; ++i) {
+        float made = sums[n * lanes + m * W + i];
+        if (a.scales) made *= a.scales[n0 + n];
+        if (a.bias) made += to_float(a.bias[n0 + n]);
+        from_float(a.accumulate ? to_float(to[i * a.N + n]) + made : made, to[i * a.N + n]);
+      }
+  }
+}
+
+// sums [columns, lanes] (+)= `depth` units of `columns` weights, rounded up to DEEP, times those of a panel of N vectors.
+template <class T, int N>
+inline void multiply_panel(const float* w, int64_t stride, int64_t columns, int64_t depth, const float* x, float* sums,
+                           bool add) {
+  vec ones[N];
+  for (int n = 0; n < N; ++n) ones[n] = splat(1.0f);
+  for (int64_t n = 0; n < columns; n += DEEP)
+    multiply<T, DEEP, N>(depth, w + n * stride, stride, 1, x, sums + n * N * W, add ? ones : nullptr);
+}
+
+// Columns n0 … n0 + columns - 1 of `rows` rows from m0 on, which `laid` holds. `room`: the thread's own.
+template <class T, class Q>
+void multiply_columns(const ProductArgs<T, Q>& a, const float* laid, int64_t m0, int64_t rows, int64_t n0, int64_t columns,
+                      std::vector<float>& room) {
+  constexpr int EACH = Units<T>::EACH;
+  constexpr bool plain = std::is_same_v<T, Q> && (std::is_same_v<T, float> || EACH == 2);
+  const int64_t units = units_of<T>(a.K), as_is = plain && a.K % EACH == 0 ? columns / DEEP * DEEP : 0;
+  const int64_t panels = (rows + PANEL_LANES - 1) / PANEL_LANES, left = columns - as_is;
+  room.resize(COLUMNS * (rows + W + DEPTH));
+  float *sums = room.data(), *copied = sums + COLUMNS * (rows + W);
+  const Q* w = a.w + n0 * a.K;
+  for (int64_t k = 0; k < units; k += DEPTH) {
+    const int64_t depth = std::min(DEPTH, units - k), numbers = std::min(depth * EACH, a.K - k * EACH);
+    for (int64_t n = 0; n < left; ++n) lay_units<T>(w + (as_is + n) * a.K + k * EACH, numbers, copied + n * depth);
+    for (int64_t p = 0; p < panels; ++p) {
+      const int64_t first = p * PANEL_LANES, vectors = std::min<int64_t>(PANEL, (rows - first + W - 1) / W);
+      const float* x = laid + first * units + k * vectors * W;
+      float* to = sums + first * COLUMNS;
+      const auto both = [&](auto n) {
+        multiply_panel<T, n>(reinterpret_cast<const float*>(w) + k, units, as_is, depth, x, to, k > 0);
+        multiply_panel<T, n>(copied, depth, left, depth, x, to + as_is * n * W, k > 0);
+      };
+      if (vectors == 1) both(std::integral_constant<int, 1>{});
+      if (vectors == 2) both(std::integral_constant<int, 2>{});
+      if (vectors == 3) both(std::integral_constant<int, 3>{});
+      if (k + depth == units) put(a, to, m0 + first, vectors, n0, columns);
+    }
+  }
+}
+
+template <class T, class Q>
+void multiply_many(const ProductArgs<T, Q>& a) {
+  static thread_local std::vector<float> kept;  // freed and taken again for each product, it would be new pages
+  const int64_t units = units_of<T>(a.K), fit = LAID_FLOATS / units / PANEL_LANES * PANEL_LANES;
+  const int64_t at_once = std::min(std::max(PANEL_LANES, std::min(MOST_LANES, fit)), (a.M + W - 1) / W * W);
+  kept.resize(std::max<size_t>(kept.size(), at_once * units));
+  float* laid = kept.data();
+#pragma omp parallel if (a.M * a.N * a.K > 1 << 18)
+  {
+    static thread_local std::vector<float> room;
+    const int64_t share = a.N / (4 * omp_get_num_threads()) / W * W;
+    const int64_t columns = std::max<int64_t>(W, std::min(COLUMNS, share)), tasks = (a.N + columns - 1) / columns;
+    for (int64_t m0 = 0; m0 < a.M; m0 += at_once) {
+      const int64_t rows = std::min(at_once, a.M - m0);
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t m = 0; m < rows; m += PANEL_LANES) {
+        const int64_t some = std::min(PANEL_LANES, rows - m);
+        lay_panel(a.x + (m0 + m) * a.x_stride, a.x_stride, some, a.K, (some + W - 1) / W, laid + m * units);
+      }
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < tasks; ++i)
+        multiply_columns(a, laid, m0, rows, i * columns, std::min(columns, a.N - i * columns), room);
+    }
+  }
+}
+
+}  // namespace hydra
