@@ -86,7 +86,7 @@ template <class T, int M, int N>
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) sum[m][n] = keep ? load(out + (m * N + n) * W) * keep[n] : vec{};
+    for (int n = 0; n < N; ++n) sum[m][n] = vec{};
   for (int64_t k = 0; k < K; ++k, a += right, b += N * W) {
     vec row[N];
 #pragma GCC unroll 16
@@ -99,7 +99,10 @@ template <class T, int M, int N>
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) store(out + (m * N + n) * W, sum[m][n]);
+    for (int n = 0; n < N; ++n) {
+      float* to = out + (m * N + n) * W;
+      store(to, keep ? load(to) * keep[n] + sum[m][n] : sum[m][n]);
+    }
 }
 
 // Rows of queries of one KV head, of one request or segment. Row r is query head r % group of token r / group.

@@ -26,7 +26,7 @@ ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
         pytest.param("avx2", ("-march=native", *ASAN), id="AddressSanitizer"),
     ],
 )
-@pytest.mark.parametrize("check", ["linear", "attention", "layer"])
+@pytest.mark.parametrize("check", ["linear", "product", "attention", "layer"])
 def test_kernels_are_right(check, needs, flags, tmp_path):
     compiler = _compiler()
     if compiler is None or needs not in instruction_sets():
