@@ -119,8 +119,9 @@ void multiply_columns(const ProductArgs<T, Q>& a, const float* laid, int64_t m0,
   constexpr bool plain = std::is_same_v<T, Q> && (std::is_same_v<T, float> || EACH == 2);
   const int64_t units = units_of<T>(a.K), as_is = plain && a.K % EACH == 0 ? columns / DEEP * DEEP : 0;
   const int64_t panels = (rows + PANEL_LANES - 1) / PANEL_LANES, left = columns - as_is;
-  room.resize(COLUMNS * (rows + W + DEPTH));
-  float *sums = room.data(), *copied = sums + COLUMNS * (rows + W);
+  const int64_t kept = units > DEPTH ? panels : 1;  // panels whose sums are added to
+  room.resize(std::max<size_t>(room.size(), COLUMNS * (kept * PANEL_LANES + DEPTH)));
+  float *copied = room.data(), *sums = copied + COLUMNS * DEPTH;
   const Q* w = a.w + n0 * a.K;
   for (int64_t k = 0; k < units; k += DEPTH) {
     const int64_t depth = std::min(DEPTH, units - k), numbers = std::min(depth * EACH, a.K - k * EACH);
@@ -128,7 +129,7 @@ void multiply_columns(const ProductArgs<T, Q>& a, const float* laid, int64_t m0,
     for (int64_t p = 0; p < panels; ++p) {
       const int64_t first = p * PANEL_LANES, vectors = std::min<int64_t>(PANEL, (rows - first + W - 1) / W);
       const float* x = laid + first * units + k * vectors * W;
-      float* to = sums + first * COLUMNS;
+      float* to = sums + p % kept * PANEL_LANES * COLUMNS;
       const auto both = [&](auto n) {
         multiply_panel<T, n>(reinterpret_cast<const float*>(w) + k, units, as_is, depth, x, to, k > 0);
         multiply_panel<T, n>(copied, depth, left, depth, x, to + as_is * n * W, k > 0);
