@@ -17,7 +17,10 @@ from hydrainfer.models.mixers import Mixer, mixer_of
 from hydrainfer.models.moe import Moe
 from hydrainfer.models.rope import angles, axes, inverse_frequencies
 from hydrainfer.models.slots import Slot, Weight, empty, matrix
-from hydrainfer.ops import KV, AttentionBatch, Decode, Int8Weight, OpSet, PlainLayer, ScanBatch
+from hydrainfer.ops import KV, AttentionBatch, Decode, Int8Weight, OpSet, PlainLayer, ScanBatch, Shortlist
+
+_LARGE_HEAD = 32 << 20
+"""Bytes of a head from which a shortlist saves more reading than choosing takes."""
 
 
 class LayerCache(NamedTuple):
@@ -184,6 +187,8 @@ class Llama:
         self.layers = [LlamaLayer.make(config, i, ops, dtype, device) for i in range(config.layers)]
         self.norm = empty((config.hidden,), norm_dtype(config, dtype), device)
         self.head = self.table if config.tied else matrix(ops, whole, dtype, device)
+        short = ops.likeliest is not None and self.head.nbytes >= _LARGE_HEAD
+        self.shortlist = Shortlist(whole, device) if short else None
 
     def slots(self) -> dict[str, Slot]:
         norm = Slot(self.norm, plus=float(self.config.centred_norms))
@@ -193,6 +198,11 @@ class Llama:
         for i, layer in enumerate(self.layers):
             found |= layer.slots(f"text.layers.{i}", self.config)
         return found
+
+    def loaded(self) -> None:
+        """To be called once all slots are filled."""
+        if self.shortlist is not None and isinstance(self.head, Tensor):
+            self.shortlist.take(self.head)
 
     def embed(self, ids: Tensor) -> Tensor:
         """int64 [rows] → [rows, hidden], a fresh tensor."""
@@ -240,6 +250,14 @@ class Llama:
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → float32 [rows, vocab]."""
         return self._ops.linear(hidden, self.head).float()
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] → int64 [rows], the tokens with the largest of the `logits`."""
+        find, head, shortlist = self._ops.likeliest, self.head, self.shortlist
+        few = hidden.shape[0] <= self._ops.decoder_rows
+        if find is not None and isinstance(head, Tensor) and shortlist is not None and few:
+            return find(hidden, head, shortlist)
+        return self.logits(hidden).argmax(-1)
 
     def _few_decodes(self, x: Tensor, batch: AttentionBatch | ScanBatch) -> bool:
         rows = x.shape[0]

@@ -57,6 +57,8 @@ def load_model(
         wanted = _wanted(Model(config, role, ops, DTYPES[dtype], torch.device("meta")), path, headers)
         model = Model(config, role, ops, DTYPES[dtype], device, pause)  # only now: a damaged shape may be of any size
         _fill(model, wanted, on_progress or (lambda _done, _total: None))
+        if model.language is not None:
+            model.language.loaded()
     return model
 
 

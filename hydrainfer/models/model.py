@@ -40,6 +40,8 @@ class Model:
         )
         self.language = layers.language(config.text, stepping(ops), dtype, device) if speaks else None
         self.weight_bytes = sum(slot.into.nbytes for slot in self.slots().values())
+        if self.language is not None and self.language.shortlist is not None:
+            self.weight_bytes += self.language.shortlist.nbytes
 
     def slots(self) -> dict[str, Slot]:
         """Canonical tensor name → where it goes, for every tensor the role needs. Before the first picture: `packing`
@@ -82,6 +84,12 @@ class Model:
         assert self.language is not None, f"role {self.role} loads no language model"
         with torch.inference_mode():
             return self.language.logits(hidden)
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] → int64 [rows]: `logits(hidden).argmax(-1)`, perhaps sooner."""
+        assert self.language is not None, f"role {self.role} loads no language model"
+        with torch.inference_mode():
+            return self.language.likeliest(hidden)
 
 
 def cache_specs(

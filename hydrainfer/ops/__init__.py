@@ -12,6 +12,7 @@ from hydrainfer.ops.native import Decode, PlainLayer
 from hydrainfer.ops.pinned import packed_bytes, to_device, to_host, upload
 from hydrainfer.ops.scan import DeltaLayer, ScanBatch, ScanRows
 from hydrainfer.ops.select import OPERATORS, OpSet, computes_sooner, packing, pausing, select_ops, stepping, variants
+from hydrainfer.ops.shortlist import Shortlist
 
 __all__ = [
     "KV",
@@ -27,6 +28,7 @@ __all__ = [
     "ScanBatch",
     "ScanRows",
     "Segments",
+    "Shortlist",
     "block_copier",
     "computes_sooner",
     "packed_bytes",

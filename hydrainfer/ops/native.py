@@ -17,6 +17,7 @@ from hydrainfer.ops.scan import DeltaLayer, ScanBatch
 if TYPE_CHECKING:
     from hydrainfer.ops.int8 import Int8Weight
     from hydrainfer.ops.select import OpSet
+    from hydrainfer.ops.shortlist import Shortlist
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -126,6 +127,17 @@ class Kernels:
         rows = x if x.stride(1) == 1 else x.contiguous()
         self._linear_many(rows, values, scales, self._no_bias[x.dtype] if bias is None else bias, out, accumulate)
         return out
+
+    def likeliest(self, x: Tensor, head: Tensor, shortlist: Shortlist) -> Tensor:
+        """float32 [rows, hidden] → int64 [rows]: `linear(x, head).argmax(-1)`, for few rows. By the shortlist a few
+        tokens can have the largest logit; those are multiplied by the head itself."""
+        logits = self.linear_int8(x, shortlist.narrow)
+        off = x.norm(dim=1, keepdim=True) * shortlist.errors
+        least = (logits - off).amax(1, keepdim=True)
+        ids = (logits.add_(off) >= least).any(0).nonzero()[:, 0]
+        if not 0 < len(ids) <= head.shape[0] // 8:  # none: logits are no numbers
+            return self.linear(x, head).argmax(-1)
+        return ids[self.linear(x, head[ids]).argmax(-1)]
 
     def widen_int8(self, weight: Int8Weight, dtype: torch.dtype) -> Tensor:
         """[out, in] in `dtype`."""

@@ -21,6 +21,7 @@ from hydrainfer.ops.measured import Products, faster_than_float32, products
 from hydrainfer.ops.measured_attention import fastest_in_segments
 from hydrainfer.ops.memory import rows_in_steps, with_more_rows
 from hydrainfer.ops.products import WAYS, pack, packed_linear, ways
+from hydrainfer.ops.shortlist import Shortlist
 
 
 class Need(NamedTuple):
@@ -73,6 +74,8 @@ class OpSet:
     decoder: Callable[[Sequence[native.PlainLayer], int, float, float], native.Decode] | None = None
     """`Kernels.decoder`, for steps of up to `decoder_rows` decodes and nothing else; None where that is not faster."""
     decoder_rows: int = 0
+    likeliest: Callable[[Tensor, Tensor, Shortlist], Tensor] | None = None
+    """`Kernels.likeliest`, for up to `decoder_rows` rows; None where 8 bits are not much less than the head has."""
 
     @property
     def captures(self) -> bool:
@@ -298,4 +301,5 @@ def select_ops(
         int8=quantization == "int8",
         decoder=kernels.decoder if kernels and few else None,
         decoder_rows=few,
+        likeliest=kernels.likeliest if kernels and few and dtype == torch.float32 and quantization == "none" else None,
     )

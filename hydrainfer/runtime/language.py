@@ -17,7 +17,7 @@ from hydrainfer.runtime.graphs import Capture, DecodeGraphs, capture_on
 from hydrainfer.runtime.lane import LaneThread, LaneTicket, Read, guarded
 from hydrainfer.runtime.packing import AskedRows, PackedTokens, one_token, pack_tokens
 from hydrainfer.runtime.positions import RotaryPositions
-from hydrainfer.runtime.sampler import logprobs_of, sample
+from hydrainfer.runtime.sampler import logprobs_of, sample, sampled
 from hydrainfer.runtime.sampling import SamplingPlan, plan_sampling
 from hydrainfer.runtime.tables import BlockTables
 from hydrainfer.storage import BlockStore
@@ -101,9 +101,13 @@ class LanguageRunner:
                 hidden = hidden[to_device(np.array(packed.sample_rows, dtype=np.int64), hidden.device)]
             if not packed.sample_rows:
                 return lambda: StepResult(batch, prompt_logprobs={item: told() for item, told in asked.items()})
-            logits = self._model.logits(hidden)
-            failed = self._guide(plan, logits.shape[1])  # a GPU computes meanwhile
-            self._sampled, read_tokens = sample(logits, plan, self._before)
+            failed: dict[str, HydraError] = {}
+            if plan.greedy:
+                self._sampled, read_tokens = sampled(self._model.likeliest(hidden))
+            else:
+                logits = self._model.logits(hidden)
+                failed = self._guide(plan, logits.shape[1])  # a GPU computes meanwhile
+                self._sampled, read_tokens = sample(logits, plan, self._before)
 
         def read() -> StepResult:
             told = {item: told() for item, told in asked.items()}

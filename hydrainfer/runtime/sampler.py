@@ -37,7 +37,12 @@ def sample(logits: Tensor, plan: SamplingPlan, before: Tensor | None = None) -> 
     batch before, if the plan follows it. Does not wait for a GPU."""
     raw = logits.clone() if plan.logprobs and plan.alters_logits else logits
     chosen = choose(logits, plan, before)
-    tokens, logprobs = to_host(chosen), _logprobs(raw, plan.logprobs, chosen) if plan.logprobs else dict
+    return sampled(chosen, _logprobs(raw, plan.logprobs, chosen) if plan.logprobs else dict)
+
+
+def sampled(chosen: Tensor, logprobs: Callable[[], dict[int, TokenLogprobs]] = dict) -> Sampled:
+    """These tokens, int64 [rows]."""
+    tokens = to_host(chosen)
     return Sampled(chosen, lambda: (tokens.tolist(), logprobs()))
 
 

@@ -56,6 +56,11 @@ class SamplingPlan:
     """Which tokens the grammars of `guided` forbid, bool [guided, vocab]; set once the forward pass runs."""
 
     @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token of each row is all that is wanted of its logits."""
+        return not (self.draws or self.logprobs or self.alters_logits)
+
+    @property
     def alters_logits(self) -> bool:
         return bool(self.penalties or self.banned or self.biases or self.guided)
 

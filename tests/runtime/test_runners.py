@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from hydrainfer.core import EncodeWork, Lane, SamplingParams, StepBatch, TokenWork
+from hydrainfer.models import llama
 from hydrainfer.ops import select_ops
 from tests.runtime.harness import IMAGE, Prompt, Rig
 
@@ -153,6 +155,29 @@ def test_torch_operators_alone_give_the_same_tokens(checkpoints, rig):
         other = Rig(path, ops=ops)
         assert other.run([other.sequence(prompt, 6)], 5) == want
         other.close()
+
+
+def test_a_shortlist_gives_the_same_tokens(checkpoints, monkeypatch):
+    """Of a large head; in a batch where one row asks for more than the likeliest token, of no row."""
+    if select_ops("cpu", torch.float32, 16).likeliest is None:
+        pytest.skip("no compiler here")
+    found, texts = {}, [Prompt([1, 300 + i, 301, 400 + i], []) for i in range(3)]
+    plain, told = SamplingParams(temperature=0.0), SamplingParams(temperature=0.0, logprobs=2)
+    for least in (1 << 40, 0):
+        monkeypatch.setattr(llama, "_LARGE_HEAD", least)
+        rig, met = Rig(checkpoints()), []
+        if find := rig.model.ops.likeliest:
+            short = lambda *a, find=find, met=met: met.append(len(a[0])) or find(*a)  # noqa: E731
+            rig.model.language._ops = replace(rig.model.language._ops, likeliest=short)
+        alone = rig.run([rig.sequence(Prompt([1, IMAGE, 300], [1]), 6)])
+        together = rig.run([rig.sequence(text, 6) for text in texts])
+        n_met = len(met)
+        asked = rig.run([rig.sequence(text, 6, s) for text, s in zip(texts, (plain, told, plain))])
+        assert asked == together and len(met) == n_met and set(met) == ({1, 3} if least == 0 else set())
+        found[least] = alone, together
+        assert (rig.model.language.shortlist is None) == (least > 0)
+        rig.close()
+    assert found[0] == found[1 << 40]
 
 
 def test_closing_twice(rig):

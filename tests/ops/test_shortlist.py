@@ -1,0 +1,68 @@
+"""The likeliest token by a shortlist is that of the whole head, always."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hydrainfer.ops import Shortlist
+from hydrainfer.ops.build import load_kernels
+from tests.ops.test_variants import compiled, random
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    if not compiled():
+        pytest.skip("no compiler here")
+    return load_kernels(torch.device("cpu"))[0]
+
+
+def shortlist_of(head: torch.Tensor) -> Shortlist:
+    made = Shortlist(tuple(head.shape), head.device)
+    made.take(head)
+    return made
+
+
+def heads():
+    plain = random(5000, 96, dtype=torch.float32, seed=1)
+    twice = torch.cat([plain[:2500], plain[:2500]])  # each logit is there twice: the first one counts
+    close = plain[:1] + 1e-6 * plain  # closer to each other than 8 bits can tell
+    uneven = plain * torch.logspace(-8, 8, 5000)[:, None]
+    return {"plain": plain, "twice": twice, "close": close, "uneven": uneven, "zero": torch.zeros(5000, 96)}
+
+
+@pytest.mark.parametrize("name", heads())
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_it_is_that_of_the_whole_head(kernels, name, rows):
+    head = heads()[name]
+    shortlist = shortlist_of(head)
+    for seed in range(20):
+        x = random(rows, 96, dtype=torch.float32, seed=seed) * 10.0 ** (seed % 5 - 2)
+        assert kernels.likeliest(x, head, shortlist).tolist() == kernels.linear(x, head).argmax(-1).tolist()
+
+
+def test_of_a_plain_head_few_tokens_are_multiplied(kernels, monkeypatch):
+    head, met = heads()["plain"], []
+    shortlist = shortlist_of(head)
+    linear = kernels.linear
+    monkeypatch.setattr(kernels, "linear", lambda x, weight: met.append(len(weight)) or linear(x, weight))
+    for seed in range(20):
+        kernels.likeliest(random(2, 96, dtype=torch.float32, seed=seed), head, shortlist)
+    assert max(met) < 200
+    assert shortlist.nbytes < 0.3 * head.nbytes
+
+
+def test_the_error_is_what_it_says(kernels):
+    for name, head in heads().items():
+        shortlist = shortlist_of(head)
+        x = random(8, 96, dtype=torch.float32, seed=3)
+        off = (kernels.linear_int8(x, shortlist.narrow).double() - x.double() @ head.double().t()).abs()
+        assert (off <= x.norm(dim=1)[:, None] * shortlist.errors).all(), name
+
+
+def test_logits_that_are_no_numbers(kernels):
+    head = heads()["plain"]
+    x = torch.full((1, 96), float("nan"))
+    assert kernels.likeliest(x, head, shortlist_of(head)).shape == (1,)
