@@ -78,7 +78,7 @@ struct Units<bf16> {
 #endif
 
 // out[M, lanes] = or, with `keep` per lane, = out * keep +, the sum over k < K of a[m * down + k * right] * b[k, lanes]; N
-// vectors of lanes.
+// vectors of lanes. Never inlined: where it is, GCC leaves the sums in memory.
 template <class T, int M, int N>
 [[gnu::noinline]] void multiply(int64_t K, const float* a, int64_t down, int64_t right, const float* b, float* out,
                      const vec* keep) {
