@@ -254,7 +254,7 @@ class Llama:
     def likeliest(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → int64 [rows], the tokens with the largest of the `logits`."""
         find, head, shortlist = self._ops.likeliest, self.head, self.shortlist
-        few = hidden.shape[0] <= self._ops.decoder_rows
+        few = hidden.shape[0] <= self._ops.likeliest_rows
         if find is not None and isinstance(head, Tensor) and shortlist is not None and few:
             return find(hidden, head, shortlist)
         return self.logits(hidden).argmax(-1)

@@ -129,10 +129,11 @@ class Kernels:
         return out
 
     def likeliest(self, x: Tensor, head: Tensor, shortlist: Shortlist) -> Tensor:
-        """float32 [rows, hidden] → int64 [rows]: `linear(x, head).argmax(-1)`, for few rows. By the shortlist a few
-        tokens can have the largest logit; those are multiplied by the head itself."""
-        logits = self.linear_int8(x, shortlist.narrow)
-        off = x.norm(dim=1, keepdim=True) * shortlist.errors
+        """[rows, hidden] → int64 [rows]: `linear(x, head).argmax(-1)`, for few rows. By the shortlist a few tokens can
+        have the largest logit; those are multiplied by the head itself."""
+        wide = x.float()
+        logits = self.linear_int8(wide, shortlist.narrow)
+        off = wide.norm(dim=1, keepdim=True) * shortlist.errors
         least = (logits - off).amax(1, keepdim=True)
         ids = (logits.add_(off) >= least).any(0).nonzero()[:, 0]
         if not 0 < len(ids) <= head.shape[0] // 8:  # none: logits are no numbers

@@ -75,7 +75,8 @@ class OpSet:
     """`Kernels.decoder`, for steps of up to `decoder_rows` decodes and nothing else; None where that is not faster."""
     decoder_rows: int = 0
     likeliest: Callable[[Tensor, Tensor, Shortlist], Tensor] | None = None
-    """`Kernels.likeliest`, for up to `decoder_rows` rows; None where 8 bits are not much less than the head has."""
+    """`Kernels.likeliest`, for up to `likeliest_rows` rows; None where that is not faster."""
+    likeliest_rows: int = 0
 
     @property
     def captures(self) -> bool:
@@ -89,6 +90,10 @@ class OpSet:
     def describe(self) -> list[tuple[str, str]]:
         """(operator, variant) for the table printed at start; "decoder" where layers are computed in one call."""
         return [*self.chosen, *([] if self.decoder is None else [("decoder", "native-cpu")])]
+
+
+_SHORTLISTED = {torch.float32: 8, torch.bfloat16: 2}
+"""Rows up to which a shortlist is faster than the head (measured on Zen 5): of more, its 8 bits take arithmetic."""
 
 
 def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:
@@ -289,6 +294,7 @@ def select_ops(
         found = Int8Products(wide, dtype, fit, threads) if quantization == "int8" else wide
         need = need._replace(products=found, segments=segments)
     kernels, few = (need.native, need.products.native_rows) if _native(need) and need.products else (None, 0)
+    shortlisted = min(few, _SHORTLISTED.get(dtype, 0)) if quantization == "none" else 0
     chosen = {}
     for op in OPERATORS:
         usable = [v for v in variants(op) if v.supports(need)]
@@ -301,5 +307,6 @@ def select_ops(
         int8=quantization == "int8",
         decoder=kernels.decoder if kernels and few else None,
         decoder_rows=few,
-        likeliest=kernels.likeliest if kernels and few and dtype == torch.float32 and quantization == "none" else None,
+        likeliest=kernels.likeliest if kernels and shortlisted else None,
+        likeliest_rows=shortlisted,
     )

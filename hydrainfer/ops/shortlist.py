@@ -25,11 +25,11 @@ class Shortlist:
 
     def take(self, head: Tensor) -> None:
         """Become that of this head. The error is that of the 8 bits (Cauchy and Schwarz), and what the sums of both
-        products can lose to rounding."""
-        sums = 2 * (head.shape[1] + 4) * _ROUNDING
+        products and the logit itself can lose to rounding."""
+        rounded = 4 * (head.shape[1] + 4) * _ROUNDING + torch.finfo(head.dtype).eps / 2
         for first in range(0, head.shape[0], _ROWS):
             part = slice(first, first + _ROWS)
             wide, narrow = head[part].float(), self.narrow[part]
             narrow.take(wide)
             off = (wide - narrow.wide(torch.float32)).norm(dim=1)
-            self.errors[part] = 1.01 * (off + sums * wide.norm(dim=1))
+            self.errors[part] = 1.01 * (off + rounded * wide.norm(dim=1))

@@ -34,12 +34,13 @@ def heads():
 
 
 @pytest.mark.parametrize("name", heads())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
-def test_it_is_that_of_the_whole_head(kernels, name, rows):
-    head = heads()[name]
+def test_it_is_that_of_the_whole_head(kernels, name, dtype, rows):
+    head = heads()[name].to(dtype)
     shortlist = shortlist_of(head)
     for seed in range(20):
-        x = random(rows, 96, dtype=torch.float32, seed=seed) * 10.0 ** (seed % 5 - 2)
+        x = (random(rows, 96, dtype=torch.float32, seed=seed) * 10.0 ** (seed % 5 - 2)).to(dtype)
         assert kernels.likeliest(x, head, shortlist).tolist() == kernels.linear(x, head).argmax(-1).tolist()
 
 
@@ -54,11 +55,13 @@ def test_of_a_plain_head_few_tokens_are_multiplied(kernels, monkeypatch):
     assert shortlist.nbytes < 0.3 * head.nbytes
 
 
-def test_the_error_is_what_it_says(kernels):
-    for name, head in heads().items():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_error_is_what_it_says(kernels, dtype):
+    for name, wide in heads().items():
+        head = wide.to(dtype)
         shortlist = shortlist_of(head)
-        x = random(8, 96, dtype=torch.float32, seed=3)
-        off = (kernels.linear_int8(x, shortlist.narrow).double() - x.double() @ head.double().t()).abs()
+        x = random(8, 96, dtype=dtype, seed=3).float()
+        off = (kernels.linear_int8(x, shortlist.narrow) - kernels.linear(x.to(dtype), head).float()).abs()
         assert (off <= x.norm(dim=1)[:, None] * shortlist.errors).all(), name
 
 
