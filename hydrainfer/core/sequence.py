@@ -39,8 +39,7 @@ class LiveSequence:
     says who goes first (smaller), as `order` says who is older. `token_s`: seconds per token of the latest batch that
     had a chunk of it, 0 before. `n_most`, `ends`: how many tokens it may have, and which end it once it has
     `min_tokens`. `prompt_logprobs`: of the prompt's tokens from the second on, as far as computed and asked for, until
-    they are handed out with the first token. `queued_s`, `n_queued`: when it came to where it waits for its next step,
-    and with how many tokens.
+    they are handed out with the first token.
     """
 
     __slots__ = (
@@ -59,7 +58,6 @@ class LiveSequence:
         "n_computed",
         "n_most",
         "n_prompt",
-        "n_queued",
         "n_settled",
         "order",
         "pending_media",
@@ -106,11 +104,7 @@ class LiveSequence:
         self.in_flight = 0
         self.cancelled = False
         self.started = False
-        self.queue(now)
-
-    def queue(self, now: float) -> None:
-        """It has come to where it waits for its next step."""
-        self.queued_s, self.n_queued = now, len(self.tokens)
+        self.queued_s = now
 
     @property
     def stage(self) -> Stage:

@@ -1,20 +1,18 @@
 """How long a decoding request may wait for its next token, and what fits beside a decode step in that time.
 
 Without a limit the gap is some decode steps, so that streams stay smooth; and longer while somebody waits for his first
-token for seconds, since whoever decodes alone reads all weights for one token. With a limit, which is one of the mean
-time per token, a stream whose tokens came sooner than that may wait for as long as they are ahead.
+token for seconds, since whoever decodes alone reads all weights for one token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from hydrainfer.core import Lane, LiveSequence, StepBatch
 from hydrainfer.scheduler.policy import Budgets
 
 _STEPS = 2.5  # decode steps that a gap is as long as, where no limit is given
 _MARGIN = 0.9  # of the limit: the rest is for what takes longer than measured
-_AHEAD = 16  # tokens' time, of the limit, that a stream waits at most because it is ahead
 _PATIENCE_S, _SHARE = 2.0, 0.3  # without a limit: who has waited longer gets so much of the rest at a time
 _LEAST = 0.5  # decode steps that other work gets in any case
 _CHUNK = 16  # tokens: smaller chunks take about as long
@@ -34,8 +32,8 @@ class _Step:
 
 
 class Gap:
-    """Bounds the time between decode steps by `Budgets.gap_s`. `waiting_since()`: when the longest wait for a first
-    token began. Decode steps are measured by size, in powers of two, and chunks by what a batch takes beyond its
+    """Bounds the time between two decode steps by `Budgets.gap_s`. `waiting_since()`: when the longest wait for a
+    first token began. Decode steps are measured by size, in powers of two, and chunks by what a batch takes beyond its
     step."""
 
     def __init__(self, budgets: Budgets, waiting_since: Callable[[], float]) -> None:
@@ -64,23 +62,18 @@ class Gap:
             n_chunked = batch.n_items - batch.n_decodes - batch.n_drafts
             self._chunks = _KEEP * before_s + more_s, _KEEP * before_n + n_chunked
 
-    def other_s(self, n_decodes: int, now: float, decoding: Iterable[LiveSequence]) -> float:
-        """How long other work may take beside a step of so many tokens of those who decode. 0: nothing, for the step is
-        to be measured by itself."""
+    def other_s(self, n_decodes: int, now: float) -> float:
+        """How long other work may take beside a step of so many sequences. 0: nothing, for the step is to be measured
+        by itself."""
         if not self.bounded or not n_decodes:
             return _INF
         step = self._steps.get(n_decodes.bit_length())
         if step is None or step.age >= _STALE:
             return 0.0
         if self._limit_s:
-            return max(self._left_s(now, decoding) - step.seconds, _LEAST * step.seconds)
+            return max(self._limit_s - step.seconds, _LEAST * step.seconds)
         queued_s = now - self._waiting_since() - _PATIENCE_S
         return min(max((_STEPS - 1.0) * step.seconds, _SHARE * queued_s), self._most_s)
-
-    def _left_s(self, now: float, decoding: Iterable[LiveSequence]) -> float:
-        """Until the next token of one of them is due, by the limit for each token since it began."""
-        due_s = min(seq.queued_s + self._limit_s * (len(seq.tokens) - seq.n_queued + 1) for seq in decoding)
-        return min(due_s - now, _AHEAD * self._limit_s)
 
     def token_s(self, seq: LiveSequence) -> float:
         """Seconds of one more prefilled token beside a decode step."""

@@ -50,6 +50,6 @@ class Preemption:
     def _preempt(self, seq: LiveSequence, now: float) -> None:
         """Take its room; its age and its tokens stay. Unless it is parked, it is computed again."""
         del self._running[seq.stage][seq.id]
-        seq.queue(now)
+        seq.queued_s = now
         if not self._parking.park(seq):
             self._restart(seq, now)

@@ -109,7 +109,7 @@ class Scheduler:
         seq.rewind()
         if not self.role.runs(seq.stage):
             return False
-        seq.queue(now)
+        seq.queued_s = now
         del self.migrating[seq.id]
         self._wait(seq)
         return True
@@ -183,7 +183,7 @@ class Scheduler:
     def land(self, request_id: str, now: float) -> LiveSequence:
         """Its blocks are written and it is ours."""
         seq = self.arriving.pop(request_id)
-        seq.queue(now)
+        seq.queued_s = now
         self._live[seq.id] = seq
         if self.parking.landed(seq):
             pass
@@ -226,8 +226,7 @@ class Scheduler:
                 preempted = self._preemption.make_room(self.decoding.values(), now)
                 self.n_preemptions += len(preempted)
             work, n, n_decodes = self._fill_language(now, interrupts, ahead)
-            decoding = self.decoding.values()
-            after_s = self._gap.other_s(n, now, decoding) if interrupts and len(work) == n_decodes else 0.0
+            after_s = self._gap.other_s(n, now) if interrupts and len(work) == n_decodes else 0.0
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         for item in work:
@@ -258,7 +257,7 @@ class Scheduler:
 
     def _fill_prefill(self, now: float, work: list[TokenWork], n: int, before: Rank) -> int:
         """Add chunks of who goes before `before` to the `n` tokens of `work`; returns how many it has then."""
-        budget, n_before, other_s = self.budgets.tokens, n, self._gap.other_s(n, now, self.decoding.values())
+        budget, n_before, other_s = self.budgets.tokens, n, self._gap.other_s(n, now)
         if not other_s:
             return n
         pace: Pace | Gap = self._gap if n and self._gap.bounded else self._order.pace
@@ -333,7 +332,7 @@ class Scheduler:
         """The failure path: release, rewind, wait again at its old age. Its produced tokens stay."""
         self._admission.free(seq)
         seq.rewind()
-        seq.queue(now)
+        seq.queued_s = now
         self._wait(seq)
 
     def _enter(self, seq: LiveSequence) -> bool:
@@ -348,7 +347,7 @@ class Scheduler:
         del self._running[seq.stage][seq.id]
         seq.cursor += 1
         seq.started = False
-        seq.queue(now)
+        seq.queued_s = now
         if self._enter(seq) and seq.stage is Stage.PREFILL:
             self._order.place(seq, len(seq.tokens) - seq.n_computed, 0)
 

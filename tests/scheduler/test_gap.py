@@ -14,7 +14,7 @@ class Clocked:
     """A scheduler whose batches take what they hold."""
 
     def __init__(self, gap_s, **more):
-        self.caches = make_caches(kv_blocks=900)
+        self.caches = make_caches(kv_blocks=300)
         self.s = Scheduler(Role.parse("EPD"), self.caches, Budgets(gap_s=gap_s, **more))
         self.device, self.now, self.batches = FakeDevice(), 0.0, []
 
@@ -44,7 +44,7 @@ class Clocked:
         assert len(self.s.decoding) == n
 
 
-@pytest.mark.parametrize(("gap_s", "most_s"), [(0.0, 2.5 * STEP_S), (1e-3, 1.9 * STEP_S)])
+@pytest.mark.parametrize(("gap_s", "most_s"), [(0.0, 2.5 * STEP_S), (0.1, 0.1), (1e-3, 1.9 * STEP_S)])
 def test_chunks_beside_decodes_fit_the_gap(gap_s, most_s):
     """Also where the limit cannot be met: then a chunk is small, but there is one."""
     rig = Clocked(gap_s)
@@ -57,34 +57,8 @@ def test_chunks_beside_decodes_fit_the_gap(gap_s, most_s):
         assert rig.land(batch) <= most_s + 1e-9
         chunks.append(batch.n_items - 1)
     assert sum(chunks) == 500 and max(chunks) >= 16
-
-
-def test_a_stream_waits_for_as_long_as_it_is_ahead_of_the_limit():
-    """Tokens come at a fifth of the limit's time: what is not taken of it, a prompt can have at once."""
-    rig = Clocked(0.1)
-    rig.decoding()
-    seq = rig.s.get("d0")
-    late_s = lambda: rig.now - seq.queued_s - 0.09 * (len(seq.tokens) - seq.n_queued)  # noqa: E731
-    for _ in range(5):
-        rig.step()
-    rig.s.add(make_request("long", n_text=900, max_tokens=2), rig.now)
-    chunks, fit = [], []
-    while "long" in rig.s.prefilling or not chunks:
-        fit.append((0.09 - late_s() - STEP_S) / TOKEN_S)
-        rig.step()
-        chunks.append(rig.batches[-1].n_items - 1)
-        assert late_s() <= 1e-9
-    assert chunks[1] > 500 and chunks[1:-1] == pytest.approx(fit[1:-1], abs=1), "the first one is to measure"
-    assert chunks[2] == 70, "then it is ahead no more: 0.09 s less the step"
-
-
-def test_a_stream_that_is_far_ahead_does_not_stop_for_that_long():
-    rig = Clocked(0.1)
-    rig.decoding()
-    for _ in range(100):
-        rig.step()
-    rig.s.add(make_request("long", n_text=2500, max_tokens=2), rig.now)
-    assert rig.land(rig.launch()) <= 16 * 0.1
+    if gap_s == 0.1:
+        assert max(chunks) == 70  # 0.09 s less the step
 
 
 def test_without_a_bound_a_chunk_is_what_the_budget_allows():
