@@ -200,7 +200,7 @@ class Llama:
         return found
 
     def loaded(self) -> None:
-        """To be called once all slots are filled."""
+        """Make the shortlist, once all slots are filled."""
         if self.shortlist is not None and isinstance(self.head, Tensor):
             self.shortlist.take(self.head)
 

@@ -158,7 +158,7 @@ def test_torch_operators_alone_give_the_same_tokens(checkpoints, rig):
 
 
 def test_a_shortlist_gives_the_same_tokens(checkpoints, monkeypatch):
-    """Of a large head; in a batch where one row asks for more than the likeliest token, of no row."""
+    """A large head has one. A batch in which a row asks for more than the likeliest token does without."""
     if select_ops("cpu", torch.float32, 16).likeliest is None:
         pytest.skip("no compiler here")
     found, texts = {}, [Prompt([1, 300 + i, 301, 400 + i], []) for i in range(3)]
