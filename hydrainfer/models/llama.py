@@ -187,7 +187,7 @@ class Llama:
         self.layers = [LlamaLayer.make(config, i, ops, dtype, device) for i in range(config.layers)]
         self.norm = empty((config.hidden,), norm_dtype(config, dtype), device)
         self.head = self.table if config.tied else matrix(ops, whole, dtype, device)
-        short = ops.likeliest is not None and self.head.nbytes >= _LARGE_HEAD
+        short = ops.likeliest is not None and self.head.nbytes >= _LARGE_HEAD and config.hidden % 32 == 0
         self.shortlist = Shortlist(whole, device) if short else None
 
     def slots(self) -> dict[str, Slot]:

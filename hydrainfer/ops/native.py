@@ -136,7 +136,7 @@ class Kernels:
         off = wide.norm(dim=1, keepdim=True) * shortlist.errors
         least = (logits - off).amax(1, keepdim=True)
         ids = (logits.add_(off) >= least).any(0).nonzero()[:, 0]
-        if not 0 < len(ids) <= head.shape[0] // 8:  # none: logits are no numbers
+        if not least.isfinite().all() or len(ids) > head.shape[0] // 8:
             return self.linear(x, head).argmax(-1)
         return ids[self.linear(x, head[ids]).argmax(-1)]
 

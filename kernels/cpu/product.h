@@ -43,10 +43,15 @@ inline void lay_units(const Q* from, int64_t n, float* to) {
     if constexpr (std::is_same_v<T, Q>) {
       std::memcpy(to, from, n * sizeof(T));
     } else {  // every int8 is a bf16
-      T* numbers = reinterpret_cast<T*>(to);
-      int64_t k = 0;
-      for (; k + W <= n; k += W) store(numbers + k, load(from + k));
-      for (; k < n; ++k) from_float(to_float(from[k]), numbers[k]);
+      for (int64_t k = 0; k < n; k += W) {
+        T some[W];
+        const int64_t left = std::min<int64_t>(W, n - k);
+        if (left == W)
+          store(some, load(from + k));
+        else
+          for (int64_t i = 0; i < left; ++i) from_float(to_float(from[k + i]), some[i]);
+        std::memcpy(reinterpret_cast<char*>(to) + k * sizeof(T), some, left * sizeof(T));
+      }
     }
   }
 }

@@ -69,3 +69,7 @@ def test_logits_that_are_no_numbers(kernels):
     head = heads()["plain"]
     x = torch.full((1, 96), float("nan"))
     assert kernels.likeliest(x, head, shortlist_of(head)).shape == (1,)
+    beside = torch.cat([x, random(1, 96, dtype=torch.float32)])
+    assert (
+        kernels.likeliest(beside, head, shortlist_of(head)).tolist() == kernels.linear(beside, head).argmax(-1).tolist()
+    )

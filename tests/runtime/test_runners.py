@@ -168,7 +168,7 @@ def test_a_shortlist_gives_the_same_tokens(checkpoints, monkeypatch):
         rig, met = Rig(checkpoints()), []
         if find := rig.model.ops.likeliest:
             short = lambda *a, find=find, met=met: met.append(len(a[0])) or find(*a)  # noqa: E731
-            rig.model.language._ops = replace(rig.model.language._ops, likeliest=short)
+            rig.model.language._ops = replace(rig.model.language._ops, likeliest=short, likeliest_rows=8)
         alone = rig.run([rig.sequence(Prompt([1, IMAGE, 300], [1]), 6)])
         together = rig.run([rig.sequence(text, 6) for text in texts])
         n_met = len(met)
