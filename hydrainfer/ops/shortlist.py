@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hydrainfer.ops.int8 import Int8Weight
 
-_ROWS = 4096  # of a head that are widened at a time
+_PIECE_BYTES = 4 << 20  # of a head that are widened at a time
 _ROUNDING = 2.0**-24  # of float32
 
 
@@ -27,8 +27,9 @@ class Shortlist:
         """Become that of this head. The error is that of the 8 bits (Cauchy and Schwarz), and what the sums of both
         products and the logit itself can lose to rounding."""
         rounded = 4 * (head.shape[1] + 4) * _ROUNDING + torch.finfo(head.dtype).eps / 2
-        for first in range(0, head.shape[0], _ROWS):
-            part = slice(first, first + _ROWS)
+        step = max(1, _PIECE_BYTES // (4 * head.shape[1]))
+        for first in range(0, head.shape[0], step):
+            part = slice(first, first + step)
             wide, narrow = head[part].float(), self.narrow[part]
             narrow.take(wide)
             off = (wide - narrow.wide(torch.float32)).norm(dim=1)
