@@ -37,7 +37,7 @@ from hydrainfer.runtime import (
     LaneThread,
     spoken_ids,
 )
-from hydrainfer.scheduler import Budgets, Policy, Scheduler
+from hydrainfer.scheduler import ENOUGH_S, Budgets, Policy, Scheduler
 from hydrainfer.storage import (
     BlockStore,
     Exports,
@@ -226,6 +226,7 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overl
         image_tokens=config.image_token_budget,
         running=config.max_running,
         step_s=config.step_s,
+        enough_s=ENOUGH_S if overlap == "off" and config.order == "rank" else float("inf"),
         gap_s=gap_of(config, overlap),
     )
     return Scheduler(role, caches, budgets, policy, landing=landing)

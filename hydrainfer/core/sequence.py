@@ -37,9 +37,10 @@ class LiveSequence:
     still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present stage has been
     part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which the scheduler
     says who goes first (smaller), as `order` says who is older. `token_s`: seconds per token of the latest batch that
-    had a chunk of it, 0 before. `n_most`, `ends`: how many tokens it may have, and which end it once it has
-    `min_tokens`. `prompt_logprobs`: of the prompt's tokens from the second on, as far as computed and asked for, until
-    they are handed out with the first token.
+    had a chunk of it, 0 before. `latest_s`, `n_late`: when it got its latest token here, and how many have come later
+    than a limit of the scheduler (`scheduler/gap.py`). `n_most`, `ends`: how many tokens it may have, and which end it
+    once it has `min_tokens`. `prompt_logprobs`: of the prompt's tokens from the second on, as far as computed and asked
+    for, until they are handed out with the first token.
     """
 
     __slots__ = (
@@ -54,8 +55,10 @@ class LiveSequence:
         "hops",
         "id",
         "in_flight",
+        "latest_s",
         "n_cached",
         "n_computed",
+        "n_late",
         "n_most",
         "n_prompt",
         "n_settled",
@@ -87,6 +90,7 @@ class LiveSequence:
         self.rank = (order[0], *order)
         self.rest = (0, 0)
         self.token_s = 0.0
+        self.latest_s, self.n_late = math.inf, 0
         self.attempt = 0
         self.hops = 0
         self.tokens: list[int] = [*request.prompt_ids, *produced]

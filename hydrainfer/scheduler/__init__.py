@@ -6,12 +6,13 @@ Called by the engine and, unchanged, by the simulator. Never touches tensors, so
 from hydrainfer.scheduler.backlog import backlog
 from hydrainfer.scheduler.outcome import Outcome, Turn
 from hydrainfer.scheduler.parking import Shift
-from hydrainfer.scheduler.policy import RUNNING, STEP_S, Budgets, Policy
+from hydrainfer.scheduler.policy import ENOUGH_S, RUNNING, STEP_S, Budgets, Policy
 from hydrainfer.scheduler.room import Pulls
 from hydrainfer.scheduler.scheduler import Scheduler
 from hydrainfer.scheduler.skip import skip
 
 __all__ = [
+    "ENOUGH_S",
     "RUNNING",
     "STEP_S",
     "Budgets",

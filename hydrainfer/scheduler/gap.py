@@ -1,24 +1,31 @@
 """How long a decoding request may wait for its next token, and what fits beside a decode step in that time.
 
-Without a limit the gap is some decode steps, so that streams stay smooth; and longer while somebody waits for his first
-token for seconds, since whoever decodes alone reads all weights for one token.
+With a limit, nine in ten of a request's intervals are to be within it, as an SLO has it (paper, section 2.3). So other
+work is cut to it, but where everybody who decodes may have a late token: then all of a picture's or a prompt's work is
+done at once, which is soonest for who waits, and costs each but one interval. Without a limit the gap is some decode
+steps, so that streams stay smooth; and longer while somebody waits for his first token for seconds, since whoever
+decodes alone reads all weights for one token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hydrainfer.core import Lane, LiveSequence, StepBatch
+from hydrainfer.scheduler.pace import whole
 from hydrainfer.scheduler.policy import Budgets
 
 _STEPS = 2.5  # decode steps that a gap is as long as, where no limit is given
-_MARGIN = 0.9  # of the limit: the rest is for what takes longer than measured
+_FIRST, _WIDEST, _NARROWEST = 0.85, 0.95, 0.5  # of the limit is used: the rest is for what takes longer than measured
+_LESS, _MORE = 0.03, 0.0003  # by which it changes with a late token and with one in time, so that one in 100 is late
+_BY_CHANCE = 1.5  # limits: what takes longer was not cut, or disturbed
 _PATIENCE_S, _SHARE = 2.0, 0.3  # without a limit: who has waited longer gets so much of the rest at a time
 _LEAST = 0.5  # decode steps that other work gets in any case
 _CHUNK = 16  # tokens: smaller chunks take about as long
 _UP, _DOWN = 0.1, 0.5  # weight of a decode step that took longer, or shorter: what disturbs it makes it longer
 _KEEP = 0.9  # what each batch leaves of the weight of the chunks before it
 _STALE = 32  # batches with chunks in them after which a decode step is measured again
+_LATE = 0.1  # of a request's intervals may be longer than the limit (paper, section 2.3)
 _INF = float("inf")
 
 
@@ -32,13 +39,17 @@ class _Step:
 
 
 class Gap:
-    """Bounds the time between two decode steps by `Budgets.gap_s`. `waiting_since()`: when the longest wait for a
-    first token began. Decode steps are measured by size, in powers of two, and chunks by what a batch takes beyond its
-    step."""
+    """Bounds the time between two decode steps by `Budgets.gap_s`. `decoding`: who decodes. `waiting_since()`: when the
+    longest wait for a first token began. Decode steps are measured by size, in powers of two, and chunks by what a
+    batch takes beyond its step."""
 
-    def __init__(self, budgets: Budgets, waiting_since: Callable[[], float]) -> None:
-        self.bounded = budgets.gap_s is not None
-        self._limit_s = _MARGIN * (budgets.gap_s or 0.0)
+    def __init__(
+        self, budgets: Budgets, decoding: Mapping[str, LiveSequence], waiting_since: Callable[[], float]
+    ) -> None:
+        self.bounded, self.limited = budgets.gap_s is not None, bool(budgets.gap_s)
+        self._late_s = budgets.gap_s or 0.0
+        self._used = _FIRST
+        self._decoding = decoding
         self._most_s = budgets.step_s
         self._waiting_since = waiting_since
         self._steps: dict[int, _Step] = {}
@@ -62,6 +73,30 @@ class Gap:
             n_chunked = batch.n_items - batch.n_decodes - batch.n_drafts
             self._chunks = _KEEP * before_s + more_s, _KEEP * before_n + n_chunked
 
+    def landed(self, batch: StepBatch, now: float) -> None:
+        """Learn from a batch that was cut to the limit, before `made` is told of its tokens, how much of the limit may
+        be used."""
+        if batch.n_decodes and (batch.chunked or batch.after_s):
+            interval_s = now - batch.work[0].seq.latest_s
+            if interval_s <= self._late_s:
+                self._used = min(self._used + _MORE, _WIDEST)
+            elif interval_s <= _BY_CHANCE * self._late_s:
+                self._used = max(self._used - _LESS, _NARROWEST)
+
+    def made(self, seq: LiveSequence, n: int, now: float) -> None:
+        """The sequence has got `n` tokens."""
+        if (now - seq.latest_s) / n > self._late_s:
+            seq.n_late += n
+        seq.latest_s = now
+
+    def may_be_late(self) -> bool:
+        """Whether everybody who decodes may wait for his next token for longer than the limit: nine in ten of his
+        intervals are within it nevertheless, or cannot be any more."""
+        return self.limited and all(
+            seq.n_late + 1 <= _LATE * seq.n_produced or seq.n_late > _LATE * (seq.n_most - seq.n_prompt - 1)
+            for seq in self._decoding.values()
+        )
+
     def other_s(self, n_decodes: int, now: float) -> float:
         """How long other work may take beside a step of so many sequences. 0: nothing, for the step is to be measured
         by itself."""
@@ -70,8 +105,10 @@ class Gap:
         step = self._steps.get(n_decodes.bit_length())
         if step is None or step.age >= _STALE:
             return 0.0
-        if self._limit_s:
-            return max(self._limit_s - step.seconds, _LEAST * step.seconds)
+        if self.limited:
+            if self.may_be_late():
+                return self._most_s
+            return max(self._used * self._late_s - step.seconds, _LEAST * step.seconds)
         queued_s = now - self._waiting_since() - _PATIENCE_S
         return min(max((_STEPS - 1.0) * step.seconds, _SHARE * queued_s), self._most_s)
 
@@ -83,5 +120,5 @@ class Gap:
     def chunk_in(self, seconds: float, seq: LiveSequence, *, first: bool) -> int:
         """How many tokens of it may be prefilled in so long; as `Pace.chunk_in`."""
         each_s, least = self.token_s(seq), min(_CHUNK, len(seq.tokens) - seq.n_computed)
-        n = int(seconds / each_s + 1e-6) if each_s > 0.0 else least
+        n = whole(seconds / each_s) if each_s > 0.0 else least
         return n if n >= least else least if first else 0

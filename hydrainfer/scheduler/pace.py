@@ -52,7 +52,7 @@ class Pace:
 
     def pictures_in(self, seconds: float) -> int:
         """How many pictures are encoded in so long, going by recent batches; at least one."""
-        return max(1, _whole(seconds / self._now[Lane.VISION]))
+        return max(1, whole(seconds / self._now[Lane.VISION]))
 
     def token_s(self, seq: LiveSequence | None = None) -> float:
         """Seconds of one more token of this sequence, or of any."""
@@ -62,7 +62,7 @@ class Pace:
     def chunk_in(self, seconds: float, seq: LiveSequence, *, first: bool) -> int:
         """How many tokens of it may be prefilled in so long. Fewer than make a chunk are none, unless it is the `first`
         of a batch, which has a chunk in any case. If only a little would be left, it may be a little more."""
-        n, left = _whole(seconds / self.token_s(seq)), len(seq.tokens) - seq.n_computed
+        n, left = whole(seconds / self.token_s(seq)), len(seq.tokens) - seq.n_computed
         least = min(_CHUNK, left)
         if n < least:
             return least if first else 0
@@ -79,6 +79,6 @@ class Pace:
         return (n_tokens * fastest.get(Lane.LANGUAGE, 0.0) + n_pictures * fastest.get(Lane.VISION, 0.0)) / _FASTER
 
 
-def _whole(number: float) -> int:
+def whole(number: float) -> int:
     """Rounded down, but not by what only the last bits of a clock make a difference of."""
     return int(min(number + 1e-6, _MOST))

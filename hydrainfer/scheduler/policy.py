@@ -11,6 +11,9 @@ from hydrainfer.core.request import MAX_PRIORITY
 Ordering = Literal["rank", "fcfs"]
 STEP_S, RUNNING = 0.5, 96
 """The `step_s` and the `running` of a server."""
+ENOUGH_S = 0.1
+"""The `enough_s` of a server whose lanes take turns: a vision tower or a prompt that takes so long gains nothing from a
+larger batch (`benchmarks/results/b13_encode_batch.json`)."""
 EncodeGate = Literal["paper", "aged"]
 Batching = Literal["stage-level", "prefill-first"]
 
@@ -19,14 +22,17 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """`tokens`: language tokens per batch (τ_t of Algorithm 1). `images`: pictures per vision batch (τ_e), which have
     at most `image_tokens` embeddings together, unless it is one. `running`: requests that may hold caches at once.
     `step_s`: how long a batch may take, going by recent ones, beside which a chunk shrinks that is slow (behind a long
-    context, or on a slow device); it goes no lower than one picture or a small chunk. `gap_s`: how long a decoding
-    sequence may wait for its next token, likewise; 0: some decode steps (`gap.py`); None: no bound."""
+    context, or on a slow device); it goes no lower than one picture or a small chunk. `enough_s`: a batch that takes so
+    long ends with the picture or the prompt that it is at, for more would only delay their first tokens. `gap_s`: how
+    long a decoding sequence may wait for its next token, likewise, nine times in ten; 0: some decode steps (`gap.py`);
+    None: no bound."""
 
     tokens: int = 1024
     images: int = 4
     image_tokens: int = 16_384
     running: int = 256
     step_s: float = float("inf")
+    enough_s: float = float("inf")
     gap_s: float | None = None
 
 

@@ -78,7 +78,7 @@ class Scheduler:
         self._preemption = Preemption(self._running, self.arriving, self.room, self.parking, self._restart)
         self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
         before = (self.encoding, self.prefilling)
-        self._gap = Gap(budgets, lambda: waiting_since(self.waiting, before))
+        self.gap = Gap(budgets, self.decoding, lambda: waiting_since(self.waiting, before))
         self._n_added = 0
         self.n_batches = 0
         self.n_preemptions = 0
@@ -215,10 +215,10 @@ class Scheduler:
         for it, so it prefills only who goes before all of them. `ahead`: the lane still computes a batch of decodes."""
         if not (self.decoding or self.prefilling or self.encoding or self.waiting):
             return _IDLE
-        preempted, departed, started = list[LiveSequence](), list[LiveSequence](), list[LiveSequence]()
+        after_s, preempted, departed, started = 0.0, list[LiveSequence](), list[LiveSequence](), list[LiveSequence]()
         if lane is Lane.VISION:
             work: list = self._fill_vision(now, departed)
-            n, n_decodes, after_s = len(work), 0, 0.0
+            n, n_decodes = len(work), 0
         else:
             departed = self._admission.need_encoders()
             self.migrating |= {seq.id: seq for seq in departed}
@@ -226,7 +226,10 @@ class Scheduler:
                 preempted = self._preemption.make_room(self.decoding.values(), now)
                 self.n_preemptions += len(preempted)
             work, n, n_decodes = self._fill_language(now, interrupts, ahead)
-            after_s = self._gap.other_s(n, now) if interrupts and len(work) == n_decodes else 0.0
+            if interrupts and len(work) == n_decodes:
+                if self.gap.may_be_late():
+                    work = []  # one late token, for all of a picture's work
+                after_s = self.gap.other_s(n, now)
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         for item in work:
@@ -257,10 +260,10 @@ class Scheduler:
 
     def _fill_prefill(self, now: float, work: list[TokenWork], n: int, before: Rank) -> int:
         """Add chunks of who goes before `before` to the `n` tokens of `work`; returns how many it has then."""
-        budget, n_before, other_s = self.budgets.tokens, n, self._gap.other_s(n, now)
+        budget, n_before, other_s = self.budgets.tokens, n, self.gap.other_s(n, now)
         if not other_s:
             return n
-        pace: Pace | Gap = self._gap if n and self._gap.bounded else self._order.pace
+        pace: Pace | Gap = self.gap if n and self.gap.bounded else self._order.pace
         most_s, spent_s = min(self.budgets.step_s - n * self._order.pace.token_s(), other_s), 0.0
 
         def tokens_in_time(seq: LiveSequence) -> int:
@@ -280,7 +283,8 @@ class Scheduler:
             count = add_chunk(work, seq, min(budget - n, in_time), first=n == n_before)
             n += count
             spent_s += count * pace.token_s(seq)
-            if n >= budget or not in_time:
+            done = bool(count) and work[-1].sample
+            if n >= budget or not in_time or (done and spent_s >= self.budgets.enough_s):
                 break
         return n
 
@@ -289,7 +293,8 @@ class Scheduler:
             return []
         work: list[EncodeWork] = []
         left = self.budgets.image_tokens
-        most = min(self.budgets.images, self._order.pace.pictures_in(self.budgets.step_s))
+        most_s = min(self.budgets.step_s, self.budgets.enough_s)
+        most = min(self.budgets.images, self._order.pace.pictures_in(most_s))
 
         def admit(new: LiveSequence) -> bool:
             if not self._admission.admit(new):
@@ -299,7 +304,7 @@ class Scheduler:
             return True
 
         for seq in self._order.turns(self.encoding.values(), self._admission.to_encode(), admit):
-            most = min(most, self._order.pace.pictures_in(self.fair.time_for(seq, self.budgets.step_s, 0.0)))
+            most = min(most, self._order.pace.pictures_in(self.fair.time_for(seq, most_s, 0.0)))
             left = add_pictures(work, seq, left, most)
             if len(work) >= most or left <= 0:
                 break
@@ -358,6 +363,8 @@ class Scheduler:
         stage runs elsewhere migrate from now on."""
         if result.batch.lane is Lane.VISION:
             return [outcome for item in result.batch.work for outcome in self._encoded(item, result, now)]
+        if self.gap.limited:
+            self.gap.landed(result.batch, now)
         outcomes: list[Outcome] = []
         row, failed, logprobs = 0, result.error is not None or bool(result.failed), result.logprobs
         for place, item in enumerate(result.batch.work):
@@ -378,6 +385,8 @@ class Scheduler:
                 continue
             token = tokens[-1] if drafts else result.tokens[first]
             tokens = tokens or (token,)
+            if self.gap.limited:
+                self.gap.made(seq, len(tokens), now)
             said = tuple(logprobs[first + i] for i in range(len(tokens))) if first in logprobs else ()
             seq.tokens.append(token)
             if n_computed + 1 < seq.n_most and token not in seq.ends and seq.plan[seq.cursor] is Stage.DECODE:
@@ -425,7 +434,7 @@ class Scheduler:
 
     def observe(self, batch: StepBatch, seconds: float) -> bool:
         """A batch took this long by itself. Returns whether ranks have changed, those of offers (`rank_of`), too."""
-        self._gap.observe(batch, seconds)
+        self.gap.observe(batch, seconds)
         self.fair.decoded(batch, seconds)
         if not self._order.observe(batch, seconds):
             return False

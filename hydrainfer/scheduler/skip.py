@@ -6,14 +6,18 @@ from hydrainfer.core import StepBatch, TokenWork
 from hydrainfer.scheduler.scheduler import Scheduler
 
 
-def skip(s: Scheduler, batch: StepBatch, tokens: list[list[int]]) -> StepBatch:
+def skip(s: Scheduler, batch: StepBatch, tokens: list[list[int]], ends: list[float]) -> StepBatch:
     """Apply `batch`, which holds only decodes, and all but the last of the batches like it that follow. `tokens`: what
-    each sequence produced in them. Returns the last one, in flight. None of them may end a sequence or want more room
-    than there is."""
+    each sequence produced in them; `ends`: when each was done. Returns the last one, in flight. None of them may end a
+    sequence or want more room than there is."""
+    if s.gap.limited:
+        s.gap.landed(batch, ends[0])
     for item, made in zip(batch.work, tokens):
         seq = item.seq
         seq.tokens += made
         seq.n_computed += len(made)
+        for at in ends if s.gap.limited else ():
+            s.gap.made(seq, 1, at)
         if seq.n_computed >= seq.due:
             s.room.settle(seq)
         while len(seq.tokens) > seq.capacity:

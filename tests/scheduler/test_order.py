@@ -19,8 +19,8 @@ SEQ = LiveSequence(make_request("any"), (0.0, 0), 0.0)
 POLICY = Policy(encode_wait_s=1.0)
 
 
-def make(tokens=8, images=2, running=256, policy=POLICY, step_s=float("inf"), **caches):
-    budgets = Budgets(tokens=tokens, images=images, running=running, step_s=step_s)
+def make(tokens=8, images=2, running=256, policy=POLICY, step_s=float("inf"), enough_s=float("inf"), **caches):
+    budgets = Budgets(tokens=tokens, images=images, running=running, step_s=step_s, enough_s=enough_s)
     return Scheduler(EPD, make_caches(**caches), budgets, policy)
 
 
@@ -155,6 +155,22 @@ def test_chunks_and_vision_batches_take_no_longer_than_a_step_may():
     s.add(make_request("pictures", pictures=[1, 2, 3, 4]), 0.0)
     assert len(turn(s, device, Lane.VISION, now=9.0)[0].work) == 1  # 0.3 s each, it is assumed
     s.observe(StepBatch(1, Lane.VISION, [EncodeWork(SEQ, 0)], 1), 0.13)
+    assert len(turn(s, device, Lane.VISION, now=9.0)[0].work) == 3
+
+
+def test_a_long_batch_ends_with_the_prompt_or_the_picture_that_it_is_at():
+    s, device = make(tokens=1000, images=4, kv_blocks=1000, step_s=0.5, enough_s=0.1), FakeDevice()
+    for i, n_text in enumerate((20, 70, 60, 300, 30)):  # a millisecond per token is assumed
+        s.add(make_request(f"r{i}", n_text=n_text, max_tokens=1), float(i))
+    assert turn(s, device, Lane.LANGUAGE)[0].n_items == 20 + 70 + 60
+    assert turn(s, device, Lane.LANGUAGE)[0].n_items == 300
+    s.add(make_request("long", n_text=900, max_tokens=1), 0.0)
+    assert [turn(s, device, Lane.LANGUAGE)[0].n_items for _ in range(2)] == [500, 400]
+    s.add(make_request("pictures", pictures=[1, 2, 3, 4]), 5.0)
+    s.observe(StepBatch(1, Lane.VISION, [EncodeWork(SEQ, 0)], 1), 0.12)
+    assert len(turn(s, device, Lane.VISION, now=9.0)[0].work) == 1
+    for _ in range(20):
+        s.observe(StepBatch(1, Lane.VISION, [EncodeWork(SEQ, 0)], 1), 0.03)
     assert len(turn(s, device, Lane.VISION, now=9.0)[0].work) == 3
 
 

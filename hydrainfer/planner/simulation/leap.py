@@ -110,7 +110,7 @@ class Leap:
         done, engine, ticket = self.ends[:n], self._engine, self._ticket
         for began_s, ended_s in pairwise((self._began_s, *done)):
             engine.observe(self._batch, ended_s - began_s)
-        batch = skip(engine.scheduler, self._batch, [decoded(work.seq, done) for work in self._batch.work])
+        batch = skip(engine.scheduler, self._batch, [decoded(work.seq, done) for work in self._batch.work], done)
         tokens = [answer(work.seq.request, work.seq.n_computed + 1) for work in batch.work]
         ticket.span = self._device.latest[Lane.LANGUAGE] = Span(self.ends[n])
         ticket.began_s = self.ends[n - 1]

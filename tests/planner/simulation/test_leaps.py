@@ -87,8 +87,9 @@ def outcome(layout, seed, leaps, requests=trace, **more):
         (400, {}),
         (400, {"kinds": ((WINDOW, 30), (STATE, 20))}),
         (400, {"overlap": "slice", "gap_s": 0.0}),
+        (400, {"overlap": "slice", "gap_s": 0.02}),
     ],
-    ids=["90", "90-landing", "400", "more-kinds", "sliced"],
+    ids=["90", "90-landing", "400", "more-kinds", "sliced", "limited"],
 )
 @pytest.mark.parametrize("requests", TRACES)
 def test_the_same_with_and_without(layout, kv_blocks, more, requests):

@@ -41,6 +41,7 @@ CASES = {
     "400-fcfs": (400, "fcfs", {}),
     "400-rank-in-turns": (400, "rank", {"overlap": "off", "step_s": 0.012}),
     "400-rank-sliced": (400, "rank", SLICE),
+    "400-rank-limited": (400, "rank", SLICE | {"gap_s": 0.02}),
 }
 
 
