@@ -76,7 +76,7 @@ class Gap:
     def landed(self, batch: StepBatch, now: float) -> None:
         """Learn from a batch that was cut to the limit, before `made` is told of its tokens, how much of the limit may
         be used."""
-        if batch.n_decodes and (batch.chunked or batch.after_s):
+        if self.limited and batch.n_decodes and (batch.chunked or batch.after_s):
             interval_s = now - batch.work[0].seq.latest_s
             if interval_s <= self._late_s:
                 self._used = min(self._used + _MORE, _WIDEST)

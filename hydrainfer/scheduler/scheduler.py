@@ -94,15 +94,10 @@ class Scheduler:
         self.room.check_fits_empty(request, self._admission.visit(seq))
         self._n_added += 1
         self._live[seq.id] = seq
-        if self._keeps and request.keys:
-            self._recall(seq)
+        if self._keeps and request.keys and self.room.recall(seq, (Stage.DECODE,)):
+            seq.cursor = seq.plan.index(Stage.PREFILL)  # it takes there what is kept here of the prompt
         self._wait(seq)
         return seq
-
-    def _recall(self, seq: LiveSequence) -> None:
-        """Let it take to its prefill what is kept here of the prompt."""
-        if self.room.recall(seq, (Stage.DECODE,)):
-            seq.cursor = seq.plan.index(Stage.PREFILL)
 
     def take_back(self, seq: LiveSequence, now: float) -> bool:
         """Have one that migrates begin anew, without what was kept of it. Returns whether it does so here."""
@@ -227,9 +222,8 @@ class Scheduler:
                 self.n_preemptions += len(preempted)
             work, n, n_decodes = self._fill_language(now, interrupts, ahead)
             if interrupts and len(work) == n_decodes:
-                if self.gap.may_be_late():
-                    work = []  # one late token, for all of a picture's work
                 after_s = self.gap.other_s(n, now)
+                work = [] if self.gap.may_be_late() else work  # one late token, for all of a picture's work
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         for item in work:
@@ -283,8 +277,7 @@ class Scheduler:
             count = add_chunk(work, seq, min(budget - n, in_time), first=n == n_before)
             n += count
             spent_s += count * pace.token_s(seq)
-            done = bool(count) and work[-1].sample
-            if n >= budget or not in_time or (done and spent_s >= self.budgets.enough_s):
+            if n >= budget or not in_time or (spent_s >= self.budgets.enough_s and count and work[-1].sample):
                 break
         return n
 
@@ -293,8 +286,7 @@ class Scheduler:
             return []
         work: list[EncodeWork] = []
         left = self.budgets.image_tokens
-        most_s = min(self.budgets.step_s, self.budgets.enough_s)
-        most = min(self.budgets.images, self._order.pace.pictures_in(most_s))
+        most, most_s = self.budgets.images, min(self.budgets.step_s, self.budgets.enough_s)
 
         def admit(new: LiveSequence) -> bool:
             if not self._admission.admit(new):
@@ -363,8 +355,7 @@ class Scheduler:
         stage runs elsewhere migrate from now on."""
         if result.batch.lane is Lane.VISION:
             return [outcome for item in result.batch.work for outcome in self._encoded(item, result, now)]
-        if self.gap.limited:
-            self.gap.landed(result.batch, now)
+        self.gap.landed(result.batch, now)
         outcomes: list[Outcome] = []
         row, failed, logprobs = 0, result.error is not None or bool(result.failed), result.logprobs
         for place, item in enumerate(result.batch.work):

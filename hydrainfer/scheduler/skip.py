@@ -10,8 +10,7 @@ def skip(s: Scheduler, batch: StepBatch, tokens: list[list[int]], ends: list[flo
     """Apply `batch`, which holds only decodes, and all but the last of the batches like it that follow. `tokens`: what
     each sequence produced in them; `ends`: when each was done. Returns the last one, in flight. None of them may end a
     sequence or want more room than there is."""
-    if s.gap.limited:
-        s.gap.landed(batch, ends[0])
+    s.gap.landed(batch, ends[0])
     for item, made in zip(batch.work, tokens):
         seq = item.seq
         seq.tokens += made
