@@ -9,6 +9,7 @@ decodes alone reads all weights for one token.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from hydrainfer.core import Lane, LiveSequence, StepBatch
@@ -26,6 +27,7 @@ _UP, _DOWN = 0.1, 0.5  # weight of a decode step that took longer, or shorter: w
 _KEEP = 0.9  # what each batch leaves of the weight of the chunks before it
 _STALE = 32  # batches with chunks in them after which a decode step is measured again
 _LATE = 0.1  # of a request's intervals may be longer than the limit (paper, section 2.3)
+_FEW, _MANY = 8, 64  # answers: so many tell how long they become, and so many of the latest count
 _INF = float("inf")
 
 
@@ -49,6 +51,7 @@ class Gap:
         self.bounded, self.limited = budgets.gap_s is not None, bool(budgets.gap_s)
         self._late_s = budgets.gap_s or 0.0
         self._used = _FIRST
+        self._lengths, self._n_usual = deque[int](maxlen=_MANY), 0  # of answers; intervals that nine in ten reach
         self._decoding = decoding
         self._most_s = budgets.step_s
         self._waiting_since = waiting_since
@@ -89,13 +92,24 @@ class Gap:
             seq.n_late += n
         seq.latest_s = now
 
+    def ended(self, n: int) -> None:
+        """An answer ended with so many tokens."""
+        if self.limited:
+            self._lengths.append(n)
+            if len(self._lengths) >= _FEW:
+                self._n_usual = sorted(self._lengths)[len(self._lengths) // 10] - 1
+
     def may_be_late(self) -> bool:
         """Whether everybody who decodes may wait for his next token for longer than the limit: nine in ten of his
-        intervals are within it nevertheless, or cannot be any more."""
-        return self.limited and all(
-            seq.n_late + 1 <= _LATE * seq.n_produced or seq.n_late > _LATE * (seq.n_most - seq.n_prompt - 1)
-            for seq in self._decoding.values()
-        )
+        intervals are within it nevertheless, if his answer becomes as long as nine in ten do; or cannot be any more."""
+        if not self.limited:
+            return False
+        for seq in self._decoding.values():
+            n_most = seq.n_most - seq.n_prompt - 1
+            n_likely = max(seq.n_produced, min(self._n_usual, n_most))
+            if _LATE * n_likely < seq.n_late + 1 <= _LATE * n_most + 1:
+                return False
+        return True
 
     def other_s(self, n_decodes: int, now: float) -> float:
         """How long other work may take beside a step of so many sequences. 0: nothing, for the step is to be measured

@@ -79,9 +79,7 @@ class Scheduler:
         self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
         before = (self.encoding, self.prefilling)
         self.gap = Gap(budgets, self.decoding, lambda: waiting_since(self.waiting, before))
-        self._n_added = 0
-        self.n_batches = 0
-        self.n_preemptions = 0
+        self._n_added = self.n_batches = self.n_preemptions = 0
 
     # ---- requests come and go
 
@@ -418,6 +416,7 @@ class Scheduler:
         stage, finish = seq.plan[seq.cursor], seq.finish_reason(tokens[-1])
         if finish is not None:
             self.cancel(seq.id)
+            self.gap.ended(seq.n_produced)
         elif stage is Stage.PREFILL:
             self._advance(seq, now)
         ended = stage if finish is not None or stage is Stage.PREFILL else None

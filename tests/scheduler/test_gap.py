@@ -90,6 +90,25 @@ def test_one_token_in_ten_may_be_late_for_all_of_a_prompt_or_a_picture(n_made, n
     assert rig.s.get("d0").n_late == n_late + 1  # a picture in the way, or both
 
 
+def test_an_answer_may_be_late_before_its_tenth_token_if_nine_in_ten_become_long_enough():
+    rig = Clocked(0.1)
+    for i in range(30):
+        rig.s.add(make_request(f"short{i}", n_text=3, max_tokens=5 if i % 15 == 0 else 12), rig.now)
+        while rig.s.get(f"short{i}"):
+            rig.step()
+    rig.decoding()
+    rig.measured()
+    assert rig.s.get("d0").n_produced < 9 and rig.s.gap.may_be_late()
+    rig.s.get("d0").n_late = 1
+    assert not rig.s.gap.may_be_late()
+    for i in range(8):
+        rig.s.add(make_request(f"shorter{i}", n_text=3, max_tokens=5), rig.now)
+    while rig.s.n_waiting or len(rig.s.decoding) > 1:
+        rig.step()
+    rig.s.get("d0").n_late = 0
+    assert rig.s.gap.may_be_late() is (rig.s.get("d0").n_produced >= 10)
+
+
 def test_who_has_been_late_too_often_waits_as_if_there_were_no_limit():
     rig = Clocked(0.1)
     rig.decoding(2, max_tokens=40)
