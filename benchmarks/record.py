@@ -22,6 +22,8 @@ PACKAGES = (
     *("av", "decord"),
 )
 
+_TOLD = ("OMP_", "KMP_", "MKL_", "WEIGHTS")  # of the environment; the last says what llama.cpp is to load
+
 
 def write_result(
     name: str, doc: str | None, settings: argparse.Namespace | Mapping[str, Any], results: Any, out: Path | None = None
@@ -38,7 +40,7 @@ def write_result(
         "revision": revision(),
         "hardware": hardware(),
         "versions": versions(PACKAGES),
-        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("OMP_", "KMP_", "MKL_"))},
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_TOLD)},
         "settings": {k: from_root(v) if isinstance(v, Path) else v for k, v in values.items()},
         "results": results,
     }

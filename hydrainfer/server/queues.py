@@ -5,9 +5,10 @@ from __future__ import annotations
 from hydrainfer.core import Share
 from hydrainfer.core.request import ANYBODY
 
-_CROWD = 4
+_CROWD, _FEW = 4, 1
 """With fewer requests before their first token nobody knows how fast they could be: they are not measured. So they are
-not refused, either: what was measured of a slow time could otherwise never be measured again."""
+not refused, either: what was measured of a slow time could otherwise never be measured again. A crowd is measured until
+`_FEW` are left: several may get their first tokens at once, and the time until then is that of all of them."""
 _MEMORY_S, _MEMORY_N = 2.0, 16
 """A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
 _STEADY_S = 15.0
@@ -37,6 +38,7 @@ class Queue:
         self.longest_s = longest_s
         self._reserve_s = max(_RESERVED * longest_s, min(_RESERVED_S, longest_s / 2))
         self.n_waiting = 0
+        self._measured = False
         self.units = 0.0
         self._tenants: dict[str, list[float]] = {}  # of those that wait: units, requests, weight
         self._crowded_s = self._done = self._n_done = 0.0  # of that memory
@@ -46,13 +48,14 @@ class Queue:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many wait that a rate is measured, or can be told of them."""
+        """Whether so many wait that a rate can be told of them."""
         return self.n_waiting >= _CROWD
 
     def enter(self, units: float, now: float, share: Share = ANYBODY) -> None:
         self._pass(now)
         self.n_waiting += 1
-        if self.n_waiting == _CROWD:
+        if self.crowded and not self._measured:
+            self._measured = True
             self._forget(self._crowded_s / _HINT_S)
         self.units += units
         mine = self._tenants.setdefault(share.tenant, [0.0, 0, share.weight])
@@ -67,12 +70,13 @@ class Queue:
     def leave(self, units: float, now: float, share: Share = ANYBODY, *, done: bool) -> None:
         """`done`: by its first token; else it was ended."""
         self._pass(now)
-        if done and self.crowded:
+        if done and self._measured:
             self._done += units
             self._n_done += 1
             self._steady += units
             self._forget(min(self._crowded_s / _MEMORY_S, self._n_done / _MEMORY_N))
         self.n_waiting -= 1
+        self._measured = self._measured and self.n_waiting > _FEW
         self.units = self.units - units if self.n_waiting else 0.0
         mine = self._tenants[share.tenant]
         mine[0], mine[1] = mine[0] - units, mine[1] - 1
@@ -129,7 +133,7 @@ class Queue:
             self._crowded_s /= excess
 
     def _pass(self, now: float) -> None:
-        if self.crowded:
+        if self._measured:
             passed_s = max(now - self._at_s, 0.0)
             self._crowded_s += passed_s
             self._steady_s += passed_s

@@ -44,6 +44,22 @@ def test_slow_work_is_measured_by_as_many_and_a_standstill_shows():
     assert before_s < queue.seconds(now + 60.0) < 1.5 * before_s
 
 
+def test_first_tokens_that_come_together_are_measured_together():
+    """Of four whose pictures are encoded in one batch, the second to fourth do not wait as long again as the first."""
+    queue, now = Queue(10.0), 0.0
+    for _ in range(6):
+        for _ in range(4):
+            queue.enter(600.0, now)
+        now += 1.2
+        for _ in range(4):
+            now += 0.01
+            queue.leave(600.0, now, done=True)
+        now += 5.0
+    for _ in range(4):
+        queue.enter(600.0, now)
+    assert 1.24 < queue.seconds(now) < 1.7
+
+
 def test_the_few_are_never_refused():
     """One request after the other, each slow: that is no measure of what many would take."""
     queue, now = Queue(1.0), 0.0
