@@ -192,7 +192,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Positive | None,
         _help(
             "Server",
-            "Seconds of work that may wait for its first token, then 429; default: 10, or the TTFT of a plan's --slo.",
+            "Seconds of work that may wait for its first token, then 429; default: 10, or the TTFT given with --slo.",
         ),
     ] = None
     max_waiting: Annotated[
