@@ -7,8 +7,9 @@ from hydrainfer.core.request import ANYBODY
 
 _CROWD, _FEW = 4, 1
 """With fewer requests before their first token nobody knows how fast they could be: they are not measured. So they are
-not refused, either: what was measured of a slow time could otherwise never be measured again. A crowd is measured until
-`_FEW` are left: several may get their first tokens at once, and the time until then is that of all of them."""
+not refused, either: what was measured of a slow time could otherwise never be measured again. Of a crowd those count
+until `_FEW` are left, for several may get their first tokens at once, and the time until then is that of all of them;
+but the last ones do not make it slower."""
 _MEMORY_S, _MEMORY_N = 2.0, 16
 """A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
 _STEADY_S = 15.0
@@ -39,6 +40,7 @@ class Queue:
         self._reserve_s = max(_RESERVED * longest_s, min(_RESERVED_S, longest_s / 2))
         self.n_waiting = 0
         self._measured = False
+        self._last_s = 0.0  # since the last first token of a crowd that has become less than one
         self.units = 0.0
         self._tenants: dict[str, list[float]] = {}  # of those that wait: units, requests, weight
         self._crowded_s = self._done = self._n_done = 0.0  # of that memory
@@ -55,8 +57,8 @@ class Queue:
         self._pass(now)
         self.n_waiting += 1
         if self.crowded and not self._measured:
-            self._measured = True
             self._forget(self._crowded_s / _HINT_S)
+        self._measured = self._measured or self.crowded
         self.units += units
         mine = self._tenants.setdefault(share.tenant, [0.0, 0, share.weight])
         mine[0], mine[1] = mine[0] + units, mine[1] + 1
@@ -71,12 +73,15 @@ class Queue:
         """`done`: by its first token; else it was ended."""
         self._pass(now)
         if done and self._measured:
+            self._count(min(self._last_s, units * self.pace()))
+            self._last_s = 0.0
             self._done += units
             self._n_done += 1
             self._steady += units
             self._forget(min(self._crowded_s / _MEMORY_S, self._n_done / _MEMORY_N))
         self.n_waiting -= 1
-        self._measured = self._measured and self.n_waiting > _FEW
+        if self.n_waiting <= _FEW:
+            self._measured, self._last_s = False, 0.0
         self.units = self.units - units if self.n_waiting else 0.0
         mine = self._tenants[share.tenant]
         mine[0], mine[1] = mine[0] - units, mine[1] - 1
@@ -133,11 +138,17 @@ class Queue:
             self._crowded_s /= excess
 
     def _pass(self, now: float) -> None:
-        if self._measured:
-            passed_s = max(now - self._at_s, 0.0)
-            self._crowded_s += passed_s
-            self._steady_s += passed_s
-            if self._steady_s > _STEADY_S:
-                self._steady *= _STEADY_S / self._steady_s
-                self._steady_s = _STEADY_S
+        passed_s = max(now - self._at_s, 0.0)
+        if self.crowded:
+            self._count(passed_s)
+        elif self._measured:
+            self._last_s += passed_s
         self._at_s = now
+
+    def _count(self, seconds: float) -> None:
+        """Add to the time that a crowd has taken."""
+        self._crowded_s += seconds
+        self._steady_s += seconds
+        if self._steady_s > _STEADY_S:
+            self._steady *= _STEADY_S / self._steady_s
+            self._steady_s = _STEADY_S

@@ -58,6 +58,10 @@ def test_first_tokens_that_come_together_are_measured_together():
     for _ in range(4):
         queue.enter(600.0, now)
     assert 1.24 < queue.seconds(now) < 1.7
+    queue.leave(600.0, now, done=True)
+    before_s = queue.pace()
+    queue.leave(600.0, now + 60.0, done=True)
+    assert queue.pace() <= before_s, "the last ones of a crowd are no measure of how slow it is"
 
 
 def test_the_few_are_never_refused():
