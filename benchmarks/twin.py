@@ -13,7 +13,7 @@ import orjson
 
 from hydrainfer.assemble.instances import own_options
 from hydrainfer.assemble.media import media_limits
-from hydrainfer.assemble.sizes import cache_sizes, dtype_of, gap_of, overlap_of, torch_device
+from hydrainfer.assemble.sizes import budgets_of, cache_sizes, dtype_of, overlap_of, torch_device
 from hydrainfer.cache import CacheSpec
 from hydrainfer.checkpoint import read_config
 from hydrainfer.config import ServeConfig, read_layout
@@ -22,7 +22,7 @@ from hydrainfer.models import cache_specs, vision_fingerprint
 from hydrainfer.planner.search import mean_interval_s
 from hydrainfer.planner.simulation import InstanceModel, Link, ServedRequest, Simulator
 from hydrainfer.processor import PixelStore, Processor, RequestTerms, load_description, parse_messages
-from hydrainfer.scheduler import Budgets, Policy
+from hydrainfer.scheduler import Policy
 from hydrainfer.workload.client import RequestRecord
 from hydrainfer.workload.sources import BodyOptions, ChatRequest
 
@@ -115,15 +115,7 @@ class Twin:
     def _instances(self, turn_s: float) -> list[InstanceModel]:
         config, cost = self._config, self._cost
         overlap = overlap_of(config, self._device)
-        assert config.token_budget != "auto" and config.image_budget != "auto", "give numbers"
-        budgets = Budgets(
-            tokens=config.token_budget,
-            images=config.image_budget,
-            image_tokens=config.image_token_budget,
-            running=config.max_running,
-            step_s=config.step_s,
-            gap_s=gap_of(config, overlap),
-        )
+        budgets = budgets_of(config, overlap)
         policy = Policy(
             order=config.order,
             encode_gate=config.encode_gate,

@@ -13,9 +13,9 @@ from hydrainfer.assemble.model import Progress, lanes_for, load_for, runners_for
 from hydrainfer.assemble.sizes import (
     GIB,
     ahead_of,
+    budgets_of,
     cache_sizes,
     dtype_of,
-    gap_of,
     landing_sizes,
     no_memory,
     overlap_of,
@@ -25,7 +25,7 @@ from hydrainfer.cache import CacheSet, CacheSizes, CacheSpec, tokens_in
 from hydrainfer.checkpoint import ModelConfig
 from hydrainfer.cluster import Facts, Node
 from hydrainfer.config import ServeConfig
-from hydrainfer.core import ConfigError, CostModel, Lane, OutputSink, PixelSource, Role, owner_of
+from hydrainfer.core import CostModel, Lane, OutputSink, PixelSource, Role, owner_of
 from hydrainfer.engine import Engine, EventSink, Moves, Overlap, Runner, Shifts, Timing
 from hydrainfer.grammar import Grammars
 from hydrainfer.machine import instruction_sets
@@ -37,7 +37,7 @@ from hydrainfer.runtime import (
     LaneThread,
     spoken_ids,
 )
-from hydrainfer.scheduler import ENOUGH_S, Budgets, Policy, Scheduler
+from hydrainfer.scheduler import Policy, Scheduler
 from hydrainfer.storage import (
     BlockStore,
     Exports,
@@ -218,18 +218,7 @@ def _scheduler(config: ServeConfig, role: Role, caches: CacheSet, overlap: Overl
         headroom_tokens=config.headroom_tokens,
         batching=config.batching,
     )
-    if config.token_budget == "auto" or config.image_budget == "auto":
-        raise ConfigError("budgets are settled by `hydrainfer serve`; here, give numbers", param="token_budget")
-    budgets = Budgets(
-        tokens=config.token_budget,
-        images=config.image_budget,
-        image_tokens=config.image_token_budget,
-        running=config.max_running,
-        step_s=config.step_s,
-        enough_s=ENOUGH_S if overlap == "off" and config.order == "rank" else float("inf"),
-        gap_s=gap_of(config, overlap),
-    )
-    return Scheduler(role, caches, budgets, policy, landing=landing)
+    return Scheduler(role, caches, budgets_of(config, overlap), policy, landing=landing)
 
 
 def _moves(

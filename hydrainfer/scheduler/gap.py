@@ -79,7 +79,7 @@ class Gap:
     def landed(self, batch: StepBatch, now: float) -> None:
         """Learn from a batch that was cut to the limit, before `made` is told of its tokens, how much of the limit may
         be used."""
-        if self.limited and batch.n_decodes and (batch.chunked or batch.after_s):
+        if self.limited and batch.n_decodes and (batch.chunked or batch.after_s) and not self.may_be_late():
             interval_s = now - batch.work[0].seq.latest_s
             if interval_s <= self._late_s:
                 self._used = min(self._used + _MORE, _WIDEST)
@@ -87,13 +87,13 @@ class Gap:
                 self._used = max(self._used - _LESS, _NARROWEST)
 
     def made(self, seq: LiveSequence, n: int, now: float) -> None:
-        """The sequence has got `n` tokens."""
+        """The sequence has got `n` tokens, which count as so many equal intervals."""
         if (now - seq.latest_s) / n > self._late_s:
             seq.n_late += n
         seq.latest_s = now
 
     def ended(self, n: int) -> None:
-        """An answer ended with so many tokens."""
+        """An answer ended with so many tokens, by its length or a token. (Of stop strings nothing is known here.)"""
         if self.limited:
             self._lengths.append(n)
             if len(self._lengths) >= _FEW:
@@ -101,7 +101,8 @@ class Gap:
 
     def may_be_late(self) -> bool:
         """Whether everybody who decodes may wait for his next token for longer than the limit: nine in ten of his
-        intervals are within it nevertheless, if his answer becomes as long as nine in ten do; or cannot be any more."""
+        intervals are within it nevertheless, if his answer becomes as long as nine in ten do. Or they cannot be, for
+        too many were late already."""
         if not self.limited:
             return False
         for seq in self._decoding.values():

@@ -22,10 +22,10 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """`tokens`: language tokens per batch (τ_t of Algorithm 1). `images`: pictures per vision batch (τ_e), which have
     at most `image_tokens` embeddings together, unless it is one. `running`: requests that may hold caches at once.
     `step_s`: how long a batch may take, going by recent ones, beside which a chunk shrinks that is slow (behind a long
-    context, or on a slow device); it goes no lower than one picture or a small chunk. `enough_s`: a batch that takes so
-    long ends with the picture or the prompt that it is at, for more would only delay their first tokens. `gap_s`: how
-    long a decoding sequence may wait for its next token, likewise, nine times in ten; 0: some decode steps (`gap.py`);
-    None: no bound."""
+    context, or on a slow device); it goes no lower than one picture or a small chunk. `enough_s`: a batch ends with the
+    prompt with which it takes so long, and a vision batch has no more pictures than take so long, but at least one; for
+    more gain nothing, and delay their first tokens. `gap_s`: how long a decoding sequence may wait for its next token,
+    likewise, nine times in ten; 0: some decode steps (`gap.py`); None: no bound."""
 
     tokens: int = 1024
     images: int = 4

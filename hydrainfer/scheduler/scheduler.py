@@ -220,8 +220,8 @@ class Scheduler:
                 self.n_preemptions += len(preempted)
             work, n, n_decodes = self._fill_language(now, interrupts, ahead)
             if interrupts and len(work) == n_decodes:
-                after_s = self.gap.other_s(n, now)
                 work = [] if self.gap.may_be_late() else work  # one late token, for all of a picture's work
+                after_s = self.gap.other_s(n, now) if work else 0.0
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         for item in work:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from hydrainfer.core import Share
 from hydrainfer.core.request import ANYBODY
 
-_CROWD, _FEW = 4, 1
+_CROWD = 4
 """With fewer requests before their first token nobody knows how fast they could be: they are not measured. So they are
-not refused, either: what was measured of a slow time could otherwise never be measured again. Of a crowd those count
-until `_FEW` are left, for several may get their first tokens at once, and the time until then is that of all of them;
-but the last ones do not make it slower."""
+not refused, either: what was measured of a slow time could otherwise never be measured again. But the last ones of a
+crowd count where that makes it faster, for several may get their first tokens at once."""
 _MEMORY_S, _MEMORY_N = 2.0, 16
 """A rate is that of the latest crowded seconds, or of the latest requests if so many take longer."""
 _STEADY_S = 15.0
@@ -39,8 +38,7 @@ class Queue:
         self.longest_s = longest_s
         self._reserve_s = max(_RESERVED * longest_s, min(_RESERVED_S, longest_s / 2))
         self.n_waiting = 0
-        self._measured = False
-        self._last_s = 0.0  # since the last first token of a crowd that has become less than one
+        self._n_last, self._last_s = 0, 0.0  # of what is left of a crowd: how many, and since its latest first token
         self.units = 0.0
         self._tenants: dict[str, list[float]] = {}  # of those that wait: units, requests, weight
         self._crowded_s = self._done = self._n_done = 0.0  # of that memory
@@ -56,9 +54,9 @@ class Queue:
     def enter(self, units: float, now: float, share: Share = ANYBODY) -> None:
         self._pass(now)
         self.n_waiting += 1
-        if self.crowded and not self._measured:
+        if self.n_waiting == _CROWD:
             self._forget(self._crowded_s / _HINT_S)
-        self._measured = self._measured or self.crowded
+            self._n_last = 0
         self.units += units
         mine = self._tenants.setdefault(share.tenant, [0.0, 0, share.weight])
         mine[0], mine[1] = mine[0] + units, mine[1] + 1
@@ -72,16 +70,17 @@ class Queue:
     def leave(self, units: float, now: float, share: Share = ANYBODY, *, done: bool) -> None:
         """`done`: by its first token; else it was ended."""
         self._pass(now)
-        if done and self._measured:
-            self._count(min(self._last_s, units * self.pace()))
+        if done and (self.crowded or (self._n_last and self._done)):
+            self._count(min(self._last_s, units * self.pace()) if self._n_last else 0.0)
             self._last_s = 0.0
             self._done += units
             self._n_done += 1
             self._steady += units
             self._forget(min(self._crowded_s / _MEMORY_S, self._n_done / _MEMORY_N))
+        if self.n_waiting == _CROWD:
+            self._n_last, self._last_s = _CROWD, 0.0
+        self._n_last = max(self._n_last - 1, 0)
         self.n_waiting -= 1
-        if self.n_waiting <= _FEW:
-            self._measured, self._last_s = False, 0.0
         self.units = self.units - units if self.n_waiting else 0.0
         mine = self._tenants[share.tenant]
         mine[0], mine[1] = mine[0] - units, mine[1] - 1
@@ -141,7 +140,7 @@ class Queue:
         passed_s = max(now - self._at_s, 0.0)
         if self.crowded:
             self._count(passed_s)
-        elif self._measured:
+        elif self._n_last:
             self._last_s += passed_s
         self._at_s = now
 

@@ -102,11 +102,11 @@ def test_an_answer_may_be_late_before_its_tenth_token_if_nine_in_ten_become_long
     rig.s.get("d0").n_late = 1
     assert not rig.s.gap.may_be_late()
     for i in range(8):
-        rig.s.add(make_request(f"shorter{i}", n_text=3, max_tokens=5), rig.now)
+        rig.s.add(make_request(f"shorter{i}", n_text=3, max_tokens=3), rig.now)
     while rig.s.n_waiting or len(rig.s.decoding) > 1:
         rig.step()
     rig.s.get("d0").n_late = 0
-    assert rig.s.gap.may_be_late() is (rig.s.get("d0").n_produced >= 10)
+    assert rig.s.get("d0").n_produced < 10 and not rig.s.gap.may_be_late()
 
 
 def test_who_has_been_late_too_often_waits_as_if_there_were_no_limit():
@@ -133,6 +133,23 @@ def test_the_part_of_the_limit_that_is_used_shrinks_with_late_tokens_and_grows_w
         rig.now += 0.03 * (i < 10)  # something else runs for so long
         rig.land(batch)
     assert used[10] <= 0.8 * used[0] and used[10] < used[-1] < used[0]
+
+
+def test_what_is_late_on_purpose_does_not_narrow_the_slices():
+    rig = Clocked(0.1)
+    rig.decoding(max_tokens=1000)
+    rig.measured()
+    sizes = []
+    for i in range(20):
+        rig.s.get("d0").n_late = 0 if i else 20
+        rig.s.add(make_request(f"long{i}", n_text=110, max_tokens=1), rig.now)
+        while rig.s.get("d0").n_produced < 10 or f"long{i}" in rig.s.prefilling or rig.s.n_waiting:
+            rig.step()
+            sizes.append(rig.batches[-1].n_items)
+    rig.s.get("d0").n_late = 99
+    rig.s.get("d0").n_most = 10_000
+    rig.s.add(make_request("cut", n_text=500, max_tokens=1), rig.now)
+    assert max(sizes) >= 111 and rig.launch().n_items >= 60
 
 
 def test_without_a_bound_a_chunk_is_what_the_budget_allows():

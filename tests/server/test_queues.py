@@ -57,11 +57,37 @@ def test_first_tokens_that_come_together_are_measured_together():
         now += 5.0
     for _ in range(4):
         queue.enter(600.0, now)
-    assert 1.24 < queue.seconds(now) < 1.7
-    queue.leave(600.0, now, done=True)
-    before_s = queue.pace()
-    queue.leave(600.0, now + 60.0, done=True)
-    assert queue.pace() <= before_s, "the last ones of a crowd are no measure of how slow it is"
+    assert queue.seconds(now) == pytest.approx(1.24, rel=0.05)
+
+
+def test_what_is_left_of_a_crowd_makes_it_no_slower_and_the_few_after_it_no_faster():
+    queue, now = Queue(10.0), 0.0
+    for _ in range(8):
+        queue.enter(1.0, now)
+    for _ in range(6):
+        now += 1.0
+        queue.leave(1.0, now, done=True)
+    assert queue.pace() == pytest.approx(1.0)
+    for _ in range(20):  # two wait all the time, and are done together
+        now += 2.0
+        for _ in range(2):
+            queue.leave(1.0, now, done=True)
+        for _ in range(2):
+            queue.enter(1.0, now)
+    assert 0.8 < queue.pace() <= 1.0
+
+
+def test_a_crowd_that_goes_away_leaves_no_rate():
+    queue = Queue(10.0)
+    for _ in range(4):
+        queue.enter(1.0, 0.0)
+    queue.leave(1.0, 0.0, done=False)
+    for _ in range(3):
+        queue.leave(1.0, 3.0, done=True)
+    assert queue.pace() == 0.0 and queue.seconds(3.0) == 0.0
+    for _ in range(5):
+        queue.enter(1.0, 4.0)
+    assert queue.seconds(9.0) == pytest.approx(5.0), "nothing is known"
 
 
 def test_the_few_are_never_refused():

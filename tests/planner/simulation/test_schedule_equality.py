@@ -39,7 +39,7 @@ LAYOUTS = ["1EPD", "3EPD", "1E1P1D", "2EP1D", "1ED2P", "1E1PD+1EPD", "2E2P3D"]
 CASES = {
     "100-rank": (100, "rank", {}),
     "400-fcfs": (400, "fcfs", {}),
-    "400-rank-in-turns": (400, "rank", {"overlap": "off", "step_s": 0.012}),
+    "400-rank-in-turns": (400, "rank", {"overlap": "off", "step_s": 0.012, "enough_s": 0.006}),
     "400-rank-sliced": (400, "rank", SLICE),
     "400-rank-limited": (400, "rank", SLICE | {"gap_s": 0.02}),
 }
