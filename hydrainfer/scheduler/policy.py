@@ -12,8 +12,8 @@ Ordering = Literal["rank", "fcfs"]
 STEP_S, RUNNING = 0.5, 96
 """The `step_s` and the `running` of a server."""
 ENOUGH_S = 0.1
-"""The `enough_s` of a server whose lanes take turns: a vision tower or a prompt that takes so long gains nothing from a
-larger batch (`benchmarks/results/b13_encode_batch.json`)."""
+"""The `enough_s` of a server whose lanes take turns. Pictures that take so long each gain nothing from a larger batch
+(`benchmarks/results/b13_encode_batch.json`), and a prompt that takes so long fills the processor by itself."""
 EncodeGate = Literal["paper", "aged"]
 Batching = Literal["stage-level", "prefill-first"]
 
