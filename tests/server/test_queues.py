@@ -45,7 +45,7 @@ def test_slow_work_is_measured_by_as_many_and_a_standstill_shows():
 
 
 def test_first_tokens_that_come_together_are_measured_together():
-    """Four pictures are encoded in one batch, so the first tokens of all four come after 1.2 seconds, not one by one."""
+    """Four pictures are encoded in one batch, so that all four first tokens come after 1.2 seconds."""
     queue, now = Queue(10.0), 0.0
     for _ in range(6):
         for _ in range(4):
