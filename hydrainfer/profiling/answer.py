@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -247,4 +248,4 @@ def _crowded(asked: ProfileSetup, n_devices: int) -> str:
 
 def _given(budgets: Budgets) -> dict[str, int | float]:
     """The budgets by name, but for those that bind nothing."""
-    return {name: value for name, value in msgspec.structs.asdict(budgets).items() if value is not None}
+    return {name: value for name, value in msgspec.structs.asdict(budgets).items() if value not in (None, math.inf)}
