@@ -222,7 +222,10 @@ class Engine:
             crowd = len(s.decoding) if s.policy.order == "rank" else 0  # in Algorithm 1 lanes take turns, no more
             return crowd, len(s.encoding) + len(s.waiting.pictured)
 
-        for lane in lanes.turns(s.prefers_language, counts):
+        def pausing() -> bool:
+            return not s.prefilling and s.gap.pausing(now)
+
+        for lane in lanes.turns(s.prefers_language, counts, pausing):
             turn = s.next(now, lane, lanes.interrupts(lane), ahead=lanes.busy(lane))
             batch, started, preempted, departed = turn
             for seq in preempted:

@@ -1,8 +1,9 @@
 """How long a decoding request may wait for its next token, and what fits beside a decode step in that time.
 
 With a limit, nine in ten of a request's intervals are to be within it, as an SLO has it (paper, section 2.3). So other
-work is cut to it, but where everybody who decodes may have a late token: then all of a picture's or a prompt's work is
-done at once, which is soonest for who waits, and costs each but one interval. Without a limit the gap is some decode
+work is cut to it, but where everybody who decodes may have a late token: then they pause, and the work of all pictures
+and prompts that wait is done at once. That is soonest for who waits, and costs each but one interval, however long
+(`_PAUSE_S` bounds it). Without a limit the gap is some decode
 steps, so that streams stay smooth; and longer while somebody waits for his first token for seconds, since whoever
 decodes alone reads all weights for one token.
 """
@@ -26,6 +27,7 @@ _CHUNK = 16  # tokens: smaller chunks take about as long
 _UP, _DOWN = 0.1, 0.5  # weight of a decode step that took longer, or shorter: what disturbs it makes it longer
 _KEEP = 0.9  # what each batch leaves of the weight of the chunks before it
 _STALE = 32  # batches with chunks in them after which a decode step is measured again
+_PAUSE_S = 2.0  # after which no more work is begun before a token that is late already
 _LATE = 0.1  # of a request's intervals may be longer than the limit (paper, section 2.3)
 _FEW, _MANY = 8, 64  # answers: so many tell how long they become, and so many of the latest count
 _INF = float("inf")
@@ -112,6 +114,18 @@ class Gap:
                 return False
         return True
 
+    def may_pause(self, now: float) -> bool:
+        """Whether everybody who decodes may wait for other work, however long it takes."""
+        return self._waited_s(now) < _PAUSE_S and self.may_be_late()
+
+    def pausing(self, now: float) -> bool:
+        """Whether they do: somebody's token is late already, and more work before it costs him no other interval."""
+        return self._late_s < self._waited_s(now) < _PAUSE_S and self.may_be_late()
+
+    def _waited_s(self, now: float) -> float:
+        """How long the one who decodes and waits longest has waited for his next token."""
+        return now - min((seq.latest_s for seq in self._decoding.values()), default=now)
+
     def other_s(self, n_decodes: int, now: float) -> float:
         """How long other work may take beside a step of so many sequences. 0: nothing, for the step is to be measured
         by itself."""
@@ -121,7 +135,7 @@ class Gap:
         if step is None or step.age >= _STALE:
             return 0.0
         if self.limited:
-            if self.may_be_late():
+            if self.may_pause(now):
                 return self._most_s
             return max(self._used * self._late_s - step.seconds, _LEAST * step.seconds)
         queued_s = now - self._waiting_since() - _PATIENCE_S

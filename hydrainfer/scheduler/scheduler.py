@@ -220,7 +220,7 @@ class Scheduler:
                 self.n_preemptions += len(preempted)
             work, n, n_decodes = self._fill_language(now, interrupts, ahead)
             if interrupts and len(work) == n_decodes:
-                work = [] if self.gap.may_be_late() else work  # one late token, for all of a picture's work
+                work = [] if self.gap.may_pause(now) else work
                 after_s = self.gap.other_s(n, now) if work else 0.0
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
@@ -244,7 +244,8 @@ class Scheduler:
         if ready is None:
             return [], 0, 0
         n_ready = len(ready) if draft is None else sum(item.count for item in ready)
-        work, n = (ready[:], n_ready) if self.policy.batching == "stage-level" else ([], 0)
+        together = self.policy.batching == "stage-level" and not self.gap.pausing(now)
+        work, n = (ready[:], n_ready) if together else ([], 0)
         n_decodes = len(work)
         if n < budget and self.role.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
             n = self._fill_prefill(now, work, n, best_in_flight(self.encoding.values()) if interrupts else LAST)
