@@ -23,7 +23,7 @@ from hydrainfer.cache import (
     too_small,
 )
 from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
-from hydrainfer.config import ServeConfig, is_slo_part, parse_slo
+from hydrainfer.config import ServeConfig, Slo, is_slo_part, parse_slo
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, Role, Stage
 from hydrainfer.engine import Overlap
@@ -78,27 +78,22 @@ def ahead_of(config: ServeConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
 
 
-def _gap_of(config: ServeConfig, overlap: Overlap) -> float | None:
-    """Seconds that a decoding request may wait for its next token (`Budgets.gap_s`): the TPOT of the SLO if one is
-    given, where chunks and pictures are cut to it."""
-    if overlap != "slice":
-        return None
-    return (config.slo and is_slo_part(config.slo.split(",")[0]) and parse_slo([config.slo]).tpot_s) or 0.0
-
-
 def budgets_of(config: ServeConfig, overlap: Overlap) -> Budgets:
     """The budgets of an instance's scheduler. Raises `ConfigError`."""
     if config.token_budget == "auto" or config.image_budget == "auto":
         raise ConfigError("budgets are settled by `hydrainfer serve`; here, give numbers", param="token_budget")
-    return Budgets(
+    budgets = Budgets(
         tokens=config.token_budget,
         images=config.image_budget,
         image_tokens=config.image_token_budget,
         running=config.max_running,
         step_s=config.step_s,
         enough_s=ENOUGH_S if overlap == "off" and config.order == "rank" else float("inf"),
-        gap_s=_gap_of(config, overlap),
     )
+    if overlap != "slice":
+        return budgets
+    slo = parse_slo([config.slo]) if config.slo and is_slo_part(config.slo.split(",")[0]) else Slo()
+    return budgets.within(slo.tpot_s, slo.ttft_s)
 
 
 def dtype_of(config: ServeConfig, device: torch.device, checkpoint: str) -> str:

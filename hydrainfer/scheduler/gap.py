@@ -1,11 +1,11 @@
 """How long a decoding request may wait for its next token, and what fits beside a decode step in that time.
 
-With a limit, nine in ten of a request's intervals are to be within it, as an SLO has it (paper, section 2.3). So other
-work is cut to it, but where everybody who decodes may have a late token: then they pause, and the work of all pictures
-and prompts that wait is done at once. That is soonest for who waits, and costs each but one interval, however long
-(`_PAUSE_S` bounds it). Without a limit the gap is some decode
-steps, so that streams stay smooth; and longer while somebody waits for his first token for seconds, since whoever
-decodes alone reads all weights for one token.
+With a limit, nine in ten of a request's intervals are to be within it, as an SLO has it (paper, section 2.3). So where
+everybody who decodes may have a late token, they pause, and the work of all pictures and prompts that wait is done at
+once. That is soonest for who waits, and costs each but one interval, however long (`_PAUSE_S` bounds it). Until they
+may pause, other work waits, for `Budgets.wait_s` at most; then it is cut to fit the limit. Without a limit the gap is
+some decode steps, so that streams stay smooth; and longer while somebody waits for his first token for seconds, since
+whoever decodes alone reads all weights for one token.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Gap:
         self, budgets: Budgets, decoding: Mapping[str, LiveSequence], waiting_since: Callable[[], float]
     ) -> None:
         self.bounded, self.limited = budgets.gap_s is not None, bool(budgets.gap_s)
-        self._late_s = budgets.gap_s or 0.0
+        self._late_s, self._wait_s = budgets.gap_s or 0.0, budgets.wait_s
         self._used = _FIRST
         self._lengths, self._n_usual = deque[int](maxlen=_MANY), 0  # of answers; intervals that nine in ten reach
         self._decoding = decoding
@@ -128,7 +128,7 @@ class Gap:
 
     def other_s(self, n_decodes: int, now: float) -> float:
         """How long other work may take beside a step of so many sequences. 0: nothing, for the step is to be measured
-        by itself."""
+        by itself, or a pause may come soon."""
         if not self.bounded or not n_decodes:
             return _INF
         step = self._steps.get(n_decodes.bit_length())
@@ -137,6 +137,8 @@ class Gap:
         if self.limited:
             if self.may_pause(now):
                 return self._most_s
+            if now - self._waiting_since() < self._wait_s:
+                return 0.0
             return max(self._used * self._late_s - step.seconds, _LEAST * step.seconds)
         queued_s = now - self._waiting_since() - _PATIENCE_S
         return min(max((_STEPS - 1.0) * step.seconds, _SHARE * queued_s), self._most_s)

@@ -14,6 +14,7 @@ STEP_S, RUNNING = 0.5, 96
 ENOUGH_S = 0.1
 """The `enough_s` of a server whose lanes take turns. Pictures that take so long each gain nothing from a larger batch
 (`benchmarks/results/b13_encode_batch.json`), and a prompt that takes so long fills the processor by itself."""
+_WAIT, _WAIT_SHARE = 20, 1 / 3  # `wait_s`: so many limits of TPOT, and no more than so much of TTFT's
 EncodeGate = Literal["paper", "aged"]
 Batching = Literal["stage-level", "prefill-first"]
 
@@ -25,7 +26,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     context, or on a slow device); it goes no lower than one picture or a small chunk. `enough_s`: a batch ends with the
     prompt with which it takes so long, and a vision batch has no more pictures than take so long, but at least one; for
     more gain nothing, and delay their first tokens. `gap_s`: how long a decoding sequence may wait for its next token,
-    likewise, nine times in ten; 0: some decode steps (`gap.py`); None: no bound."""
+    likewise, nine times in ten; 0: some decode steps (`gap.py`); None: no bound. `wait_s`: how long a picture or a
+    prompt waits until those who decode may have a late token, before it is cut to `gap_s`."""
 
     tokens: int = 1024
     images: int = 4
@@ -34,6 +36,13 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = float("inf")
     enough_s: float = float("inf")
     gap_s: float | None = None
+    wait_s: float = 0.0
+
+    def within(self, tpot_s: float | None, ttft_s: float | None) -> Budgets:
+        """The same where lanes share a thread (`--overlap slice`), for these limits of an SLO."""
+        gap_s = tpot_s or 0.0
+        wait_s = min(_WAIT * gap_s, float("inf") if ttft_s is None else _WAIT_SHARE * ttft_s)
+        return msgspec.structs.replace(self, gap_s=gap_s, wait_s=wait_s)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

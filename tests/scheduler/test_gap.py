@@ -116,6 +116,20 @@ def test_all_that_waits_is_done_in_one_pause_but_not_for_longer_than_two_seconds
     assert [rig.s.get(name).n_late for name in ("d0", "picture0", "picture3")] == [1, 1, 0]
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 0.3])
+def test_until_those_who_decode_may_be_late_other_work_waits_but_not_for_long(wait_s):
+    rig = Clocked(0.1, wait_s=wait_s)
+    rig.decoding(max_tokens=1000)
+    rig.measured()
+    rig.s.get("d0").n_late = 20
+    rig.s.add(make_request("long", n_text=500, max_tokens=2), rig.now)
+    began_s = rig.now
+    while (batch := rig.launch()).decodes_only:
+        assert rig.land(batch) == STEP_S
+    assert wait_s <= rig.now - began_s <= wait_s + STEP_S
+    assert 60 < batch.n_items < 80
+
+
 def test_an_answer_may_be_late_before_its_tenth_token_if_nine_in_ten_become_long_enough():
     rig = Clocked(0.1)
     for i in range(30):

@@ -80,7 +80,7 @@ def test_every_request_ends_with_its_tokens_within_budgets_and_pools_come_back_w
     with caches that lend each other memory; with host memory for preempted ones, to and from which some copies fail;
     and with the next batch launched `ahead`, while tokens of the one before are not known and may prove to be ends."""
     rng = random.Random(seed)
-    budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s)
+    budgets = Budgets(tokens=tokens, images=images, running=running, gap_s=gap_s, wait_s=2000 * (gap_s or 0.0))
     shared = rng.choice([1, 8, 64])
     policy = Policy(
         encode_gate=gate, encode_wait_s=5.0, headroom_tokens=headroom, batching=batching, shared_tokens=shared

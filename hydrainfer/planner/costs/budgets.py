@@ -157,7 +157,7 @@ def budgets_for(
     if overlap != "slice":
         return budgets
     running = _running(times, slo, base) if role.runs(Stage.DECODE) else base.running
-    return msgspec.structs.replace(budgets, running=running, gap_s=slo.tpot_s or 0.0)
+    return msgspec.structs.replace(budgets, running=running).within(slo.tpot_s, slo.ttft_s)
 
 
 class Choice(NamedTuple):

@@ -29,7 +29,7 @@ def deployment(
     layout, kv_blocks=400, embed_blocks=40, kinds=(), step_s=INF, enough_s=INF, gap_s=None, landing=0, **more
 ):
     sizes = {EMBED: embed_blocks, KV: kv_blocks, **dict(kinds)}
-    budgets = Budgets(tokens=64, step_s=step_s, enough_s=enough_s, gap_s=gap_s)
+    budgets = Budgets(tokens=64, step_s=step_s, enough_s=enough_s, gap_s=gap_s, wait_s=5 * (gap_s or 0.0))
     for n, role in enumerate(Layout.parse(layout).instances):
         blocks = {spec: n for spec, n in sizes.items() if any(role.runs(stage) for stage in spec.stages)}
         hosted = {landing_of(spec): landing for spec in blocks if landing and spec is not EMBED}
