@@ -23,7 +23,7 @@ from hydrainfer.cache import (
     too_small,
 )
 from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
-from hydrainfer.config import ServeConfig, Slo, is_slo_part, parse_slo
+from hydrainfer.config import ServeConfig, is_slo_part, parse_slo
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, Role, Stage
 from hydrainfer.engine import Overlap
@@ -92,7 +92,9 @@ def budgets_of(config: ServeConfig, overlap: Overlap) -> Budgets:
     )
     if overlap != "slice":
         return budgets
-    slo = parse_slo([config.slo]) if config.slo and is_slo_part(config.slo.split(",")[0]) else Slo()
+    if not (config.slo and is_slo_part(config.slo.split(",")[0])):
+        return budgets.within(None, None)
+    slo = parse_slo([config.slo])
     return budgets.within(slo.tpot_s, slo.ttft_s)
 
 

@@ -222,10 +222,10 @@ class Engine:
             crowd = len(s.decoding) if s.policy.order == "rank" else 0  # in Algorithm 1 lanes take turns, no more
             return crowd, len(s.encoding) + len(s.waiting.pictured)
 
-        def pausing() -> bool:
-            return not s.prefilling and s.gap.pausing(now)
+        def may_pause() -> bool:
+            return not s.prefilling and s.gap.may_pause(now)
 
-        for lane in lanes.turns(s.prefers_language, counts, pausing):
+        for lane in lanes.turns(s.prefers_language, counts, may_pause):
             turn = s.next(now, lane, lanes.interrupts(lane), ahead=lanes.busy(lane))
             batch, started, preempted, departed = turn
             for seq in preempted:

@@ -58,15 +58,15 @@ class Lanes:
         self,
         prefers_language: Callable[[], bool],
         counts: Callable[[], tuple[int, int]],
-        pausing: Callable[[], bool],
+        may_pause: Callable[[], bool],
     ) -> Iterator[Lane]:
         """The lanes to be asked for a batch now, in order. `prefers_language()`: whether no picture is to be encoded
         before somebody's prefill; `counts()`: how many sequences decode that may go on as a crowd, and how many have
-        pictures to be encoded; `pausing()`: whether decodes wait for pictures. Each lane's batch is launched before the
-        next lane is asked for."""
+        pictures to be encoded; `may_pause()`: whether decodes may wait for pictures. Each lane's batch is launched
+        before the next lane is asked for."""
         take_turns = self.overlap in ("step", "off")
         if not (self.in_flight and take_turns):
-            yield from self._free(prefers_language, counts, pausing)
+            yield from self._free(prefers_language, counts, may_pause)
         if self._ahead and not (take_turns and (Lane.VISION in self.in_flight or counts()[1])):
             flights = self.in_flight.get(Lane.LANGUAGE, ())
             if len(flights) == 1 and flights[0].batch.decodes_only:
@@ -76,13 +76,13 @@ class Lanes:
         self,
         prefers_language: Callable[[], bool],
         counts: Callable[[], tuple[int, int]],
-        pausing: Callable[[], bool],
+        may_pause: Callable[[], bool],
     ) -> Iterator[Lane]:
         lanes = [lane for lane in self.runners if lane not in self.in_flight]
         if self.overlap == "off":
             after = Lane.VISION if self._crowd_goes_on(*counts()) or prefers_language() else self._latest
             lanes.sort(key=lambda lane: lane is after)  # take turns
-        elif self.overlap == "slice" and not pausing():
+        elif self.overlap == "slice" and not may_pause():
             lanes.reverse()  # decodes do not wait for pictures
         for lane in lanes:
             if self.overlap == "slice" and Lane.LANGUAGE in self.in_flight and prefers_language():

@@ -2,10 +2,10 @@
 
 With a limit, nine in ten of a request's intervals are to be within it, as an SLO has it (paper, section 2.3). So where
 everybody who decodes may have a late token, they pause, and the work of all pictures and prompts that wait is done at
-once. That is soonest for who waits, and costs each but one interval, however long (`_PAUSE_S` bounds it). Until they
-may pause, other work waits, for `Budgets.wait_s` at most; then it is cut to fit the limit. Without a limit the gap is
-some decode steps, so that streams stay smooth; and longer while somebody waits for his first token for seconds, since
-whoever decodes alone reads all weights for one token.
+once. That is soonest for who waits, and costs each but one interval, however long (no work is begun after `_PAUSE_S`).
+Until they may pause, other work waits, for `Budgets.wait_s` at most in each stage; then it is cut to fit the limit.
+Without a limit the gap is some decode steps, so that streams stay smooth; and longer while somebody waits for his first
+token for seconds, since whoever decodes alone reads all weights for one token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK = 16  # tokens: smaller chunks take about as long
 _UP, _DOWN = 0.1, 0.5  # weight of a decode step that took longer, or shorter: what disturbs it makes it longer
 _KEEP = 0.9  # what each batch leaves of the weight of the chunks before it
 _STALE = 32  # batches with chunks in them after which a decode step is measured again
-_PAUSE_S = 2.0  # after which no more work is begun before a token that is late already
+_PAUSE_S = 2.0  # the longest wait for a token during which other work is still begun
 _LATE = 0.1  # of a request's intervals may be longer than the limit (paper, section 2.3)
 _FEW, _MANY = 8, 64  # answers: so many tell how long they become, and so many of the latest count
 _INF = float("inf")
@@ -115,12 +115,11 @@ class Gap:
         return True
 
     def may_pause(self, now: float) -> bool:
-        """Whether everybody who decodes may wait for other work, however long it takes."""
-        return self._waited_s(now) < _PAUSE_S and self.may_be_late()
-
-    def pausing(self, now: float) -> bool:
-        """Whether they do: somebody's token is late already, and more work before it costs him no other interval."""
-        return self._late_s < self._waited_s(now) < _PAUSE_S and self.may_be_late()
+        """Whether decodes may wait for all other work: everybody may be late, somebody can still keep the limit, and
+        nobody has waited for `_PAUSE_S`."""
+        if not self.limited or self._waited_s(now) >= _PAUSE_S or not self.may_be_late():
+            return False
+        return any(seq.n_late <= _LATE * (seq.n_most - seq.n_prompt - 1) for seq in self._decoding.values())
 
     def _waited_s(self, now: float) -> float:
         """How long the one who decodes and waits longest has waited for his next token."""
@@ -135,9 +134,9 @@ class Gap:
         if step is None or step.age >= _STALE:
             return 0.0
         if self.limited:
-            if self.may_pause(now):
+            if self.may_be_late():
                 return self._most_s
-            if now - self._waiting_since() < self._wait_s:
+            if 0.0 <= now - self._waiting_since() < self._wait_s:
                 return 0.0
             return max(self._used * self._late_s - step.seconds, _LEAST * step.seconds)
         queued_s = now - self._waiting_since() - _PATIENCE_S

@@ -220,8 +220,7 @@ class Scheduler:
                 self.n_preemptions += len(preempted)
             work, n, n_decodes = self._fill_language(now, interrupts, ahead)
             if interrupts and len(work) == n_decodes:
-                work = [] if self.gap.may_pause(now) else work
-                after_s = self.gap.other_s(n, now) if work else 0.0
+                work, after_s = ([], 0.0) if self.gap.may_pause(now) else (work, self.gap.other_s(n, now))
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         for item in work:
@@ -244,7 +243,8 @@ class Scheduler:
         if ready is None:
             return [], 0, 0
         n_ready = len(ready) if draft is None else sum(item.count for item in ready)
-        together = self.policy.batching == "stage-level" and not self.gap.pausing(now)
+        n_others = len(self.prefilling) + len(self.encoding) + len(self.waiting)
+        together = self.policy.batching == "stage-level" and not (n_others > 1 and self.gap.may_pause(now))
         work, n = (ready[:], n_ready) if together else ([], 0)
         n_decodes = len(work)
         if n < budget and self.role.runs(Stage.PREFILL) and (self.prefilling or self.waiting):

@@ -116,6 +116,35 @@ def test_all_that_waits_is_done_in_one_pause_but_not_for_longer_than_two_seconds
     assert [rig.s.get(name).n_late for name in ("d0", "picture0", "picture3")] == [1, 1, 0]
 
 
+def test_prompts_share_a_pause_and_the_last_one_a_batch_with_the_decodes():
+    rig = Clocked(0.1, tokens=500)
+    rig.decoding()
+    rig.measured()
+    while rig.s.get("d0").n_produced < 10:
+        rig.step()
+    for i in range(3):
+        rig.s.add(make_request(f"long{i}", n_text=450, max_tokens=1), rig.now)
+    batches = [rig.launch()]
+    while rig.s.prefilling or rig.s.n_waiting:
+        rig.land(batches[-1])
+        batches.append(rig.launch())
+    assert [b.n_decodes for b in batches[:-1]] == [0] * (len(batches) - 2) + [1]
+    assert rig.s.get("d0").n_late == 1
+
+
+def test_who_can_no_longer_keep_the_limit_has_a_token_beside_each_prompt():
+    rig = Clocked(0.1)
+    rig.decoding(max_tokens=40)
+    rig.measured()
+    rig.s.get("d0").n_late = 9
+    for i in range(3):
+        rig.s.add(make_request(f"long{i}", n_text=450, max_tokens=1), rig.now)
+    while rig.s.prefilling or rig.s.n_waiting:
+        batch = rig.launch()
+        assert batch.n_decodes == 1 and batch.n_items > 100
+        rig.land(batch)
+
+
 @pytest.mark.parametrize("wait_s", [0.0, 0.3])
 def test_until_those_who_decode_may_be_late_other_work_waits_but_not_for_long(wait_s):
     rig = Clocked(0.1, wait_s=wait_s)
