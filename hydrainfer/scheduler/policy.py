@@ -26,8 +26,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     context, or on a slow device); it goes no lower than one picture or a small chunk. `enough_s`: a batch ends with the
     prompt with which it takes so long, and a vision batch has no more pictures than take so long, but at least one; for
     more gain nothing, and delay their first tokens. `gap_s`: how long a decoding sequence may wait for its next token,
-    likewise, nine times in ten; 0: some decode steps (`gap.py`); None: no bound. `wait_s`: a picture or a
-    prompt is cut to `gap_s` only after it has waited so long in its stage for those who decode to be let be late."""
+    likewise, nine times in ten; 0: some decode steps (`gap.py`); None: no bound. `wait_s`: how long a
+    picture or a prompt waits in its stage until those who decode may have a late token, before it is cut to `gap_s`."""
 
     tokens: int = 1024
     images: int = 4
