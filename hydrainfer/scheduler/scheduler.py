@@ -243,8 +243,8 @@ class Scheduler:
         if ready is None:
             return [], 0, 0
         n_ready = len(ready) if draft is None else sum(item.count for item in ready)
-        n_others = len(self.prefilling) + len(self.encoding) + len(self.waiting)
-        together = self.policy.batching == "stage-level" and not (n_others > 1 and self.gap.may_pause(now))
+        several = self.gap.limited and len(self.prefilling) + len(self.encoding) + len(self.waiting) > 1
+        together = self.policy.batching == "stage-level" and not (several and self.gap.may_pause(now))
         work, n = (ready[:], n_ready) if together else ([], 0)
         n_decodes = len(work)
         if n < budget and self.role.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
