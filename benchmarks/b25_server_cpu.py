@@ -1,18 +1,19 @@
 """How much of a core do the server and `bench` take for a request, for its pictures and for each token of its answer?
 
-    python -m benchmarks.b25_server_cpu [--requests 300] [--clients 16]
+    python -m benchmarks.b25_server_cpu [--requests 300] [--clients 16] [--rounds 3]
 
 `hydrainfer serve` with emulated devices, so that nothing is computed but what serving takes: processor time over loads
 that differ in one thing, of one instance, of two in the server's process and of two Ray actors; told apart are the
 server's process, those that prepare pictures, and all others (the instances, Ray). With one client every token is a
-step: what the instances take of it then is a step's. What comes out is `server` of configs/engines/hydrainfer.yaml and,
-of the client, the constant in `hydrainfer/profiling/live.py`.
+step: what the instances take of it then is a step's. What comes out, medians of the rounds, is `server` of
+configs/engines/hydrainfer.yaml and, of the client, the constant in `hydrainfer/profiling/live.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ _DEPLOYMENTS = {
     "two, threads": ("--layout", "2EPD", "--launcher", "inproc"),
     "two, Ray actors": ("--layout", "2EPD"),
 }
+_ALONE = "one client"
 _WORKER = b"hydrainfer.processor.workers.worker"
 
 
@@ -136,11 +138,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--alone", type=int, default=60, help="requests of one client")
+    parser.add_argument("--rounds", type=int, default=3)
     args, console = parser.parse_args(), new_console()
     chats = {load: encoded(load.chats(args.requests + _WARM, k)) for k, load in enumerate((SHORT, LONG, JPEG, PNG))}
+    few = {load: chats[load][: args.alone + _WARM] for load in (SHORT, LONG)}
+    asked = {name: (chats, args.clients, flags) for name, flags in _DEPLOYMENTS.items()}
+    asked[_ALONE] = (few, 1, _DEPLOYMENTS["two, Ray actors"])
+    rounds = [{name: _measured(*each) for name, each in asked.items()} for _ in range(args.rounds)]
+    medians = {name: _medians([found[name] for found in rounds]) for name in asked}
     results: dict[str, Any] = {}
-    for name, flags in _DEPLOYMENTS.items():
-        found = _measured(chats, args.clients, flags)
+    for name in _DEPLOYMENTS:
+        found = medians[name]
         parts = {part: solved(found, part) for part in Seconds._fields}
         server = solved(found, "process", "preparing", "others")
         results[name] = {"seconds_per_request": found, "server": server} | parts
@@ -148,11 +156,16 @@ def main() -> None:
     alone, apart = results["one instance"], results["two, Ray actors"]
     own = ("process", "preparing")
     results["passing"] = {k: sum(apart[part][k] - alone[part][k] for part in own) for k in alone["server"]}
-    few = {load: chats[load][: args.alone + _WARM] for load in (SHORT, LONG)}
-    found = _measured(few, 1, _DEPLOYMENTS["two, Ray actors"])
-    results["one client"] = {part: _token_s(found, part) for part in Seconds._fields}
-    console.print(results["passing"], results["one client"])
+    results[_ALONE] = {part: _token_s(medians[_ALONE], part) for part in Seconds._fields}
+    console.print(results["passing"], results[_ALONE])
     console.print(f"wrote {write_result('b25_server_cpu', __doc__, args, results).name}")
+
+
+def _medians(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    return {
+        load: {part: statistics.median(found[load][part] for found in rounds) for part in parts}
+        for load, parts in rounds[0].items()
+    }
 
 
 def _measured(chats: dict[Load, list[ChatRequest]], n_clients: int, flags: tuple[str, ...]) -> dict[str, Any]:

@@ -42,6 +42,12 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         text = ", ".join(f"{name} ≤ {s * 1e3:g} ms" for name, s in limits.items() if s is not None)
         return text if self.tpot_s is None else f"{text} for {self.token_share:.0%} of the intervals"
 
+    @property
+    def inline(self) -> str:
+        """The limits as `parse_slo` reads them."""
+        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2e_s}
+        return ",".join(f"{name}={seconds:g}" for name, seconds in limits.items() if seconds is not None)
+
 
 def is_slo_part(text: str) -> bool:
     return _PART.fullmatch(text) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -232,6 +233,8 @@ def winners_file(plan: LayoutPlan, study: Study, asked: ProfileSetup, only: Sequ
         f"{best.layout}: {best.goodput:.3g} requests/s of {plan.workload['dataset']} within {plan.slo},\n"
         f"by simulation on {plan.hardware}, for {plan.model}. Made by `{plan.command}`."
     )
+    if asked.flags:
+        comment += f"\nTo be served with `{shlex.join(asked.flags)}`."
     return layout_file(Layout.parse(best.layout), study, comment, asked.threads, only)
 
 

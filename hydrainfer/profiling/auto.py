@@ -56,6 +56,7 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
     settled = msgspec.structs.replace(
         config,
         layout=str(path),
+        slo=asked.slo.inline,
         cost_model=config.cost_model if config.device == "emulated" else None,
         **{f.name: f.default for f in msgspec.structs.fields(ServeConfig) if f.name in autos},  # the file's go before
     )

@@ -106,7 +106,7 @@ def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
         model, note = "CHECKPOINT", f"CHECKPOINT: the directory with {path.name}'s {needed}"
     words = ["hydrainfer", "serve", model, "--layout", str(layout)]
     words += ["--device", "emulated", "--cost-model", str(q.cost_model)] if emulated else []
-    return words + asked.numbers, note
+    return words + asked.flags, note
 
 
 @contextmanager

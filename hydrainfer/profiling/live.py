@@ -74,7 +74,7 @@ def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Co
 
 
 def _run(asked: ProfileSetup, path: Path, rates: tuple[float, ...], console: Console) -> BenchResult:
-    q, flags = asked.question, asked.numbers
+    q, flags = asked.question, asked.flags
     if asked.kind == "emulated":
         flags += ["--device", "emulated", "--cost-model", str(q.cost_model)]
     plan = ComparisonPlan(

@@ -110,10 +110,15 @@ class ProfileSetup(NamedTuple):
         return q.tensor_parallel == 1 and q.weights == _AS_DTYPE and not self.kinds
 
     @property
-    def numbers(self) -> list[str]:
-        """The flags of `hydrainfer serve` for the numbers that it is to compute with."""
+    def flags(self) -> list[str]:
+        """The flags of `hydrainfer serve` for the numbers that it is to compute with, and on a CPU for the limits that
+        its slices keep."""
         q = self.question
-        given = {"--dtype": q.dtype, "--quantization": None if q.quantization == "none" else q.quantization}
+        given = {
+            "--dtype": q.dtype,
+            "--quantization": None if q.quantization == "none" else q.quantization,
+            "--slo": self.slo.inline if self.kind == "cpu" else None,
+        }
         return [word for name, value in given.items() if value is not None for word in (name, value)]
 
     @property

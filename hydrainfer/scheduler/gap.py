@@ -3,7 +3,8 @@
 With a limit, nine in ten of a request's intervals are to be within it, as an SLO has it (paper, section 2.3). So where
 everybody who decodes may have a late token, they pause, and the work of all pictures and prompts that wait is done at
 once. That is soonest for who waits, and costs each but one interval, however long (no work is begun after `_PAUSE_S`).
-Until they may pause, other work waits, for `Budgets.wait_s` at most in each stage; then it is cut to fit the limit.
+Until they may pause, other work waits, for `Budgets.wait_s` at most in each stage, but for prompts that fit the limit
+whole; then it is cut to fit.
 Without a limit the gap is some decode steps, so that streams stay smooth; and longer while somebody waits for his first
 token for seconds, since whoever decodes alone reads all weights for one token.
 """
@@ -125,9 +126,16 @@ class Gap:
         """How long the one who decodes and waits longest has waited for his next token."""
         return now - min((seq.latest_s for seq in self._decoding.values()), default=now)
 
+    def waits(self, now: float) -> bool:
+        """Whether what does not fit the limit whole waits, for a pause may come soon."""
+        return self.limited and now - self._waiting_since() < self._wait_s and not self.may_be_late()
+
+    def pictures_s(self, n_decodes: int, now: float) -> float:
+        """How long the pictures in work may go on beside a step of so many sequences."""
+        return 0.0 if self.waits(now) else self.other_s(n_decodes, now)
+
     def other_s(self, n_decodes: int, now: float) -> float:
-        """How long other work may take beside a step of so many sequences. 0: nothing, for the step is to be measured
-        by itself, or a pause may come soon."""
+        """How long other work may take beside a step of so many sequences. 0: the step is to be measured by itself."""
         if not self.bounded or not n_decodes:
             return _INF
         step = self._steps.get(n_decodes.bit_length())
@@ -136,8 +144,6 @@ class Gap:
         if self.limited:
             if self.may_be_late():
                 return self._most_s
-            if 0.0 <= now - self._waiting_since() < self._wait_s:
-                return 0.0
             return max(self._used * self._late_s - step.seconds, _LEAST * step.seconds)
         queued_s = now - self._waiting_since() - _PATIENCE_S
         return min(max((_STEPS - 1.0) * step.seconds, _SHARE * queued_s), self._most_s)

@@ -73,8 +73,7 @@ class Scheduler:
         self.fair, running = self._order.fair, (lambda: self.n_running, self.prefilling, self._live)
         self.parking = Parking(landing, self.room, self.decoding, self._order.pace, self._restart)
         self._admission = Admission(role, self.room, budgets, self.policy, *running, self.fair, self.parking)
-        self.waiting = self._admission.waiting
-        self.arriving = self._admission.arriving
+        self.waiting, self.arriving = self._admission.waiting, self._admission.arriving
         self._preemption = Preemption(self._running, self.arriving, self.room, self.parking, self._restart)
         self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
         before = (self.encoding, self.prefilling)
@@ -220,7 +219,7 @@ class Scheduler:
                 self.n_preemptions += len(preempted)
             work, n, n_decodes = self._fill_language(now, interrupts, ahead)
             if interrupts and len(work) == n_decodes:
-                work, after_s = ([], 0.0) if self.gap.may_pause(now) else (work, self.gap.other_s(n, now))
+                work, after_s = ([], 0.0) if self.gap.may_pause(now) else (work, self.gap.pictures_s(n, now))
         if not work:
             return Turn(None, (), preempted, departed) if preempted or departed else _IDLE
         for item in work:
@@ -253,15 +252,16 @@ class Scheduler:
 
     def _fill_prefill(self, now: float, work: list[TokenWork], n: int, before: Rank) -> int:
         """Add chunks of who goes before `before` to the `n` tokens of `work`; returns how many it has then."""
-        budget, n_before, other_s = self.budgets.tokens, n, self.gap.other_s(n, now)
-        if not other_s:
+        budget, n_before, whole = self.budgets.tokens, n, n > 0 and self.gap.waits(now)
+        if not (other_s := self.gap.other_s(n, now)):
             return n
         pace: Pace | Gap = self.gap if n and self.gap.bounded else self._order.pace
         most_s, spent_s = min(self.budgets.step_s - n * self._order.pace.token_s(), other_s), 0.0
 
         def tokens_in_time(seq: LiveSequence) -> int:
             left_s = self.fair.time_for(seq, most_s - spent_s, spent_s)
-            return 0 if seq.rank > before else pace.chunk_in(left_s, seq, first=n == n_before)
+            count = 0 if seq.rank > before else pace.chunk_in(left_s, seq, first=n == n_before and not whole)
+            return count if count >= seq.rest[0] or not whole else 0
 
         def admit(new: LiveSequence) -> bool:
             """Nobody begins beside the most that may be half way, but who is done in this batch."""

@@ -10,6 +10,7 @@ def test_parts():
     assert parse_slo(["ttft:250", "tpot:40"]) == Slo(ttft_s=0.25, tpot_s=0.04) == parse_slo(["ttft:250,tpot:40"])
     assert parse_slo(["e2el:2000 ttft:1"]) == Slo(ttft_s=0.001, e2e_s=2.0)
     assert is_slo_part("tpot:40") and not is_slo_part("http://tpot:40")
+    assert parse_slo(["e2e:2000 ttft:1"]).inline == "ttft=0.001,e2e=2"
     assert str(parse_slo(["ttft:250 tpot:40"])) == "TTFT ≤ 250 ms, TPOT ≤ 40 ms for 90% of the intervals"
 
 

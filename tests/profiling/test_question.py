@@ -168,7 +168,7 @@ def test_weights_in_8_bits_are_measured_counted_and_served():
         msgspec.structs.replace(question, quantization="int8"),
         lambda *_: msgspec.structs.replace(wide, quantization="int8"),
     )
-    assert narrow.numbers == ["--quantization", "int8"]
+    assert narrow.flags == ["--quantization", "int8", "--slo", "ttft=0.3,tpot=0.04"]
     assert narrow.shape.step_bytes == prepare(question, lambda *_: wide).shape.step_bytes / 4
 
 

@@ -159,6 +159,21 @@ def test_until_those_who_decode_may_be_late_other_work_waits_but_not_for_long(wa
     assert 60 < batch.n_items < 80
 
 
+def test_a_prompt_that_fits_the_limit_whole_does_not_wait():
+    rig = Clocked(0.1, wait_s=0.3)
+    rig.decoding(max_tokens=1000)
+    rig.measured()
+    rig.s.get("d0").n_late = 20
+    for i in range(2):
+        rig.s.add(make_request(f"short{i}", n_text=40, max_tokens=1), rig.now)
+    assert [w.seq.id for w in rig.launch().work] == ["d0", "short0"]
+    assert rig.land(rig.batches[-1]) <= 0.1
+    rig.s.add(make_request("long", n_text=500, max_tokens=2), rig.now)
+    assert {w.seq.id for w in rig.launch().work} == {"d0", "short1"}
+    rig.land(rig.batches[-1])
+    assert rig.launch().decodes_only
+
+
 def test_an_answer_may_be_late_before_its_tenth_token_if_nine_in_ten_become_long_enough():
     rig = Clocked(0.1)
     for i in range(30):

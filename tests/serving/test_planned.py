@@ -93,6 +93,11 @@ def test_budgets_auto_are_values_that_were_measured():
     assert text
 
 
+def test_an_slo_by_name_is_kept_as_limits_by_what_serves():
+    given = {**EXPECTED, "slo": "llava-1.5-7b:textcaps", "cost_model": MEASURED, "layout": "1EPD", "device": "cpu"}
+    assert settle(load({**given, "token_budget": "auto"}), quiet()).config.slo == "ttft=0.25,tpot=0.04"
+
+
 def test_what_is_measured_is_what_will_serve(monkeypatch):
     measured = []
 
