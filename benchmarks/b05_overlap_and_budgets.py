@@ -1,9 +1,9 @@
 """Which overlap mode and which budgets suit this machine?
 
-Variants of `hydrainfer serve`, written MODE/TOKENS as in `off/2048` (--overlap off --token-budget 2048), or with
-/RUNNING (--max-running), all run; one at a time is loaded, in rounds, whose order moves on by one each time. In a round
-all get the same pictures. Runs that other processes disturbed are dropped as in b01. Ratios are to the first variant,
-within a round.
+Variants of `hydrainfer serve`, written MODE/TOKENS as in `off/2048` (--overlap off --token-budget 2048), with /RUNNING
+(--max-running) or @SLO (slice/2048@tpot=0.03: --slo tpot=0.03), all run; one at a time is loaded, in rounds, whose order
+moves on by one each time. In a round all get the same pictures. Runs that other processes disturbed are dropped as in
+b01. Ratios are to the first variant, within a round.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ SHOWN = (
 def arguments() -> argparse.Namespace:
     parser = options(__doc__)
     add_load_options(parser, rounds=5, requests=12, loads=["1", "4", "0.4/s", "burst"])
-    parser.add_argument("--variants", nargs="+", default=VARIANTS, metavar="MODE/TOKENS[/RUNNING]")
+    parser.add_argument("--variants", nargs="+", default=VARIANTS, metavar="MODE/TOKENS[/RUNNING][@SLO]")
     args = parser.parse_args()
     for variant in args.variants:
-        mode, *sizes = variant.split("/")
+        mode, *sizes = variant.partition("@")[0].split("/")
         if mode not in MODES or len(sizes) not in (1, 2) or not all(n.isdigit() for n in sizes):
             parser.error(f"{variant!r} is no variant; write MODE/TOKENS, such as off/2048, or MODE/TOKENS/RUNNING")
     return args
 
 
 def plan(variant: str, args: argparse.Namespace) -> Plan:
-    mode, tokens, *running = variant.split("/")
-    flags = ["--overlap", mode, "--token-budget", tokens, "--max-queue-s", "600"]
+    sizes, _, slo = variant.partition("@")
+    mode, tokens, *running = sizes.split("/")
+    flags = ["--slo", slo] if slo else []
+    flags += ["--overlap", mode, "--token-budget", tokens, "--max-queue-s", "600"]
     return hydrainfer_plan(variant, args, flags + [word for n in running for word in ("--max-running", n)])
 
 

@@ -99,6 +99,8 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
         seq.attempt = self.attempt
         seq.hops = self.hops + 1
         seq.n_computed = self.n_computed
+        if self.stage is Stage.DECODE:
+            seq.latest_s = now  # it had its latest token elsewhere, about now
         return seq
 
 

@@ -20,6 +20,12 @@ from hydrainfer.profiling.question import ProfileSetup, prepare
 
 _BUDGETS = ("token_budget", "image_budget")
 _PLANNING = ("devices", "workload", "slo", "measure_minutes")
+_UNPLANNED = (
+    *("order", "encode_gate", "encode_wait_s", "batching", "headroom_tokens", "step_s", "image_token_budget"),
+    *("kv_cache_gib", "image_cache_gib", "landing_gib", "elastic_memory", "prefix_cache", "block_tokens"),
+    *("gpu_share", "gpu_memory_fraction", "balancing", "launcher", "media_workers", "overlap"),
+)
+"""Options that serve as they are given, while plans count with their defaults."""
 
 
 def settle(loaded: Loaded, console: Console) -> Loaded:
@@ -45,6 +51,8 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
         n_devices = len(Layout.parse(config.layout).instances)
     named = () if config.overlap == "auto" else ("overlap",)  # what the file leaves to the flag
     asked = prepare(_question(config, n_devices), measurer(config, None, console))
+    if unplanned := ", ".join(f"--{_flag(name)}" for name in _UNPLANNED if name in given):
+        console.print(f"the plan counts with the defaults of {unplanned}", markup=False, soft_wrap=True)
     if config.layout == "auto":
         text = _best(asked, console, [name for name in PLANNED if name not in named])
     else:
@@ -56,7 +64,9 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
     settled = msgspec.structs.replace(
         config,
         layout=str(path),
-        slo=asked.slo.inline,
+        slo=asked.slo.inline if asked.kind == "cpu" else config.slo,
+        device="cpu" if asked.kind == "cpu" else config.device,
+        dtype=asked.dtype or config.dtype,
         cost_model=config.cost_model if config.device == "emulated" else None,
         **{f.name: f.default for f in msgspec.structs.fields(ServeConfig) if f.name in autos},  # the file's go before
     )

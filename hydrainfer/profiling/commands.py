@@ -65,7 +65,9 @@ def profile(**flags: Any) -> None:
             grid=q.grid,
         )
     if q.validate:
-        best = [row for row in plan.layouts if row.goodput][: q.validate]
+        chosen = plan.choice.layout if plan.choice else ""
+        able = [row for row in plan.layouts if row.goodput]
+        best = sorted(able, key=lambda row: row.layout != chosen)[: q.validate]
         plan = msgspec.structs.replace(plan, live=validate(asked, study, best, log))
     _finish(plan, study, asked, q, log)
 

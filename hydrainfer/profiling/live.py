@@ -44,6 +44,11 @@ def check_live(asked: ProfileSetup) -> None:
         raise ConfigError(
             "--validate needs a device that was measured, not described: leave --hardware out", param="validate"
         )
+    if asked.question.arrivals is None and any(chat.at_s is not None for chat in asked.workload.chats(1, 0)):
+        raise ConfigError(
+            "--validate sends requests by chance, not at the times of a recording: plan with --arrivals poisson",
+            param="validate",
+        )
 
 
 def _with_client(study: Study) -> Study:

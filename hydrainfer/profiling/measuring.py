@@ -22,7 +22,7 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
 
     def measure(model: str, n_threads: int) -> CostFile:
         here = config if model == config.model else msgspec.structs.replace(config, revision=None, mmproj=None)
-        here = msgspec.structs.replace(here, model=model, threads=n_threads)
+        here = msgspec.structs.replace(here, model=model, threads=config.threads or n_threads)
         name = name_of(model_folder(here))
         console.print(f"measuring {name} on this machine, for {minutes:g} minutes at most", markup=False)
         from hydrainfer.assemble.measure import measure_model  # brings torch, which takes seconds

@@ -107,6 +107,8 @@ class ProfileSetup(NamedTuple):
     def servable(self) -> bool:
         """Whether `hydrainfer serve` can be told to do what is planned."""
         q = self.question
+        if self.engine.scheduling != "stage-level":
+            return False
         return q.tensor_parallel == 1 and q.weights == _AS_DTYPE and not self.kinds
 
     @property
@@ -115,11 +117,17 @@ class ProfileSetup(NamedTuple):
         its slices keep."""
         q = self.question
         given = {
-            "--dtype": q.dtype,
+            "--device": "cpu" if self.kind == "cpu" else None,
+            "--dtype": self.dtype,
             "--quantization": None if q.quantization == "none" else q.quantization,
             "--slo": self.slo.inline if self.kind == "cpu" else None,
         }
         return [word for name, value in given.items() if value is not None for word in (name, value)]
+
+    @property
+    def dtype(self) -> str | None:
+        """What is asked for, or what was measured; None: as the server chooses."""
+        return self.question.dtype or (self.cost.dtype if isinstance(self.cost, CostFile) else None)
 
     @property
     def model_error(self) -> float | None:
@@ -304,6 +312,8 @@ def _times(
         raise ConfigError(
             f"{q.cost_model} was measured with {file.model}, not with {name_of(model)}", param="cost_model"
         )
+    if q.dtype is not None and file.dtype != q.dtype:
+        raise ConfigError(f"{q.cost_model} was measured in {file.dtype}, not in {q.dtype}", param="dtype")
     if file.quantization != q.quantization:
         raise ConfigError(
             f"{q.cost_model} was measured with --quantization {file.quantization}, not {q.quantization}",

@@ -58,6 +58,10 @@ class Admission:
 
     # ---- requests that wait here
 
+    def left_of(self, seq: LiveSequence) -> int:
+        """How many of its tokens are to be computed, by what it has or the caches hold now."""
+        return len(seq.tokens) - seq.n_computed if seq.blocks else self._room.uncached(seq, self.visit(seq))[0]
+
     def skips_encoder(self, seq: LiveSequence) -> bool:
         """Whether it can go on here though pictures are encoded elsewhere: what it would want of them is here."""
         if self._role.runs(Stage.ENCODE) or not self._role.runs(Stage.PREFILL):

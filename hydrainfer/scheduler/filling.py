@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 
 from hydrainfer.core import EncodeWork, Handoff, LiveSequence, Stage, TokenWork
+from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.waiting import Waiting
 
 
@@ -14,6 +15,14 @@ def waiting_since(waiting: Waiting, running: Iterable[Mapping[str, LiveSequence]
     there is nobody."""
     heads = (*waiting.pictured.head, *waiting.ready.head)
     return min((seq.queued_s for seq in chain(heads, *(group.values() for group in running))), default=float("inf"))
+
+
+def exceeds_batch(waiting: Waiting, begun: Collection[Mapping[str, LiveSequence]], pace: Pace, most_s: float) -> bool:
+    """Whether several wait or are in the stages of `begun`, or one whose work takes longer than `most_s`."""
+    if len(waiting) + sum(map(len, begun)) > 1:
+        return True
+    heads = (*waiting.pictured.head, *waiting.ready.head)
+    return any(pace.seconds(*seq.rest) > most_s for seq in chain(heads, *(group.values() for group in begun)))
 
 
 def decodes(seqs: Iterable[LiveSequence]) -> list[TokenWork]:

@@ -12,11 +12,13 @@ token for seconds, since whoever decodes alone reads all weights for one token.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 
 from hydrainfer.core import Lane, LiveSequence, StepBatch
-from hydrainfer.scheduler.pace import whole
+from hydrainfer.scheduler.filling import exceeds_batch, waiting_since
+from hydrainfer.scheduler.pace import Pace, whole
 from hydrainfer.scheduler.policy import Budgets
+from hydrainfer.scheduler.waiting import Waiting
 
 _STEPS = 2.5  # decode steps that a gap is as long as, where no limit is given
 _FIRST, _WIDEST, _NARROWEST = 0.85, 0.95, 0.5  # of the limit is used: the rest is for what takes longer than measured
@@ -44,12 +46,17 @@ class _Step:
 
 
 class Gap:
-    """Bounds the time between two decode steps by `Budgets.gap_s`. `decoding`: who decodes. `waiting_since()`: when the
-    longest wait for a first token began. Decode steps are measured by size, in powers of two, and chunks by what a
-    batch takes beyond its step."""
+    """Bounds the time between two decode steps by `Budgets.gap_s`. `decoding`: who decodes; `waiting` and `begun`: who
+    has no first token yet. Decode steps are measured by size, in powers of two, and chunks by what a batch takes beyond
+    its step."""
 
     def __init__(
-        self, budgets: Budgets, decoding: Mapping[str, LiveSequence], waiting_since: Callable[[], float]
+        self,
+        budgets: Budgets,
+        decoding: Mapping[str, LiveSequence],
+        waiting: Waiting,
+        begun: Collection[Mapping[str, LiveSequence]],
+        pace: Pace,
     ) -> None:
         self.bounded, self.limited = budgets.gap_s is not None, bool(budgets.gap_s)
         self._late_s, self._wait_s = budgets.gap_s or 0.0, budgets.wait_s
@@ -57,7 +64,7 @@ class Gap:
         self._lengths, self._n_usual = deque[int](maxlen=_MANY), 0  # of answers; intervals that nine in ten reach
         self._decoding = decoding
         self._most_s = budgets.step_s
-        self._waiting_since = waiting_since
+        self._waiting, self._begun, self._pace = waiting, begun, pace
         self._steps: dict[int, _Step] = {}
         self._chunks = (0.0, 0.0)  # seconds, tokens
 
@@ -122,13 +129,22 @@ class Gap:
             return False
         return any(seq.n_late <= _LATE * (seq.n_most - seq.n_prompt - 1) for seq in self._decoding.values())
 
+    def pauses_for_prompts(self, now: float) -> bool:
+        """Likewise, for more than one batch takes: a last prompt shares its batch with the decodes."""
+        return (
+            self.limited and exceeds_batch(self._waiting, self._begun, self._pace, self._most_s) and self.may_pause(now)
+        )
+
+    def _waiting_since(self) -> float:
+        return waiting_since(self._waiting, self._begun)
+
     def _waited_s(self, now: float) -> float:
         """How long the one who decodes and waits longest has waited for his next token."""
         return now - min((seq.latest_s for seq in self._decoding.values()), default=now)
 
     def waits(self, now: float) -> bool:
         """Whether what does not fit the limit whole waits, for a pause may come soon."""
-        return self.limited and now - self._waiting_since() < self._wait_s and not self.may_be_late()
+        return self.limited and 0.0 <= now - self._waiting_since() < self._wait_s and not self.may_be_late()
 
     def pictures_s(self, n_decodes: int, now: float) -> float:
         """How long the pictures in work may go on beside a step of so many sequences."""

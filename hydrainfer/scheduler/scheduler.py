@@ -30,7 +30,7 @@ from hydrainfer.core import (
 )
 from hydrainfer.scheduler.admission import Admission
 from hydrainfer.scheduler.drafts import Drafter, drafted, verified
-from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes, decodes_ahead, rest_of, waiting_since
+from hydrainfer.scheduler.filling import add_chunk, add_pictures, decodes, decodes_ahead, rest_of
 from hydrainfer.scheduler.gap import Gap
 from hydrainfer.scheduler.order import LAST, Order, Rank, best_in_flight
 from hydrainfer.scheduler.outcome import Outcome, Turn
@@ -76,8 +76,8 @@ class Scheduler:
         self.waiting, self.arriving = self._admission.waiting, self._admission.arriving
         self._preemption = Preemption(self._running, self.arriving, self.room, self.parking, self._restart)
         self._keeps = role.runs(Stage.DECODE) and not role.runs(Stage.PREFILL)
-        before = (self.encoding, self.prefilling)
-        self.gap = Gap(budgets, self.decoding, lambda: waiting_since(self.waiting, before))
+        begun = (self.encoding, self.prefilling)
+        self.gap = Gap(budgets, self.decoding, self.waiting, begun, self._order.pace)
         self._n_added = self.n_batches = self.n_preemptions = 0
 
     # ---- requests come and go
@@ -242,8 +242,7 @@ class Scheduler:
         if ready is None:
             return [], 0, 0
         n_ready = len(ready) if draft is None else sum(item.count for item in ready)
-        several = self.gap.limited and len(self.prefilling) + len(self.encoding) + len(self.waiting) > 1
-        together = self.policy.batching == "stage-level" and not (several and self.gap.may_pause(now))
+        together = self.policy.batching == "stage-level" and not self.gap.pauses_for_prompts(now)
         work, n = (ready[:], n_ready) if together else ([], 0)
         n_decodes = len(work)
         if n < budget and self.role.runs(Stage.PREFILL) and (self.prefilling or self.waiting):
@@ -261,7 +260,7 @@ class Scheduler:
         def tokens_in_time(seq: LiveSequence) -> int:
             left_s = self.fair.time_for(seq, most_s - spent_s, spent_s)
             count = 0 if seq.rank > before else pace.chunk_in(left_s, seq, first=n == n_before and not whole)
-            return count if count >= seq.rest[0] or not whole else 0
+            return 0 if whole and count < self._admission.left_of(seq) else count
 
         def admit(new: LiveSequence) -> bool:
             """Nobody begins beside the most that may be half way, but who is done in this batch."""
@@ -272,11 +271,11 @@ class Scheduler:
             return self._admission.admit(new) and self._enter(new)
 
         for seq in self._order.turns(self.prefilling.values(), self._admission.to_prefill(), admit):
-            in_time = tokens_in_time(seq)
-            count = add_chunk(work, seq, min(budget - n, in_time), first=n == n_before)
+            fit = tokens_in_time(seq)
+            count = add_chunk(work, seq, min(budget - n, fit), first=n == n_before)
             n += count
             spent_s += count * pace.token_s(seq)
-            if n >= budget or not in_time or (spent_s >= self.budgets.enough_s and count and work[-1].sample):
+            if n >= budget or not (fit or whole) or (spent_s >= self.budgets.enough_s and count and work[-1].sample):
                 break
         return n
 

@@ -4,16 +4,33 @@ import io
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from hydrainfer.core import ConfigError
 from hydrainfer.planner.search import Row
 from hydrainfer.profiling import live
 from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.profiling.question import prepare
+from hydrainfer.workload.sources import ChatRequest, Recording, write_recording
 
 pytestmark = pytest.mark.cpu
 COSTS = Path("configs/cost_models/builtin-cpu.yaml")
+
+
+def test_recorded_times_are_not_what_is_validated(tmp_path):
+    chats = tuple(ChatRequest(text="why?", max_tokens=4, at_s=0.5 * i) for i in range(60))
+    write_recording(tmp_path / "r.jsonl", Recording(dataset="d", chats=chats))
+    given = {"workload": str(tmp_path / "r.jsonl"), "cost_model": COSTS, "slo": "ttft=1,tpot=0.1", "requests": 60}
+    question = ProfileQuestion(model="builtin", devices=1, **given)
+    with pytest.raises(ConfigError, match="plan with --arrivals poisson"):
+        live.check_live(prepare(question, never))
+    live.check_live(prepare(msgspec.structs.replace(question, arrivals="poisson"), never))
+
+
+def never(*_):
+    pytest.fail("nothing is measured")
 
 
 def test_a_layout_is_run_at_the_ends_of_the_stated_error(monkeypatch):

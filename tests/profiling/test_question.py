@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from hydrainfer.builtin import MODEL
+from hydrainfer.cache import TOKENS_PER_RUNNING, tokens_in
 from hydrainfer.config import read_layout
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.costs import read_cost_file
+from hydrainfer.planner.inputs import shape_of
 from hydrainfer.planner.search import LayoutPlan, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
 from hydrainfer.profiling.options import Profile, ProfileQuestion, check_flags
@@ -168,7 +170,9 @@ def test_weights_in_8_bits_are_measured_counted_and_served():
         msgspec.structs.replace(question, quantization="int8"),
         lambda *_: msgspec.structs.replace(wide, quantization="int8"),
     )
-    assert narrow.flags == ["--quantization", "int8", "--slo", "ttft=0.3,tpot=0.04"]
+    assert narrow.flags == [
+        *("--device", "cpu", "--dtype", "float32", "--quantization", "int8", "--slo", "ttft=0.3,tpot=0.04")
+    ]
     assert narrow.shape.step_bytes == prepare(question, lambda *_: wide).shape.step_bytes / 4
 
 
@@ -240,6 +244,26 @@ def test_without_a_description_this_machine_is_measured(monkeypatch):
     assert wanted == [(str(MODEL), 2)]
     assert question.kind == "cpu" and question.study().overlap == "slice"
     assert "overlap: slice" in layout_file(Layout.parse("1EPD"), question.study())
+
+
+def test_another_type_than_was_measured_is_refused():
+    question = msgspec.structs.replace(ASKED, **BUILTIN, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="was measured in float32, not in bfloat16"):
+        prepare(question, never)
+
+
+def test_what_only_another_engine_does_cannot_be_served():
+    assert asked(engine="hydrainfer").servable and not asked(engine="vllm").servable
+
+
+def test_the_caches_of_a_cpu_are_as_large_as_a_server_of_the_plan_makes_them():
+    """Which has some tokens for each request that may run, and room for the longest."""
+    strict, loose = (asked(**BUILTIN, slo=f"ttft=2,tpot={tpot}").study().stations["PD"] for tpot in (0.004, 0.5))
+    assert strict.budgets.running < loose.budgets.running
+    for station in (strict, loose):
+        n_context = shape_of("builtin").context
+        n_tokens = max(station.budgets.running * TOKENS_PER_RUNNING, n_context)
+        assert tokens_in(station.blocks) == -(-n_tokens // 16) * 16
 
 
 def test_instances_that_share_cores_are_noted(monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hydrainfer.core import Lane, Role, Stage
+from hydrainfer.core import Handoff, Lane, Role, Stage
 from hydrainfer.scheduler import Budgets, Scheduler
 from tests.scheduler.fakes import FakeDevice, make_caches, make_request
 
@@ -283,3 +283,56 @@ def test_pictures_go_on_for_what_the_gap_leaves_and_wait_for_better_prefills():
     assert {w.seq.id for w in rig.launch(interrupts=True).work} == {"d0", "text"}
     assert rig.s.get("worse").stage is Stage.PREFILL and not rig.s.get("worse").started
     rig.land(vision)
+
+
+def test_a_vision_batch_whose_request_is_gone_does_not_hold_the_lane():
+    rig = Clocked(0.1, wait_s=0.3)
+    rig.decoding(max_tokens=1000)
+    rig.s.get("d0").n_late = 20
+    rig.s.add(make_request("picture", pictures=[1], max_tokens=2), rig.now)
+    rig.launch(Lane.VISION)
+    decode = rig.launch(interrupts=True)
+    assert decode.after_s == 0.0, "it waits for a pause"
+    rig.land(decode)
+    rig.s.cancel("picture")
+    assert rig.launch(interrupts=True).after_s > STEP_S
+
+
+def test_a_prompt_fits_by_what_the_caches_hold_now():
+    rig = Clocked(0.1, wait_s=10.0)
+    rig.decoding(max_tokens=1000)
+    rig.measured()
+    for name, n in (("first", 300), ("again", 310)):
+        rig.s.add(make_request(name, n_text=n, max_tokens=1, salt=b"a"), rig.now)
+    rig.s.get("d0").n_late = 99  # whatever comes
+    while rig.s.get("first"):
+        assert "again" not in {w.seq.id for w in rig.launch().work}
+        rig.land(rig.batches[-1])
+    rig.s.get("d0").n_late = 20
+    assert [w.seq.id for w in rig.launch().work] == ["d0", "again"]
+
+
+def test_a_long_prompt_has_the_whole_pause():
+    rig = Clocked(0.1, step_s=0.25)
+    rig.decoding()
+    rig.measured()
+    while rig.s.get("d0").n_produced < 10:
+        rig.step()
+    rig.s.add(make_request("long", n_text=600, max_tokens=1), rig.now)
+    batches = []
+    while rig.s.get("long"):
+        batches.append(rig.launch())
+        rig.land(batches[-1])
+    assert [b.n_decodes for b in batches] == [0] * (len(batches) - 1) + [1] and len(batches) > 2
+    assert rig.s.get("d0").n_late == 1
+
+
+def test_who_comes_from_another_instance_has_had_a_token_just_then():
+    p, ed = Clocked(0.1), Clocked(0.1)
+    seq = p.s.add(make_request("r", n_text=3, max_tokens=30), 0.0)
+    p.step()
+    arrived = Handoff.of(seq, {}, "P0", 1, {}).sequence(5.0)
+    assert arrived.stage is Stage.DECODE and arrived.latest_s == 5.0
+    ed.s.decoding["r"] = arrived
+    ed.s.gap._n_usual = 20
+    assert ed.s.gap.may_pause(5.5) and not ed.s.gap.may_pause(7.5)

@@ -1,5 +1,6 @@
 """What the planner chose is served: `--layout auto`, `--token-budget auto`, and the layout's file of `profile`."""
 
+import io
 import shlex
 from pathlib import Path
 
@@ -95,7 +96,16 @@ def test_budgets_auto_are_values_that_were_measured():
 
 def test_an_slo_by_name_is_kept_as_limits_by_what_serves():
     given = {**EXPECTED, "slo": "llava-1.5-7b:textcaps", "cost_model": MEASURED, "layout": "1EPD", "device": "cpu"}
-    assert settle(load({**given, "token_budget": "auto"}), quiet()).config.slo == "ttft=0.25,tpot=0.04"
+    config = settle(load({**given, "token_budget": "auto"}), quiet()).config
+    assert (config.slo, config.device, config.dtype) == ("ttft=0.25,tpot=0.04", "cpu", "float32")
+
+
+def test_options_that_no_plan_counts_with_are_named():
+    console = Console(record=True, quiet=False, file=io.StringIO())
+    settle(
+        load({**EMULATED, **EXPECTED, "layout": "auto", "devices": 1, "kv_cache_gib": 1.0, "order": "fcfs"}), console
+    )
+    assert "the plan counts with the defaults of --order, --kv-cache-gib" in console.export_text()
 
 
 def test_what_is_measured_is_what_will_serve(monkeypatch):
@@ -103,7 +113,8 @@ def test_what_is_measured_is_what_will_serve(monkeypatch):
 
     def measure_model(model, *, config, journal, **_):
         measured.append((config, journal))
-        return msgspec.structs.replace(read_cost_file(Path(MEASURED)), quantization=config.quantization)
+        file = read_cost_file(Path(MEASURED))
+        return msgspec.structs.replace(file, quantization=config.quantization, dtype=config.dtype)
 
     monkeypatch.setattr("hydrainfer.assemble.measure.measure_model", measure_model)
     given = {**EXPECTED, "layout": "1EPD", "token_budget": "auto", "device": "cpu", "port": 0}

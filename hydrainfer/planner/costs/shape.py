@@ -37,9 +37,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     `context`: longest sequence. `deepstack`: levels of picture features beside the embedding. `windows`: for each
     layer, how many tokens a token sees there, 0 for all; () if no layer has a window. Those with one have
     `local_kv_heads`, unless that is 0. `recurrence`: of the layers that have no attention; `gate_dim`: gates
-    of each head of the others. `weights`: how those of the decoder's layers are stored; token table, head and
-    tower stay in `dtype`, and so does all arithmetic, as kernels unpack weights while they read them. `quantization`:
-    that of `hydrainfer serve`; with int8 the layers, the head and a table that is tied to it have 8 bits."""
+    of each head of the others. `sees_whole`: as in `ModelConfig`. `weights`: how those of the decoder's layers are
+    stored; token table, head and tower stay in `dtype`, and so does all arithmetic, as kernels unpack weights while
+    they read them. `quantization`: that of `hydrainfer serve`; with int8 the layers, the head and a table that is tied
+    to it have 8 bits."""
 
     name: str
     dtype: str
@@ -60,6 +61,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     recurrence: Recurrence | None = None
     gate_dim: int = 0
     vision: VisionShape | None = None
+    sees_whole: bool = False
     weights: Weights = "as-dtype"
     quantization: Quantization = "none"
 
@@ -318,6 +320,7 @@ def blocks_of(shape: ModelShape, hardware: Hardware, role: Role) -> dict[CacheSp
         value_dim=shape.value_dim or shape.head_dim,
         embed_width=None if shape.vision is None else shape.embed_width,
         dtype=shape.dtype,
+        longest_span=shape.vision.picture_tokens if shape.vision is not None and shape.sees_whole else 0,
         state=None if shape.recurrence is None else shape.recurrence.state,
     )
     wishes = Wishes(0 if shape.vision is None else shape.vision.picture_tokens, 0, None, shape.context)

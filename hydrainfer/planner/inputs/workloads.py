@@ -19,7 +19,6 @@ from PIL import Image
 from hydrainfer.core import ConfigError
 from hydrainfer.planner.simulation import ANSWER, PromptPart, TraceRequest
 from hydrainfer.workload.sources import (
-    DEFAULT,
     TOKENS_PER_WORD,
     ChatRequest,
     DrawnPicture,
@@ -39,12 +38,13 @@ _SHARED_TOKENS = 16  # a block
 class PromptRules(NamedTuple):
     """A model's rules for counting tokens. `picture(width, height)`: embedding tokens, None for a model without eyes;
     `text(text, n_pictures)`: all other tokens of a prompt, chat template included; `n_context`: prompt and answer at
-    most."""
+    most. `whole`: see `TraceRequest`."""
 
     name: str
     picture: Callable[[int, int], int] | None
     text: Callable[[str, int], int]
     n_context: int
+    whole: bool = False
 
 
 class _PictureSize(NamedTuple):
@@ -75,7 +75,7 @@ def trace_of(
     Poisson at 1/s, or those of the recording if it has times; `trace.at_rate` brings them to a rate. The same for the
     same seed. Raises `ConfigError`: pictures for a model without eyes, or of unknown size, or prompts beyond its
     context."""
-    chats = workload.chats(n, seed, like=_like(workload, prompts.name))
+    chats = workload.chats(n, seed, like=prompts.name)
     if not chats:
         raise ConfigError(
             f"workload {workload.dataset} has no requests: there is nothing to plan for", param="workload"
@@ -127,12 +127,6 @@ def _output(t: TraceRequest) -> int:
     return t.n_output
 
 
-def _like(workload: Workload, model: str) -> str:
-    """The name under which the workload knows the answers of this model: its own, or the one that it begins with."""
-    names = [n for n in workload.output_tokens if n != DEFAULT and model.lower().startswith(n.lower())]
-    return max(names, key=len, default=model)
-
-
 def _request(i: int, chat: ChatRequest, at_s: float, prompts: PromptRules) -> TraceRequest:
     pieces = list(_pieces(chat))
     pictures = [p for p in pieces if isinstance(p, _PictureSize)]
@@ -157,6 +151,7 @@ def _request(i: int, chat: ChatRequest, at_s: float, prompts: PromptRules) -> Tr
         content=content,
         parts=parts,
         megapixels=sum(p.width * p.height for p in pictures) / 1e6,
+        whole=prompts.whole,
     )
 
 

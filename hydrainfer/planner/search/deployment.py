@@ -71,7 +71,7 @@ def study_of(
             mixed = role.runs(Stage.ENCODE) and len(role.stages) > 1 and any(t.pictures for t in trace)
             own = engine.cost(described, mixed) if described is not None else cost
             assert own is not None
-            station = _station(role, own, blocks, trace, slo, kind, engine)
+            station = _station(role, own, blocks, shape.context, trace, slo, kind, engine)
             blocks, split = share_memory(station.blocks, Wishes(n_longest=shape.context))
             stations[placed] = msgspec.structs.replace(station, blocks=blocks, split=split)
     for stage in (Stage.PREFILL, Stage.DECODE):
@@ -107,24 +107,28 @@ def _station(
     role: Role,
     cost: CostModel | CostFile,
     blocks: dict[CacheSpec, int],
+    n_context: int,
     trace: Sequence[TraceRequest],
     slo: Slo,
     kind: DeviceKind,
     engine: EngineModel,
 ) -> Station:
-    """An instance of this role, with the engine's budgets or those that the SLO allows."""
+    """An instance of this role, with the engine's budgets or those that the SLO allows. `n_context`: tokens of the
+    longest request that the model takes."""
     base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=RUNNING, step_s=STEP_S)
-    blocks = blocks if kind == "gpu" else _on_cpu(blocks, base)
-    model = cost.cost if isinstance(cost, CostFile) else cost
-    if (fixed := engine.budgets(base)) is not None:
-        return Station(cost=model, blocks=blocks, budgets=fixed)
     mix, overlap, choices = mix_of(trace), _overlap(kind, engine), tuple[Choice, ...]()
+    fixed = engine.budgets(base)
+    budgets = fixed or budgets_for(cost, role, slo, mix, overlap=overlap, base=base)
+    if kind != "gpu":
+        blocks = _on_cpu(blocks, max(budgets.running * TOKENS_PER_RUNNING, n_context))
+    model = cost.cost if isinstance(cost, CostFile) else cost
+    if fixed is not None:
+        return Station(cost=model, blocks=blocks, budgets=fixed)
     if role.runs(Stage.DECODE) and overlap != "slice":
         usual = sum(t.n_prompt + t.n_output for t in trace) / len(trace)
         most = max(1, int(min(base.running, tokens_in(blocks) / usual)))
         pictures = sum(len(t.pictures) for t in trace) / len(trace)
         choices = choices_for(cost, role, slo, mix, pictures=pictures, overlap=overlap, base=base, most=most)
-    budgets = budgets_for(cost, role, slo, mix, overlap=overlap, base=base)
     return Station(cost=model, blocks=blocks, budgets=budgets, choices=choices)
 
 
@@ -154,8 +158,9 @@ def candidates_of(study: Study, n_devices: int | Mapping[str, int]) -> list[Layo
     return found
 
 
-def _on_cpu(blocks: Mapping[CacheSpec, int], budgets: Budgets) -> dict[CacheSpec, int]:
-    wishes = Wishes(n_tokens=budgets.running * TOKENS_PER_RUNNING)
+def _on_cpu(blocks: Mapping[CacheSpec, int], n_tokens: int) -> dict[CacheSpec, int]:
+    """The caches of a server without options, as `assemble.sizes` has them."""
+    wishes = Wishes(n_tokens=n_tokens)
 
     def size(spec: CacheSpec, n: int) -> int:
         wanted = spec.wanted(wishes) if spec.takes_the_rest else None

@@ -30,7 +30,7 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a trace: `n_text` prompt tokens that are no placeholders; `pictures`: embedding tokens of each;
     `n_output` tokens are produced. `content` names the pictures: equal names are the same pictures, "" are new ones.
     `parts`: the same prompt in order, if it has something in common with another's; else () will do. `megapixels`: of
-    all its pictures, as they are sent."""
+    all its pictures, as they are sent. `whole`: all tokens of a picture are computed at once (`MediaSpan.whole`)."""
 
     arrival_s: float
     n_text: int
@@ -39,6 +39,7 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
     parts: tuple[PromptPart, ...] = ()
     megapixels: float = 0.0
+    whole: bool = False
 
     @property
     def n_prompt(self) -> int:
@@ -62,7 +63,7 @@ def _request(i: int, t: TraceRequest, prompts: _Prompts) -> Request:
     ids = _ids(t.n_prompt)
     media, keys = _media_first(t, t.content or f"#{i}"), b""
     if t.parts:
-        ids, media, keys = prompts.of(t.parts)
+        ids, media, keys = prompts.of(t.parts, t.whole)
         assert len(ids) == t.n_prompt, f"the parts of request {i} are another prompt"
     return Request(
         id=f"r{i}",
@@ -85,7 +86,7 @@ def _media_first(t: TraceRequest, content: str) -> tuple[MediaSpan, ...]:
     media, at = [], 0
     for k, n in enumerate(t.pictures):
         key = f"{content}/{k}"
-        media.append(MediaSpan(at, n, key.encode(), key))
+        media.append(MediaSpan(at, n, key.encode(), key, whole=t.whole))
         at += n
     return tuple(media)
 
@@ -98,10 +99,10 @@ class _Prompts:
         self._ids: dict[str, int] = {ANSWER: TOKEN}
         self._keys: dict[tuple[PromptPart, ...], list[bytes]] = {(): [chain_root(b"trace")]}
 
-    def of(self, parts: tuple[PromptPart, ...]) -> tuple[tuple[int, ...], tuple[MediaSpan, ...], bytes]:
+    def of(self, parts: tuple[PromptPart, ...], whole: bool) -> tuple[tuple[int, ...], tuple[MediaSpan, ...], bytes]:
         """Ids, pictures and keys of a prompt."""
         ids = tuple(chain.from_iterable(self._of(part) for part in parts))
-        media = tuple(_spans(parts))
+        media = tuple(_spans(parts, whole))
         n_known = next(n for n in range(len(parts), -1, -1) if parts[:n] in self._keys)
         keys = self._keys[parts[:n_known]]
         for n in sorted({min(n_known + 1, len(parts)), len(parts)}):
@@ -115,11 +116,11 @@ class _Prompts:
         return (token,) * part.n_tokens
 
 
-def _spans(parts: Iterable[PromptPart]) -> Iterator[MediaSpan]:
+def _spans(parts: Iterable[PromptPart], whole: bool) -> Iterator[MediaSpan]:
     at = 0
     for part in parts:
         if part.picture:
-            yield MediaSpan(at, part.n_tokens, part.name.encode(), part.name)
+            yield MediaSpan(at, part.n_tokens, part.name.encode(), part.name, whole=whole)
         at += part.n_tokens
 
 

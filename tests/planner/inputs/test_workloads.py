@@ -14,6 +14,7 @@ from hydrainfer.planner.inputs.workloads import PromptRules, summary, trace_of, 
 from hydrainfer.planner.simulation import as_requests, at_rate
 from hydrainfer.workload.sources import (
     ChatRequest,
+    Dialogues,
     DrawnPicture,
     FilePicture,
     Recording,
@@ -78,6 +79,13 @@ def test_answers_are_as_long_as_those_of_the_model_a_name_begins_with(next_):
     assert trace_of(workload, next_, 1)[0].n_output == 3
     assert trace_of(workload, next_._replace(name="LLaVA-1.5-13b"), 1)[0].n_output == 2
     assert trace_of(workload, next_._replace(name="qwen"), 1)[0].n_output == 1
+
+
+def test_pictures_that_see_themselves_whole_are_not_cut():
+    workload = Workload(dataset="seen", dialogues=Dialogues(turns=2))
+    for name, whole in (("gemma-3-4b", True), ("llava-1.5-7b", False)):
+        requests = as_requests(trace_of(workload, prompts_of(name), 4))
+        assert {m.whole for r in requests for m in r.media} == {whole}
 
 
 def test_a_recording_keeps_its_times_and_answers(tmp_path, next_):
