@@ -1,9 +1,9 @@
 """Which overlap mode and which budgets suit this machine?
 
 Variants of `hydrainfer serve`, written MODE/TOKENS as in `off/2048` (--overlap off --token-budget 2048), with /RUNNING
-(--max-running) or @SLO (slice/2048@tpot=0.03: --slo tpot=0.03), all run; one at a time is loaded, in rounds, whose order
-moves on by one each time. In a round all get the same pictures. Runs that other processes disturbed are dropped as in
-b01. Ratios are to the first variant, within a round.
+(--max-running) or @SLO (slice/2048@tpot=0.03: --slo tpot=0.03), all run; one at a time is loaded, in rounds, whose
+order moves on by one each time. In a round all get the same pictures. Runs that other processes disturbed are dropped
+as in b01. Ratios are to the first variant, within a round.
 """
 
 from __future__ import annotations
