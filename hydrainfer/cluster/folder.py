@@ -46,8 +46,10 @@ class RunFolder:
             raise _unusable(base, n_bytes, e) from None
         self.ray = self.path / "r"  # Ray lets everybody in there, but nobody gets so far
         try:
-            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            new = self.path / f"{_LOCK}.new"  # who finds the lock finds it taken
+            self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+            new.rename(self.path / _LOCK)
             _check_room(self.path, n_bytes)
         except OSError as e:
             self.remove()

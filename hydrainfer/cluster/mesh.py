@@ -21,7 +21,7 @@ from hydrainfer.core import ConfigError, SeldomLog
 _log = logging.getLogger(__name__)
 _LOCAL = ("ipc://", "inproc://", "tcp://127.", "tcp://[::1]", "tcp://localhost")
 _QUEUE = 100_000  # messages to one peer; one that does not read so many is as good as gone
-_LONGEST_MESSAGE = 64 << 20
+_LONGEST_PART = 32 << 20  # of a message; a peer that sends a longer one is cut off
 _LAST_WORDS_MS = 500
 
 
@@ -62,7 +62,7 @@ class Mesh:
         """A bound socket that `poll` watches, too. Raises `ConfigError` if the address cannot be had."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.RCVHWM, _QUEUE)
-        socket.setsockopt(zmq.MAXMSGSIZE, _LONGEST_MESSAGE)
+        socket.setsockopt(zmq.MAXMSGSIZE, _LONGEST_PART)
         socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
         if self._keys is not None:
             socket.curve_server = True
@@ -100,7 +100,11 @@ class Mesh:
         if socket is None:
             return
         try:
-            socket.send(data, zmq.NOBLOCK)
+            if len(data) <= _LONGEST_PART:
+                socket.send(data, zmq.NOBLOCK)
+            else:
+                parts = [data[at : at + _LONGEST_PART] for at in range(0, len(data), _LONGEST_PART)]
+                socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
             _log.warning("%s does not read; a message to it is lost", name)
 
@@ -125,9 +129,10 @@ class Mesh:
         """The messages that have come."""
         while True:
             try:
-                yield self._socket.recv(zmq.NOBLOCK)
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            yield parts[0] if len(parts) == 1 else b"".join(parts)
 
     def wake(self) -> None:
         """End a `poll`. Any thread."""

@@ -191,12 +191,14 @@ class Processor:
         check_text(text, self.model, "prompt")
         return encode(text, self.model, add_special=add_special)
 
-    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _OPTIONS) -> list[int]:
-        """The prompt ids a chat would have; holds no pictures. Raises as `chat`."""
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions = _OPTIONS, ticket: JobTicket | None = None
+    ) -> list[int]:
+        """The prompt ids a chat would have; holds no pictures. `ticket`: as of `chat`. Raises as `chat`."""
         text, adapters = self._read_chat(messages, options)
         ids = encode(text, self.model)
         parts = [part for m in messages for part in m.media]
-        items = self.media.items(parts, adapters)
+        items = self.media.items(parts, adapters, ticket)
         return list(expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
 
     def check_pictures(self, messages: Sequence[ChatMessage]) -> bool:
@@ -218,12 +220,15 @@ class Processor:
             )
         return n_media > 0
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of these ids, special tokens included. Raises `InvalidRequest`."""
-        n = self.model.vocabulary.n_tokens
-        if any(not 0 <= i < n for i in ids):
+    def decode(self, ids: object) -> str:
+        """The text of these ids, special tokens included. Raises `InvalidRequest` if it is no list of ids, or a longer
+        one than a request may have."""
+        n, most = self.model.vocabulary.n_tokens, self.model.n_context
+        if not isinstance(ids, list) or len(ids) > most:
+            raise InvalidRequest(f"tokens must be a list of at most {most} ids", param="tokens")
+        if any(type(i) is not int or not 0 <= i < n for i in ids):
             raise InvalidRequest(f"tokens must be ids from 0 to {n - 1}", param="tokens")
-        return self.model.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return self.model.tokenizer.decode(ids, skip_special_tokens=False)
 
     def close(self) -> None:
         """End the workers. Safe to repeat."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hydrainfer.core import InvalidRequest, ModelNotFound
-from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
+from hydrainfer.processor import ChatMessage, ChatOptions, parse_messages, parse_tools
 from hydrainfer.server.body import unless_disconnected
 from hydrainfer.server.fields import ChatFields, CommonFields, CompletionFields
 from hydrainfer.server.gate import place_of, salt_of, urgency_of
@@ -105,6 +105,11 @@ class Answers:
             urgency=urgency_of(request, fields.priority, fields.deadline_s),
         )
         return await self._answer(request, fields, name, shape.plain, work)
+
+    async def encode_chat(self, request: Request, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
+        """The prompt ids a chat would have. Raises as `Intake.encode_chat`, and `ClientDisconnect`."""
+        work = self.intake.encode_chat(messages, options)
+        return await unless_disconnected(work, request.receive, lambda _: None)
 
     def _name(self, kind: str) -> str:
         return f"{kind}-{self._random.getrandbits(128):032x}"

@@ -16,7 +16,7 @@ from hydrainfer.core import InstanceInfo, InvalidRequest
 from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
 from hydrainfer.server.access import EXPOSED, Access
 from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import json_response, read_json
+from hydrainfer.server.body import Bodies, json_response
 from hydrainfer.server.errors import Farewell, install_error_handlers
 from hydrainfer.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, parse
 from hydrainfer.server.fronts import front_routes, ollama_routes
@@ -86,15 +86,15 @@ def create_app(
     app.add_middleware(Access, counts=door.counts)
     if settings.root_path:
         app.add_middleware(Prefixed, prefix=settings.root_path)
-    answers = Answers(intake, settings.model_names, wall_clock)
+    answers, bodies = Answers(intake, settings.model_names, wall_clock), Bodies(settings.max_body_bytes)
     app.include_router(_open_routes(settings, intake, lambda: metrics() + door.counts.page()))
     guarded = [Depends(_require_key(tenants))]
     app.include_router(page_routes())
-    app.include_router(_model_routes(settings, answers, int(wall_clock())), dependencies=guarded)
+    app.include_router(_model_routes(settings, answers, bodies, int(wall_clock())), dependencies=guarded)
     app.include_router(_instance_routes(settings, intake, ended_after), dependencies=guarded)
-    app.include_router(_text_routes(settings, answers), dependencies=guarded)
-    app.include_router(front_routes(answers, settings.max_body_bytes), dependencies=guarded)
-    app.include_router(ollama_routes(answers, settings.max_body_bytes, settings.version), dependencies=guarded)
+    app.include_router(_text_routes(answers, bodies), dependencies=guarded)
+    app.include_router(front_routes(answers, bodies), dependencies=guarded)
+    app.include_router(ollama_routes(answers, bodies, settings.version), dependencies=guarded)
     return app
 
 
@@ -132,7 +132,7 @@ def _open_routes(settings: ServerSettings, intake: Intake, metrics: Callable[[],
     return router
 
 
-def _model_routes(settings: ServerSettings, answers: Answers, created: int) -> APIRouter:
+def _model_routes(settings: ServerSettings, answers: Answers, bodies: Bodies, created: int) -> APIRouter:
     router = APIRouter()
     model = answers.intake.processor.model
 
@@ -150,13 +150,11 @@ def _model_routes(settings: ServerSettings, answers: Answers, created: int) -> A
 
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await answers.chat(request, parse(ChatFields, await read_json(request, settings.max_body_bytes)))
+        return await answers.chat(request, parse(ChatFields, await bodies.read(request)))
 
     @router.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        return await answers.complete(
-            request, parse(CompletionFields, await read_json(request, settings.max_body_bytes))
-        )
+        return await answers.complete(request, parse(CompletionFields, await bodies.read(request)))
 
     return router
 
@@ -177,14 +175,14 @@ def _instance_routes(settings: ServerSettings, intake: Intake, ended_after: Ende
     return router
 
 
-def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
+def _text_routes(answers: Answers, bodies: Bodies) -> APIRouter:
     router = APIRouter()
     intake = answers.intake
     processor = intake.processor
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        fields = parse(TokenizeFields, await read_json(request, settings.max_body_bytes))
+        fields = parse(TokenizeFields, await bodies.read(request))
         answers.check_model(fields.model)
         if (fields.prompt is None) == (fields.messages is None):
             raise InvalidRequest("send either prompt or messages", param="prompt")
@@ -194,7 +192,7 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
         else:
             messages, tools = parse_messages(fields.messages), parse_tools(fields.tools)
             options = ChatOptions(tools, fields.chat_template_kwargs, fields.mm_processor_kwargs)
-            ids = await intake.encode_chat(messages, options)
+            ids = await answers.encode_chat(request, messages, options)
         body = {"count": len(ids), "max_model_len": processor.model.n_context, "tokens": ids}
         if fields.return_token_strs:
             body["token_strs"] = [processor.model.vocabulary.token_text(i) for i in ids]
@@ -202,7 +200,7 @@ def _text_routes(settings: ServerSettings, answers: Answers) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        fields = parse(DetokenizeFields, await read_json(request, settings.max_body_bytes))
+        fields = parse(DetokenizeFields, await bodies.read(request))
         answers.check_model(fields.model)
         return json_response({"prompt": await intake.run(lambda: processor.decode(fields.tokens))})
 

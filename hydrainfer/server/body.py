@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import orjson
@@ -11,8 +12,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from hydrainfer.core import InvalidRequest, RequestTooLarge
+from hydrainfer.core import InvalidRequest, Overloaded, RequestTooLarge
 
+STALLED_S = 30.0  # without anything of a body
+_BODIES = 8
 T = TypeVar("T")
 
 
@@ -22,26 +25,67 @@ class NotJson(InvalidRequest):
     status = 415
 
 
-async def read_json(request: Request, max_bytes: int) -> object:
-    """The body, stopped at `max_bytes`. Raises `RequestTooLarge`, `InvalidRequest`, `NotJson` or `ClientDisconnect`."""
+class BodyStalled(InvalidRequest):
+    """408: nothing more of the body has come for a long time."""
+
+    status = 408
+
+
+class Bodies:
+    """Reads bodies of at most `max_bytes` each, of which no more than `_BODIES` are held while they come."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._n_held = 0
+
+    async def read(self, request: Request) -> object:
+        """The body, which is JSON. Raises `InvalidRequest`, as `NotJson` or `BodyStalled`, too, `RequestTooLarge`,
+        `Overloaded` or `ClientDisconnect`."""
+        _check_json(request)
+        chunks, n = list[bytes](), 0
+        announced = request.headers.get("content-length", "")
+        self._check(int(announced) if announced.isdigit() else 0)
+        try:
+            async with stalled_after(STALLED_S) as moved:
+                async for chunk in request.stream():
+                    moved()
+                    n += len(chunk)
+                    self._n_held += len(chunk)
+                    chunks.append(chunk)
+                    self._check(n)
+            return _parsed(b"".join(chunks))
+        finally:
+            self._n_held -= n
+
+    def _check(self, n: int) -> None:
+        if n > self.max_bytes:
+            raise RequestTooLarge(
+                f"the request body is over the limit of {self.max_bytes} bytes; send fewer or smaller pictures"
+            )
+        if self._n_held > _BODIES * self.max_bytes:
+            raise Overloaded("too many bodies are being received at once; retry later", retry_after_s=1.0)
+
+
+@asynccontextmanager
+async def stalled_after(seconds: float) -> AsyncIterator[Callable[[], None]]:
+    """What is called whenever something has come; `seconds` after the last call, raises `BodyStalled`."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield lambda: limit.reschedule(loop.time() + seconds)
+    except TimeoutError:
+        raise BodyStalled(f"nothing of the request body has come for {seconds:g} s", code="body_timeout") from None
+
+
+def _check_json(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise NotJson("the body must be JSON and say so: send the header Content-Type: application/json")
-    too_large = RequestTooLarge(
-        f"the request body is over the limit of {max_bytes} bytes; send fewer or smaller pictures"
-    )
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > max_bytes:
-        raise too_large
-    chunks: list[bytes] = []
-    n = 0
-    async for chunk in request.stream():
-        n += len(chunk)
-        if n > max_bytes:
-            raise too_large
-        chunks.append(chunk)
+
+
+def _parsed(body: bytes) -> object:
     try:
-        return orjson.loads(b"".join(chunks))
+        return orjson.loads(body)
     except orjson.JSONDecodeError as e:
         raise InvalidRequest(
             f"the body is not valid JSON (line {e.lineno}, column {e.colno})", code="invalid_json"

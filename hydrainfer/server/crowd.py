@@ -15,6 +15,7 @@ from starlette.types import Message, Receive
 
 from hydrainfer.core import DeadlineExceeded, InvalidRequest
 from hydrainfer.server.admission import AdmissionControl, Place, Urgency, Work
+from hydrainfer.server.body import STALLED_S, stalled_after
 
 _MOST_BYTES = 256 << 20
 _MEDIA = (b"image", b"video")  # some word of what has pictures, in every protocol
@@ -61,11 +62,13 @@ class Crowd:
         """The body, and not much more than was announced. It keeps nobody waiting while it comes."""
         place.stop_waiting()
         messages: list[Message] = []
-        while not messages or (messages[-1]["more_body"] and sum(len(m["body"]) for m in messages) <= n_bytes):
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            messages.append({"more_body": False, "body": b"", **message})
+        async with stalled_after(STALLED_S) as moved:
+            while not messages or (messages[-1]["more_body"] and sum(len(m["body"]) for m in messages) <= n_bytes):
+                message = await receive()
+                moved()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                messages.append({"more_body": False, "body": b"", **message})
         return messages
 
     async def _turn(

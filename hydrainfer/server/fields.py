@@ -219,7 +219,7 @@ class DetokenizeFields(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
     model: str | None = None
-    tokens: list[int]
+    tokens: Any
 
 
 Fields = TypeVar("Fields", bound=BaseModel)

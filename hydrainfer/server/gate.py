@@ -30,6 +30,8 @@ WORK = frozenset(
     )
 )
 """The paths that ask for completions."""
+BRIEF = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens"))
+"""Those that only read: they wait in no queue, but count as requests of their tenants."""
 Headers = Iterable[tuple[bytes, bytes]]
 """Names in lower case."""
 _PER_TURN = 4  # of the event loop
@@ -113,6 +115,12 @@ class Door:
         place.on_tokens, place.on_leave = partial(self.tenants.charge, tenant), partial(self.tenants.end, tenant)
         return place, tenant
 
+    def begin(self, asked: Asked) -> Tenant:
+        """Count one that needs no place; `Tenants.end` is to follow. Raises `HydraError` if it may not come in."""
+        tenant, _ = self._who(asked)
+        self.tenants.begin(tenant)
+        return tenant
+
     def _who(self, asked: Asked) -> tuple[Tenant, Urgency]:
         """The tenant, which may have one more, and the urgency of its request."""
         tenant = self.tenants.find(asked.authorization)
@@ -140,7 +148,11 @@ class Gate:
         self._turns = asyncio.Semaphore(_PER_TURN)  # who waits for one is woken in the loop's next turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (path := route_path(scope)) not in WORK or scope["method"] != "POST":
+        path = route_path(scope) if scope["type"] == "http" and scope["method"] == "POST" else ""
+        if path in BRIEF:
+            await self._briefly(path, scope, receive, send)
+            return
+        if path not in WORK:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
@@ -168,6 +180,17 @@ class Gate:
         finally:
             if not place.claimed:
                 place.leave()
+
+    async def _briefly(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            tenant = self._door.begin(Asked.read(scope["headers"]))
+        except HydraError as e:
+            await Response(error_body(e, path), e.status, error_headers(e), JSON)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._door.tenants.end(tenant)
 
 
 def _number(value: bytes) -> float:

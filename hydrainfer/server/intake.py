@@ -92,16 +92,17 @@ class Intake:
 
     async def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> list[int]:
         """The prompt ids a chat would have; it holds a place meanwhile. Raises as `chat`."""
-        place = self.sessions.admission.take()
+        place, ticket = self.sessions.admission.take(), JobTicket()
         try:
             media = self.processor.check_pictures(messages)
             async with asyncio.timeout(self.timeout_s), self._fetcher.fetched(messages) as fetched:
                 return await asyncio.wrap_future(
-                    self._submit(lambda: self.processor.encode_chat(fetched, options), media=media)
+                    self._submit(lambda: self.processor.encode_chat(fetched, options, ticket), media=media)
                 )
         except TimeoutError:
             raise _too_late() from None
         finally:
+            ticket.cancel()  # what is still queued for it is for nobody
             place.leave()
 
     async def run(self, work: Callable[[], T]) -> T:

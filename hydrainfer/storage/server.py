@@ -131,7 +131,7 @@ class BlockServer:
         while True:
             connection.limit(None)
             request = connection.receive()
-            connection.limit(self._timeout_s)
+            connection.limit(self._timeout_s, each=True)
             try:
                 match request:
                     case Read(spec, block_bytes, pieces):

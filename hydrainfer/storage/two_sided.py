@@ -131,7 +131,7 @@ def serve_group(connection: PeerSocket, backend: Backend, stores: Mapping[str, B
         while True:
             connection.limit(None)
             request = group.store.message()
-            connection.limit(timeout_s)
+            connection.limit(timeout_s, each=True)
             if not isinstance(request, Pull) or request.seq != seq + 1:
                 raise TransportError(f"not the pull after {seq}: {request}")
             seq = request.seq

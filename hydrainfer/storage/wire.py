@@ -28,6 +28,7 @@ HANDSHAKE_S = 2.0
 _NONCE, _MAC = 32, 32
 _BUFFERS = 256  # buffers of one system call
 _SOCKET_BYTES = 4 << 20
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}  # seconds, seconds, times
 
 
 class PeerSocket:
@@ -36,9 +37,12 @@ class PeerSocket:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._end_s: float | None = None
+        self._each_s: float | None = None
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
@@ -46,8 +50,10 @@ class PeerSocket:
         """Our address as this peer reaches it."""
         return self._sock.getsockname()[0]
 
-    def limit(self, seconds: float | None) -> None:
-        """Limit all operations from now on to `seconds` together; None: no limit."""
+    def limit(self, seconds: float | None, *, each: bool = False) -> None:
+        """Limit all operations from now on to `seconds` together, or with `each` the wait for anything to come or go;
+        None: no limit."""
+        self._each_s = seconds if each else None
         self._end_s = None if seconds is None else time.monotonic() + seconds
 
     def connect(self, address: tuple[str, int]) -> None:
@@ -74,6 +80,7 @@ class PeerSocket:
             n = self._sock.recvmsg_into(islice(rest, _BUFFERS))[0]
             if n == 0:
                 raise TransportError("the peer closed the connection")
+            self._moved()
             _skip(rest, n)
 
     def drain(self, views: Iterable[memoryview]) -> None:
@@ -81,7 +88,9 @@ class PeerSocket:
         rest = deque(v for v in views if v.nbytes)
         while rest:
             self._arm()
-            _skip(rest, self._sock.sendmsg(islice(rest, _BUFFERS)))
+            n = self._sock.sendmsg(islice(rest, _BUFFERS))
+            self._moved()
+            _skip(rest, n)
 
     def send_bytes(self, data: bytes) -> None:
         self.drain([memoryview(data)])
@@ -93,6 +102,10 @@ class PeerSocket:
 
     def close(self) -> None:
         self._sock.close()
+
+    def _moved(self) -> None:
+        if self._each_s is not None:
+            self._end_s = time.monotonic() + self._each_s
 
     def _arm(self) -> None:
         rest_s = None if self._end_s is None else self._end_s - time.monotonic()
@@ -160,10 +173,10 @@ class BlockClient:
         self._aborted = False
 
     def open(self, timeout_s: float) -> PeerSocket:
-        """The connection, on which all must be over within `timeout_s` of now."""
+        """The connection, on which something has to come or go every `timeout_s`."""
         connection = self._connection
         if connection is not None:
-            connection.limit(timeout_s)
+            connection.limit(timeout_s, each=True)
             return connection
         connection = self._connection = PeerSocket(new_socket(self._address[0]))
         if self._aborted:
@@ -171,7 +184,7 @@ class BlockClient:
         connection.limit(min(timeout_s, HANDSHAKE_S))
         connection.connect(self._address)
         enter(connection, self._secret, self._owner)
-        connection.limit(timeout_s)
+        connection.limit(timeout_s, each=True)
         return connection
 
     def abort(self) -> None:

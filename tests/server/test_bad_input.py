@@ -1,10 +1,13 @@
 """Every kind of bad input: an OpenAI-shaped error, the server stays up, nothing is left (the fixture checks)."""
 
 import json
+import select
+import socket
+from contextlib import ExitStack
 
 import pytest
 
-from tests.server.conftest import data_url, image_part, picture
+from tests.server.conftest import data_url, image_part, picture, wait_until
 
 pytestmark = pytest.mark.cpu
 
@@ -234,3 +237,55 @@ def test_values_are_not_echoed(server):
         server.http.post("/v1/chat/completions", content=secret.encode()),
     ):
         assert "s3cret" not in response.text
+
+
+def test_too_many_tokens_to_read(server):
+    for tokens in ([0] * (server.model.n_context + 1), 3, [1.0], [True], ["a"], [-1]):
+        assert error(server.post("/detokenize", tokens=tokens), 400)["param"] == "tokens"
+
+
+def begun(server, path, n_bytes, body):
+    """A connection on which so much of a body has come."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    client = socket.create_connection((host, int(port)), timeout=10)
+    head = f"POST {path} HTTP/1.1", "Host: h", "Content-Type: application/json", f"Content-Length: {n_bytes}", "", ""
+    client.sendall("\r\n".join(head).encode() + body)
+    return client
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize"])
+def test_a_body_that_does_not_come(start, monkeypatch, path):
+    server = start()
+    monkeypatch.setattr("hydrainfer.server.body.STALLED_S", 0.2)
+    with begun(server, path, 99, b'{"model":') as client:
+        assert b" 408 " in client.recv(4096).partition(b"\r\n")[0]
+    server.check_idle()
+
+
+def test_bodies_that_come_share_memory(start):
+    server = start(max_body_bytes=1 << 16)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(begun(server, "/v1/chat/completions", 65_000, b" " * 64_000)) for _ in range(9)]
+        ready, _, _ = select.select(clients, (), (), 10)
+        assert b" 429 " in ready[0].recv(4096).partition(b"\r\n")[0]
+    wait_until(lambda: server.chat().status_code == 200)
+    server.check_idle()
+
+
+DEEP = "[" * 500 + "]" * 500
+_USER, _CALL = {"role": "user", "content": "hi"}, {"type": "tool_use", "id": "a", "name": "f", "input": {"x": DEEP}}
+_OLLAMA = {"function": {"name": "f", "arguments": {"x": DEEP}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", {"input": "hi", "metadata": {"x": DEEP}}),
+        ("/v1/messages", {"max_tokens": 4, "messages": [_USER, {"role": "assistant", "content": [_CALL]}, _USER]}),
+        ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": [_OLLAMA]}]}),
+    ],
+)
+def test_what_is_nested_too_deeply(server, path, fields):
+    body = json.dumps({"model": "tiny", **fields}).replace(json.dumps(DEEP), DEEP)
+    response = server.http.post(path, content=body.encode())
+    assert response.status_code == 400 and "nested too deeply" in response.text

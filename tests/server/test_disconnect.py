@@ -72,6 +72,24 @@ def test_leaving_while_the_request_is_prepared(start, monkeypatch):
     assert not server.engine.submitted
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+def test_leaving_while_a_prompt_is_counted(start, monkeypatch, path):
+    server, counts = start(), []
+
+    async def slowly(*_):
+        counts.append(1)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            counts.append(-1)
+
+    monkeypatch.setattr(server.intake, "encode_chat", slowly)
+    with pytest.raises(httpx.ReadTimeout):
+        server.http.post(path, json={"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}, timeout=0.2)
+    wait_until(lambda: counts == [1, -1])
+    server.check_idle()
+
+
 def test_an_error_in_the_middle_of_a_stream_is_an_event(start):
     server = start(step_s=0.01)
     with server.http.stream("POST", "/v1/chat/completions", json={**ENDLESS, "stream": True, "n": 2}) as response:

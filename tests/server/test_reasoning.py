@@ -112,6 +112,8 @@ def test_it_is_shown_to_templates_that_want_it(client, thinker):
     ids = list(thinker.engine.submitted[-1].prompt_ids)
     shown = "zq thought" in thinker.model.tokenizer.decode(ids, skip_special_tokens=False)
     assert shown == (not thinker.begins)
+    cut = thinker.post(messages=[USER, {**past, "content": None}, USER])  # as it answers where a limit cut the thought
+    assert cut.status_code == 200, cut.text
     bad = thinker.post(messages=[USER, {**past, "reasoning_content": "<image>"}, USER])
     assert bad.status_code == 400 and bad.json()["error"]["code"] == "placeholder_in_text"
 

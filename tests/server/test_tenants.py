@@ -164,7 +164,11 @@ def test_over_http(start, write):
     assert answers[0].status_code == 200
     assert (limited.status_code, limited.json()["error"]["code"]) == (429, "tenant_limit")
     assert 1 <= int(limited.headers["retry-after"]) <= 600
+    counted = server.post("/v1/messages/count_tokens", model="tiny", messages=[{"role": "user", "content": "hi"}])
+    assert counted.status_code == server.post("/tokenize", prompt="hi").status_code == 429, "these count, too"
+    assert counted.json()["error"]["type"] == "rate_limit_error"
     assert ask("o").status_code == 200, "another is not concerned"
+    assert server.post("/tokenize", prompt="hi").status_code == 200
     assert ask("o", priority=1).status_code == 200
     assert ask("o", priority=2).json()["error"]["param"] == "priority"
     server.http.headers["x-priority"] = "2"

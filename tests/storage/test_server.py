@@ -134,3 +134,30 @@ def test_a_member_that_misuses_a_group_ends_only_that(pair):
             connection.receive()
     connection.close()
     assert works(source, target) is True
+
+
+def test_a_slow_copy_goes_on_as_long_as_something_comes():
+    """By default all is to be over in time; with `each` only the wait for the next bytes."""
+    for each in (False, True):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours = PeerSocket(socket.create_connection(listener.getsockname()))
+            theirs = PeerSocket(listener.accept()[0])
+        ours.limit(0.3, each=each)
+
+        def trickle(peer=theirs):
+            for _ in range(6):
+                time.sleep(0.1)
+                peer.send_bytes(b"x")
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        if each:
+            assert ours.exactly(6) == b"xxxxxx"
+            with pytest.raises((TransportError, TimeoutError), match="timed out"):
+                ours.exactly(1)
+        else:
+            with pytest.raises((TransportError, TimeoutError), match="timed out"):
+                ours.exactly(6)
+        thread.join()
+        ours.close()
+        theirs.close()

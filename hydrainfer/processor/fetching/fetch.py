@@ -167,10 +167,8 @@ class Fetcher:
             try:
                 async with asyncio.timeout(wanted.total_s):
                     if isinstance(place, Path):
-                        args = (place, self.limits.roots, wanted.max_bytes, wanted.noun, param)
-                        data = await asyncio.to_thread(read_file, *args)
-                        held.take(len(data))
-                        return data
+                        args = (place, self.limits.roots, wanted.max_bytes, wanted.noun, param, held.take)
+                        return await asyncio.to_thread(read_file, *args)
                     return await self._follow(place, wanted, param, held)
             except (TimeoutError, httpcore.ReadTimeout, httpcore.WriteTimeout):
                 raise DeadlineExceeded(

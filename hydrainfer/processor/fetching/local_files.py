@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -37,23 +37,26 @@ def locate_file(url: str, roots: Sequence[Path], param: str) -> Path:
     return real
 
 
-def read_file(path: Path, roots: Sequence[Path], max_bytes: int, noun: str, param: str) -> bytes:
-    """The bytes of a file found by `locate_file`, which is checked again once it is open. Raises `InvalidRequest`,
-    `MediaError` or `RequestTooLarge`."""
+def read_file(
+    path: Path, roots: Sequence[Path], max_bytes: int, noun: str, param: str, take: Callable[[int], None]
+) -> bytes:
+    """The bytes of a file found by `locate_file`, which is checked again once it is open. `take(n_bytes)` is asked for
+    their memory first. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge` or what `take` does."""
     try:
         with open(os.open(path, _OPEN), "rb") as file:
             if not _is_under(_path_of(file.fileno(), path), roots):
                 raise _outside(param)
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
                 raise MediaError(f"the {noun}'s file: URL names no regular file", param=param)
-            data = file.read(max_bytes + 1)
+            if found.st_size > max_bytes:
+                raise RequestTooLarge(f"the {noun} is larger than the limit of {max_bytes} bytes", param=param)
+            take(found.st_size)
+            return file.read(found.st_size)
     except OSError:
         raise MediaError(
             f"the {noun}'s file cannot be read: it does not exist or is not allowed", param=param
         ) from None
-    if len(data) > max_bytes:
-        raise RequestTooLarge(f"the {noun} is larger than the limit of {max_bytes} bytes", param=param)
-    return data
 
 
 def _path_of(fd: int, path: Path) -> Path:

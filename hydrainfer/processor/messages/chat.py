@@ -101,7 +101,9 @@ def _parse_message(message: object, where: str, local: bool) -> ChatMessage:
     if message.get("tool_calls") or role == "tool":
         return _parse_tool_message(message, role, where, local)
     role = "system" if role == "developer" else role
-    return ChatMessage(role, _parse_content(content, role, where, local), reasoning=_reasoning(message, role))
+    thought = _reasoning(message, role)
+    parts = () if content is None and thought else _parse_content(content, role, where, local)
+    return ChatMessage(role, parts, reasoning=thought)
 
 
 def _parse_tool_message(message: Mapping, role: str, where: str, local: bool) -> ChatMessage:

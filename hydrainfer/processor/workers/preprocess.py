@@ -127,9 +127,11 @@ class Preprocessor:
             raise
         return found
 
-    def items(self, parts: Sequence[MediaPart], adapters: Adapters) -> list[list[MediaItem]]:
+    def items(
+        self, parts: Sequence[MediaPart], adapters: Adapters, ticket: JobTicket | None = None
+    ) -> list[list[MediaItem]]:
         """The items of each part, for the prompt; nothing is held."""
-        found = self.prepare(parts, adapters)
+        found = self.prepare(parts, adapters, ticket)
         for held in found:
             for h in held:
                 self._pixels.release(h.ref)

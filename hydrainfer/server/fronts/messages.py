@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from hydrainfer.core import InvalidRequest
 from hydrainfer.server.fronts.reading import (
     base64_part,
@@ -19,6 +17,7 @@ from hydrainfer.server.fronts.reading import (
     text_part,
     thinking_of,
     unsupported,
+    written,
 )
 
 _REFUSED = {
@@ -99,7 +98,7 @@ def _assistant(blocks: Any, where: str) -> dict[str, Any]:
     for i, block in enumerate(blocks):
         kind = block.get("type")
         if kind == "tool_use":
-            arguments = orjson.dumps(mapping(block.get("input") or {}, f"{where}.{i}.input")).decode()
+            arguments = written(mapping(block.get("input") or {}, f"{where}.{i}.input"), f"{where}.{i}.input")
             function = {"name": block.get("name"), "arguments": arguments}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "thinking":

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from hydrainfer.core import InvalidRequest
 from hydrainfer.server.fronts.reading import (
     base64_part,
@@ -18,6 +16,7 @@ from hydrainfer.server.fronts.reading import (
     text_part,
     thinking_of,
     unsupported,
+    written,
 )
 
 _REFUSED = {"template": "it is chosen when the server starts", "suffix": ""}
@@ -51,7 +50,9 @@ def raw_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The text completion that a body of /api/generate with `raw` asks for. Raises `InvalidRequest`."""
     if body.get("images"):
         raise unsupported("images beside raw", "images", "leave raw out")
-    return {"max_tokens": _RAW_TOKENS, **_common(body), "prompt": body.get("prompt")}
+    fields = {"max_tokens": _RAW_TOKENS, **_common(body), "prompt": body.get("prompt")}
+    fields.pop("chat_template_kwargs", None)  # of `think`, which without a template means nothing
+    return fields
 
 
 def only_loads(body: Mapping[str, Any]) -> bool:
@@ -119,7 +120,7 @@ def _message(turn: Mapping[str, Any], where: str, pending: list[str]) -> dict[st
 
 def _call(call: Mapping[str, Any], where: str, index: int) -> dict[str, Any]:
     function = mapping(call.get("function"), f"{where}.function")
-    arguments = orjson.dumps(function.get("arguments") or {}).decode()
+    arguments = written(function.get("arguments") or {}, f"{where}.function.arguments")
     return {
         "id": f"call_{index}",
         "type": "function",

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from hydrainfer.checkpoint import find_json
 from hydrainfer.processor import ModelDescription
 from hydrainfer.server.answers import Answers
-from hydrainfer.server.body import json_response, read_json
+from hydrainfer.server.body import Bodies, json_response
 from hydrainfer.server.fields import ChatFields, CompletionFields, parse
 from hydrainfer.server.fronts import ollama
 from hydrainfer.server.fronts.ollama_turn import ChatTurn, GenerateTurn, head
@@ -21,13 +21,13 @@ from hydrainfer.server.fronts.reading import mapping, string
 from hydrainfer.server.fronts.turn import shape_of
 
 
-def ollama_routes(answers: Answers, max_body_bytes: int, version: str) -> APIRouter:
+def ollama_routes(answers: Answers, bodies: Bodies, version: str) -> APIRouter:
     router = APIRouter()
     model = answers.intake.processor.model
     details = _details(model)
 
     async def body_of(request: Request) -> Mapping[str, Any]:
-        return mapping(await read_json(request, max_body_bytes), "the body")
+        return mapping(await bodies.read(request), "the body")
 
     @router.post("/api/chat")
     async def chat(request: Request) -> Response:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from hydrainfer.core import InvalidRequest
 
 EXTENSIONS = (
@@ -26,6 +28,14 @@ def thinking_of(body: Mapping[str, Any], thinks: bool | str | None) -> dict[str,
     if thinks is None or not isinstance(given, Mapping):
         return {}
     return {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks, **given}}
+
+
+def written(value: object, where: str) -> str:
+    """It as JSON. Raises `InvalidRequest` where it is nested deeper than that can be."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise InvalidRequest(f"{where} is nested too deeply", param=where) from None
 
 
 def unsupported(what: str, where: str, hint: str = "") -> InvalidRequest:

@@ -17,7 +17,9 @@ from hydrainfer.server.fronts.reading import (
     string,
     text_part,
     unsupported,
+    written,
 )
+from hydrainfer.server.fronts.responses_turn import ECHOED
 
 _REFUSED = {
     "previous_response_id": "nothing is stored; send the whole conversation as input",
@@ -34,6 +36,8 @@ _SAME = ("model", "stream", "temperature", "top_p", "top_k", "parallel_tool_call
 def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the chat that a body asks for. Raises `InvalidRequest`."""
     refuse(body, _REFUSED)
+    for name in ECHOED:
+        written(body.get(name), name)
     if body.get("truncation") not in (None, "disabled"):
         raise unsupported("truncation", "truncation", "shorten the input")
     included = body.get("include") or []

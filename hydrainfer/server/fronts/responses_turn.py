@@ -12,7 +12,7 @@ from hydrainfer.metrics import Timeline
 from hydrainfer.server.fronts.turn import ReplyPart, ReplyTurn
 from hydrainfer.server.sse import event
 
-_ECHOED: dict[str, Any] = {
+ECHOED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
@@ -86,7 +86,7 @@ class ResponseTurn(ReplyTurn):
 
     def _response(self, status: str, usage: dict[str, Any] | None) -> dict[str, Any]:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        echoed = {name: self.asked[name] if self.asked.get(name) is not None else d for name, d in _ECHOED.items()}
+        echoed = {name: self.asked[name] if self.asked.get(name) is not None else d for name, d in ECHOED.items()}
         return {
             "id": self.prepared.id,
             "object": "response",

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from hydrainfer.processor import ChatOptions, parse_messages, parse_tools
 from hydrainfer.server.answers import Answers, Shape
-from hydrainfer.server.body import json_response, read_json
+from hydrainfer.server.body import Bodies, json_response
 from hydrainfer.server.fields import ChatFields, parse
 from hydrainfer.server.fronts import messages, responses
 from hydrainfer.server.fronts.messages_turn import MessageTurn
@@ -18,13 +18,13 @@ from hydrainfer.server.fronts.responses_turn import ResponseTurn
 from hydrainfer.server.fronts.turn import shape_of
 
 
-def front_routes(answers: Answers, max_body_bytes: int) -> APIRouter:
+def front_routes(answers: Answers, bodies: Bodies) -> APIRouter:
     """`answers` are asked for chats; no other way leads to the engine."""
     router = APIRouter()
 
     @router.post("/v1/responses")
     async def respond(request: Request) -> Response:
-        body = mapping(await read_json(request, max_body_bytes), "the body")
+        body = mapping(await bodies.read(request), "the body")
         chat = responses.chat_of(body)
         if chat.get("reasoning_effort") not in (None, "none"):
             answers.check_reasons("reasoning")
@@ -32,19 +32,19 @@ def front_routes(answers: Answers, max_body_bytes: int) -> APIRouter:
 
     @router.post("/v1/messages")
     async def message(request: Request) -> Response:
-        body = mapping(await read_json(request, max_body_bytes), "the body")
+        body = mapping(await bodies.read(request), "the body")
         if messages.thinks(body):
             answers.check_reasons("thinking")
         return await _chat(answers, request, messages.chat_of(body), shape_of("msg", MessageTurn, body))
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
-        chat = messages.chat_of(mapping(await read_json(request, max_body_bytes), "the body"), counting=True)
+        chat = messages.chat_of(mapping(await bodies.read(request), "the body"), counting=True)
         fields = parse(ChatFields, chat)
         answers.check_model(fields.model)
         tools = parse_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
         options = ChatOptions(tools, fields.template_variables, fields.mm_processor_kwargs)
-        ids = await answers.intake.encode_chat(parse_messages(fields.messages), options)
+        ids = await answers.encode_chat(request, parse_messages(fields.messages), options)
         return json_response({"input_tokens": len(ids)})
 
     return router

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hydrainfer.core import InvalidRequest, MediaError, RequestTooLarge
+from hydrainfer.core import InvalidRequest, MediaError, Overloaded, RequestTooLarge
 from hydrainfer.processor import Fetcher, FetchLimits, Wanted
 from hydrainfer.processor.fetching.local_files import locate_file, read_file
 
@@ -69,4 +69,19 @@ async def test_a_link_put_there_between_check_and_opening_is_seen(root):
     (root.parent / "ä b.png").write_bytes(b"secret")
     (root / "sub").symlink_to(root.parent)
     with pytest.raises(InvalidRequest, match="not under"):
-        read_file(path, (root,), 1000, "picture", "p")
+        read_file(path, (root,), 1000, "picture", "p", lambda _: None)
+
+
+def test_memory_is_asked_for_before_a_file_is_read(root):
+    path, asked = root / "large.png", []
+    path.write_bytes(b"x" * 500)
+
+    def refuse(n_bytes):
+        asked.append(n_bytes)
+        raise Overloaded("full")
+
+    with pytest.raises(Overloaded):
+        read_file(path, (root,), 1000, "picture", "p", refuse)
+    with pytest.raises(RequestTooLarge):
+        read_file(path, (root,), 499, "picture", "p", refuse)
+    assert asked == [500]
