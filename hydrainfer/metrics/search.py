@@ -138,11 +138,11 @@ class Search:
         )
 
     def _estimate(self) -> float:
-        """The rate at which misses pass what the target allows. To take rates whose runs were too short to tell for not
-        carried errs to below, to leave them out to above, each about as far (`benchmarks/b22_intervals.py`): it is the
-        geometric mean."""
+        """The rate at which misses pass what the target allows. Short runs flatter. To take rates whose runs met the
+        target but were too short to tell for not carried errs to below, to leave them out to above, each about as far
+        (`benchmarks/b22_intervals.py`): it is the geometric mean."""
         found, certain = sorted(self._found.items()), self._low or 0.0
-        told = [(rate, s) for rate, s in found if s.settled or s.grows]
+        told = [(rate, s) for rate, s in found if s.settled or s.grows or s.met.share < self._target]
         return math.sqrt(self._crossing(told) * self._crossing([f for f in found if f in told or f[0] > certain]))
 
     def _crossing(self, found: Sequence[tuple[float, Steady]]) -> float:
