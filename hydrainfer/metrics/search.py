@@ -143,12 +143,15 @@ class Search:
         (`benchmarks/b22_intervals.py`): it is the geometric mean."""
         found, certain = sorted(self._found.items()), self._low or 0.0
         told = [(rate, s) for rate, s in found if s.settled or s.grows or s.met.share < self._target]
-        return math.sqrt(self._crossing(told) * self._crossing([f for f in found if f in told or f[0] > certain]))
+        least = self._crossing([(r, s) for r, s in found if r > certain or (r, s) in told])
+        return math.sqrt(least * max(least, self._crossing(told, self._bound)))
 
-    def _crossing(self, found: Sequence[tuple[float, Steady]]) -> float:
+    def _crossing(self, found: Sequence[tuple[float, Steady]], bound: float = math.inf) -> float:
         """Waiting times have exponential tails that lengthen towards the capacity (Kingman 1961), so the logarithm of
-        misses is nearly a line between two rates. Runs that were too short to tell have no other share than 0."""
+        misses is nearly a line between two rates. Runs that were too short to tell have no other share than 0, and all
+        miss at the `bound`."""
         points = [(rate, s.met.share if s.settled else 0.0, s.met.n) for rate, s in found]
+        points += [(bound, 0.0, 1)] if bound < math.inf else []
         low, most = (0.0, 0.0), math.log(max(1.0 - self._target, 1e-9))
         for (rate, share), (_, _, n) in zip(_falling(points), points):
             missed = math.log(max(1.0 - share, 0.5 / n))
