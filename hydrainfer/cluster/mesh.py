@@ -1,7 +1,7 @@
 """One endpoint of the cluster's messages: a ZeroMQ socket to hear with, one to each peer to speak with.
 
-A message is one frame of bytes; sending never blocks and a message to a peer that is gone is lost, which the protocol
-above expects. Addresses are `ipc://` or loopback; one that leaves the machine needs `Keys`: CURVE, and a ZAP
+A message is bytes, in parts if it is long; sending never blocks and a message to a peer that is gone is lost, which the
+protocol above expects. Addresses are `ipc://` or loopback; one that leaves the machine needs `Keys`: CURVE, and a ZAP
 authenticator that admits the cluster's own key and no other.
 """
 
@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 _LOCAL = ("ipc://", "inproc://", "tcp://127.", "tcp://[::1]", "tcp://localhost")
 _QUEUE = 100_000  # messages to one peer; one that does not read so many is as good as gone
 _LONGEST_PART = 32 << 20  # of a message; a peer that sends a longer one is cut off
+_CURVE_BYTES = 1024  # that encryption adds to a part, at most
 _LAST_WORDS_MS = 500
 
 
@@ -62,7 +63,7 @@ class Mesh:
         """A bound socket that `poll` watches, too. Raises `ConfigError` if the address cannot be had."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.RCVHWM, _QUEUE)
-        socket.setsockopt(zmq.MAXMSGSIZE, _LONGEST_PART)
+        socket.setsockopt(zmq.MAXMSGSIZE, _LONGEST_PART + _CURVE_BYTES)
         socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
         if self._keys is not None:
             socket.curve_server = True

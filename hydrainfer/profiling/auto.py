@@ -61,12 +61,13 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
     path = cache_folder() / "layouts" / f"{name_of(locate_model(asked.question.model))}-{n_devices}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")
+    on_cpu = asked.kind == "cpu" and config.device != "emulated"
     settled = msgspec.structs.replace(
         config,
         layout=str(path),
-        slo=asked.slo.inline if asked.kind == "cpu" else config.slo,
-        device="cpu" if asked.kind == "cpu" else config.device,
-        dtype=asked.dtype or config.dtype,
+        slo=asked.slo.inline if on_cpu else config.slo,
+        device="cpu" if on_cpu else config.device,
+        dtype=config.dtype if config.device == "emulated" else asked.dtype or config.dtype,
         cost_model=config.cost_model if config.device == "emulated" else None,
         **{f.name: f.default for f in msgspec.structs.fields(ServeConfig) if f.name in autos},  # the file's go before
     )

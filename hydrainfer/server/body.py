@@ -32,10 +32,11 @@ class BodyStalled(InvalidRequest):
 
 
 class Bodies:
-    """Reads bodies of at most `max_bytes` each, of which no more than `_BODIES` are held while they come."""
+    """Reads bodies of at most `max_bytes` each, of which no more than `_BODIES` are held while they come. `timeout_s`:
+    in which each has to come."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self.max_bytes, self._timeout_s = max_bytes, timeout_s
         self._n_held = 0
 
     async def read(self, request: Request) -> object:
@@ -46,7 +47,7 @@ class Bodies:
         announced = request.headers.get("content-length", "")
         self._check(int(announced) if announced.isdigit() else 0)
         try:
-            async with stalled_after(STALLED_S) as moved:
+            async with arriving(self._timeout_s) as moved:
                 async for chunk in request.stream():
                     moved()
                     n += len(chunk)
@@ -67,14 +68,17 @@ class Bodies:
 
 
 @asynccontextmanager
-async def stalled_after(seconds: float) -> AsyncIterator[Callable[[], None]]:
-    """What is called whenever something has come; `seconds` after the last call, raises `BodyStalled`."""
-    loop = asyncio.get_running_loop()
+async def arriving(most_s: float) -> AsyncIterator[Callable[[], None]]:
+    """What is called whenever something of a body has come. `STALLED_S` after the last call, or if it is not whole
+    after `most_s`, raises `BodyStalled`."""
+    loop, patience_s = asyncio.get_running_loop(), STALLED_S
+    end_s = loop.time() + most_s
     try:
-        async with asyncio.timeout(seconds) as limit:
-            yield lambda: limit.reschedule(loop.time() + seconds)
+        async with asyncio.timeout_at(min(loop.time() + patience_s, end_s)) as limit:
+            yield lambda: limit.reschedule(min(loop.time() + patience_s, end_s))
     except TimeoutError:
-        raise BodyStalled(f"nothing of the request body has come for {seconds:g} s", code="body_timeout") from None
+        why = f"nothing of it for {patience_s:g} s, or not all within {most_s:g} s"
+        raise BodyStalled(f"the request body did not come: {why}", code="body_timeout") from None
 
 
 def _check_json(request: Request) -> None:

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive
 
 from hydrainfer.core import DeadlineExceeded, InvalidRequest
 from hydrainfer.server.admission import AdmissionControl, Place, Urgency, Work
-from hydrainfer.server.body import STALLED_S, stalled_after
+from hydrainfer.server.body import arriving
 
 _MOST_BYTES = 256 << 20
 _MEDIA = (b"image", b"video")  # some word of what has pictures, in every protocol
@@ -57,12 +57,11 @@ class Crowd:
 
         return replay
 
-    @staticmethod
-    async def _read(place: Place, n_bytes: int, receive: Receive) -> list[Message]:
+    async def _read(self, place: Place, n_bytes: int, receive: Receive) -> list[Message]:
         """The body, and not much more than was announced. It keeps nobody waiting while it comes."""
         place.stop_waiting()
         messages: list[Message] = []
-        async with stalled_after(STALLED_S) as moved:
+        async with arriving(self._timeout_s) as moved:
             while not messages or (messages[-1]["more_body"] and sum(len(m["body"]) for m in messages) <= n_bytes):
                 message = await receive()
                 moved()

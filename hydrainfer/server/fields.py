@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from hydrainfer.core import InvalidRequest, SamplingParams
 from hydrainfer.server.structured import grammar_of
@@ -219,7 +219,7 @@ class DetokenizeFields(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
     model: str | None = None
-    tokens: Any
+    tokens: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer"}})]
 
 
 Fields = TypeVar("Fields", bound=BaseModel)

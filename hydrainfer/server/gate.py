@@ -182,6 +182,7 @@ class Gate:
                 place.leave()
 
     async def _briefly(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["handler"] = path
         try:
             tenant = self._door.begin(Asked.read(scope["headers"]))
         except HydraError as e:

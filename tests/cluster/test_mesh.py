@@ -133,9 +133,12 @@ def test_a_member_does_not_speak_to_who_only_sits_at_the_address(meshes):
     assert heard(plain, seconds=0.5) == heard(other, seconds=0.5) == []
 
 
-def test_long_messages_arrive_whole(pair, monkeypatch):
+@pytest.mark.parametrize("secure", [False, True])
+def test_long_messages_arrive_whole(secure, meshes, monkeypatch):
     monkeypatch.setattr(mesh_module, "_LONGEST_PART", 1000)
-    a, b = pair
+    monkeypatch.setattr(mesh_module, "_CURVE_BYTES", 40)
+    keys = Keys.new() if secure else None
+    a, b = meshes(keys=keys), meshes(keys=keys)
     a.connect("b", b.address)
     sent = [os.urandom(n) for n in (10, 1000, 1001, 5000)]
     for data in sent:
@@ -155,7 +158,7 @@ def test_raw_bytes_and_messages_that_are_too_long_end_only_their_connection(secu
     member.connect("b", b.address)
     member.send("b", b"before")
     wait_for(lambda: b"before" in heard(b))  # without CURVE some of that noise is a message, too
-    member._peers["b"].send(b"x" * 2000)  # in one part, as no member does
+    member._peers["b"].send(b"x" * 3000)  # in one part, as no member does
     assert heard(b, seconds=0.3) == []
     end = time.monotonic() + 10
     got = []

@@ -3,6 +3,7 @@
 import json
 import select
 import socket
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -254,12 +255,23 @@ def begun(server, path, n_bytes, body):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize"])
-def test_a_body_that_does_not_come(start, monkeypatch, path):
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_body_that_does_not_come(start, monkeypatch, path, crowded):
     server = start()
     monkeypatch.setattr("hydrainfer.server.body.STALLED_S", 0.2)
+    monkeypatch.setattr(server.sessions.admission, "crowded", lambda _: crowded)
     with begun(server, path, 99, b'{"model":') as client:
         assert b" 408 " in client.recv(4096).partition(b"\r\n")[0]
     server.check_idle()
+
+
+def test_a_body_that_trickles(start):
+    server = start(timeout_s=0.5)
+    with begun(server, "/tokenize", 99, b"{") as client:
+        for _ in range(4):
+            time.sleep(0.1)
+            client.sendall(b" ")
+        assert b" 408 " in client.recv(4096).partition(b"\r\n")[0]
 
 
 def test_bodies_that_come_share_memory(start):

@@ -42,8 +42,10 @@ def answers(loaded):
     return text, health
 
 
-def test_layout_auto_plans_and_serves(cache):
-    loaded = settle(load({**EMULATED, **EXPECTED, "layout": "auto", "devices": 2}), quiet())
+@pytest.mark.parametrize("costs", [FAST, MEASURED])
+def test_layout_auto_plans_and_serves(cache, costs):
+    given = {**EMULATED, **EXPECTED, "layout": "auto", "devices": 2, "cost_model": costs}
+    loaded = settle(load(given), quiet())
     assert Path(loaded.config.layout).is_relative_to(cache) and loaded.provenance["layout"] == "planned"
     assert len(read_layout(loaded.config.layout)) == 2
     text, _ = answers(loaded)
