@@ -86,10 +86,8 @@ def create_app(
     app.add_middleware(Access, counts=door.counts)
     if settings.root_path:
         app.add_middleware(Prefixed, prefix=settings.root_path)
-    answers, bodies = (
-        Answers(intake, settings.model_names, wall_clock),
-        Bodies(settings.max_body_bytes, intake.timeout_s),
-    )
+    answers = Answers(intake, settings.model_names, wall_clock)
+    bodies = Bodies(settings.max_body_bytes, intake.timeout_s)
     app.include_router(_open_routes(settings, intake, lambda: metrics() + door.counts.page()))
     guarded = [Depends(_require_key(tenants))]
     app.include_router(page_routes())
