@@ -88,7 +88,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return _first(rng.sample(found, len(found)), n, self)
 
     def _lengths(self, like: str | None) -> Spread:
-        """Of the answers of this model, or of the one with the longest name that its own begins with."""
+        """The lengths of this model's answers, or of the model with the longest name that its own begins with."""
         names = [n for n in self.output_tokens if n != DEFAULT and (like or "").lower().startswith(n.lower())]
         return Spread.parse(self.output_tokens[max(names, key=len, default=DEFAULT)])
 
