@@ -31,8 +31,7 @@ from hydrainfer.config import (
     ServeConfig,
     choose_launcher,
     cost_model_of,
-    is_slo_part,
-    parse_slo,
+    inline_slo,
     read_layout,
 )
 from hydrainfer.core import ConfigError, Stage
@@ -146,10 +145,10 @@ def _settled(config: ServeConfig, model: ModelConfig) -> ServeConfig:
 
 
 def _admission(config: ServeConfig, model: ModelConfig, specs: Sequence[InstanceSpec]) -> AdmissionControl:
-    ttft_s = parse_slo([config.slo]).ttft_s if config.slo and is_slo_part(config.slo.split(",")[0]) else None
+    slo = inline_slo(config.slo)
     return AdmissionControl(
         time.monotonic,
-        longest_s=config.max_queue_s or min(ttft_s or _QUEUE_S, config.request_timeout_s),
+        longest_s=config.max_queue_s or min((slo and slo.ttft_s) or _QUEUE_S, config.request_timeout_s),
         max_requests=config.max_waiting,
         pictures=model.vision is not None,
         policy=Policy(order=config.order),

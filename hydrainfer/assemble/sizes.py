@@ -23,7 +23,7 @@ from hydrainfer.cache import (
     too_small,
 )
 from hydrainfer.checkpoint import ModelConfig, model_folder, read_config
-from hydrainfer.config import ServeConfig, is_slo_part, parse_slo
+from hydrainfer.config import ServeConfig, inline_slo
 from hydrainfer.config.schema import Quantization
 from hydrainfer.core import ConfigError, Role, Stage
 from hydrainfer.engine import Overlap
@@ -92,10 +92,8 @@ def budgets_of(config: ServeConfig, overlap: Overlap) -> Budgets:
     )
     if overlap != "slice":
         return budgets
-    if not (config.slo and is_slo_part(config.slo.split(",")[0])):
-        return budgets.within(None, None)
-    slo = parse_slo([config.slo])
-    return budgets.within(slo.tpot_s, slo.ttft_s)
+    slo = inline_slo(config.slo)
+    return budgets.within(None, None) if slo is None else budgets.within(slo.tpot_s, slo.ttft_s)
 
 
 def dtype_of(config: ServeConfig, device: torch.device, checkpoint: str) -> str:

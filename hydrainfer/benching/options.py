@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from hydrainfer.config import Slo, is_slo_part, locate, parse_slo, read_slo
+from hydrainfer.config import Slo, inline_slo, is_slo_part, locate, parse_slo, read_slo
 from hydrainfer.core import ConfigError
 from hydrainfer.flags import flag
 
@@ -168,11 +168,8 @@ def sorted_out(words: Sequence[str] | None, goodput: Sequence[str] | None) -> tu
 def objective_of(parts: Sequence[str], slo: str | None, like: str | None, dataset: str, needed: bool) -> Slo | None:
     if parts and slo:
         raise ConfigError("give --goodput or --slo, not both", param="slo")
-    inline = (slo or "").replace(",", " ").split()
-    if inline and all(is_slo_part(part) for part in inline):
-        parts = inline
-    if parts:
-        return parse_slo(parts)
+    if (limits := parse_slo(parts) if parts else inline_slo(slo)) is not None:
+        return limits
     if slo is None and like is None:
         return None
     name, _, key = (slo or like or "").partition(":")

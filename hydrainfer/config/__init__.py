@@ -10,7 +10,7 @@ from hydrainfer.config.layout import InstanceSpec, MachineShare, choose_launcher
 from hydrainfer.config.load import ENV_PREFIX, Loaded, load, options
 from hydrainfer.config.read import check_known, converted, locate, read_yaml
 from hydrainfer.config.schema import MEASURE_MINUTES, ServeConfig
-from hydrainfer.config.slo import Slo, is_slo_part, parse_slo, read_slo
+from hydrainfer.config.slo import Slo, inline_slo, is_slo_part, parse_slo, read_slo
 from hydrainfer.config.table import config_table
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "config_table",
     "converted",
     "cost_model_of",
+    "inline_slo",
     "is_slo_part",
     "load",
     "locate",

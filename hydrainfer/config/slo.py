@@ -28,7 +28,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     token_share: float = 0.9
 
     def __post_init__(self) -> None:
-        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2e_s}
+        limits = self._limits
         for name, limit in limits.items():
             if limit is not None and not (limit > 0 and math.isfinite(limit)):
                 raise ConfigError(f"the {name} SLO must be a positive time, not {limit * 1e3:g} ms", param="slo")
@@ -38,15 +38,17 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ConfigError(f"token_share must be in (0, 1], not {self.token_share:g}", param="slo")
 
     def __str__(self) -> str:
-        limits = {"TTFT": self.ttft_s, "TPOT": self.tpot_s, "E2E": self.e2e_s}
-        text = ", ".join(f"{name} ≤ {s * 1e3:g} ms" for name, s in limits.items() if s is not None)
+        text = ", ".join(f"{name.upper()} ≤ {s * 1e3:g} ms" for name, s in self._limits.items() if s is not None)
         return text if self.tpot_s is None else f"{text} for {self.token_share:.0%} of the intervals"
 
     @property
     def inline(self) -> str:
         """The limits as `parse_slo` reads them."""
-        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2e_s}
-        return ",".join(f"{name}={seconds:g}" for name, seconds in limits.items() if seconds is not None)
+        return ",".join(f"{name}={seconds:g}" for name, seconds in self._limits.items() if seconds is not None)
+
+    @property
+    def _limits(self) -> dict[str, float | None]:
+        return {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2e_s}
 
 
 def is_slo_part(text: str) -> bool:
@@ -68,6 +70,12 @@ def parse_slo(parts: Iterable[str]) -> Slo:
                 param="slo",
             ) from None
     return Slo(**limits)
+
+
+def inline_slo(text: str | None) -> Slo | None:
+    """The limits that an option says; None if it is not given or names a preset or a file. Raises `ConfigError`."""
+    parts = (text or "").replace(",", " ").split()
+    return parse_slo(parts) if parts and is_slo_part(parts[0]) else None
 
 
 def read_slo(path: Path, dataset: str | None) -> Slo:

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from hydrainfer.checkpoint import locate_model, model_folder, name_of, read_config
-from hydrainfer.config import Loaded, ServeConfig, cache_folder, is_slo_part
+from hydrainfer.config import Loaded, ServeConfig, cache_folder, inline_slo
 from hydrainfer.core import ConfigError, Layout
 from hydrainfer.planner.search import PLANNED, layout_file
 from hydrainfer.profiling.answer import answer, winners_file
@@ -35,7 +35,7 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
     autos = [name for name in _BUDGETS if getattr(config, name) == "auto"]
     given = [name for name, source in loaded.provenance.items() if source != "default"]
     if config.layout != "auto" and not autos:
-        limits = is_slo_part((config.slo or "").split(",")[0])  # which a server keeps without a plan, too
+        limits = inline_slo(config.slo)  # which a server keeps without a plan, too
         if idle := [name for name in _PLANNING if name in given and not (name == "slo" and limits)]:
             raise ConfigError(f"--{_flag(idle[0])} is for --layout auto, or --token-budget auto", param=idle[0])
         return loaded

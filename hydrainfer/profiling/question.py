@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from hydrainfer.checkpoint import has_weights, locate_model, name_of
-from hydrainfer.config import Slo, is_slo_part, locate, parse_slo, read_cost_model, read_slo, read_yaml
+from hydrainfer.config import Slo, inline_slo, locate, read_cost_model, read_slo, read_yaml
 from hydrainfer.core import ConfigError, CostModel, Layout
 from hydrainfer.machine import n_cores
 from hydrainfer.planner.costs import (
@@ -276,9 +276,8 @@ def _more(q: ProfileQuestion, workload: Workload) -> tuple[TraceRequest, ...]:
 
 def slo_of(text: str, model: str, dataset: str) -> Slo:
     """`text`: limits, or NAME[:DATASET] of configs/slo, or nothing for the model's own. Raises `ConfigError`."""
-    parts = text.replace(",", " ").split()
-    if parts and all(is_slo_part(part) for part in parts):
-        return parse_slo(parts)
+    if (limits := inline_slo(text)) is not None:
+        return limits
     name, _, key = text.partition(":")
     try:
         return read_slo(locate("slo", name or model), key or dataset)

@@ -43,6 +43,11 @@ class Clocked:
             self.step()
         assert len(self.s.decoding) == n
 
+    def until(self, n):
+        """The first has produced so many tokens: of each ten, one may be late."""
+        while self.s.get("d0").n_produced < n:
+            self.step()
+
     def measured(self):
         """The same, and what a chunk takes beside it."""
         self.s.add(make_request("first", n_text=40, max_tokens=1), self.now)
@@ -73,8 +78,7 @@ def test_one_token_in_ten_may_be_late_for_all_of_a_prompt_or_a_picture(n_made, n
     rig = Clocked(0.1)
     rig.decoding()
     rig.measured()
-    while rig.s.get("d0").n_produced < n_made:
-        rig.step()
+    rig.until(n_made)
     rig.s.get("d0").n_late = n_late
     rig.s.add(make_request("picture", pictures=[1], max_tokens=2), rig.now)
     vision = rig.launch(Lane.VISION)
@@ -100,8 +104,7 @@ def test_all_that_waits_is_done_in_one_pause_but_not_for_longer_than_two_seconds
         rig.step()
     rig.decoding()
     rig.measured()
-    while rig.s.get("d0").n_produced < 10:
-        rig.step()
+    rig.until(10)
     for i in range(8):
         rig.s.add(make_request(f"picture{i}", n_text=180, pictures=[i], max_tokens=40), rig.now)
     for _ in range(4):
@@ -120,8 +123,7 @@ def test_prompts_share_a_pause_and_the_last_one_a_batch_with_the_decodes():
     rig = Clocked(0.1, tokens=500)
     rig.decoding()
     rig.measured()
-    while rig.s.get("d0").n_produced < 10:
-        rig.step()
+    rig.until(10)
     for i in range(3):
         rig.s.add(make_request(f"long{i}", n_text=450, max_tokens=1), rig.now)
     batches = [rig.launch()]
@@ -316,8 +318,7 @@ def test_a_long_prompt_has_the_whole_pause():
     rig = Clocked(0.1, step_s=0.25)
     rig.decoding()
     rig.measured()
-    while rig.s.get("d0").n_produced < 10:
-        rig.step()
+    rig.until(10)
     rig.s.add(make_request("long", n_text=600, max_tokens=1), rig.now)
     batches = []
     while rig.s.get("long"):
