@@ -47,10 +47,7 @@ inline void gate(const Experts<T>& e, const T* wide, T* hidden, int64_t n, int64
     const T* row = wide + m * 2 * e.inner;
     T* to = hidden + m * e.inner;
     int64_t i = i0;
-    for (; e.limit == 0 && i + W <= i1; i += W) {
-      const vec g = load(row + i);
-      store(to + i, g / (1.0f + exp(-g)) * load(row + e.inner + i));
-    }
+    for (; e.limit == 0 && i + W <= i1; i += W) store(to + i, swish(load(row + i), 1.0f) * load(row + e.inner + i));
     for (; i < i1; ++i) {
       const bool turns = e.limit != 0;
       float g = to_float(row[turns ? 2 * i : i]), up = to_float(row[turns ? 2 * i + 1 : e.inner + i]);

@@ -259,10 +259,7 @@ void quick_gelu(TensorView x) {
     int64_t n = 1;
     for (int i = 0; i < x.ndim(); ++i) n *= x.size(i);
 #pragma omp parallel for if (n > 32768)
-    for (int64_t i = 0; i < n / W; ++i) {
-      const vec v = load(p + i * W);
-      store(p + i * W, v / (1.0f + exp(v * -1.702f)));
-    }
+    for (int64_t i = 0; i < n / W; ++i) store(p + i * W, swish(load(p + i * W), 1.702f));
     for (int64_t i = n / W * W; i < n; ++i) {
       const float v = to_float(p[i]);
       from_float(v / (1.0f + std::exp(v * -1.702f)), p[i]);

@@ -6,13 +6,15 @@
 //
 //     scores [keys, lanes] = K [keys, dim] x Q [dim, lanes]        out [dim, lanes] += V^T [dim, keys] x P [keys, lanes]
 //
-// so the left factor is broadcast number by number from the cache, and softmax needs no sum across a vector.
+// so the left factor is broadcast number by number from the cache, and softmax needs no sum across a vector. Where the
+// processor has matrix tiles for T, they multiply; then V^T lies in rows, too.
 #pragma once
 #include <algorithm>
 #include <limits>
 #include <vector>
 
 #include "simd.h"
+#include "tiles.h"
 
 namespace hydra {
 
@@ -132,18 +134,42 @@ struct Queries {
 template <class T>
 struct Tile {
   static constexpr int EACH = Units<T>::EACH;
+  static constexpr int64_t V_UNITS = KEYS / EACH;  // whole tiles
   const T *k_rows[KEYS], *v_rows[KEYS];
   float *k, *v;  // [keys, k_stride], [keys / EACH, v_stride]
-  int64_t dim, v_dim, k_stride, v_stride;
+  float* turned;  // v by rows of the head: [v_dim, V_UNITS], where matrix tiles multiply
+  int64_t dim, v_dim, units, k_stride, v_stride;
+  bool tiled;
 
-  static int64_t floats(const Queries<T>& a) { return KEYS * (a.dim + a.v_dim + 2 * DEEP); }
+  static int64_t stride(int64_t units) { return whole_tiles(units) + TILE; }
+  static int64_t floats(const Queries<T>& a) {
+    const int64_t turned = TILED<T> ? whole_tiles(a.v_dim) : 0;
+    return KEYS * stride(a.dim / EACH) + V_UNITS * (stride(a.v_dim) + turned);
+  }
   Tile(const Queries<T>& a, float* room)
-      : k(room), v(room + KEYS * (a.dim + DEEP)), dim(a.dim), v_dim(a.v_dim), k_stride(dim + DEEP), v_stride(v_dim + DEEP) {}
+      : k(room), dim(a.dim), v_dim(a.v_dim), units(dim / EACH), k_stride(stride(units)), v_stride(stride(v_dim)),
+        tiled(TILED<T> && tiles_allowed()) {
+    v = k + KEYS * k_stride, turned = v + V_UNITS * v_stride;
+    if (!tiled) return;
+    units = whole_tiles(units);
+    std::fill(room, room + floats(a), 0.0f);  // a number that is left over, times zero, would be a NaN if it is one
+  }
 
   void lay(int64_t n) {
     for (int64_t i = 0; i < n; ++i) Units<T>::keys(k_rows[i], k + i * k_stride, dim);
     for (int64_t i = 0; i < n; i += EACH)
       Units<T>::values(v_rows[i], i + 1 < n ? v_rows[i + 1] : nullptr, v + i / EACH * v_stride, v_dim);
+    if (tiled) turn(whole_tiles((n + EACH - 1) / EACH));
+  }
+
+  void turn(int64_t n) {
+    for (int64_t d = 0; d < v_dim; d += W)
+      for (int64_t i = 0; i < n; i += W) {
+        vec some[W];
+        for (int j = 0; j < W; ++j) some[j] = load(v + (i + j) * v_stride + d);
+        transpose(some);
+        for (int j = 0; j < W; ++j) store(turned + (d + j) * V_UNITS + i, some[j]);
+      }
   }
 };
 
@@ -157,8 +183,8 @@ struct Panel {
   int64_t row, rows;
 
   Panel(const Queries<T>& a, int64_t row, int64_t rows, float* room) : q(room), row(row), rows(rows) {
-    const int64_t units = a.dim / EACH, dim = deep(a.v_dim);
-    out = q + units * LANES;
+    const int64_t units = a.dim / EACH, dim = whole_tiles(a.v_dim);
+    out = q + whole_tiles(units) * LANES;
     std::fill(q, out + dim * LANES, 0.0f);
     for (int n = 0; n < N; ++n) {
       top[n] = splat(-1e30f), total[n] = vec{};  // finite: a lane may see nothing of a tile
@@ -171,8 +197,7 @@ struct Panel {
     }
   }
 
-  static int64_t deep(int64_t n) { return (n + DEEP - 1) / DEEP * DEEP; }
-  static int64_t floats(const Queries<T>& a) { return (a.dim / EACH + deep(a.v_dim)) * LANES; }
+  static int64_t floats(const Queries<T>& a) { return (whole_tiles(a.dim / EACH) + whole_tiles(a.v_dim)) * LANES; }
 
   void take(const Queries<T>& a, int n, int64_t units) {  // the queries of a vector of lanes, transposed
     const int64_t lanes = std::min<int64_t>(W, rows - n * W);
@@ -201,19 +226,30 @@ struct Panel {
       for (int64_t i = 0; i < lanes; ++i) q[u * LANES + n * W + i] = number(i, u);
   }
 
-  // Keys t … t + n - 1, which `tile` holds; `scores` has room for KEYS rows and the next DEEP.
+  // Keys t … t + n - 1, which `tile` holds; `scores` has room for KEYS rows.
   void add(const Queries<T>& a, int64_t t, int64_t n, const Tile<T>& tile, float* scores) {
     n = std::min<int64_t>(n, a.last_key(row + rows - 1) + 1 - t);
     if (n <= 0 || t + n <= a.first_key(row)) return;
-    for (int64_t i = 0; i < n; i += DEEP)  // the rows past n are never used
-      multiply<T, DEEP, N>(a.dim / EACH, tile.k + i * tile.k_stride, tile.k_stride, 1, q, scores + i * LANES, nullptr);
+    if (tile.tiled)
+      multiply_tiles<N>(whole_tiles(n), tile.units, tile.k, tile.k_stride, q, scores, false);
+    else
+      for (int64_t i = 0; i < n; i += DEEP)  // the rows past n are never used
+        multiply<T, DEEP, N>(tile.units, tile.k + i * tile.k_stride, tile.k_stride, 1, q, scores + i * LANES, nullptr);
     vec keep[N];
     if (t + n - 1 > a.last_key(row) || t < a.first_key(row + rows - 1))
       soften<true>(scores, t, n, a.scale, keep);
     else
       soften<false>(scores, t, n, a.scale, keep);
-    for (int64_t d = 0; d < a.v_dim; d += DEEP)
-      multiply<T, DEEP, N>((n + EACH - 1) / EACH, tile.v + d, 1, tile.v_stride, scores, out + d * LANES, keep);
+    const int64_t units = (n + EACH - 1) / EACH, whole = whole_tiles(units);
+    if (tile.tiled) {
+      std::fill(scores + units * LANES, scores + whole * LANES, 0.0f);
+      for (int64_t d = 0; d < a.v_dim; ++d)
+        for (int i = 0; i < N; ++i) store(out + d * LANES + i * W, load(out + d * LANES + i * W) * keep[i]);
+      multiply_tiles<N>(whole_tiles(a.v_dim), whole, tile.turned, tile.V_UNITS, scores, out, true);
+    } else {
+      for (int64_t d = 0; d < a.v_dim; d += DEEP)
+        multiply<T, DEEP, N>(units, tile.v + d, 1, tile.v_stride, scores, out + d * LANES, keep);
+    }
   }
 
   // Scores become weights, in units; `keep` is what everything before is worth now.
@@ -266,12 +302,11 @@ inline void attend_panels(const Queries<T>& a, int64_t row, int64_t end, const L
                           std::vector<float>& scratch) {
   constexpr int64_t LANES = N * W;
   const int64_t panels = (end - row + LANES - 1) / LANES, each = Panel<T, N>::floats(a);
-  const size_t wanted = panels * each + (KEYS + DEEP) * LANES + Tile<T>::floats(a);
-  if (scratch.size() < wanted) scratch.resize(wanted);
-  float *scores = scratch.data() + panels * each, *room = scores + (KEYS + DEEP) * LANES;
+  float* const free = aligned_room(scratch, panels * each + KEYS * LANES + Tile<T>::floats(a));
+  float *scores = free + panels * each, *room = scores + KEYS * LANES;
   std::vector<Panel<T, N>> some;
   for (int64_t i = 0; i < panels; ++i)
-    some.emplace_back(a, row + i * LANES, std::min(LANES, end - row - i * LANES), scratch.data() + i * each);
+    some.emplace_back(a, row + i * LANES, std::min(LANES, end - row - i * LANES), free + i * each);
   const int64_t keys = a.last_key(end - 1) + 1;
   Tile<T> tile(a, room);
   for (int64_t t = a.first_key(row); t < keys; t += KEYS) {
@@ -286,6 +321,7 @@ inline void attend_panels(const Queries<T>& a, int64_t row, int64_t end, const L
 // Rows row … end - 1. `locate(t, n, k, v)` says where keys and values t … t + n - 1 lie. `scratch` is the thread's own.
 template <class T, class Locate>
 inline void attend(const Queries<T>& a, int64_t row, int64_t end, const Locate& locate, std::vector<float>& scratch) {
+  const TileRegisters registers(TILED<T> && tiles_allowed());
   const int64_t whole = row + (end - row) / (PANEL * W) * (PANEL * W), left = end - whole;
   if (whole > row) attend_panels<T, PANEL>(a, row, whole, locate, scratch);
   if (left > 2 * W) return attend_panels<T, 3>(a, whole, end, locate, scratch);

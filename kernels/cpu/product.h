@@ -1,7 +1,8 @@
 // out[m, n] (+)= sum_k x[m, k] * w[n, k] (* scale[n]) (+ bias[n]) for many rows m, from weights as they lie.
 //
 // As in prefill.h, a row is a *lane*: x is transposed once, into panels [K, lanes], and weights are broadcast number by
-// number. So a weight needs no other order, and what comes of a row does not depend on the rows beside it.
+// number, or by matrix tiles where the processor has them for T. So a weight needs no other order, and what comes of a row
+// does not depend on the rows beside it.
 #pragma once
 #include <omp.h>
 
@@ -14,6 +15,7 @@
 namespace hydra {
 
 constexpr int64_t DEPTH = 512;  // units of K that are multiplied at a time: so many of DEEP weights fit the first cache
+constexpr int64_t TILED_DEPTH = 128;  // as many of a panel of x do
 constexpr int64_t COLUMNS = 128;  // of a task, at most: DEPTH units of each fit the second cache, beside a panel of x
 constexpr int64_t PANEL_LANES = PANEL * W, MOST_LANES = 16 * PANEL_LANES;  // that are transposed together, at most
 constexpr int64_t LAID_FLOATS = 4 << 20;  // and together take, at most
@@ -28,10 +30,16 @@ struct ProductArgs {
   T* out;  // [M, N], contiguous
   int64_t M, N, K, x_stride;
   bool accumulate;
+  const bool tiled = TILED<T> && tiles_allowed();
+
+  int64_t units() const;  // of a row; whole tiles, the rest of which is zeros
 };
 
 template <class T>
 constexpr int64_t units_of(int64_t K) { return (K + Units<T>::EACH - 1) / Units<T>::EACH; }
+
+template <class T, class Q>
+int64_t ProductArgs<T, Q>::units() const { return tiled ? whole_tiles(units_of<T>(K)) : units_of<T>(K); }
 
 // `n` numbers as units of T, the last of which is filled up with a zero.
 template <class T, class Q>
@@ -56,11 +64,12 @@ inline void lay_units(const Q* from, int64_t n, float* to) {
   }
 }
 
-// Up to `vectors * W` rows of x [rows, K] → [units of K, lanes]; lanes that are left over hold zeros.
+// Up to `vectors * W` rows of x [rows, K] → [units, lanes]; lanes and units that are left over hold zeros.
 template <class T>
-inline void lay_panel(const T* x, int64_t x_stride, int64_t rows, int64_t K, int64_t vectors, float* to) {
+inline void lay_panel(const T* x, int64_t x_stride, int64_t rows, int64_t K, int64_t vectors, int64_t units, float* to) {
   const int64_t whole = K / Units<T>::EACH / W * W, lanes = vectors * W;  // whole: units that are transposed
   const int64_t left = K - whole * Units<T>::EACH;
+  std::fill(to + units_of<T>(K) * lanes, to + units * lanes, 0.0f);
   for (int64_t n = 0; n < vectors; ++n) {
     const int64_t some = std::min<int64_t>(W, rows - n * W);
     const T* from = x + n * W * x_stride;
@@ -106,10 +115,12 @@ inline void put(const ProductArgs<T, Q>& a, const float* sums, int64_t m0, int64
   }
 }
 
-// sums [columns, lanes] (+)= `depth` units of `columns` weights, rounded up to DEEP, times those of a panel of N vectors.
+// sums [columns, lanes] (+)= `depth` units of `columns` weights, rounded up to DEEP or to TILE, times those of a panel of N
+// vectors.
 template <class T, int N>
-inline void multiply_panel(const float* w, int64_t stride, int64_t columns, int64_t depth, const float* x, float* sums,
-                           bool add) {
+inline void multiply_panel(bool tiled, const float* w, int64_t stride, int64_t columns, int64_t depth, const float* x,
+                           float* sums, bool add) {
+  if (tiled) return multiply_tiles<N>(whole_tiles(columns), depth, w, stride, x, sums, add);
   vec ones[N];
   for (int n = 0; n < N; ++n) ones[n] = splat(1.0f);
   for (int64_t n = 0; n < columns; n += DEEP)
@@ -122,22 +133,26 @@ void multiply_columns(const ProductArgs<T, Q>& a, const float* laid, int64_t m0,
                       std::vector<float>& room) {
   constexpr int EACH = Units<T>::EACH;
   constexpr bool plain = std::is_same_v<T, Q> && (std::is_same_v<T, float> || EACH == 2);
-  const int64_t units = units_of<T>(a.K), as_is = plain && a.K % EACH == 0 ? columns / DEEP * DEEP : 0;
+  const int64_t units = a.units(), whole = a.tiled ? TILE : DEEP, most = a.tiled ? TILED_DEPTH : DEPTH;
+  const int64_t as_is = plain && a.K == units * EACH ? columns / whole * whole : 0;
   const int64_t panels = (rows + PANEL_LANES - 1) / PANEL_LANES, left = columns - as_is;
-  const int64_t kept = units > DEPTH ? panels : 1;  // panels whose sums are added to
-  room.resize(std::max<size_t>(room.size(), COLUMNS * (kept * PANEL_LANES + DEPTH)));
-  float *copied = room.data(), *sums = copied + COLUMNS * DEPTH;
+  const int64_t kept = units > most ? panels : 1;  // panels whose sums are added to
+  float* const copied = aligned_room(room, COLUMNS * (kept * PANEL_LANES + most));
+  float* const sums = copied + COLUMNS * most;
   const Q* w = a.w + n0 * a.K;
-  for (int64_t k = 0; k < units; k += DEPTH) {
-    const int64_t depth = std::min(DEPTH, units - k), numbers = std::min(depth * EACH, a.K - k * EACH);
-    for (int64_t n = 0; n < left; ++n) lay_units<T>(w + (as_is + n) * a.K + k * EACH, numbers, copied + n * depth);
+  for (int64_t k = 0; k < units; k += most) {
+    const int64_t depth = std::min(most, units - k), numbers = std::min(depth * EACH, a.K - k * EACH);
+    for (int64_t n = 0; n < left; ++n) {
+      lay_units<T>(w + (as_is + n) * a.K + k * EACH, numbers, copied + n * depth);
+      std::fill(copied + n * depth + units_of<T>(numbers), copied + (n + 1) * depth, 0.0f);
+    }
     for (int64_t p = 0; p < panels; ++p) {
       const int64_t first = p * PANEL_LANES, vectors = std::min<int64_t>(PANEL, (rows - first + W - 1) / W);
       const float* x = laid + first * units + k * vectors * W;
       float* to = sums + p % kept * PANEL_LANES * COLUMNS;
       const auto both = [&](auto n) {
-        multiply_panel<T, n>(reinterpret_cast<const float*>(w) + k, units, as_is, depth, x, to, k > 0);
-        multiply_panel<T, n>(copied, depth, left, depth, x, to + as_is * n * W, k > 0);
+        multiply_panel<T, n>(a.tiled, reinterpret_cast<const float*>(w) + k, units, as_is, depth, x, to, k > 0);
+        multiply_panel<T, n>(a.tiled, copied, depth, left, depth, x, to + as_is * n * W, k > 0);
       };
       if (vectors == 1) both(std::integral_constant<int, 1>{});
       if (vectors == 2) both(std::integral_constant<int, 2>{});
@@ -150,13 +165,13 @@ void multiply_columns(const ProductArgs<T, Q>& a, const float* laid, int64_t m0,
 template <class T, class Q>
 void multiply_many(const ProductArgs<T, Q>& a) {
   static thread_local std::vector<float> kept;  // freed and taken again for each product, it would be new pages
-  const int64_t units = units_of<T>(a.K), fit = LAID_FLOATS / units / PANEL_LANES * PANEL_LANES;
+  const int64_t units = a.units(), fit = LAID_FLOATS / units / PANEL_LANES * PANEL_LANES;
   const int64_t at_once = std::min(std::max(PANEL_LANES, std::min(MOST_LANES, fit)), (a.M + W - 1) / W * W);
-  kept.resize(std::max<size_t>(kept.size(), at_once * units));
-  float* laid = kept.data();
+  float* const laid = aligned_room(kept, at_once * units);
 #pragma omp parallel if (a.M * a.N * a.K > 1 << 18)
   {
     static thread_local std::vector<float> room;
+    const TileRegisters registers(a.tiled);
     const int64_t share = a.N / (4 * omp_get_num_threads()) / W * W;
     const int64_t columns = std::max<int64_t>(W, std::min(COLUMNS, share)), tasks = (a.N + columns - 1) / columns;
     for (int64_t m0 = 0; m0 < a.M; m0 += at_once) {
@@ -164,7 +179,8 @@ void multiply_many(const ProductArgs<T, Q>& a) {
 #pragma omp for schedule(dynamic, 1)
       for (int64_t m = 0; m < rows; m += PANEL_LANES) {
         const int64_t some = std::min(PANEL_LANES, rows - m);
-        lay_panel(a.x + (m0 + m) * a.x_stride, a.x_stride, some, a.K, (some + W - 1) / W, laid + m * units);
+        lay_panel(a.x + (m0 + m) * a.x_stride, a.x_stride, some, a.K, (some + W - 1) / W, units,
+                  laid + m * units);
       }
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = 0; i < tasks; ++i)

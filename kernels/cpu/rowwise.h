@@ -40,8 +40,7 @@ template <class T>
 [[gnu::noinline]] void silu_and_mul_row(const T* gate, const T* up, T* out, int64_t width) {
   int64_t d = 0;
   for (; d + W <= width; d += W) {
-    const vec x = load(gate + d);
-    store(out + d, x / (1.0f + exp(-x)) * load(up + d));
+    store(out + d, swish(load(gate + d), 1.0f) * load(up + d));
   }
   for (; d < width; ++d) {
     const float x = to_float(gate[d]);

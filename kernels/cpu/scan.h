@@ -86,10 +86,7 @@ inline void convolve(const DeltaLayer<T>& a, const T* x, const T* from, T* tail,
     tail[(kept - 1) * a.channels + c] = x[c];
   }
   int64_t c = c0;
-  for (; c + W <= c1; c += W) {
-    const vec v = load(to + c);
-    store(to + c, v / (1.0f + exp(-v)));
-  }
+  for (; c + W <= c1; c += W) store(to + c, swish(load(to + c), 1.0f));
   for (; c < c1; ++c) to[c] = to[c] / (1.0f + std::exp(-to[c]));
 }
 

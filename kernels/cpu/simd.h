@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -121,6 +122,14 @@ inline void store(f16* p, vec v) {
 #endif
 }
 
+// `n` floats of `kept`, which grows where it has to, from the start of a cache line on: 64 bytes that are read together
+// shall not lie in two.
+inline float* aligned_room(std::vector<float>& kept, int64_t n) {
+  constexpr int64_t LINE = 64 / sizeof(float);
+  if (kept.size() < size_t(n + LINE)) kept.resize(n + LINE);
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept.data()) + 63) / 64 * 64);
+}
+
 // Keeps the compiler from loading a value again at each use, which would make the loads the bottleneck.
 inline void in_register(vec& v) {
 #if defined(__x86_64__)
@@ -164,22 +173,45 @@ inline void transpose(vec (&v)[W]) {
   }
 }
 
+#if defined(__AVX512F__)
+inline vec nearest(vec x) { return (vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// x * 2^n for an integer n.
+inline vec times_power(vec x, vec n) { return (vec)_mm512_scalef_ps((__m512)x, (__m512)n); }
+#else
+inline vec nearest(vec x) {
+  const vec shifted = x + 12582912.0f;  // its last bits are the integer
+  return shifted - 12582912.0f;
+}
+// x * 2^n for an integer n that leaves the product a normal number.
+inline vec times_power(vec x, vec n) {
+  uvec bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits += (uvec)(__builtin_convertvector(n, ivec) << 23);
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+#endif
+
+// 1 / x for x of at least 1, relative error below 2e-7.
+inline vec reciprocal(vec x) {
+#if defined(__AVX512F__)  // a division takes as long as some ten multiplications
+  const vec r = (vec)_mm512_rcp14_ps((__m512)x);
+  return r * (2.0f - x * r);
+#else
+  return 1.0f / x;
+#endif
+}
+
 // 2^x for x <= 0, relative error below 2e-7; zero below 2^-126.
 inline vec exp2(vec x) {
-  const vec shifted = x + 12582912.0f;  // its last bits are the nearest integer
-  const vec r = x - (shifted - 12582912.0f);
+  const vec n = nearest(x), r = x - n;
   vec p = splat(1.32647e-3f);
   p = p * r + 9.67151e-3f;
   p = p * r + 5.550734e-2f;
   p = p * r + 2.4022242e-1f;
   p = p * r + 6.9314698e-1f;
   p = p * r + 1.0f;
-  uvec n, bits;
-  std::memcpy(&n, &shifted, sizeof n);
-  std::memcpy(&bits, &p, sizeof bits);
-  bits += n << 23;
-  std::memcpy(&p, &bits, sizeof p);
-  return x >= -126.0f ? p : vec{};
+  return x >= -126.0f ? times_power(p, n) : vec{};
 }
 
 // exp, relative error below 2e-7 (Cephes' polynomial); arguments are clamped to float's range.
@@ -187,8 +219,7 @@ inline vec exp(vec x) {
   const vec low = splat(-87.3f), high = splat(88.3f);
   x = x < low ? low : x;
   x = x > high ? high : x;
-  ivec n = __builtin_convertvector(x * 1.44269504f + (x > 0 ? splat(0.5f) : splat(-0.5f)), ivec);
-  vec k = __builtin_convertvector(n, vec);
+  const vec k = nearest(x * 1.44269504f);
   vec r = x - k * 0.693359375f + k * 2.12194440e-4f;
   vec p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
@@ -197,10 +228,10 @@ inline vec exp(vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  ivec bits = (n + 127) << 23;
-  vec scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return p * scale;
+  return times_power(p, k);
 }
+
+// x times the logistic function of `rate` x.
+inline vec swish(vec x, float rate) { return x * reciprocal(1.0f + exp(x * -rate)); }
 
 }  // namespace hydra

@@ -23,6 +23,7 @@ ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
         pytest.param("avx2", ("-march=x86-64-v3",), id="AVX2"),
         pytest.param("avx512f", ("-march=x86-64-v4",), id="AVX-512"),
         pytest.param("avx512_bf16", ("-march=x86-64-v4", "-mavx512bf16"), id="AVX-512 BF16"),
+        pytest.param("amx_bf16", ("-march=x86-64-v4", "-mavx512bf16", "-mamx-bf16"), id="AMX BF16"),
         pytest.param("avx2", ("-march=native", *ASAN), id="AddressSanitizer"),
     ],
 )
