@@ -63,9 +63,10 @@ struct Units<bf16> {
       std::memcpy(to + i, &pair, 4);
     }
   }
-  static void weights(float* to, vec p, vec next) {
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)next, (__m512)p);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(interleave(), both));
+  static void weights(float* to, vec p, vec next) { store(to, paired(p, next)); }
+  static vec paired(vec a, vec b) {  // rounded: a[0], b[0], a[1], b[1], …
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+    return (vec)_mm512_permutexvar_epi16(interleave(), both);
   }
   static uvec bits(const bf16* from) {
     hvec h;

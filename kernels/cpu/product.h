@@ -19,6 +19,7 @@ constexpr int64_t TILED_DEPTH = 128;  // as many of a panel of x do
 constexpr int64_t COLUMNS = 128;  // of a task, at most: DEPTH units of each fit the second cache, beside a panel of x
 constexpr int64_t PANEL_LANES = PANEL * W, MOST_LANES = 16 * PANEL_LANES;  // that are transposed together, at most
 constexpr int64_t LAID_FLOATS = 4 << 20;  // and together take, at most
+constexpr int64_t TILED_FLOATS = 256 << 10;  // where tiles multiply: they are so fast that the second cache has to hold them
 
 // Rows are T, weights Q: T, or int8 with scales.
 template <class T, class Q = T>
@@ -87,6 +88,22 @@ inline void lay_panel(const T* x, int64_t x_stride, int64_t rows, int64_t K, int
   }
 }
 
+#if defined(__AVX512BF16__)
+// W sums each of W lanes, `lanes` apart → rows of out, `N` apart, of which there are `rows`.
+inline void put_rounded(const float* sums, int64_t lanes, const float* scales, const bf16* bias, bf16* out, int64_t N,
+                        int64_t rows) {
+  const auto sum_of = [&](int n) { return load(sums + n * lanes) * (scales ? scales[n] : 1.0f) + (bias ? to_float(bias[n]) : 0.0f); };
+  vec v[W / 2];
+#pragma GCC unroll 8
+  for (int i = 0; i < W / 2; ++i) v[i] = Units<bf16>::paired(sum_of(2 * i), sum_of(2 * i + 1));
+  transpose(v);  // row i in the first half of v[i], row i + W / 2 in the second
+  for (int64_t i = 0; i < rows; ++i) {
+    const __m512i both = (__m512i)v[i % (W / 2)];
+    _mm256_storeu_si256((__m256i*)(out + i * N), i < W / 2 ? _mm512_castsi512_si256(both) : _mm512_extracti64x4_epi64(both, 1));
+  }
+}
+#endif
+
 // The sums of a panel [columns, lanes] → rows m0 … of out, from column n0 on.
 template <class T, class Q>
 inline void put(const ProductArgs<T, Q>& a, const float* sums, int64_t m0, int64_t vectors, int64_t n0, int64_t columns) {
@@ -95,6 +112,12 @@ inline void put(const ProductArgs<T, Q>& a, const float* sums, int64_t m0, int64
     const int64_t first = m0 + m * W, some = std::min<int64_t>(W, a.M - first);
     T* to = a.out + first * a.N + n0;
     int64_t n = 0;
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, bf16>)
+      for (; !a.accumulate && n + W <= columns; n += W)
+        put_rounded(sums + n * lanes + m * W, lanes, a.scales ? a.scales + n0 + n : nullptr,
+                    a.bias ? a.bias + n0 + n : nullptr, to + n, a.N, some);
+#endif
     for (; n + W <= columns; n += W) {
       vec v[W];
       for (int i = 0; i < W; ++i) v[i] = load(sums + (n + i) * lanes + m * W);
@@ -165,8 +188,10 @@ void multiply_columns(const ProductArgs<T, Q>& a, const float* laid, int64_t m0,
 template <class T, class Q>
 void multiply_many(const ProductArgs<T, Q>& a) {
   static thread_local std::vector<float> kept;  // freed and taken again for each product, it would be new pages
-  const int64_t units = a.units(), fit = LAID_FLOATS / units / PANEL_LANES * PANEL_LANES;
-  const int64_t at_once = std::min(std::max(PANEL_LANES, std::min(MOST_LANES, fit)), (a.M + W - 1) / W * W);
+  const int64_t units = a.units(), fit = (a.tiled ? TILED_FLOATS : LAID_FLOATS) / units;
+  const int64_t most = std::max<int64_t>(1, std::min(MOST_LANES, fit) / PANEL_LANES);  // panels
+  const int64_t panels = (a.M + PANEL_LANES - 1) / PANEL_LANES, turns = std::max<int64_t>(1, (panels + most - 1) / most);
+  const int64_t at_once = std::min((panels + turns - 1) / turns * PANEL_LANES, (a.M + W - 1) / W * W);
   float* const laid = aligned_room(kept, at_once * units);
 #pragma omp parallel if (a.M * a.N * a.K > 1 << 18)
   {

@@ -157,15 +157,16 @@ inline vec max(vec a, vec b) {
 #endif
 }
 
-// Row i and column i change places.
-inline void transpose(vec (&v)[W]) {
+// Row i and column i change places, in each block of R x R.
+template <int R>
+inline void transpose(vec (&v)[R]) {
   ivec lane;
   for (int i = 0; i < W; ++i) lane[i] = i;
 #pragma GCC unroll 4
-  for (int s = 1; s < W; s *= 2) {
+  for (int s = 1; s < R; s *= 2) {
     const ivec low = (lane & s) != 0 ? lane - s + W : lane, high = (lane & s) != 0 ? lane + W : lane + s;
 #pragma GCC unroll 16
-    for (int i = 0; i < W; ++i)
+    for (int i = 0; i < R; ++i)
       if (!(i & s)) {
         const vec a = v[i], b = v[i + s];
         v[i] = __builtin_shuffle(a, b, low), v[i + s] = __builtin_shuffle(a, b, high);
