@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hydrainfer.ops.measured import Chosen, Products, measured_ways
+from hydrainfer.ops.measured import Chosen, Products, measured_ways, race_of
 from hydrainfer.ops.memory import weights
 from hydrainfer.ops.native import Kernels
 from hydrainfer.ops.products import Way
@@ -73,7 +73,8 @@ class Int8Products:
 
         self._wide = wide
         build = kernels.build if kernels else ""
-        self._narrow = Chosen(measured_ways("int8", dtype, found, weights, build, threads), found)
+        race = race_of("int8", dtype, weights, build, threads)
+        self._narrow = Chosen(measured_ways("int8", dtype, found, weights, build, threads), found, race)
 
     def linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, Tensor):

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from hydrainfer.ops.int8 import Int8Weight
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
-"""Numbers of rows that are measured. One between two of them is multiplied as the larger, above as the last."""
+"""Numbers of rows that are measured. One between two of them is multiplied as the larger. Above, large weights are
+measured by their shapes, each when it is first met, with so many rows:"""
+
+MANY = 576
 
 _SMALL, _LARGE = (256, 256), (2048, 1024)
 _SMALL_UP_TO = 1 << 19
@@ -35,6 +38,8 @@ _BUDGET_S = 0.7  # then one round is enough
 _MARGIN = 0.95  # a later way must take less than this share of an earlier one's time
 _HOPELESS = 3.0  # times the fastest: not tried again
 _SLOW_S = 0.02  # a first call that takes longer is slow whatever it prepares
+_CLOSE = 1.7  # times the fastest, of ROWS[-1] rows: what may be faster for some shapes of weights
+_SHAPE = 4 << 20  # elements of a weight that are measured, at most: whole rows
 
 ProductTimes = dict[int, dict[str, float]]
 Weights = Callable[[int, tuple[int, int]], list]
@@ -48,20 +53,36 @@ class ProductSeconds(msgspec.Struct, frozen=True):
     large: ProductTimes
 
 
-class Chosen:
-    """The fastest way for each number of rows, of small weights and of large ones."""
+Race = Callable[[tuple[int, int], Mapping[str, Way]], dict[str, float]]
+"""Seconds of `MANY` rows times a weight of this shape [out, in], by each of these ways."""
 
-    def __init__(self, measured: ProductSeconds, found: Mapping[str, Way]) -> None:
+
+class Chosen:
+    """The fastest way for each number of rows, of small weights and of large ones; of many rows, for each shape of a
+    large weight."""
+
+    def __init__(self, measured: ProductSeconds, found: Mapping[str, Way], race: Race) -> None:
         self._small, self._large = (_by_rows(times, found) for times in (measured.small, measured.large))
+        many = measured.large[ROWS[-1]]
+        self._close = {name: way for name, way in found.items() if many[name] < _CLOSE * min(many.values())}
+        self._race = race
+        self._shapes: dict[tuple[int, int], Way] = {}
 
     def way(self, x: Tensor, weight: Tensor | Int8Weight) -> Way:
-        return self._by_rows(weight)[min(x.shape[0], ROWS[-1])]
+        rows = x.shape[0]
+        if weight.numel() <= _SMALL_UP_TO:
+            return self._small[min(rows, ROWS[-1])]
+        return self._large[rows] if rows <= ROWS[-1] else self.way_of_many(weight)
 
     def way_of_many(self, weight: Tensor | Int8Weight) -> Way:
-        return self._by_rows(weight)[ROWS[-1]]
-
-    def _by_rows(self, weight: Tensor | Int8Weight) -> list[Way]:
-        return self._small if weight.numel() <= _SMALL_UP_TO else self._large
+        """More than ROWS[-1] rows. The first call for a shape may measure it, some 0.05 s once on a machine."""
+        if weight.numel() <= _SMALL_UP_TO or len(self._close) == 1:
+            return (self._small if weight.numel() <= _SMALL_UP_TO else self._large)[ROWS[-1]]
+        n, k = weight.shape
+        shape = min(n, max(1, _SHAPE // k)), k
+        if shape not in self._shapes:
+            self._shapes[shape] = self._close[fastest(self._race(shape, self._close))]
+        return self._shapes[shape]
 
     @property
     def native_rows(self) -> int:
@@ -70,7 +91,7 @@ class Chosen:
         return next(others, len(self._large)) - 1
 
     def ranges(self) -> str:
-        """ "native-cpu up to 8 rows, onednn above"."""
+        """ "native-cpu up to 8 rows, onednn above", for large weights; above ROWS[-1] a shape may differ."""
         runs = [(name, len(list(run))) for name, run in groupby(way.name for way in self._large)]
         parts, end = [], -1
         for name, n in runs[:-1]:
@@ -82,9 +103,9 @@ class Chosen:
 class Products:
     """`linear` and `linear_add` by the fastest way for each number of rows."""
 
-    def __init__(self, measured: ProductSeconds, found: Mapping[str, Way], dtype: torch.dtype) -> None:
+    def __init__(self, measured: ProductSeconds, found: Mapping[str, Way], dtype: torch.dtype, race: Race) -> None:
         self._measured, self._dtype = measured, dtype
-        self._chosen = Chosen(measured, found)
+        self._chosen = Chosen(measured, found, race)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._chosen.way(x, weight).linear(x, weight, bias)
@@ -119,7 +140,8 @@ class Products:
 def products(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> Products:
     """The products for this dtype, measured with as many threads (default: torch's present number). The first call on a
     machine takes up to a second."""
-    return Products(_measured(dtype, kernels, threads), ways(dtype, kernels), dtype)
+    race = race_of(str(dtype), dtype, _weights_of(dtype), kernels.build if kernels else "", threads)
+    return Products(_measured(dtype, kernels, threads), ways(dtype, kernels), dtype, race)
 
 
 def faster_than_float32(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> bool:
@@ -152,10 +174,15 @@ def _by_rows(times: ProductTimes, found: Mapping[str, Way]) -> list[Way]:
 
 
 def _measured(dtype: torch.dtype, kernels: Kernels | None, threads: int | None) -> ProductSeconds:
+    build = kernels.build if kernels else ""
+    return measured_ways(str(dtype), dtype, ways(dtype, kernels), _weights_of(dtype), build, threads)
+
+
+def _weights_of(dtype: torch.dtype) -> Weights:
     def weights(n_bytes: int, shape: tuple[int, int]) -> list[Tensor]:
         return list(torch.ones((n_bytes // (math.prod(shape) * dtype.itemsize), *shape), dtype=dtype).unbind())
 
-    return measured_ways(str(dtype), dtype, ways(dtype, kernels), weights, kernels.build if kernels else "", threads)
+    return weights
 
 
 def measured_ways(
@@ -169,6 +196,21 @@ def measured_ways(
 
     what = (name, str(dtype), build, sorted(found), ROWS)
     return remembered("products", what, ProductSeconds, whole, lambda: measure(dtype, found, weights), threads)
+
+
+def race_of(name: str, dtype: torch.dtype, weights: Weights, build: str, threads: int | None) -> Race:
+    """Measures as `measured_ways` does, a shape at a time."""
+
+    def race(shape: tuple[int, int], found: Mapping[str, Way]) -> dict[str, float]:
+        def measure() -> dict[str, float]:
+            with torch.inference_mode():
+                some = weights(2 * math.prod(shape) * dtype.itemsize, shape)[:2]
+                return _race(found, some, dtype, MANY, time.perf_counter() + _BUDGET_S)
+
+        what = (name, str(dtype), build, sorted(found), MANY, shape)
+        return remembered("shapes", what, dict[str, float], lambda kept: kept.keys() == found.keys(), measure, threads)
+
+    return race
 
 
 def measure(dtype: torch.dtype, found: Mapping[str, Way], weights: Weights) -> ProductSeconds:

@@ -21,14 +21,20 @@ def times(few: dict[str, float], many: dict[str, float], few_up_to: int = 8) -> 
     return {rows: few if rows <= few_up_to else many for rows in ROWS}
 
 
+def no_race(shape, found):
+    raise AssertionError(f"{shape} need not be measured")
+
+
 def ways(*names: str) -> dict[str, Way]:
     """Ways that return their name instead of a product."""
     return {name: Way(name, lambda *_, n=name: n, lambda *_, n=name: n) for name in names}
 
 
 def test_the_choice_goes_by_rows_and_size():
-    few, many = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 4.0, "onednn": 3.0}
-    chosen = Products(ProductSeconds(times(few, few), times(few, many)), ways("native-cpu", "onednn"), torch.bfloat16)
+    few, many = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 6.0, "onednn": 3.0}
+    chosen = Products(
+        ProductSeconds(times(few, few), times(few, many)), ways("native-cpu", "onednn"), torch.bfloat16, no_race
+    )
     small, large = torch.empty(4, 4), torch.empty(2048, 1024)
     taken = {rows: chosen.linear(torch.empty(rows, 4), large) for rows in (0, 1, 8, 9, 64, 5000)}
     assert taken == dict.fromkeys((0, 1, 8), "native-cpu") | dict.fromkeys((9, 64, 5000), "onednn")
@@ -37,11 +43,39 @@ def test_the_choice_goes_by_rows_and_size():
     assert "onednn 0 GB/s" in chosen.describe()[1]
 
 
+def test_many_rows_go_by_the_shape_of_a_large_weight():
+    """Among the ways that are not far behind; a shape is measured once, and of a huge weight a part."""
+    asked = []
+
+    def race(shape, found):
+        asked.append(shape)
+        assert set(found) == {"native-many", "onednn"}
+        return {"native-many": float(shape[1]), "onednn": float(shape[0])}
+
+    seconds = times(
+        {"native-cpu": 1.0, "native-many": 9.0, "onednn": 9.0}, {"native-cpu": 9.0, "native-many": 3.0, "onednn": 2.0}
+    )
+    products = Products(ProductSeconds(seconds, seconds), ways(*seconds[1]), torch.bfloat16, race)
+    wide, deep, huge = torch.empty(4096, 768), torch.empty(768, 2048), torch.empty(32000, 4096, device="meta")
+    many = {"wide": wide, "deep": deep, "huge": huge, "small": torch.empty(256, 256)}
+    taken = {name: [products.linear(torch.empty(n, 4), w) for n in (1, 256, 257)] for name, w in many.items()}
+    assert taken == {
+        "wide": ["native-cpu", "onednn", "native-many"],
+        "deep": ["native-cpu", "onednn", "onednn"],
+        "huge": ["native-cpu", "onednn", "onednn"],
+        "small": ["native-cpu", "onednn", "onednn"],
+    }
+    assert asked == [(4096, 768), (768, 2048), (1024, 4096)]
+    assert products.packs(deep) and not products.packs(wide)
+    products.linear(torch.empty(600, 4), deep)
+    assert len(asked) == 3
+
+
 def test_code_is_compiled_where_onednn_multiplies():
     """Also if it is slower for large weights, or for the most rows: a small model has no large ones."""
     ours, theirs = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 2.0, "onednn": 1.0}
     found = ways("native-cpu", "onednn")
-    products = Products(ProductSeconds(times(ours, theirs, 32), times(theirs, ours, 64)), found, torch.float32)
+    products = Products(ProductSeconds(times(ours, theirs, 32), times(theirs, ours, 64)), found, torch.float32, no_race)
     small, large = torch.empty(4, 4), torch.empty(2048, 1024)
     by_rows = {rows: [products.compiles(torch.empty(rows, 4), w) for w in (small, large)] for rows in (8, 64, 65, 300)}
     assert by_rows == {8: [False, True], 64: [True, True], 65: [True, False], 300: [True, False]}
@@ -50,7 +84,7 @@ def test_code_is_compiled_where_onednn_multiplies():
 def test_weights_are_packed_where_onednn_multiplies_many_rows():
     ours, theirs = {"native-cpu": 1.0, "onednn": 2.0}, {"native-cpu": 2.0, "onednn": 1.0}
     products = Products(
-        ProductSeconds(times(ours, ours), times(ours, theirs)), ways("native-cpu", "onednn"), torch.float32
+        ProductSeconds(times(ours, ours), times(ours, theirs)), ways("native-cpu", "onednn"), torch.float32, no_race
     )
     assert [products.packs(torch.empty(shape)) for shape in ((4, 4), (2048, 1024))] == [False, True]
 
