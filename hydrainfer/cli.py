@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from contextlib import nullcontext
@@ -58,7 +59,9 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Serve vision-language models behind an OpenAI-style API."""
 
@@ -159,9 +162,14 @@ def _share_arenas() -> None:
         mallopt(_M_ARENA_MAX, 2)
 
 
+def _terminated(*_: object) -> None:
+    sys.exit(128 + signal.SIGTERM)  # as an exception, so that processes and folders of the verb's are cleared away
+
+
 def main() -> None:
     """Run the command; what a user can cause ends in one line and exit status 2."""
     let_threads_spin()
+    signal.signal(signal.SIGTERM, _terminated)
     _share_arenas()
     try:
         sys.exit(app(prog_name="hydrainfer", standalone_mode=False))

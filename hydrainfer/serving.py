@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -132,6 +133,8 @@ class _HttpServer(uvicorn.Server):
         self._say(f"shutting down: new requests get 503, {n} may finish within {self._drain_s:g} s (Ctrl-C ends them)")
         while self._sessions.n_live and not self._hurried and time.monotonic() < end_s:
             await asyncio.sleep(_LOOK_S)
+        if self._lost() is not None:
+            return  # they have ended with an error, which the log names
         left = self._sessions.n_live
         self._say(f"{n - left} of {n} requests have finished" + (f"; {left} are ended with 503" if left else ""))
 
@@ -342,7 +345,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, socket.gaierror) as e:
         listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}; choose another with --port") from None
+        option = "host" if isinstance(e, socket.gaierror) or e.errno == errno.EADDRNOTAVAIL else "port"
+        said = f"cannot listen on {host}:{port}: {e.strerror or e}; choose another with --{option}"
+        raise ConfigError(said, param=option) from None
     return listener
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from hydrainfer.assemble.engine import Sizing, Surroundings, build_engine
 from hydrainfer.assemble.model import Progress
-from hydrainfer.assemble.sizes import block_bytes, check_in_process, torch_device
+from hydrainfer.assemble.sizes import block_bytes, check_between_processes, check_in_process, torch_device
 from hydrainfer.cache import CacheSet
 from hydrainfer.checkpoint import ModelConfig, model_folder
 from hydrainfer.cluster import (
@@ -194,6 +194,7 @@ def _launcher_of(
     if choose_launcher(config, specs) != "ray":
         check_in_process(config.transport)
         return InProcess(partial(build_node, births, LocalExports())), RunFolder(for_ray=False)
+    check_between_processes(config.transport)
     from hydrainfer.cluster.ray import RayLauncher
 
     folder = RunFolder(for_ray=config.ray_address is None)

@@ -55,6 +55,15 @@ def check_in_process(transport: str) -> None:
         )
 
 
+def check_between_processes(transport: str) -> None:
+    """Raises `ConfigError` if instances in processes of their own cannot use it."""
+    if transport == "local":
+        raise ConfigError(
+            "transport local is for instances in one process: add --launcher inproc, or use shared-memory or auto",
+            param="transport",
+        )
+
+
 def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
     """How the two lanes overlap. On a CPU they would halve each other's cores: there they take turns, which serves
     most, or with an SLO pictures yield to decodes, which bounds the gaps (benchmarks/b05). Raises `ConfigError`."""

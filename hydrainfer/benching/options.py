@@ -160,6 +160,8 @@ def sorted_out(words: Sequence[str] | None, goodput: Sequence[str] | None) -> tu
     words = list(words or [])
     parts = [*(goodput or []), *(w for w in words if is_slo_part(w))]
     addresses = [w for w in words if not is_slo_part(w)]
+    if parts and len(addresses) > 1 and (wrong := [w for w in addresses if re.fullmatch(r"\w+[:=][\d.]+", w)]):
+        parse_slo(wrong)  # says how to write them
     if len(addresses) > 1:
         raise ConfigError(f"one server at a time, not {', '.join(addresses)}; several: hydrainfer bench compare")
     return addresses, parts

@@ -110,8 +110,15 @@ def _rule(annotated: Any) -> str:
     if not literals:
         return ""
     choices = [str(choice) for kind in literals for choice in get_args(kind)]
-    others = [_KINDS[kind.__origin__.__name__] for kind in kinds if get_origin(kind) is Annotated]
+    others = [_number(kind) for kind in kinds if get_origin(kind) is Annotated]
     return " or ".join([*choices, *others]) if others else f"one of {', '.join(choices)}"
+
+
+def _number(annotated: Any) -> str:
+    """ "a whole number of at least 1"."""
+    least = next((meta.ge for meta in annotated.__metadata__ if getattr(meta, "ge", None) is not None), None)
+    what = _KINDS[annotated.__origin__.__name__]
+    return what if least is None else f"{what} {_SIGNS['>=']} {least:g}"
 
 
 def _in_words(message: str) -> str:

@@ -242,7 +242,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 0.5
     batching: Annotated[
         Literal["stage-level", "prefill-first"],
-        _help("Scheduler", "prefill-first: nobody decodes while there is something to prefill; to compare with."),
+        _help("Scheduler", "prefill-first: nobody decodes while there is something to prefill; for comparisons only."),
     ] = "stage-level"
     headroom_tokens: Annotated[
         int, _help("Scheduler", "KV tokens reserved beyond prompt and answer so far, before a lease has to grow.", ge=0)

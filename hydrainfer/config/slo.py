@@ -75,7 +75,7 @@ def parse_slo(parts: Iterable[str]) -> Slo:
 def inline_slo(text: str | None) -> Slo | None:
     """The limits that an option says; None if it is not given or names a preset or a file. Raises `ConfigError`."""
     parts = (text or "").replace(",", " ").split()
-    return parse_slo(parts) if parts and is_slo_part(parts[0]) else None
+    return parse_slo(parts) if parts and (is_slo_part(parts[0]) or "=" in parts[0]) else None
 
 
 def read_slo(path: Path, dataset: str | None) -> Slo:

@@ -28,8 +28,8 @@ class _Flight:
 class Lanes:
     """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
     `off` runs one lane at a time, in turns; with `slice` the lanes share a thread, and pictures that are being encoded
-    wait for language batches. `ahead`: while the language lane computes decodes alone, its next batch is launched, too;
-    where lanes take turns, only while there are no pictures."""
+    wait for language batches. `ahead`: while the language lane computes decodes alone, its next batch is launched, too,
+    unless those wait for a part of the pictures; where lanes take turns, only while there are no pictures."""
 
     def __init__(self, runners: Mapping[Lane, Runner], overlap: Overlap, *, ahead: bool = False) -> None:
         self.runners, self.overlap = runners, overlap
@@ -68,9 +68,9 @@ class Lanes:
         if not (self.in_flight and take_turns):
             yield from self._free(prefers_language, counts, may_pause)
         if self._ahead and not (take_turns and (Lane.VISION in self.in_flight or counts()[1])):
-            flights = self.in_flight.get(Lane.LANGUAGE, ())
-            if len(flights) == 1 and flights[0].batch.decodes_only:
-                yield Lane.LANGUAGE
+            batches = [flight.batch for flight in self.in_flight.get(Lane.LANGUAGE, ())]
+            if len(batches) == 1 and batches[0].decodes_only and not batches[0].after_s:
+                yield Lane.LANGUAGE  # behind decodes that wait, nobody knows yet whose tokens may be late
 
     def _free(
         self,

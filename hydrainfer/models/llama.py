@@ -261,7 +261,15 @@ class Llama:
 
     def _few_decodes(self, x: Tensor, batch: AttentionBatch | ScanBatch) -> bool:
         rows = x.shape[0]
-        return rows == batch.n_decodes and 0 < rows <= self._ops.decoder_rows and x.is_contiguous()
+        return rows == batch.n_decodes and 0 < rows <= self._decoder_rows and x.is_contiguous()
+
+    @cached_property
+    def _decoder_rows(self) -> int:
+        if self._ops.decoder is None:
+            return 0
+        plain = (layer.plain(self.config) for layer in self.layers)
+        sizes = [sum(weight.numel() for weight in layer[5::2]) for layer in plain if layer is not None]
+        return self._ops.decoder_rows(max(sizes)) if sizes else 0
 
     def _decode(self, x: Tensor, turns: Sequence[tuple[Tensor, Tensor]], caches: Sequence[LayerCache]) -> None:
         for run in self._runs:

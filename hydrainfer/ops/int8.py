@@ -90,6 +90,9 @@ class Int8Products:
     def native_rows(self) -> int:
         return self._narrow.native_rows
 
+    def decoder_rows(self, n_elements: int) -> int:
+        return self._narrow.decoder_rows(n_elements)
+
     def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
         """As `Products.compiles`; weights of 8 bits are widened first, or multiplied by our kernel."""
         wide = isinstance(weight, Tensor) or self._narrow.way(x, weight).name == "widened"

@@ -38,6 +38,7 @@ _BUDGET_S = 0.7  # then one round is enough
 _MARGIN = 0.95  # a later way must take less than this share of an earlier one's time
 _HOPELESS = 3.0  # times the fastest: not tried again
 _SLOW_S = 0.02  # a first call that takes longer is slow whatever it prepares
+_CALLS_S = 3e-4  # that the calls of a layer's operators take, beside their work (0.5 ms on Granite Rapids)
 _CLOSE = 1.7  # times the fastest, of ROWS[-1] rows: what may be faster for some shapes of weights
 _SHAPE = 4 << 20  # elements of a weight that are measured, at most: whole rows
 
@@ -63,6 +64,7 @@ class Chosen:
 
     def __init__(self, measured: ProductSeconds, found: Mapping[str, Way], race: Race) -> None:
         self._small, self._large = (_by_rows(times, found) for times in (measured.small, measured.large))
+        self._times = measured.large
         many = measured.large[ROWS[-1]]
         self._close = {name: way for name, way in found.items() if many[name] < _CLOSE * min(many.values())}
         self._race = race
@@ -90,6 +92,18 @@ class Chosen:
         others = (rows for rows, way in enumerate(self._large) if rows and way.name != "native-cpu")
         return next(others, len(self._large)) - 1
 
+    def decoder_rows(self, n_elements: int) -> int:
+        """The rows up to which the compiled kernel takes a decoder layer with so many elements of weights through
+        sooner than the fastest ways do: it computes whole layers in one call, which saves the calls of operators."""
+        most = 0
+        for rows in ROWS:
+            native_s = self._times[rows].get("native-cpu", math.inf)
+            later_s = (native_s - min(self._times[rows].values())) / math.prod(_LARGE) * n_elements
+            if rows > self.native_rows and later_s > _CALLS_S:
+                break
+            most = rows
+        return max(most, self.native_rows)
+
     def ranges(self) -> str:
         """ "native-cpu up to 8 rows, onednn above", for large weights; above ROWS[-1] a shape may differ."""
         runs = [(name, len(list(run))) for name, run in groupby(way.name for way in self._large)]
@@ -116,6 +130,9 @@ class Products:
     @property
     def native_rows(self) -> int:
         return self._chosen.native_rows
+
+    def decoder_rows(self, n_elements: int) -> int:
+        return self._chosen.decoder_rows(n_elements)
 
     def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
         """Whether oneDNN multiplies these, which compiles code for each number of rows."""

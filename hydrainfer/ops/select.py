@@ -72,8 +72,9 @@ class OpSet:
     int8: bool = False
     """Whether `linear` and `linear_add` take an `Int8Weight` too, so that a decoder's matrices can be such."""
     decoder: Callable[[Sequence[native.PlainLayer], int, float, float], native.Decode] | None = None
-    """`Kernels.decoder`, for steps of up to `decoder_rows` decodes and nothing else; None where that is not faster."""
-    decoder_rows: int = 0
+    """`Kernels.decoder`, for steps of few decodes and nothing else; None where that is not faster."""
+    decoder_rows: Callable[[int], int] = lambda _: 0
+    """How few: by the elements of a layer's weights."""
     likeliest: Callable[[Tensor, Tensor, Shortlist], Tensor] | None = None
     """`Kernels.likeliest`, for up to `likeliest_rows` rows; None where that is not faster."""
     likeliest_rows: int = 0
@@ -306,7 +307,7 @@ def select_ops(
         products=need.products,
         int8=quantization == "int8",
         decoder=kernels.decoder if kernels and few else None,
-        decoder_rows=few,
+        decoder_rows=need.products.decoder_rows if kernels and few and need.products else lambda _: 0,
         likeliest=kernels.likeliest if kernels and shortlisted else None,
         likeliest_rows=shortlisted,
     )

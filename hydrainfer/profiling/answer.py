@@ -200,8 +200,8 @@ def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str
     if asked.kind == "cpu":
         server_ms = study.server.work_s(study.trace, n_devices) * 1e3
         yield (
-            f"The server takes {server_ms:.3g} ms of the same cores for each request, which is in these numbers; a "
-            "client on this machine is not."
+            f"These numbers include the {server_ms:.3g} ms of the same cores that the server takes for each request, "
+            "but no client on this machine."
         )
     if crowded := _crowded(asked, n_devices):
         yield crowded

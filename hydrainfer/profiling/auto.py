@@ -37,7 +37,13 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
     if config.layout != "auto" and not autos:
         limits = inline_slo(config.slo)  # which a server keeps without a plan, too
         if idle := [name for name in _PLANNING if name in given and not (name == "slo" and limits)]:
-            raise ConfigError(f"--{_flag(idle[0])} is for --layout auto, or --token-budget auto", param=idle[0])
+            said = f"--{_flag(idle[0])} is for --layout auto, or --token-budget auto"
+            if idle[0] == "slo":
+                said = (
+                    f"--slo {config.slo} names a preset or a file, which is for --layout auto, or --token-budget auto; "
+                )
+                said += "a server keeps limits in seconds, such as --slo ttft=2,tpot=0.05"
+            raise ConfigError(said, param=idle[0])
         return loaded
     if config.layout == "auto":
         if fixed := [name for name in (*_BUDGETS, "max_running") if name in given and name not in autos]:

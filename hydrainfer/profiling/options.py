@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -21,19 +22,22 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     empty is the preset of this model and workload. `rate`: for the objectives that need one."""
 
     model: Annotated[str, flag("", "A checkpoint, builtin, or a name of configs/models such as llava-next-7b.")]
-    devices: Annotated[int, flag(_WHAT, "How many there are.")]
+    devices: Annotated[int, flag(_WHAT, "Number of devices to plan for.")]
     hardware: Annotated[
         str | None, flag(_WHAT, "Described by configs/hardware, e.g. h800, or a file; unlike ones: h20:4,h800:4.")
     ] = None
     cost_model: Annotated[Path | None, flag(_WHAT, "Measured before, or of emulated devices.")] = None
     workload: Annotated[str, flag(_WHAT, "A name or file of configs/workloads, or a recording.")] = "textcaps"
     weights: Annotated[
-        str, flag(_WHAT, "Of a described device: as-dtype, fp8, int8 or int4 (the decoder's layers).")
+        str, flag(_WHAT, "Weight format on described devices: as-dtype, fp8, int8 or int4 (the decoder's layers).")
     ] = "as-dtype"
     tensor_parallel: Annotated[int, flag(_WHAT, "Described devices that make up one instance.", ge=1)] = 1
     price: Annotated[
         str | None,
-        flag(_WHAT, "Of a device for an hour, in any currency: 2.5, or h20=1.2,h800=2.5. Adds what requests cost."),
+        flag(
+            _WHAT,
+            "Price of one device for one hour, in any currency: 2.5, or h20=1.2,h800=2.5. Adds what requests cost.",
+        ),
     ] = None
     data: Annotated[str | None, flag(_WHAT, "A local copy of the dataset.")] = None
     pictures: Annotated[str | None, flag(_WHAT, "The folder of its pictures.")] = None
@@ -52,19 +56,19 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     objective: Annotated[
         str, flag(_WHAT, "goodput; devices: fewest for --rate; ttft or tpot: least p90 at --rate.")
     ] = "goodput"
-    rate: Annotated[float | None, flag(_WHAT, "Requests per second, for those.")] = None
+    rate: Annotated[float | None, flag(_WHAT, "Requests per second, for the objectives devices, ttft and tpot.")] = None
     dtype: Annotated[str | None, flag(_WHAT, "float32, bfloat16 or float16; default: as saved.")] = None
     quantization: Annotated[
         Quantization, flag(_WHAT, "int8: the decoder's matrices in 8 bits, as `serve` makes them; for CPUs.")
     ] = "none"
-    requests: Annotated[int, flag(_HOW, "Of the simulated trace.", ge=1)] = 1000
+    requests: Annotated[int, flag(_HOW, "Requests in the simulated trace.", ge=1)] = 1000
     seed: Annotated[int, flag(_HOW, "Of the trace.", ge=0)] = 0
 
 
 class Profile(ProfileQuestion, frozen=True, kw_only=True):
     """A question, and how it is answered and shown."""
 
-    processes: Annotated[int | None, flag(_HOW, "That simulate; default: one per core.", ge=1)] = None
+    processes: Annotated[int | None, flag(_HOW, "Processes that simulate; default: one per core.", ge=1)] = None
     exhaustive: Annotated[bool, flag(_HOW, "Measure every layout to the end; takes long.")] = False
     grid: Annotated[bool, flag(_HOW, "Also the best method over tighter and looser SLOs.")] = False
     validate: Annotated[
@@ -80,7 +84,9 @@ class Profile(ProfileQuestion, frozen=True, kw_only=True):
 
 
 def check_flags(q: Profile) -> None:
-    """Raises `ConfigError` for flags that would have no effect beside others."""
+    """Raises `ConfigError` for flags that would have no effect beside others, and where `--out` cannot be a folder."""
+    if q.out is not None:
+        _check_out(q.out)
     times = "--hardware" if q.hardware is not None else "--cost-model" if q.cost_model is not None else None
     for name, given in (("save-cost-model", q.save_cost_model), ("measure-minutes", q.measure_minutes)):
         if given is not None and times is not None:
@@ -97,3 +103,11 @@ def check_flags(q: Profile) -> None:
         raise ConfigError(
             "--calibrate fits an engine on described devices: give --hardware, and no --cost-model", param="calibrate"
         )
+
+
+def _check_out(out: Path) -> None:
+    """Raises `ConfigError` if no folder can be there, before hours are spent on what goes into it."""
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "cannot be written" if there.is_dir() else "is a file, not a folder"
+        raise ConfigError(f"--out {out}: {there} {why}", param="out")

@@ -64,7 +64,8 @@ class Answers:
         """Raises `InvalidRequest` if the model's answers have no reasoning that is told from them."""
         template = self.intake.processor.model.template
         if template is None or template.reasoning is None:
-            raise InvalidRequest("this model does not reason; leave it out", param=param, code="unsupported_parameter")
+            said = f"this model does not reason; leave out {param}"
+            raise InvalidRequest(said, param=param, code="unsupported_parameter")
 
     async def chat(self, request: Request, fields: ChatFields, shape: Shape = CHAT) -> Response:
         """The one way of every chat, whatever its protocol; `shape` has the words of the answer."""

@@ -178,4 +178,4 @@ class Intake:
 
 
 def _too_late() -> DeadlineExceeded:
-    return DeadlineExceeded("the request could not be prepared in time; retry when idle")
+    return DeadlineExceeded("the deadline passed before the request was prepared; allow more time, or retry later")

@@ -2,8 +2,9 @@
 
 import pytest
 
-from hydrainfer.assemble.sizes import budgets_of
+from hydrainfer.assemble.sizes import budgets_of, check_between_processes, check_in_process
 from hydrainfer.config import ServeConfig
+from hydrainfer.core import ConfigError
 
 pytestmark = pytest.mark.unit
 
@@ -24,3 +25,13 @@ def test_slices_follow_the_limits_of_an_slo_if_it_has_any(slo, gap_s, wait_s):
     budgets = budgets_of(config, "slice")
     assert (budgets.gap_s, budgets.wait_s) == (gap_s, pytest.approx(wait_s))
     assert budgets_of(config, "off").gap_s is None
+
+
+def test_a_transport_between_other_processes_is_refused():
+    for check, wrong in ((check_between_processes, ("local",)), (check_in_process, ("nccl", "cuda-ipc"))):
+        for transport in ("auto", "local", "shared-memory", "gloo", "nccl", "cuda-ipc", "tcp"):
+            if transport in wrong:
+                with pytest.raises(ConfigError, match=f"transport {transport} is for .* use .*auto"):
+                    check(transport)
+            else:
+                check(transport)

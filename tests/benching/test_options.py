@@ -2,7 +2,7 @@
 
 import pytest
 
-from hydrainfer.benching.options import objective_of
+from hydrainfer.benching.options import objective_of, sorted_out
 from hydrainfer.config import Slo
 from hydrainfer.core import ConfigError
 
@@ -16,6 +16,14 @@ LIMITS = Slo(ttft_s=0.25, tpot_s=0.04)
 )
 def test_limits_can_be_written_out(parts, slo):
     assert objective_of(parts, slo, None, "textcaps", True) == LIMITS
+
+
+def test_a_misspelt_limit_is_no_server():
+    assert sorted_out(["localhost:8000", "tpot:40"], ["ttft:250"]) == (["localhost:8000"], ["ttft:250", "tpot:40"])
+    with pytest.raises(ConfigError, match="cannot read the objective 'tpto:40'"):
+        sorted_out(["http://127.0.0.1:8000", "tpto:40"], ["ttft:250"])
+    with pytest.raises(ConfigError, match="one server at a time"):
+        sorted_out(["http://a", "http://b"], ["ttft:250"])
 
 
 def test_a_preset_is_of_a_data_set():

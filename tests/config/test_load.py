@@ -25,7 +25,10 @@ def test_flags_beat_environment_beats_yaml_beats_defaults(tmp_path):
         ({"modle": "x"}, "unknown option 'modle'.*did you mean model"),
         ({"model": "x", "port": 70000}, "port .flag.: must be a whole number up to 65535, got 70000"),
         ({"model": "x", "device": "tpu"}, "must be one of auto, cpu, cuda, emulated, got 'tpu'"),
-        ({"model": "x", "token_budget": "many"}, "token_budget .flag.: must be auto or a whole number, got 'many'"),
+        (
+            {"model": "x", "token_budget": "many"},
+            "token_budget .flag.: must be auto or a whole number of at least 1, got 'many'",
+        ),
         ({"model": "x", "drain_s": "long"}, "drain_s .flag.: must be a number, got 'long'"),
         (
             {"model": "x", "api_key": ""},

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from hydrainfer.core import DEVICE_LOST, EventKind, InternalError, Lane, Role, StepResult
+from hydrainfer.core import DEVICE_LOST, EventKind, InternalError, Lane, Role, StepBatch, StepResult
 from hydrainfer.engine import Engine, EngineThread
+from hydrainfer.engine.lanes import Lanes
 from hydrainfer.metrics import INTERVALS, Timelines
 from hydrainfer.scheduler import Budgets, Policy, Scheduler
 from tests.scheduler.fakes import FakeDevice, expected_tokens, make_caches, make_request
@@ -28,6 +29,16 @@ class TimedRunner:
 
     def close(self):
         pass
+
+
+class IdleRunner:
+    """Never comes to an end."""
+
+    def launch(self, batch):
+        return self
+
+    def poll(self, now):
+        return None
 
 
 class TimedTicket:
@@ -90,6 +101,16 @@ def test_every_request_ends_once_with_its_tokens(overlap, ahead):
     assert any(at < begin for at, (begin, _) in zip(language.launched_s, language.spans)) is ahead
     assert rig.engine.idle
     rig.caches.check(idle=True)
+
+
+@pytest.mark.parametrize(("after_s", "launched"), [(0.0, [Lane.LANGUAGE]), (0.5, [])])
+def test_no_step_is_launched_behind_decodes_that_wait_for_pictures(after_s, launched):
+    """The scheduler would grant their late token a second time, before it knows that they were late."""
+    lanes = Lanes({lane: IdleRunner() for lane in Lane}, "slice", ahead=True)
+    lanes.launch(StepBatch(1, Lane.VISION, [], 1), 0.0)
+    lanes.launch(StepBatch(2, Lane.LANGUAGE, [None], 1, 1, after_s), 0.0)
+    assert lanes.in_flight[Lane.LANGUAGE][0].batch.decodes_only
+    assert list(lanes.turns(lambda: False, lambda: (0, 1), lambda: False)) == launched
 
 
 def test_drafts_exclude_a_step_ahead():

@@ -163,6 +163,14 @@ def test_flags_without_effect_are_refused(changes, said):
     assert "\n" not in e.value.message
 
 
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_planned(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "plan"):
+        with pytest.raises(ConfigError, match="file is a file, not a folder"):
+            check_flags(Profile(model="llava-1.5-7b", devices=2, out=out))
+    check_flags(Profile(model="llava-1.5-7b", devices=2, out=tmp_path / "new" / "plan"))
+
+
 def test_weights_in_8_bits_are_measured_counted_and_served():
     question = msgspec.structs.replace(ASKED, model="builtin", hardware=None)
     wide = read_cost_file(BUILTIN["cost_model"])

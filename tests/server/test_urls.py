@@ -164,7 +164,7 @@ def test_tokenising_a_chat_fetches_its_pictures(start, site):
 def test_fetching_counts_against_the_deadline(start, site):
     server = start(fetch=ANY, timeout_s=0.3)
     response = server.chat([part(f"{site.url}/never")])
-    assert response.status_code == 504 and "prepared in time" in response.json()["error"]["message"]
+    assert response.status_code == 504 and "before the request was prepared" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

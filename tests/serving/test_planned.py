@@ -132,7 +132,8 @@ def test_what_is_measured_is_what_will_serve(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"slo": "llava-7b"}, "--slo is for --layout auto"),
+        ({"slo": "llava-7b"}, "--slo llava-7b names a preset or a file, which is for --layout auto"),
+        ({"slo": "foo=1"}, "cannot read the objective 'foo=1'"),
         ({"layout": "auto", "slo": "ttft=1", "cost_model": FAST, "device": "emulated"}, "needs --devices"),
         ({"layout": "auto", "devices": 2, "token_budget": 512}, "chooses --token-budget as well"),
         ({"layout": "1EPD", "devices": 2, "token_budget": "auto"}, "--devices is for --layout auto"),

@@ -250,7 +250,8 @@ def _check_size(size: tuple[int, int], limits: MediaLimits, param: str) -> None:
         raise _too_many_pixels(limits, param)
     if max(width, height) > limits.max_aspect * min(width, height):
         raise MediaError(
-            f"the picture is {width} x {height}: its sides may differ at most {limits.max_aspect:g} times", param=param
+            f"the picture is {width} x {height}: one side may be at most {limits.max_aspect:g} times the other",
+            param=param,
         )
 
 

@@ -120,7 +120,7 @@ def smart_resize(height: int, width: int, factor: int, bounds: PixelBounds) -> t
 
 def check_aspect(width: int, height: int) -> None:
     if max(height, width) / min(height, width) > MAX_ASPECT:
-        raise MediaError(f"the picture is {width} x {height}: its sides may differ at most {MAX_ASPECT} times")
+        raise MediaError(f"the picture is {width} x {height}: one side may be at most {MAX_ASPECT} times the other")
 
 
 def _read_size(size: object) -> PixelBounds:

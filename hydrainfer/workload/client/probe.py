@@ -89,7 +89,7 @@ def _explained(target: Endpoint, failure: Failure) -> ConfigError:
         return ConfigError(f"{url} wants a key ({said}); give --api-key")
     if failure.kind is FailureKind.TIMEOUT:
         return ConfigError(f"{url} takes connections but does not answer: {said}")
-    return ConfigError(f"{url} is not an OpenAI-style chat server, or not well: {said}")
+    return ConfigError(f"{url} does not answer as an OpenAI-style chat server: {said}")
 
 
 def _version(page: str) -> str:

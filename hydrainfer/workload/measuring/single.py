@@ -101,7 +101,7 @@ async def bench(
     stop = Stop(DEAD_AFTER) if stop is None else stop
     fixed = asked.load.fixed()
     if not fixed and asked.slo is None:
-        raise ConfigError("say what to find out: --goodput ttft:250 tpot:40 (ms) or --slo, or --rate, or --concurrency")
+        raise ConfigError("give one of --goodput ttft:250 tpot:40 (ms), --slo, --rate or --concurrency")
     traffic = Traffic(asked.workload, asked.like)
     session = Session(asked.name, target, traffic, asked.slo, asked.effort, stop, watch, clock)
     runs: list[Run] = []

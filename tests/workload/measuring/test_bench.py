@@ -138,7 +138,7 @@ def test_malformed_streams_are_misses_and_the_rest_is_kept():
     [
         (FAST, Endpoint(base_url="", model="gpt"), {}, "has no model 'gpt'; it has mock"),
         (Script(status=401, error_body=b'{"error":{"message":"no key"}}'), None, {}, "wants a key"),
-        (Script(status=500, error_body=b"oops"), None, {}, "not an OpenAI-style chat server, or not well: 500: oops"),
+        (Script(status=500, error_body=b"oops"), None, {}, "does not answer as an OpenAI-style chat server: 500: oops"),
         (FAST, None, {"/v1/models": "<html>"}, "not a list of models"),
         (FAST, None, {"/v1/models": '{"data":[]}'}, "serves no model"),
         (Script(text=False, token_ids=False), None, {}, "without a single token"),
@@ -177,7 +177,7 @@ def test_impossible_loads(load, said):
 
 
 def test_nothing_asked():
-    with pytest.raises(ConfigError, match="say what to find out"):
+    with pytest.raises(ConfigError, match="give one of --goodput"):
         run(FAST, LoadPlan(), slo=None)
 
 
