@@ -38,7 +38,7 @@ _BUDGET_S = 0.7  # then one round is enough
 _MARGIN = 0.95  # a later way must take less than this share of an earlier one's time
 _HOPELESS = 3.0  # times the fastest: not tried again
 _SLOW_S = 0.02  # a first call that takes longer is slow whatever it prepares
-_CALLS_S = 3e-4  # that the calls of a layer's operators take, beside their work (0.5 ms on Granite Rapids)
+_CALLS_S = 3e-4  # that the calls of a layer's operators take, beside their work (0.5 ms on a Xeon with AMX)
 _CLOSE = 1.7  # times the fastest, of ROWS[-1] rows: what may be faster for some shapes of weights
 _SHAPE = 4 << 20  # elements of a weight that are measured, at most: whole rows
 
@@ -78,12 +78,16 @@ class Chosen:
 
     def way_of_many(self, weight: Tensor | Int8Weight) -> Way:
         """More than ROWS[-1] rows. The first call for a shape may measure it, some 0.05 s once on a machine."""
+        usual = (self._small if weight.numel() <= _SMALL_UP_TO else self._large)[ROWS[-1]]
         if weight.numel() <= _SMALL_UP_TO or len(self._close) == 1:
-            return (self._small if weight.numel() <= _SMALL_UP_TO else self._large)[ROWS[-1]]
+            return usual
         n, k = weight.shape
         shape = min(n, max(1, _SHAPE // k)), k
         if shape not in self._shapes:
-            self._shapes[shape] = self._close[fastest(self._race(shape, self._close))]
+            try:
+                self._shapes[shape] = self._close[fastest(self._race(shape, self._close))]
+            except OSError:  # it could not be written down, which no request shall suffer from
+                self._shapes[shape] = usual
         return self._shapes[shape]
 
     @property

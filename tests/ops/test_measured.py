@@ -71,6 +71,15 @@ def test_many_rows_go_by_the_shape_of_a_large_weight():
     assert len(asked) == 3
 
 
+def test_a_shape_that_cannot_be_remembered_goes_the_usual_way():
+    def race(shape, found):
+        raise OSError("No space left on device")
+
+    seconds = times({}, {"native-many": 3.0, "onednn": 2.0}, 0)
+    products = Products(ProductSeconds(seconds, seconds), ways("native-many", "onednn"), torch.bfloat16, race)
+    assert products.linear(torch.empty(600, 4), torch.empty(4096, 768)) == "onednn"
+
+
 def test_small_layers_are_computed_in_one_call_for_more_rows():
     """That saves the calls of operators, which counts less the longer the products take."""
     ours = {1: 1e-4, 2: 1e-4, 4: 1e-4, 8: 1.2e-4, 16: 2e-4, 32: 4e-4, 64: 1e-3, 256: 1e-3}
