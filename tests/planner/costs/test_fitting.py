@@ -132,7 +132,11 @@ def test_the_measurements_we_ship_can_be_used(path):
     file = read_cost_file(path)
     assert read_cost_model(path) == file.cost and file.date and file.hardware["cpu"] and file.versions["torch"]
     again = fit_cost(file.points, "min_s" if file.note else "p50_s")
-    assert again.cost == file.cost and again.errors == file.errors
+    # least squares, whose last bits depend on the processor
+    assert msgspec.structs.asdict(again.cost) == pytest.approx(msgspec.structs.asdict(file.cost), rel=1e-6)
+    assert again.errors.keys() == file.errors.keys()
+    for stage, errors in again.errors.items():
+        assert errors == pytest.approx(file.errors[stage], abs=1e-3)
     for role in ("EP", "EPD"):
         budgets = budgets_for(
             file, Role.parse(role), Slo(ttft_s=1.0, tpot_s=0.1), Mix(picture=64, context=200, prompt=80)
