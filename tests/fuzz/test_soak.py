@@ -27,7 +27,7 @@ def test_nothing_is_lost_or_left():
 def test_a_pid_that_another_process_or_thread_has_got_is_not_left(tmp_path):
     waiting = [sys.executable, "-c", "import time; time.sleep(60)"]
     stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
+    thread = threading.Thread(target=stop.wait, daemon=True)  # or a failure would keep the test run from ending
     thread.start()
     with (
         Server("stays", waiting, 1, tmp_path / "stays", dict(os.environ)) as stays,
