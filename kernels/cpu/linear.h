@@ -19,7 +19,7 @@ struct Rows {
   static constexpr int PART = W, SPAN = W;  // SPAN: elements of w behind the parts that are read together
   static vec weights(const T* w, int) { return load(w); }
   static vec values(const X* x) { return load(x); }
-  static vec fma(vec a, vec b, vec c) { return a * b + c; }
+  static vec fma(vec a, vec b, vec c) { return hydra::fma(a, b, c); }
   template <class O>
   static void lay(const O* from, X* to, int64_t K) {
     for (int64_t k = 0; k < K; ++k) to[k] = to_float(from[k]);
@@ -55,7 +55,7 @@ struct Rows<bf16> {
     return v;
   }
   static vec values(const X* x) { return load(x); }
-  static vec fma(vec a, vec b, vec c) { return a * b + c; }
+  static vec fma(vec a, vec b, vec c) { return hydra::fma(a, b, c); }
   static void lay(const bf16* from, X* to, int64_t K) {
     int64_t k = 0;
     for (; k + 2 * W <= K; k += 2 * W)
@@ -94,7 +94,7 @@ inline void tile(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t 
   for (int m = 0; m < MR; ++m)
     for (int n = 0; n < NR; ++n) {
       float s = sum(acc[m][n]);
-      for (int64_t t = k; t < K; ++t) s += to_float(x[m * ldx + t]) * to_float(w[n * K + t]);
+      for (int64_t t = k; t < K; ++t) s = std::fma(to_float(x[m * ldx + t]), to_float(w[n * K + t]), s);
       out[m][n] = s;
     }
 }

@@ -29,7 +29,7 @@ constexpr int64_t KEYS = 96;  // of a tile; its scores and a panel's queries fit
 template <class T>
 struct Units {
   static constexpr int EACH = 1;  // numbers of a unit
-  static vec fma(vec sum, float a, vec b) { return sum + splat(a) * b; }
+  static vec fma(vec sum, float a, vec b) { return hydra::fma(splat(a), b, sum); }
   static void keys(const T* from, float* to, int64_t dim) { widen(from, to, dim); }
   static void values(const T* from, const T*, float* to, int64_t dim) { widen(from, to, dim); }
   static void weights(float* to, vec p, vec) { store(to, p); }

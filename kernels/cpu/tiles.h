@@ -1,5 +1,6 @@
 // Products of bf16 by the processor's matrix tiles (AMX): eight registers of 16 rows of 64 bytes. One instruction adds to
-// 16 x 16 sums the products of 16 x 32 numbers and 32 x 16, that is 16 rows of 16 *units* and 16 units of 16 lanes.
+// 16 x 16 sums the products of 16 x 32 numbers and 32 x 16, that is 16 rows of 16 *units* and 16 units of 16 lanes. A unit
+// is 32 bits, here a pair of bf16 (see Units in prefill.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -32,7 +33,8 @@ inline bool tiles_allowed() {
   return allowed;
 }
 
-// While one lives that is `wanted`, its thread can multiply by tiles.
+// While one lives that is `wanted`, its thread can multiply by tiles. Do not nest them, nor call oneDNN meanwhile: either
+// replaces the configuration or ends it.
 struct TileRegisters {
   const bool wanted;
   explicit TileRegisters(bool wanted) : wanted(wanted) {
@@ -75,7 +77,7 @@ inline void each(F&& f) { each_of(std::make_integer_sequence<int, N>{}, f); }
 template <int M, int N>
 inline void multiply_block(int64_t K, const float* a, int64_t stride, const float* b, float* out, bool add) {
   constexpr int64_t LANES = N * TILE;
-  constexpr int A = 6, LAST = 7;  // N = 3: one register for each factor; else what is free holds all of b
+  constexpr int A = 6, LAST = 7;  // 0 … M * N - 1 are sums, 6 is of a; of b: 7 alone or, for N = 2, 7 and 4
   const auto sum_at = [&](auto i) { return out + i / N * TILE * LANES + i % N * TILE; };
   each<M * N>([&](auto i) { add ? tile_load<i>(sum_at(i), LANES) : tile_zero<i>(); });
   for (int64_t k = 0; k < K; k += TILE, b += TILE * LANES) {
