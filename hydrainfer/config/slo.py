@@ -14,6 +14,7 @@ from hydrainfer.config.read import check_known, read_yaml
 from hydrainfer.core import ConfigError
 
 _PART = re.compile(r"(ttft|tpot|e2el|e2e)([:=])(.+)")
+_NUMBER = re.compile(r"\w+=[\d.]+")  # a limit, if of nothing that is known: no file and no preset is called so
 _SCALE = {":": 1e-3, "=": 1.0}  # ttft:250 is in ms, ttft=0.25 in s
 
 
@@ -75,7 +76,7 @@ def parse_slo(parts: Iterable[str]) -> Slo:
 def inline_slo(text: str | None) -> Slo | None:
     """The limits that an option says; None if it is not given or names a preset or a file. Raises `ConfigError`."""
     parts = (text or "").replace(",", " ").split()
-    return parse_slo(parts) if parts and (is_slo_part(parts[0]) or "=" in parts[0]) else None
+    return parse_slo(parts) if parts and (is_slo_part(parts[0]) or _NUMBER.fullmatch(parts[0])) else None
 
 
 def read_slo(path: Path, dataset: str | None) -> Slo:

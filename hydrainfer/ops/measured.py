@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from hydrainfer.ops.int8 import Int8Weight
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
-"""Numbers of rows that are measured. One between two of them is multiplied as the larger. Above, large weights are
-measured by their shapes, each when it is first met, with so many rows:"""
+"""Numbers of rows that are measured. One between two of them is multiplied as the larger."""
 
 MANY = 576
+"""Rows with which the shape of a large weight is measured when it is first met, for all numbers above ROWS[-1]."""
 
 _SMALL, _LARGE = (256, 256), (2048, 1024)
 _SMALL_UP_TO = 1 << 19
@@ -38,7 +38,7 @@ _BUDGET_S = 0.7  # then one round is enough
 _MARGIN = 0.95  # a later way must take less than this share of an earlier one's time
 _HOPELESS = 3.0  # times the fastest: not tried again
 _SLOW_S = 0.02  # a first call that takes longer is slow whatever it prepares
-_CALLS_S = 3e-4  # that the calls of a layer's operators take, beside their work (0.5 ms on a Xeon with AMX)
+_CALLS_S = 3e-4  # that one call for a layer saves, at least: the calls of its operators take time beside their work
 _CLOSE = 1.7  # times the fastest, of ROWS[-1] rows: what may be faster for some shapes of weights
 _SHAPE = 4 << 20  # elements of a weight that are measured, at most: whole rows
 
@@ -77,7 +77,8 @@ class Chosen:
         return self._large[rows] if rows <= ROWS[-1] else self.way_of_many(weight)
 
     def way_of_many(self, weight: Tensor | Int8Weight) -> Way:
-        """More than ROWS[-1] rows. The first call for a shape may measure it, some 0.05 s once on a machine."""
+        """More than ROWS[-1] rows. The first call for a shape may measure it, once on a machine: up to `_BUDGET_S`
+        and a call of each way."""
         usual = (self._small if weight.numel() <= _SMALL_UP_TO else self._large)[ROWS[-1]]
         if weight.numel() <= _SMALL_UP_TO or len(self._close) == 1:
             return usual
@@ -226,6 +227,9 @@ def race_of(name: str, dtype: torch.dtype, weights: Weights, build: str, threads
         def measure() -> dict[str, float]:
             with torch.inference_mode():
                 some = weights(2 * math.prod(shape) * dtype.itemsize, shape)[:2]
+                x = torch.ones((MANY, shape[1]), dtype=dtype)
+                for way in found.values():
+                    way.linear(x, some[0])  # one that widens may measure the shape of what it widens first
                 return _race(found, some, dtype, MANY, time.perf_counter() + _BUDGET_S)
 
         what = (name, str(dtype), build, sorted(found), MANY, shape)

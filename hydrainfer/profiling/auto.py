@@ -39,10 +39,8 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
         if idle := [name for name in _PLANNING if name in given and not (name == "slo" and limits)]:
             said = f"--{_flag(idle[0])} is for --layout auto, or --token-budget auto"
             if idle[0] == "slo":
-                said = (
-                    f"--slo {config.slo} names a preset or a file, which is for --layout auto, or --token-budget auto; "
-                )
-                said += "a server keeps limits in seconds, such as --slo ttft=2,tpot=0.05"
+                said = said.replace("--slo", f"--slo {config.slo} names a preset or a file, which", 1)
+                said += "; a server keeps limits in seconds, such as --slo ttft=2,tpot=0.05"
             raise ConfigError(said, param=idle[0])
         return loaded
     if config.layout == "auto":

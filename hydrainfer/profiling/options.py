@@ -107,7 +107,7 @@ def check_flags(q: Profile) -> None:
 
 def _check_out(out: Path) -> None:
     """Raises `ConfigError` if no folder can be there, before hours are spent on what goes into it."""
-    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
+    there = next(folder for folder in (out, *out.absolute().parents) if os.path.exists(folder))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = "cannot be written" if there.is_dir() else "is a file, not a folder"
         raise ConfigError(f"--out {out}: {there} {why}", param="out")

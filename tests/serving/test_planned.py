@@ -134,6 +134,7 @@ def test_what_is_measured_is_what_will_serve(monkeypatch):
     [
         ({"slo": "llava-7b"}, "--slo llava-7b names a preset or a file, which is for --layout auto"),
         ({"slo": "foo=1"}, "cannot read the objective 'foo=1'"),
+        ({"slo": "runs/rate=2/slo.yaml"}, "names a preset or a file"),
         ({"layout": "auto", "slo": "ttft=1", "cost_model": FAST, "device": "emulated"}, "needs --devices"),
         ({"layout": "auto", "devices": 2, "token_budget": 512}, "chooses --token-budget as well"),
         ({"layout": "1EPD", "devices": 2, "token_budget": "auto"}, "--devices is for --layout auto"),

@@ -73,20 +73,23 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 @contextlib.contextmanager
 def until_interrupted(stop: Stop) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) ends the load and keeps what there is; the second ends the process."""
-    loop = asyncio.get_running_loop()
+    loop, terminated = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+
+    def give_up() -> None:
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(sig)
+        signal.signal(signal.SIGTERM, terminated)  # the loop leaves the default, which clears nothing up
 
     def once(name: str) -> None:
         stop.now(f"interrupted ({name})")
-        for sig in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(sig)
+        give_up()
 
     for sig in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(sig, once, sig.name)
     try:
         yield
     finally:
-        for sig in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(sig)
+        give_up()
 
 
 async def bench(
