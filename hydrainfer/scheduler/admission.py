@@ -150,11 +150,15 @@ class Admission:
                 seq.rank = rank
 
     def admit(self, seq: LiveSequence) -> bool:
-        """Take a waiting request in, if it finds room for its visit and nobody is passed."""
+        """Take a waiting request in, if it finds room for its visit and nobody is passed. Pictures of it may have to be
+        encoded then: room for one that is alone is made of all that is cached, also of what it had found."""
         if self._full() or not self._may_pass(seq):
             return False
-        if self._room.enter(seq, self.visit(seq)) is None:
+        if (hit := self._room.enter(seq, self.visit(seq))) is None:
             self._blocked[seq.id] = seq
+            return False
+        if hit.missing and seq.stage is Stage.PREFILL:
+            self._room.release(seq)  # `need_encoders` sends it there
             return False
         self._blocked.pop(seq.id, None)
         self.waiting.remove(seq)

@@ -104,13 +104,19 @@ class Fair:
                 heapq.heapreplace(heads, (*self._turn(counter, after), tenant, counter, after))
 
     def offers(self, waiting: list[tuple[Stage, Handoff]]) -> list[tuple[Stage, Handoff]]:
-        """Offers in the order of their ranks, as their tenants go."""
+        """Offers in the order of their ranks, as their tenants go. `turn_of` orders requests that wait here likewise:
+        of two that want the same room, each could else wait for the other."""
         tenants = {handoff.request.share.tenant for _, handoff in waiting}
         for tenant in tenants:
             self._lift(tenant)
         if len(tenants) < 2:
             return waiting
-        return sorted(waiting, key=lambda pair: self._excess(self.counters[pair[1].request.share.tenant]))
+
+        def turn_of(pair: tuple[Stage, Handoff]) -> tuple[float, bool]:
+            counter = self.counters[pair[1].request.share.tenant]
+            return self._excess(counter), self._yields(counter)
+
+        return sorted(waiting, key=turn_of)
 
     def _lift(self, tenant: str) -> bool:
         """Who does not wait saves up no more than the credit. Whether he would have."""

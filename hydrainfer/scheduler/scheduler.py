@@ -213,11 +213,12 @@ class Scheduler:
             n, n_decodes = len(work), 0
         else:
             departed = self._admission.need_encoders()
-            self.migrating |= {seq.id: seq for seq in departed}
             if not ahead:
                 preempted = self._preemption.make_room(self.decoding.values(), now)
                 self.n_preemptions += len(preempted)
             work, n, n_decodes = self._fill_language(now, interrupts, ahead)
+            departed += self._admission.need_encoders()  # who lost what it had found when it was given room
+            self.migrating |= {seq.id: seq for seq in departed}
             if interrupts and len(work) == n_decodes:
                 work, after_s = ([], 0.0) if self.gap.may_pause(now) else (work, self.gap.pictures_s(n, now))
         if not work:
@@ -268,7 +269,7 @@ class Scheduler:
             n_begun = sum(s.started for s in self.prefilling.values()) if self._order.ranked else 0
             if not in_time or (n_begun >= self.policy.half_way and new.rest[0] > min(budget - n, in_time)):
                 return False
-            return self._admission.admit(new) and self._enter(new)
+            return self._admission.admit(new) and self._enter(new) and new.stage is Stage.PREFILL
 
         for seq in self._order.turns(self.prefilling.values(), self._admission.to_prefill(), admit):
             fit = tokens_in_time(seq)

@@ -97,6 +97,22 @@ def test_offers_go_by_tenant():
     assert [h.request.id for _, h in s.fair.offers(offers)] == ["r2", "r0", "r1"]
 
 
+def test_offers_go_as_requests_that_wait_do():
+    """ "a" came first, but has had more than "b", who comes now and then. Else an offer that may not pass a request
+    that found no room could be asked about first for ever."""
+    s = make("PD", credit_s=0.1)
+    s.add(request("b0", TENANTS[1]), 0.0)  # it comes: for a while, whoever has had more yields
+    s.fair._now, s.fair._visited, s.fair._least = 1.0, 1.1, 0.94
+    s.fair.counters.update(a=0.99, b=0.94)
+    offers = []
+    for i, share in enumerate((TENANTS[0], TENANTS[1])):
+        seq = Scheduler(Role.parse("P"), make_caches(), Budgets()).add(request(f"r{i}", share), float(i))
+        offers.append((Stage.DECODE, Handoff.of(seq, {}, "P0", 1, {})))
+    here = [handoff.sequence(0.0) for _, handoff in offers]
+    first = min(here, key=s.fair.turn_of)
+    assert first.id == "r1" and s.fair.offers(offers)[0][1].request.id == "r1"
+
+
 def test_a_tenant_whose_first_request_finds_no_room_waits_for_it():
     """The instance is full of another's, and this one's offer is asked about again and again."""
     s, offers = make("D"), []

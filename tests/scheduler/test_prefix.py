@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrainfer.cache import CacheSet, FullSpec
+from hydrainfer.cache import CacheSet, FullSpec, Wishes, share_memory
 from hydrainfer.core import (
     InternalError,
     Lane,
@@ -202,7 +202,7 @@ def test_what_a_failed_batch_would_have_written_is_never_found(tree, fails):
     for request in requests_of(tree):
         s.add(request, 0.0)
         while s.n_running or s.n_waiting:
-            for lane in Lane:
+            for lane in (Lane.LANGUAGE, Lane.VISION):
                 if (batch := s.next(0.0, lane).batch) is None:
                     continue
                 n += 1
@@ -359,3 +359,40 @@ def test_4096_tokens_are_looked_up_in_no_time():
         seconds.append(time.perf_counter() - start_s)
         room.release(again)
     assert min(seconds) < 250e-6  # 45 µs measured; slower where the machine is busy
+
+
+@pytest.mark.parametrize("role", ["EPD", "PD"])
+def test_who_loses_what_it_found_to_find_room_has_its_picture_encoded(role, monkeypatch):
+    """A request whose prompt is in the caches needs no embeddings. Where it finds room only once all that is cached has
+    gone, it needs them after all."""
+    sizes = share_memory({KV: 20, STATE: 6}, Wishes())
+    caches, device = CacheSet({**sizes.blocks, EMBED: 2}, sizes.split), FakeDevice()
+    s = Scheduler(Role.parse("EPD"), caches, Budgets(tokens=64))
+
+    def run():
+        while s.n_running or s.n_waiting:
+            for lane in (Lane.LANGUAGE, Lane.VISION):
+                if (batch := s.next(0.0, lane).batch) is not None:
+                    s.apply(device.run(batch), 0.0)
+                    s.check()
+
+    for name, picture, salt in (
+        ("first", 0, b""),
+        ("other", 1, None),
+    ):  # which leaves the cache no embeddings of picture 0
+        s.add(make_request(name, n_text=12, pictures=[picture], max_tokens=2, salt=salt), 0.0)
+        run()
+    s = Scheduler(Role.parse(role), caches, Budgets(tokens=64))
+    reserve, full = caches.reserve, [True]
+    monkeypatch.setattr(caches, "reserve", lambda *args: None if full and full.pop() else reserve(*args))
+    s.add(make_request("again", n_text=12, pictures=[0], max_tokens=2, salt=b""), 0.0)
+    if role == "PD":  # beside an encoder
+        assert [seq.id for seq in s.waiting.ready] == ["again"], "it goes past the encoder"
+        turn = s.next(0.0, Lane.LANGUAGE)
+        assert turn.batch is None and [seq.id for seq in turn.departed] == ["again"]
+        assert s.migrating["again"].stage is Stage.ENCODE and not s.room.holds("again")
+        s.check()
+        return
+    run()
+    assert not full and device.n_encoded[b"picture0"] == 2
+    caches.check(idle=True)
