@@ -44,7 +44,7 @@ from hydrainfer.processor.workers import Adapters, JobTicket, MediaWorkers, Prep
 @dataclass(frozen=True, slots=True)
 class RequestTerms:
     """The arrival and deadline of a request, in seconds of the engine's clock, its priority and its tenant. `salt`: KV
-    is shared only with requests of the same."""
+    and embeddings are shared only with requests of the same."""
 
     arrival_s: float | None = None
     deadline_s: float = float("inf")
@@ -148,7 +148,7 @@ class Processor:
             parts = in_order(ids, parts, adapters.token_id, self.model)
         self.check_grammar(sampling.grammar)
         held = self.media.prepare(parts, adapters, ticket)
-        found = [h for of_part in held for h in of_part]
+        found = [h._replace(key=_salted(h.key, terms.salt)) for of_part in held for h in of_part]
         refs = tuple(h.ref for h in found)
         try:
             items = [[h.item for h in of_part] for of_part in held]
@@ -368,6 +368,11 @@ class Processor:
         """The keys under which a prompt's KV is found again."""
         root = chain_root(*self._keyed_by, salt.encode("utf-8", "surrogatepass"))
         return chain_of(root, ids, self._block_tokens, media)
+
+
+def _salted(key: bytes, salt: str) -> bytes:
+    """The key of embeddings that only requests of the same salt share."""
+    return chain_root(key, salt.encode("utf-8", "surrogatepass")) if salt else key
 
 
 def _check_choices(n_prompts: int, n: int) -> None:

@@ -7,7 +7,7 @@ acme:
   tokens_per_minute: 100000   # of prompts and answers
   concurrency: 16             # requests at once
   weight: 2                   # its part of the engine while others wait, too, beside theirs; 1 by default
-  share_cache: true           # its KV with the others that share; false by default
+  share_cache: true           # its KV and embeddings with the others that share; false by default
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return Share(self.name, self.weight)
 
     def salt(self, own: str | None) -> str:
-        """The salt of a request's KV, made of its own: never that of a tenant that does not share."""
+        """The salt of a request's KV and embeddings, made of its own: never that of a tenant that does not share."""
         whose = "" if self.share_cache else self.name
         return f"{whose}\0{own or ''}" if whose or own else ""
 

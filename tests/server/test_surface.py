@@ -136,6 +136,10 @@ def test_another_salt_makes_other_keys(server):
     assert not {one[i : i + 16] for i in range(0, len(one), 16)} & {mine[i : i + 16] for i in range(0, len(mine), 16)}
     server.post("/v1/completions", prompt="a text", cache_salt="mine")
     assert server.engine.submitted[-1].keys[:16] == mine[:16]
+    for more in ({}, {}, {"cache_salt": "mine"}, {"cache_salt": "mine"}, {"cache_salt": "yours"}):
+        server.chat([*words, image_part()], **more)
+    one, same, mine, again, yours = (r.media[0].key for r in server.engine.submitted[-5:])
+    assert one == same and mine == again and len({one, mine, yours}) == 3, "nor are embeddings shared"
     for wrong in ("", 3):
         refused = server.chat(words, cache_salt=wrong)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")
