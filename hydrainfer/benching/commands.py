@@ -65,8 +65,7 @@ def run(**flags: Any) -> None:
     needed = given.rate is None and given.concurrency is None
     objective = objective_of(parts, given.slo, given.like, spec.dataset, needed)
     asked = _asked(given, spec, objective)
-    address = addresses[0].rstrip("/").removesuffix("/v1") if addresses else URL  # as clients of OpenAI's write it
-    target = Endpoint(base_url=address, model=given.model, api_key=given.api_key)
+    target = Endpoint(base_url=addresses[0] if addresses else URL, model=given.model, api_key=given.api_key)
     console = Console(stderr=True, highlight=False)
     console.print(
         f"workload {spec.dataset} ({spec.source}), seed {given.seed}, SLO {objective or 'none'}", markup=False

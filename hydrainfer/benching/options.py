@@ -40,7 +40,7 @@ JsonFlag = Annotated[
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The flags of `bench run`."""
 
-    urls: Annotated[list[str] | None, flag("", f"The server, without /v1 (default {URL}).")] = None
+    urls: Annotated[list[str] | None, flag("", f"The server (default {URL}).")] = None
     model: ModelName = ""
     api_key: ApiKey = None
     name: Annotated[str, flag(_SERVER, "What to call the server in the report.")] = "server"

@@ -192,6 +192,11 @@ class Admission:
 
     # ---- requests that arrive
 
+    def has(self, request_id: str) -> bool:
+        """Whether it is here, or its blocks still are."""
+        held = self._room.holds(request_id) or self._parking.holds(request_id)
+        return held or request_id in self._live or request_id in self.arriving
+
     def expect(self, seq: LiveSequence, handoff: Handoff) -> Pulls | None:
         """Reserve room for what has been offered, or else host memory, and say what to copy into it; None if there is
         neither now. A request that brings nothing needs none."""

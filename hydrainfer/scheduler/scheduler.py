@@ -154,9 +154,8 @@ class Scheduler:
         A request that brings nothing needs none. Raises `InvalidRequest` if there could never be enough."""
         seq = handoff.sequence(now)
         self.room.check_fits_empty(seq.request, self._admission.visit(seq))
-        held = self.room.holds(seq.id) or self.parking.holds(seq.id)
-        if held or seq.id in self._live or seq.id in self.arriving:
-            return None  # a late copy of an old offer
+        if self._admission.has(seq.id):
+            return None
         self._order.place(seq, *rest_of(handoff))
         return self._admission.expect(seq, handoff)
 
@@ -165,7 +164,9 @@ class Scheduler:
         return self._order.rank(handoff.request, handoff.order, *rest_of(handoff))
 
     def repeats(self, handoff: Handoff, now: float) -> bool:
-        """Whether it would compute what another is computing here now. Then it had better wait for that."""
+        """Whether it is a late copy or would compute what another computes here now. It waits, and nobody behind it."""
+        if self._admission.has(handoff.request.id):
+            return True
         if handoff.stage is Stage.DECODE or not (handoff.request.keys and (self.prefilling or self.arriving)):
             return False
         seq = handoff.sequence(now)
@@ -283,8 +284,7 @@ class Scheduler:
     def _fill_vision(self, now: float, departed: list[LiveSequence]) -> list[EncodeWork]:
         if not (self.encoding or self.waiting.pictured) or not self._gate_open(now):
             return []
-        work: list[EncodeWork] = []
-        left = self.budgets.image_tokens
+        work, left = list[EncodeWork](), self.budgets.image_tokens
         most, most_s = self.budgets.images, min(self.budgets.step_s, self.budgets.enough_s)
 
         def admit(new: LiveSequence) -> bool:

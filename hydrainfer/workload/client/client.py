@@ -17,7 +17,7 @@ MAX_ERROR_BYTES = 2000
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An OpenAI-style server. `base_url` has no `/v1`. `timeout_s` bounds one whole request."""
+    """An OpenAI-style server. `base_url` may end with `/v1`. `timeout_s` bounds one whole request."""
 
     base_url: str
     model: str = ""

@@ -96,7 +96,7 @@ class HttpPool:
             raise ConfigError(f"a server's address looks like http://host:port, not {base_url!r}", param="base_url")
         self._host, self._tls = url.hostname, ssl.create_default_context() if url.scheme == "https" else None
         self._port = url.port or (443 if self._tls else 80)
-        self._prefix = url.path.rstrip("/")
+        self._prefix = url.path.rstrip("/").removesuffix("/v1")  # as clients of OpenAI's write it
         fixed = {"host": url.netloc.rpartition("@")[2], "accept-encoding": "identity"} | (headers or {})
         self._headers = "".join(f"{k}: {v}\r\n" for k, v in fixed.items())
         self._idle: list[_KeptConnection] = []

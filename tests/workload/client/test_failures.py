@@ -108,7 +108,8 @@ async def test_an_address_that_is_none_is_refused(url):
         await run_load(Endpoint(base_url=url), [ChatRequest(text="x")], Closed(1))
 
 
-async def test_headers_and_path():
+@pytest.mark.parametrize("more", ["", "v1", "v1/"])
+async def test_headers_and_path(more):
     heads = []
 
     async def speak(reader, writer):
@@ -118,7 +119,7 @@ async def test_headers_and_path():
 
     server = await asyncio.start_server(speak, "127.0.0.1", 0)
     async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/under/"
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/under/{more}"
         async with ChatClient(Endpoint(base_url=url, api_key="k"), asyncio.get_running_loop().time) as client:
             assert await client.models() == ["a", "b c"]
     assert heads[0].startswith("GET /under/v1/models HTTP/1.1\r\nhost: 127.0.0.1:")
