@@ -12,9 +12,11 @@ if [ ! -e "$OUT/done" ]; then
   "$DIR/export/bin/optimum-cli" export openvino -m "$MODEL" --task image-text-to-text --weight-format fp32 "$OUT" >&2
   touch "$OUT/done"
 fi
+PRECISION=f32
 case ${DTYPE:-float32} in
-  float32) PRECISION=f32 ;;
-  bfloat16) PRECISION=bf16 ;;
+  float32) ;;
+  bfloat16) # without instructions for it, OpenVINO computes in float32 and refuses a KV cache of bf16
+    if grep -qwE 'avx512_bf16|amx_bf16' /proc/cpuinfo; then PRECISION=bf16; fi ;;
   *) echo "no precision of OpenVINO's for $DTYPE" >&2; exit 2 ;;
 esac
 exec "$DIR/venv/bin/python" "$HERE/openvino_server.py" "$OUT" "$PORT" --precision "$PRECISION" --threads "${THREADS:-2}" "$@"
