@@ -158,7 +158,8 @@ class Admission:
             self._blocked[seq.id] = seq
             return False
         if hit.missing and seq.stage is Stage.PREFILL:
-            self._room.release(seq)  # `need_encoders` sends it there
+            self._room.release(seq)
+            self._unencoded[seq.id] = seq  # `need_encoders` has it go there
             return False
         self._blocked.pop(seq.id, None)
         self.waiting.remove(seq)
