@@ -161,6 +161,15 @@ def test_unknown_fields_and_null_where_it_means_the_default(tmp_path):
         read_json(tmp_path / "config.json")
 
 
+@pytest.mark.parametrize("at", [(), ("text_config",), ("vision_config",)])
+@pytest.mark.parametrize("value", [True, False])
+def test_transformers_switch_of_who_sees_whom_is_refused(tmp_path, at, value):
+    content = {name: {"is_causal": value} for name in at} or {"is_causal": value}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"is_causal is (true|false); it must be left out"):
+        read_json(tmp_path / "config.json")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "\xff", "[" * 100_000, '{"a":' * 100_000])
 def test_what_is_no_object_is_damaged(tmp_path, text):
     (tmp_path / "config.json").write_text(text, "latin-1")

@@ -82,7 +82,7 @@ def values(name: str, found: Any) -> Iterator[Any]:
     elif isinstance(found, str):
         yield from (a for a in _ACTIVATIONS if "act" in name and a != found)
     elif found is None:
-        yield from (1, 4, 20, 0.5, True, [0])
+        yield from (1, 4, 20, 0.5, True, False, [0])
     elif isinstance(found, list) and found:
         yield from (found[::-1], found[:-1], [found[0]] * len(found), [found[-1]] * len(found), None)
 
