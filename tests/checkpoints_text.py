@@ -127,9 +127,9 @@ KINDS: dict[str, tuple[str, dict]] = {  # transformers' class, and what its conf
 def settle_mixers(model) -> None:
     """Norms of Qwen3-Next multiply by one plus their weight, but for that of what the delta rule gives. Some heads
     forget at once, others hardly. What a layer of LFM3 adds is small beside what it adds it to, as after training: else
-    errors of rounding grow from layer to layer. So is what the delta rule adds: it gives some heads a thousandth of what
-    it gives others, whose rounding the norm makes as large as their numbers, and transformers' own float32 was up to
-    1e-3 from float64."""
+    errors of rounding grow from layer to layer. So is what the delta rule adds: it gives some heads a thousandth of
+    what it gives others, the norm then makes their rounding as large as numbers, and transformers' own float32 was up
+    to 1e-3 from float64."""
     import torch
 
     with torch.no_grad():
