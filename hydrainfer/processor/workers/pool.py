@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ _decode_answer = msgspec.msgpack.Decoder(Wants | Made | JobFailed).decode
 
 
 class MediaWorkers:
-    """A pool of up to `n` processes, each started when it is first needed, and its successor when it has died.
+    """A pool of up to `n` processes. Each is started when it is first needed, or by `warm`, and again when it has died.
 
     `job_limit_s`: a job that takes longer ends with its worker. `n_jobs` wait or run; beyond `max_jobs` it is 429. At
     most `limits.max_pixels` are decoded at once, by all workers together; a worker has memory for that many.
@@ -96,6 +96,12 @@ class MediaWorkers:
             raise shutting_down() from None
         future.add_done_callback(lambda _: self._done())
         return future
+
+    def warm(self) -> None:
+        """Start one worker now and return at once, so that the first picture need not wait for its imports. If it
+        does not start, the log says so, and the first picture tries again."""
+        with suppress(RuntimeError):  # closing
+            self._threads.submit(self._worker)
 
     @property
     def pids(self) -> list[int]:

@@ -315,6 +315,25 @@ def test_a_full_queue_refuses_and_what_is_cancelled_is_never_begun(pool, tmp_pat
     assert trace.read_text().split() == ["first", "last"]
 
 
+def test_a_worker_that_was_started_early_serves_the_first_picture(pool, monkeypatch):
+    workers = pool(2)
+    workers.warm()
+    wait_until(lambda: workers.pids and workers._threads._idle_semaphore._value)
+    pids = workers.pids
+    assert works(workers) and workers.pids == pids
+    with monkeypatch.context() as m:
+        m.setattr(sys, "executable", "/bin/false")
+        other = pool()
+        other.warm()
+        with pytest.raises(InternalError, match="cannot be prepared"):
+            other.submit(jobs.echo, part()).result()
+    assert works(other), "what failed to start early is started when it is needed"
+    busy = pool()
+    busy.warm()
+    busy.close()
+    busy.warm()
+
+
 def test_closing_while_busy(pool):
     workers = pool(2, job_limit_s=100.0)
     futures = [workers.submit(jobs.stuck, part()) for _ in range(6)]
