@@ -65,7 +65,8 @@ def _load(name: str, source: Path, compiler: str, flags: Mapping[str, Any]) -> t
     """The module of a source file, compiled unless it has been, and the key of the build."""
     import tvm_ffi.cpp
 
-    target = cache_folder() / "kernels" / _key(source.parent, compiler)
+    headers = tvm_ffi.libinfo.find_include_path()
+    target = cache_folder() / "kernels" / _key(source.parent, compiler, headers)
     kept = _kept(source.parent, target / "sources") / source.name
     if not (target / f"{name}.so").exists():
         _log.warning("compiling the kernels of %s, once for this machine: %s", source.parent.name, _HOW_LONG)
@@ -145,10 +146,11 @@ def _sources() -> Path | None:
     return folder if (folder / "ops.cpp").exists() else None
 
 
-def _key(folder: Path, compiler: str) -> str:
-    """A name that changes with the sources, the flags, the compiler and the processor, for which the code is
-    specialised."""
-    digest = hashlib.sha256(" ".join((*_FLAGS, compiler, platform.machine())).encode())
+def _key(folder: Path, compiler: str, headers: str = "") -> str:
+    """A name that changes with the sources, the flags, the compiler, the folder of its other headers and the processor,
+    for which the code is specialised. Without that folder two virtual environments would compile in turns: ninja
+    compiles again when a command changes."""
+    digest = hashlib.sha256(" ".join((*_FLAGS, compiler, headers, platform.machine())).encode())
     for source in sorted(folder.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     cpuinfo = Path("/proc/cpuinfo")

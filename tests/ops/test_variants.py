@@ -328,6 +328,22 @@ def test_a_failing_build_falls_back(monkeypatch, tmp_path):
     assert len(ops.notes) == 1 and "did not build" in ops.notes[0] and "\n" not in ops.notes[0]
 
 
+def test_two_environments_do_not_compile_in_turns(monkeypatch, tmp_path):
+    """Both write their own folder of headers into the compiler's command."""
+    folders = []
+
+    def load(*args, build_directory, **options):
+        folders.append(build_directory)
+        raise OSError("not now")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("tvm_ffi.cpp.load", load)
+    for place in ("a", "b", "a"):
+        monkeypatch.setattr("tvm_ffi.libinfo.find_include_path", lambda place=place: str(tmp_path / place))
+        load_kernels(torch.device("cpu"))
+    assert folders[0] == folders[2] != folders[1]
+
+
 def test_kernels_are_built_with_a_read_only_home(monkeypatch, tmp_path):
     if not compiled():
         pytest.skip("no compiler here")
@@ -340,7 +356,7 @@ def test_kernels_are_built_with_a_read_only_home(monkeypatch, tmp_path):
     monkeypatch.setattr("tvm_ffi.cpp.load", compiling)
     kernels, notes = load_kernels(torch.device("cpu"))
     assert kernels is not None and notes == ()
-    assert Path(compiling.call_args.kwargs["build_directory"]) == library.parent
+    assert Path(compiling.call_args.kwargs["build_directory"]).parent == library.parent.parent
 
 
 def test_who_sees_whom():
