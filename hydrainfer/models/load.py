@@ -59,6 +59,7 @@ def load_model(
         _fill(model, wanted, on_progress or (lambda _done, _total: None))
         if model.language is not None:
             model.language.loaded()
+        model.prepare()
     return model
 
 

@@ -13,7 +13,7 @@ from hydrainfer.core import Role, Stage
 from hydrainfer.models.layers import layers_of
 from hydrainfer.models.llama import DeepRows, LastRows, LayerCache
 from hydrainfer.models.picture import PatchedPicture, VisionTower
-from hydrainfer.models.slots import Slot
+from hydrainfer.models.slots import Slot, fused
 from hydrainfer.ops import OpSet, packing, pausing, stepping
 
 
@@ -47,6 +47,18 @@ class Model:
         """Canonical tensor name → where it goes, for every tensor the role needs. Before the first picture: `packing`
         changes the weights of the vision tower."""
         return {name: slot for tower in (self.vision, self.language) if tower for name, slot in tower.slots().items()}
+
+    def prepare(self) -> None:
+        """Measure the fastest way to multiply many rows by each shape of weight. A machine does so once, in up to a
+        second for each shape; a request would have to wait for it."""
+        products = self.ops.products
+        if products is None:
+            return
+        towers = [self.vision, self.language if self.role.runs(Stage.PREFILL) else None]
+        slots = [slot for tower in towers if tower for slot in tower.slots().values()]
+        for into in (slot.into for slot in slots):
+            if len(into.shape) == 2 and into.shape[0] != self.config.text.vocab:  # few rows are multiplied by the head
+                products.prepare(fused(into))
 
     def cache_specs(self, *, kv_block_tokens: int = 16, embed_block_tokens: int = 64) -> tuple[CacheSpec, ...]:
         """The specs of the caches that this model's role needs."""

@@ -34,3 +34,11 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 def matrix(ops: OpSet, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Weight:
     """A weight [out, in] of the kind that `ops` multiplies by."""
     return Int8Weight.empty(shape, device) if ops.int8 else empty(shape, dtype, device)
+
+
+def fused(part: Weight) -> Weight:
+    """The weight of which `part` [rows, in] has some rows, or all: its shape, without memory."""
+    values = part.values if isinstance(part, Int8Weight) else part
+    rows = values.untyped_storage().nbytes() // (values.itemsize * values.shape[1])
+    whole = torch.empty((rows, values.shape[1]), dtype=values.dtype, device="meta")
+    return Int8Weight(whole, whole) if isinstance(part, Int8Weight) else whole

@@ -93,6 +93,13 @@ class Int8Products:
     def decoder_rows(self, n_elements: int) -> int:
         return self._narrow.decoder_rows(n_elements)
 
+    def prepare(self, weight: Tensor | Int8Weight) -> None:
+        """As `Products.prepare`."""
+        if isinstance(weight, Tensor):
+            self._wide.prepare(weight)
+        else:
+            self._narrow.way_of_many(weight)
+
     def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
         """As `Products.compiles`; weights of 8 bits are widened first, or multiplied by our kernel."""
         wide = isinstance(weight, Tensor) or self._narrow.way(x, weight).name == "widened"

@@ -77,8 +77,8 @@ class Chosen:
         return self._large[rows] if rows <= ROWS[-1] else self.way_of_many(weight)
 
     def way_of_many(self, weight: Tensor | Int8Weight) -> Way:
-        """More than ROWS[-1] rows. The first call for a shape may measure it, once on a machine: up to `_BUDGET_S`
-        and a call of each way."""
+        """The way for more than ROWS[-1] rows. The first call for a shape may measure it, once on a machine: up to
+        `_BUDGET_S` and a call of each way."""
         usual = (self._small if weight.numel() <= _SMALL_UP_TO else self._large)[ROWS[-1]]
         if weight.numel() <= _SMALL_UP_TO or len(self._close) == 1:
             return usual
@@ -138,6 +138,10 @@ class Products:
 
     def decoder_rows(self, n_elements: int) -> int:
         return self._chosen.decoder_rows(n_elements)
+
+    def prepare(self, weight: Tensor | Int8Weight) -> None:
+        """Measure the shape of `weight` now, if a product of many rows would: no request has to wait for it then."""
+        self._chosen.way_of_many(weight)
 
     def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
         """Whether oneDNN multiplies these, which compiles code for each number of rows."""
