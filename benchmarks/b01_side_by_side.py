@@ -29,13 +29,14 @@ from benchmarks.runs import SCRIPTS, Bench, Plan, add_load_options, hydrainfer_p
 from benchmarks.servers import free_port
 
 PEERS = ("vllm", "openvino", "llamacpp")
+INT8 = "int8"  # ours with weights in 8 bits, as a server beside the others
 
 
 def arguments() -> argparse.Namespace:
     parser = options(__doc__)
     add_load_options(parser, rounds=5, requests=6, loads=["1", "4", "0.4/s", "repeat"])
-    parser.add_argument("--servers", nargs="+", choices=[OURS, *PEERS], default=[OURS, *PEERS])
-    for server in (OURS, *PEERS):
+    parser.add_argument("--servers", nargs="+", choices=[OURS, INT8, *PEERS], default=[OURS, *PEERS])
+    for server in (OURS, INT8, *PEERS):
         parser.add_argument(f"--{server}-flags", default="", help="more flags for its command, as one string")
     return parser.parse_args()
 
@@ -43,8 +44,8 @@ def arguments() -> argparse.Namespace:
 def plan(server: str, args: argparse.Namespace) -> Plan:
     """Peers get none of the thread settings that suit ours."""
     flags = shlex.split(vars(args)[f"{server}_flags"])
-    if server == OURS:
-        return hydrainfer_plan(OURS, args, flags)
+    if server in (OURS, INT8):
+        return hydrainfer_plan(server, args, ["--quantization", "int8", *flags] if server == INT8 else flags)
     port = free_port()
     command = ["bash", str(SCRIPTS / f"serve_{server}.sh"), str(args.model), str(port), *flags]
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "KMP_", "TOKENIZERS_"))}

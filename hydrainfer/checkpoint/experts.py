@@ -106,6 +106,7 @@ def mimo(hf: Any, path: Path) -> Experts:
 
 
 def _checked(found: Experts, path: Path) -> Experts:
-    fits = 0 < found.chosen <= found.count and found.intermediate > 0
+    numbers = found.chosen, found.count, found.intermediate
+    fits = None not in numbers and 0 < found.chosen <= found.count and found.intermediate > 0
     require(fits, path, f"num_experts_per_tok {found.chosen} of {found.count} experts of width {found.intermediate}")
     return found

@@ -14,6 +14,7 @@ from hydrainfer.checkpoint import clip, experts
 from hydrainfer.checkpoint.decoder import Decoder, text_config
 from hydrainfer.checkpoint.files import read_json, require
 from hydrainfer.checkpoint.gemma import gemma3
+from hydrainfer.checkpoint.hf import hf_config
 from hydrainfer.checkpoint.lfm3 import lfm3_vl
 from hydrainfer.checkpoint.model import ModelConfig, VisionConfig
 from hydrainfer.checkpoint.qwen import qwen
@@ -205,7 +206,7 @@ def parse_config(path: str | Path) -> ParsedConfig:
     """Read the configurations of a checkpoint directory. Raises `CheckpointError` in one line."""
     path = Path(path).expanduser()
     name = architecture_of(path)
-    hf = _hf_config(path)
+    hf = hf_config(path)
     return ParsedConfig(_describe(name, FAMILIES[name], hf, path), hf)
 
 
@@ -253,14 +254,3 @@ def _describe(name: str, family: Family, hf: Any, path: Path) -> ModelConfig:
         around=tuple(getattr(hf, field) for field in family.around),
         sees_whole=family.sees_whole,
     )
-
-
-def _hf_config(path: Path) -> Any:
-    """transformers' view of config.json, for its defaults."""
-    import transformers
-
-    try:
-        return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as e:  # huggingface_hub's strict dataclasses raise kinds of their own
-        first = " ".join(str(e).split())[:200] or type(e).__name__
-        raise CheckpointError(f"{path}: config.json is not valid: {first}") from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 
@@ -25,6 +26,7 @@ def test_nothing_is_lost_or_left():
 
 
 def test_a_pid_that_another_process_or_thread_has_got_is_not_left(tmp_path):
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it: so do children
     waiting = [sys.executable, "-c", "import time; time.sleep(60)"]
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, daemon=True)  # or a failure would keep the test run from ending
@@ -41,3 +43,4 @@ def test_a_pid_that_another_process_or_thread_has_got_is_not_left(tmp_path):
         assert left_behind(ends, killer)["processes"] == [str(stays.pid)]
     stop.set()
     thread.join()
+    signal.signal(signal.SIGINT, usual)

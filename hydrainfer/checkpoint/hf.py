@@ -1,0 +1,45 @@
+"""transformers' view of config.json, for its defaults."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hydrainfer.core import CheckpointError
+
+_VALIDATORS, _ACTIVATIONS = "transformers.utils.type_validators", "transformers.activations"
+
+
+def hf_config(path: Path) -> Any:
+    """The configuration of a checkpoint directory. Raises `CheckpointError`, one line."""
+    import transformers
+
+    _import_validators()
+    try:
+        return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as e:  # huggingface_hub's strict dataclasses raise kinds of their own
+        first = " ".join(str(e).split())[:200] or type(e).__name__
+        raise CheckpointError(f"{path}: config.json is not valid: {first}") from None
+
+
+def _import_validators() -> None:
+    """Import the validators of transformers' configurations without its activations.
+
+    Llama's configuration imports the validators. One of them compares names with the table of activations, whose module
+    imports torch's compiler and sympy: 110 MB and two seconds for each server. With an empty table, as where torch is
+    missing, that validator accepts every name; `text_config` and the vision towers check the names themselves. If the
+    import fails here, transformers repeats it in its own way.
+    """
+    if _VALIDATORS in sys.modules or _ACTIVATIONS in sys.modules:
+        return
+    empty = ModuleType(_ACTIVATIONS)
+    empty.__dict__["ACT2FN"] = {}
+    sys.modules[_ACTIVATIONS] = empty
+    try:
+        __import__(_VALIDATORS)
+    except ImportError:
+        sys.modules.pop(_VALIDATORS, None)
+    finally:
+        del sys.modules[_ACTIVATIONS]

@@ -1,0 +1,43 @@
+"""transformers' configurations, read without what a server never needs of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hydrainfer.checkpoint import read_config
+from hydrainfer.core import CheckpointError
+from tests.checkpoints import make_llava
+
+pytestmark = pytest.mark.cpu
+
+_READ = """
+import sys
+from hydrainfer.checkpoint import read_config
+read_config(sys.argv[1])
+assert "transformers.utils.type_validators" in sys.modules, "it has moved: is hf.py still needed?"
+for name in ("transformers.activations", "sympy", "torch._dynamo"):
+    assert name not in sys.modules, name
+import transformers.activations
+assert "gelu" in transformers.activations.ACT2FN
+transformers.AutoModelForImageTextToText.from_pretrained(sys.argv[1])
+"""
+
+
+def test_a_configuration_imports_no_compiler_and_models_load_as_ever(tmp_path):
+    make_llava(tmp_path)
+    done = subprocess.run([sys.executable, "-c", _READ, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("section", ["text_config", "vision_config"])
+def test_an_activation_that_nobody_knows_is_refused(tmp_path, section):
+    file = make_llava(tmp_path) / "config.json"
+    config = json.loads(file.read_text())
+    config[section]["hidden_act"] = "wobble"
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="wobble"):
+        read_config(tmp_path)
