@@ -26,7 +26,7 @@ def test_nothing_is_lost_or_left():
 
 
 def test_a_pid_that_another_process_or_thread_has_got_is_not_left(tmp_path):
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it: so do children
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # children of a background job ignore it
     waiting = [sys.executable, "-c", "import time; time.sleep(60)"]
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, daemon=True)  # or a failure would keep the test run from ending
