@@ -19,8 +19,8 @@ TILE = 128
 
 
 class Captured(NamedTuple):
-    """What a graph that computes a batch was captured for: decodes of one cache, so many rows, and the most pages that
-    their tables may have together."""
+    """The shape that a CUDA graph was captured for: `rows` decodes over one cache, whose block tables hold at most
+    `pages` blocks together."""
 
     cache: str
     rows: int
@@ -28,8 +28,8 @@ class Captured(NamedTuple):
 
 
 class KV(NamedTuple):
-    """Keys and values: of rows [rows, kv_heads, dim], or one layer's cache [blocks, block_tokens, kv_heads, dim]. The
-    two may differ in `dim`."""
+    """Keys and values, either of rows [rows, kv_heads, dim] or of one layer's cache [blocks, block_tokens, kv_heads,
+    dim]. Keys and values may differ in `dim`."""
 
     keys: Tensor
     values: Tensor
@@ -37,19 +37,20 @@ class KV(NamedTuple):
 
 @dataclass(slots=True)
 class AttentionBatch:
-    """A varlen batch over a paged cache. Requests lie one after the other in the flattened rows, those that compute
-    exactly one token ("decodes") first.
+    """A varlen batch over a paged cache. Requests lie one after the other in the flattened rows. Those that compute
+    exactly one token ("decodes") come first.
 
         rows      | d0 | d1 | d2 | p0 p0 p0 p0 | p1 p1 |        counts   = 1 1 1 4 2
         request i sees cached tokens 0 .. contexts[i] + counts[i] - 1, causally; contexts[i] were computed before
 
-    Tokens count from the first one in the request's table: where blocks fell out of a window, that is not its first.
+    Token indices count from the first token in the request's block table. That is not the request's first token once
+    blocks have left a sliding window.
     `tables` [requests, max_blocks] int32: block ids in token order; entries past the end are any valid id.
     `lengths` [requests] int32: contexts + counts. `slots` [rows] int64: where each row's key and value is written,
     `block * block_tokens + offset`. `starts` [requests + 1] int32: first row of each request.
 
-    `window`: a token sees no token that is so many or more before it; 0: there is no such limit. `spans`: (request,
-    first, stop), tokens of one picture, that lie in one chunk and see each other whatever their order.
+    `window`: a token sees only the last `window` tokens, itself included; 0: no limit. `spans`: (request, first, stop),
+    the tokens of one picture. They lie in one chunk and see each other in both directions.
     """
 
     counts: list[int]
@@ -64,7 +65,7 @@ class AttentionBatch:
     spans: Sequence[tuple[int, int, int]] = ()
     captured: Captured | None = None
     plan: Any = None
-    """What the chosen attention's `prepare` made of it, if anything."""
+    """The result of the chosen attention's `prepare`, if it has one."""
     _tiles: list[list[Tile]] | None = None
 
     def seen_from(self, token: int) -> int:
@@ -75,7 +76,7 @@ class AttentionBatch:
         return [(first, stop) for owner, first, stop in self.spans if owner == request]
 
     def tiles(self) -> list[list[Tile]]:
-        """For every request past the decodes, its rows in tiles of queries; made once for all layers."""
+        """The tiles of query rows of each request after the decodes. They are made once and used by all layers."""
         if self._tiles is None:
             masks: dict[tuple, Tensor] = {}
             rows = [0, *accumulate(self.counts)]
@@ -84,7 +85,8 @@ class AttentionBatch:
         return self._tiles
 
     def _tiles_of(self, request: int, row: int, masks: dict[tuple, Tensor]) -> list[Tile]:
-        """Each tile sees no further than it must: of what is masked a kernel computes much."""
+        """The tiles of one request. Each covers only the keys that its rows see, because kernels also spend time on
+        masked keys."""
         context, found = self.contexts[request], []
         stop, spans = context + self.counts[request], self.spans_of(request)
         for first in range(context, stop, TILE):
@@ -100,8 +102,9 @@ class AttentionBatch:
 
 
 class Tile(NamedTuple):
-    """Queries that attend together: rows of the batch, the tokens `low .. high-1` that some of them see, and the mask
-    [rows, high - low] of which; None for the first rows of a request, each of which sees those up to itself."""
+    """Query rows that attend together: rows of the batch, the tokens `low .. high-1` that at least one of them sees,
+    and the mask [rows, high - low]. The mask is None for the first rows of a request, each of which sees the rows up to
+    itself."""
 
     rows: slice
     low: int
@@ -110,10 +113,10 @@ class Tile(NamedTuple):
 
 
 class Segments:
-    """Rows that attend among themselves: segment i is the next `lengths[i]` rows, or none where that is 0.
+    """Rows that attend only within their segment. Segment i is the next `lengths[i]` rows; a length may be 0.
 
-    `starts` int32 [segments + 1]: the first row of each, and the end, on the device; given, if a graph reads them.
-    `longest`: no segment is longer; given, if a graph is to take longer ones."""
+    `starts` int32 [segments + 1]: the first row of each segment, then the end, on the device; passed in if a CUDA graph
+    reads it. `longest`: no segment is longer; passed in if a CUDA graph must also take longer segments."""
 
     def __init__(
         self, lengths: Sequence[int], device: torch.device, starts: Tensor | None = None, longest: int = 0
@@ -124,7 +127,7 @@ class Segments:
 
     @cached_property
     def groups(self) -> list[tuple[Tensor | slice, int, int]]:
-        """(rows, segments, length) per length: what a call of its own computes."""
+        """(rows, number of segments, length) for each distinct length; one attention call computes one group."""
         by_length: dict[int, list[int]] = {}
         for start, length in zip(starts_of(self.lengths).tolist(), self.lengths):
             if length:
@@ -139,7 +142,7 @@ class Segments:
 
 
 def starts_of(lengths: Sequence[int]) -> np.ndarray:
-    """`Segments.starts` on the host."""
+    """`Segments.starts` as an array on the host."""
     return np.array([0, *accumulate(lengths)], dtype=np.int32)
 
 
@@ -151,9 +154,9 @@ def visible(
     window: int = 0,
     spans: Sequence[tuple[int, int]] = (),
 ) -> Tensor:
-    """[count, len(seen)] bool, True where the token of the row, `first` and those after it, sees that of the column:
-    one not after it, or of the same one of `spans`; and in either case fewer than `window` before it, unless that is
-    0."""
+    """The attention mask, bool [count, len(seen)], of tokens `first .. first+count-1` over the tokens `seen`. True
+    where the row's token sees the column's: the column is not after the row, or both are in one of `spans`; and the
+    column is fewer than `window` tokens before the row (0: no limit)."""
     rows = torch.arange(first, first + count, device=device)[:, None]
     columns = torch.arange(seen.start, seen.stop, device=device)[None]
     mask = columns <= rows

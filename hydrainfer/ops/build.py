@@ -1,4 +1,4 @@
-"""Building `kernels/cpu` with the machine's own compiler, once, into the user's cache folder."""
+"""Compilation of `kernels/cpu` and `kernels/cuda` on the user's machine, once, into the cache folder."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def load_cuda_kernels() -> tuple[Any | None, tuple[str, ...]]:
 
 
 def _load(name: str, source: Path, compiler: str, flags: Mapping[str, Any]) -> tuple[Any, str]:
-    """The module of a source file, compiled unless it has been, and the key of the build."""
+    """The module of a source file, compiled if that is not cached, and the key of the build."""
     import tvm_ffi.cpp
 
     headers = tvm_ffi.libinfo.find_include_path()
@@ -79,15 +79,15 @@ def _said(e: Exception) -> str:
 
 
 def nvcc() -> str | None:
-    """The compiler for CUDA, of CUDA_HOME if that is given; None if there is none."""
+    """The path of the CUDA compiler, first looked for in CUDA_HOME and CUDA_PATH; None if there is none."""
     homes = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
     places = [*(f"{home}/bin" for home in homes), "/usr/local/cuda/bin"]
     return shutil.which("nvcc", path=os.pathsep.join(places)) or shutil.which("nvcc")
 
 
 def build_resampler() -> str:
-    """The path of `resample.cpp`, compiled, for `processor.pictures.resample`; empty where that cannot be, or the
-    processor has no AVX2. Takes a second or two, once on a machine."""
+    """The path of the library compiled from `resample.cpp`, for `processor.pictures.resample`. Empty if there is no
+    compiler or the processor has no AVX2. Compiling takes a second or two, once on a machine."""
     folder, compiler = _sources(), _compiler()
     if folder is None or compiler is None:
         return ""
@@ -113,21 +113,21 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
 
 
 def _kept(folder: Path, copy: Path) -> Path:
-    """The sources at a place of their own, whoever brings them: another path, or another time, would compile again."""
+    """A copy of the sources at a fixed place. Another path or modification time would cause another compilation."""
     if not copy.exists():
         copy.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(dir=copy.parent))
         shutil.copytree(folder, part, dirs_exist_ok=True)
         try:
             part.rename(copy)
-        except OSError:  # somebody else was quicker
+        except OSError:  # another process was faster
             shutil.rmtree(part)
     return copy
 
 
 @contextmanager
 def _ninja_on_path() -> Iterator[None]:
-    """Put the `ninja` that was installed with us on PATH: it lies beside our python, which need not be there."""
+    """Put the installed `ninja` on PATH. It lies beside our Python interpreter, whose folder may not be on PATH."""
     before = os.environ.get("PATH", "")
     if shutil.which("ninja") is None:
         os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{before}"

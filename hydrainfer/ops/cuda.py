@@ -18,7 +18,7 @@ _ACCESS = 16  # bytes: what the kernels load and store at once
 
 
 class CudaKernels:
-    """Functions of the compiled module; what is not laid out for accesses of 16 bytes is left to torch."""
+    """Functions of the compiled module. Tensors whose layout does not allow 16-byte accesses are left to torch."""
 
     def __init__(self, module: Any) -> None:
         self._rope_write_kv = module.rope_write_kv
@@ -46,13 +46,14 @@ class CudaKernels:
         return out
 
     def copy_blocks(self, to: Tensor, to_ids: Tensor, source: Tensor, source_ids: Tensor) -> None:
-        """Blocks `source_ids` of `source` [blocks, bytes] uint8 into blocks `to_ids` of `to`, in one launch; ids are
-        int64 on the device, `to_ids` without repetition. Blocks of any multiple of 16 bytes."""
+        """Copy blocks `source_ids` of `source` [blocks, bytes] uint8 to blocks `to_ids` of `to`, in one launch. Ids are
+        int64 on the device, `to_ids` without repetition. The size of a block is any multiple of 16 bytes."""
         self._copy_blocks(to, source, to_ids, source_ids)
 
 
 def _rows_of_packs(x: Tensor) -> bool:
-    """Whether each row is dense and begins where an access may: memory itself begins at multiples of 256 bytes."""
+    """Whether each row is dense and starts at a multiple of `_ACCESS`. Memory itself starts at multiples of 256
+    bytes."""
     dense, n = 1, x.element_size()
     for size, stride in zip(x.shape[:0:-1], x.stride()[:0:-1]):
         if stride != dense:
@@ -63,12 +64,12 @@ def _rows_of_packs(x: Tensor) -> bool:
 
 @cache
 def cuda_kernels() -> tuple[CudaKernels | None, tuple[str, ...]]:
-    """The kernels, or None and the reason in one line. Compiled at most once on a machine."""
+    """The kernels, or None and the reason in one line. They are compiled at most once on a machine."""
     module, notes = load_cuda_kernels()
     return (None if module is None else CudaKernels(module)), notes
 
 
 def block_copier(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], None] | None:
-    """`CudaKernels.copy_blocks`, where there is one for this device."""
+    """`CudaKernels.copy_blocks`; None if this device has none."""
     kernels = cuda_kernels()[0] if device.type == "cuda" else None
     return None if kernels is None else kernels.copy_blocks

@@ -2,8 +2,8 @@
 
 Within a chunk that begins with the state S, let G_t be the sum of the decays up to row t, and A the lower triangle of
 exp(G_t - G_j) beta_t (k_t . k_j), j < t. The updates u of its rows solve (1 + A) u = beta v - beta exp(G) k S, so that
-u = U - W S, where U and W need no state. What is left for the sequence of chunks is a few small products each. Yang et
-al., "Gated Delta Networks" (2024), section 3.3.
+u = U - W S, where U and W need no state. Only a few small products per chunk remain sequential. Yang et al., "Gated
+Delta Networks" (2024), section 3.3.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def delta_rule(
     states: Tensor,
     batch: ScanBatch,
 ) -> Tensor:
-    """The same as `reference.delta_rule`, which takes the requests of one row."""
+    """`reference.delta_rule` in matrix form. Requests of one row are left to the reference."""
     out, n = torch.empty(v.shape, device=v.device), batch.n_decodes
     if n:
         decodes = replace(batch, pieces=())
@@ -41,14 +41,14 @@ def delta_rule(
 
 
 def _in_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of one request: [rows, heads, dim], and the state [heads, key_dim, dim] after them."""
+    """The output rows of one request [rows, heads, dim], and the state [heads, key_dim, dim] after them."""
     n, heads = v.shape[:2]
     size = min(_CHUNK, n)
     q, k = (x.repeat_interleave(heads // x.shape[1], 1) for x in (q, k))
-    padded = [F.pad(x, (0, 0) * (x.dim() - 1) + (0, -n % size)) for x in (q, k, v, decay, beta)]  # adds nothing: beta 0
+    padded = [F.pad(x, (0, 0) * (x.dim() - 1) + (0, -n % size)) for x in (q, k, v, decay, beta)]  # no effect: beta is 0
     q, k, v, decay, beta = (x.unflatten(0, (-1, size)).movedim(2, 0) for x in padded)  # [heads, chunks, size, ...]
     summed = decay.cumsum(-1)
-    fall = (summed[..., :, None] - summed[..., None, :]).tril().exp().tril()  # [.., t, j]: from row j to row t
+    fall = (summed[..., :, None] - summed[..., None, :]).tril().exp().tril()  # [.., t, j]: decay from row j to row t
     weighted = k * beta[..., None]
     triangle = (weighted @ k.mT * fall).tril(-1)
     right = torch.cat([v * beta[..., None], weighted * summed.exp()[..., None]], -1)

@@ -1,4 +1,4 @@
-"""The matrices of a layer's experts, one below the other."""
+"""The weights of a layer's experts, stacked along their rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 class ExpertWeights(NamedTuple):
-    """`n` gated MLPs: expert i has rows `i * 2 * width` and on of `gate_up`, and `i * hidden` and on of `down`.
-    Biases: [n, rows of each]. `limit`, `alpha`: as GPT-OSS gates; without a limit it is silu."""
+    """`n` gated MLPs. The rows of expert i start at `i * 2 * width` in `gate_up` and at `i * hidden` in `down`. Biases:
+    [n, rows per expert]. `limit`, `alpha`: parameters of GPT-OSS's gate; without a limit the gate is SiLU."""
 
     n: int
     gate_up: Tensor | Int8Weight

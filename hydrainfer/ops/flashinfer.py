@@ -1,8 +1,8 @@
 """Attention over the paged cache by FlashInfer (the `cuda` extra).
 
-Whatever mix of chunks and decodes a batch is, one plan and one kernel per layer compute it: FlashInfer's prefill over
-pages, which is also what it decodes with on tensor cores. Its other decode kernel takes only some numbers of query
-heads per KV head; Qwen2-VL's 7 is none of them.
+One plan, and one kernel per layer, compute any mix of chunks and decodes: FlashInfer's paged prefill, which it also
+uses for decodes on tensor cores. Its other decode kernel supports only some numbers of query heads per KV head;
+Qwen2-VL's 7 is not among them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEAD_DIMS = (64, 128, 256)
 
 
 class _PlanKey(NamedTuple):
-    """The facts of a layer that a plan depends on; queries and cache have one dtype."""
+    """The properties of a layer that a plan depends on. Queries and cache have the same dtype."""
 
     heads: int
     kv_heads: int
@@ -40,9 +40,9 @@ class _PlanKey(NamedTuple):
 
 @dataclass(eq=False)
 class PagedPlan:
-    """One batch as FlashInfer takes it: request i has rows `rows[i] .. rows[i+1]-1` and pages `pages[i] ..
-    pages[i+1]-1` of `indices`, the last of which holds `last[i]` tokens. `rows`, `pages` and `last` int32 on the host,
-    `indices` int32 on the device. `made_for`: the layers that `wrapper` has been told of."""
+    """A batch in FlashInfer's layout: request i has rows `rows[i] .. rows[i+1]-1` and pages `pages[i] .. pages[i+1]-1`
+    of `indices`, the last of which holds `last[i]` tokens. `rows`, `pages` and `last` int32 on the host, `indices`
+    int32 on the device. `made_for`: the layer properties that `wrapper` was planned for."""
 
     wrapper: Any
     rows: Tensor
@@ -53,15 +53,15 @@ class PagedPlan:
 
 
 class FlashInfer:
-    """`prepare` and `attention` with the references' signatures. `make` gives a wrapper for a workspace on `device`;
-    if a graph is to use it, with arrays of its own."""
+    """`prepare` and `attention` with the references' signatures. `make` makes a wrapper from a workspace on `device`
+    and, for use in a CUDA graph, arrays of its own."""
 
     def __init__(self, device: torch.device, make: Callable[..., Any] | None = None) -> None:
         self._device, self._make = device, make or _wrapper
         self._workspace: Tensor | None = None
         self._free: list[Any] = []
         self._captured: dict[Captured, PagedPlan] = {}
-        self._copied: dict[Any, torch.cuda.Event] = {}  # by wrapper: its latest plan is on the device
+        self._copied: dict[Any, torch.cuda.Event] = {}  # by wrapper: recorded when its latest plan was copied
 
     def supports(self, dtype: torch.dtype, head_dim: int) -> bool:
         return dtype in _DTYPES and head_dim in _HEAD_DIMS
@@ -90,7 +90,8 @@ class FlashInfer:
             self._plan(batch, before.made_for)  # nobody calls `attention` before a replay
 
     def _wrapper_for(self, captured: Captured | None) -> Any:
-        """A wrapper that no living batch has: it remembers one plan. All compute on one stream, in one workspace."""
+        """A wrapper that no live batch uses, since a wrapper holds one plan. All wrappers share one stream and
+        workspace."""
         if captured is None and self._free:
             return self._free.pop()
         if self._workspace is None:  # zeroed: it holds counters that each kernel leaves at zero
@@ -105,7 +106,7 @@ class FlashInfer:
     def attention(
         self, q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
-        """One plan for all layers of a batch that have the same shape."""
+        """Attention with one plan for all layers of a batch that have the same shape."""
         if batch.spans or sinks is not None or cache.keys.shape[3] != cache.values.shape[3]:
             return torch_variants.attention_sdpa(q, fresh, cache, batch, scale, sinks)
         plan = batch.plan
@@ -116,8 +117,8 @@ class FlashInfer:
         return plan.wrapper.run(q, cache)
 
     def _plan(self, batch: AttentionBatch, wanted: _PlanKey) -> None:
-        """A wrapper's plans pass to the device through one piece of host memory. That of the batch before may be still
-        there, behind the one that is computed; seldom, for two batches are in flight at most."""
+        """Plan a batch for layers like `wanted`. A wrapper copies its plans to the device through one host buffer,
+        which may still hold the plan of the batch before. The wait is rare: at most two batches are in flight."""
         plan = batch.plan
         copied = self._copied.get(plan.wrapper)
         if copied is not None:

@@ -1,4 +1,4 @@
-"""Weights in 8 bits: made from wide ones, multiplied as they are by few rows, widened slice by slice for many."""
+"""Int8 weights: made from wide ones, multiplied as they are, or widened slice by slice where that is faster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from hydrainfer.ops.native import Kernels
 from hydrainfer.ops.products import Way
 
 _SLICE_BYTES = 4 << 20
-"""Weights are widened in slices of this size, so that a product finds them in a cache."""
+"""Weights are widened in slices of this size, so that the product reads them from a cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """A weight [out, in]: `values` [out, in] int8 times `scales` [out] float32. The largest of a row is 127 or -127."""
+    """A weight [out, in]: `values` [out, in] int8 times `scales` [out] float32. The largest value of a row is 127 or
+    -127."""
 
     values: Tensor
     scales: Tensor
@@ -50,19 +51,19 @@ class Int8Weight:
         return [Int8Weight(*parts) for parts in zip(self.values.split(sizes), self.scales.split(sizes))]
 
     def take(self, rows: Tensor) -> None:
-        """Become these [out, in], rounded to the nearest step."""
+        """Fill from a wide weight [out, in], rounded to the nearest step."""
         wide = rows.float()
         self.scales.copy_(wide.abs().amax(1) / 127)
         self.values.copy_((wide / self.scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
 
     def wide(self, dtype: torch.dtype) -> Tensor:
-        """[out, in] in `dtype`."""
+        """The weight [out, in] in `dtype`."""
         return (self.values.float() * self.scales[:, None]).to(dtype)
 
 
 class Int8Products:
-    """`linear` and `linear_add` by weights of either kind: tensors as `wide` does, those of 8 bits by the faster way
-    for each number of rows."""
+    """`linear` and `linear_add` for both kinds of weight: tensors as `wide` does, int8 weights by the fastest way for
+    each number of rows."""
 
     def __init__(self, wide: Products, dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> None:
         found = int8_ways(wide, kernels)
@@ -101,7 +102,7 @@ class Int8Products:
             self._narrow.way_of_many(weight)
 
     def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
-        """As `Products.compiles`; weights of 8 bits are widened first, or multiplied by our kernel."""
+        """As `Products.compiles`. Int8 weights count if they are widened first, not if our kernel multiplies them."""
         wide = isinstance(weight, Tensor) or self._narrow.way(x, weight).name == "widened"
         return wide and self._wide.compiles(x, weight)
 
@@ -110,12 +111,12 @@ class Int8Products:
         return self._wide.packs(weight)
 
     def describe(self) -> list[str]:
-        """The chosen ways, a line each: for wide weights and why, and for those of 8 bits."""
+        """The chosen ways in lines: those for wide weights with their measurements, then those for int8 weights."""
         return [*self._wide.describe(), f"8 bits: {self._narrow.ranges()}"]
 
 
 def int8_ways(wide: Products, kernels: Kernels | None) -> dict[str, Way]:
-    """The ways that this machine has to multiply by a weight of 8 bits: ours for few rows and many, and "widened"."""
+    """The ways to multiply an int8 weight on this machine: our kernels for few and for many rows, and "widened"."""
 
     def linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
         out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""The fastest way to multiply, by number of rows and size of the weight: measured on this machine once, and
+"""The fastest way to multiply, by number of rows and size of the weight, measured once on this machine and
 remembered."""
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from hydrainfer.ops.int8 import Int8Weight
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
-"""Numbers of rows that are measured. One between two of them is multiplied as the larger."""
+"""The numbers of rows that are measured. A number between two of them uses the way of the larger one."""
 
 MANY = 576
-"""Rows with which the shape of a large weight is measured when it is first met, for all numbers above ROWS[-1]."""
+"""The number of rows that a large weight's shape is measured with, on first use, for all numbers above ROWS[-1]."""
 
 _SMALL, _LARGE = (256, 256), (2048, 1024)
 _SMALL_UP_TO = 1 << 19
-"""Elements of a weight up to which the time of a call matters more than the arithmetic."""
+"""Weights with up to this many elements are small: the time of a call matters more than the arithmetic."""
 
 _BYTES = 96 << 20  # of large weights: more than a processor's cache holds
 _SMALL_BYTES = 2 << 20
 _READS = 8  # rows up to which a product is bound by reading the weight
 _ROUNDS = 3
-_BUDGET_S = 0.7  # then one round is enough
+_BUDGET_S = 0.7  # after which no further round starts
 _MARGIN = 0.95  # a later way must take less than this share of an earlier one's time
 _HOPELESS = 3.0  # times the fastest: not tried again
-_SLOW_S = 0.02  # a first call that takes longer is slow whatever it prepares
-_CALLS_S = 3e-4  # that one call for a layer saves, at least: the calls of its operators take time beside their work
-_CLOSE = 1.7  # times the fastest, of ROWS[-1] rows: what may be faster for some shapes of weights
-_SHAPE = 4 << 20  # elements of a weight that are measured, at most: whole rows
+_SLOW_S = 0.02  # a first call that takes longer is slow, even if it also prepares something
+_CALLS_S = 3e-4  # saved, at least, by one call per layer instead of one per operator
+_CLOSE = 1.7  # times the fastest at ROWS[-1] rows: such a way may be faster for some shapes of weights
+_SHAPE = 4 << 20  # the most elements of a measured weight, in whole rows
 
 ProductTimes = dict[int, dict[str, float]]
 Weights = Callable[[int, tuple[int, int]], list]
-"""`weights(n_bytes, shape)` makes as many as take so many bytes."""
+"""`weights(n_bytes, shape)` makes weights of this shape that take `n_bytes` together."""
 
 
 class ProductSeconds(msgspec.Struct, frozen=True):
@@ -59,8 +59,8 @@ Race = Callable[[tuple[int, int], Mapping[str, Way]], dict[str, float]]
 
 
 class Chosen:
-    """The fastest way for each number of rows, of small weights and of large ones; of many rows, for each shape of a
-    large weight."""
+    """The fastest way for each number of rows, for small weights and for large ones. For more than ROWS[-1] rows, the
+    fastest way for each shape of a large weight."""
 
     def __init__(self, measured: ProductSeconds, found: Mapping[str, Way], race: Race) -> None:
         self._small, self._large = (_by_rows(times, found) for times in (measured.small, measured.large))
@@ -77,8 +77,8 @@ class Chosen:
         return self._large[rows] if rows <= ROWS[-1] else self.way_of_many(weight)
 
     def way_of_many(self, weight: Tensor | Int8Weight) -> Way:
-        """The way for more than ROWS[-1] rows. The first call for a shape may measure it, once on a machine: up to
-        `_BUDGET_S` and a call of each way."""
+        """The way for more than ROWS[-1] rows. The first call for a shape may measure it, once on a machine, for up to
+        `_BUDGET_S` and one call of each way."""
         usual = (self._small if weight.numel() <= _SMALL_UP_TO else self._large)[ROWS[-1]]
         if weight.numel() <= _SMALL_UP_TO or len(self._close) == 1:
             return usual
@@ -87,19 +87,20 @@ class Chosen:
         if shape not in self._shapes:
             try:
                 self._shapes[shape] = self._close[fastest(self._race(shape, self._close))]
-            except OSError:  # it could not be written down, which no request shall suffer from
+            except OSError:  # the result could not be stored; requests must not fail for that
                 self._shapes[shape] = usual
         return self._shapes[shape]
 
     @property
     def native_rows(self) -> int:
-        """The rows up to which large weights are multiplied by the compiled kernel."""
+        """The number of rows up to which the compiled kernel multiplies large weights."""
         others = (rows for rows, way in enumerate(self._large) if rows and way.name != "native-cpu")
         return next(others, len(self._large)) - 1
 
     def decoder_rows(self, n_elements: int) -> int:
-        """The rows up to which the compiled kernel takes a decoder layer with so many elements of weights through
-        sooner than the fastest ways do: it computes whole layers in one call, which saves the calls of operators."""
+        """The number of rows up to which the compiled kernel computes a decoder layer, with `n_elements` elements of
+        weights, faster than the fastest ways do. It computes whole layers in one call, which saves the calls of single
+        operators."""
         most = 0
         for rows in ROWS:
             native_s = self._times[rows].get("native-cpu", math.inf)
@@ -110,7 +111,7 @@ class Chosen:
         return max(most, self.native_rows)
 
     def ranges(self) -> str:
-        """ "native-cpu up to 8 rows, onednn above", for large weights; above ROWS[-1] a shape may differ."""
+        """A text like "native-cpu up to 8 rows, onednn above", for large weights. Above ROWS[-1] a shape may differ."""
         runs = [(name, len(list(run))) for name, run in groupby(way.name for way in self._large)]
         parts, end = [], -1
         for name, n in runs[:-1]:
@@ -144,16 +145,16 @@ class Products:
         self._chosen.way_of_many(weight)
 
     def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
-        """Whether oneDNN multiplies these, which compiles code for each number of rows."""
+        """Whether oneDNN, which compiles code for each number of rows, computes this product."""
         way = self._chosen.way(x, weight).name
         return way in ("onednn", "widened") or (way == "torch" and self._dtype != torch.float32)
 
     def packs(self, weight: Tensor) -> bool:
-        """Whether oneDNN multiplies many rows by `weight`, and as it is: sooner if it is packed."""
+        """Whether oneDNN multiplies many rows by `weight` without widening it; packing then makes that faster."""
         return self._chosen.way_of_many(weight).name == "onednn"
 
     def describe(self) -> list[str]:
-        """The choice, and the measurements that were the reason, one line each."""
+        """The choice and the measurements behind it, one line each."""
         n, k = _LARGE
         few, many = self._measured.large[ROWS[0]], self._measured.large[ROWS[-1]]
         gb = n * k * self._dtype.itemsize / 1e9
@@ -164,15 +165,15 @@ class Products:
 
 
 def products(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> Products:
-    """The products for this dtype, measured with as many threads (default: torch's present number). The first call on a
-    machine takes up to a second."""
+    """The products for this dtype, measured with this many threads (default: torch's current number). The first call on
+    a machine takes up to a second."""
     race = race_of(str(dtype), dtype, _weights_of(dtype), kernels.build if kernels else "", threads)
     return Products(_measured(dtype, kernels, threads), ways(dtype, kernels), dtype, race)
 
 
 def faster_than_float32(dtype: torch.dtype, kernels: Kernels | None, threads: int | None = None) -> bool:
-    """Whether the processor itself multiplies many rows sooner in this dtype, and few rows not much later. Where it has
-    to widen them, a long prompt takes longer."""
+    """Whether the processor multiplies many rows faster in this dtype itself, without widening, and few rows not much
+    slower. If it has to widen the weights, a long prompt takes longer."""
     narrow, wide = (_measured(d, kernels, threads).large for d in (dtype, torch.float32))
     many = dict(narrow[ROWS[-1]])
     # float32 takes no longer than widening; it may have been measured while the machine was busier
@@ -225,7 +226,7 @@ def measured_ways(
 
 
 def race_of(name: str, dtype: torch.dtype, weights: Weights, build: str, threads: int | None) -> Race:
-    """Measures as `measured_ways` does, a shape at a time."""
+    """A function that measures as `measured_ways` does, one shape at a time."""
 
     def race(shape: tuple[int, int], found: Mapping[str, Way]) -> dict[str, float]:
         def measure() -> dict[str, float]:
@@ -233,7 +234,7 @@ def race_of(name: str, dtype: torch.dtype, weights: Weights, build: str, threads
                 some = weights(2 * math.prod(shape) * dtype.itemsize, shape)[:2]
                 x = torch.ones((MANY, shape[1]), dtype=dtype)
                 for way in found.values():
-                    way.linear(x, some[0])  # one that widens may measure the shape of what it widens first
+                    way.linear(x, some[0])  # "widened" may first measure the shape of its slices
                 return _race(found, some, dtype, MANY, time.perf_counter() + _BUDGET_S)
 
         what = (name, str(dtype), build, sorted(found), MANY, shape)
@@ -243,8 +244,8 @@ def race_of(name: str, dtype: torch.dtype, weights: Weights, build: str, threads
 
 
 def measure(dtype: torch.dtype, found: Mapping[str, Way], weights: Weights) -> ProductSeconds:
-    """Time every way for every number of rows. The least time of several products counts, so that what else runs on
-    the machine matters little."""
+    """Time every way for every number of rows. The shortest of several products counts, so that other load on the
+    machine matters little."""
     end_s = time.perf_counter() + _BUDGET_S
     with torch.inference_mode():
         large, small = weights(_BYTES, _LARGE), weights(_SMALL_BYTES, _SMALL)
@@ -259,7 +260,7 @@ def _race(found: Mapping[str, Way], weights: list, dtype: torch.dtype, rows: int
     x = torch.ones((rows, weights[0].shape[1]), dtype=dtype)
     best = {
         name: _seconds(way, x, weights[0]) for name, way in found.items()
-    }  # may compile: too long, but not hopeless
+    }  # the first call may compile, so only hopelessly slow ways are dropped
     in_race = {name: way for name, way in found.items() if best[name] < max(_SLOW_S, _HOPELESS * min(best.values()))}
     for i in range(_ROUNDS):
         if i and time.perf_counter() > end_s:

@@ -1,4 +1,4 @@
-"""The fastest way for vision towers to attend: measured on this machine once, and remembered."""
+"""The fastest attention for vision towers, measured once on this machine and remembered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROUNDS = 3
 
 
 def fastest_in_segments(dtype: torch.dtype, kernels: Kernels, threads: int | None = None) -> str:
-    """The variant of `attention_segments` that takes the least time with this many threads (default: torch's present
+    """The fastest variant of `attention_segments` with this many threads (default: torch's current
     number): "native-cpu" or "torch-sdpa"."""
     found: dict[str, Callable] = {"native-cpu": kernels.attention_segments, "torch-sdpa": attention_segments_sdpa}
     what = (str(dtype), kernels.build, _PICTURES, _HEADS, _DIM)
@@ -30,7 +30,7 @@ def fastest_in_segments(dtype: torch.dtype, kernels: Kernels, threads: int | Non
 
 
 def _race(found: dict[str, Callable], dtype: torch.dtype) -> dict[str, float]:
-    """The least seconds of one call by variant, in turns."""
+    """The shortest time of one call, in seconds, by variant. The variants take turns."""
     segments = Segments(_PICTURES, torch.device("cpu"))
     q, k, v = torch.ones((sum(_PICTURES), 3, _HEADS, _DIM), dtype=dtype).unbind(1)
     best = dict.fromkeys(found, float("inf"))

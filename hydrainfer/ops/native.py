@@ -24,8 +24,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 class PlainLayer(NamedTuple):
     """A decoder layer that adds `out(attention(qkv(norm(x))))` to x, then `down(silu(gate) * up)` of
-    `gate_up(norm(x))`. Norms are RMS norms: `q_norm` and `k_norm`, unless None, of each head before it is turned.
-    `sinks` float32 [heads] as for `attention`. A matrix has a bias or None behind it."""
+    `gate_up(norm(x))`. Norms are RMS norms. `q_norm` and `k_norm`, unless None, apply to each head before RoPE. `sinks`
+    float32 [heads], as in `attention`. Each matrix is followed by its bias or None."""
 
     input_norm: Tensor
     mlp_norm: Tensor
@@ -43,18 +43,18 @@ class PlainLayer(NamedTuple):
 
 
 class Decode(Protocol):
-    """Takes rows through layers that follow each other, all of whose rows are decodes of `batch`."""
+    """A function that runs rows through consecutive layers. All rows are decodes of `batch`."""
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, caches: Sequence[KV], batch: AttentionBatch) -> None:
         """`x` [rows, hidden], contiguous, is overwritten. `cos`, `sin`: see `rope`. `caches`: one per layer."""
 
 
 class Kernels:
-    """Functions of the compiled module. They compute in float32, take the calling thread's number of torch threads,
-    and leave what they were not made for to the torch variants."""
+    """Functions of the compiled module. They compute in float32 with the calling thread's number of torch threads, and
+    leave what they do not support to the torch variants."""
 
     def __init__(self, module: Any, build: str = "") -> None:
-        """`build`: changes with the sources and what they were built for."""
+        """`build`: a key that changes with the sources, the compiler and the processor."""
         self.build = build
         self._linear = module.linear
         self._linear_int8 = module.linear_int8
@@ -78,7 +78,7 @@ class Kernels:
         return dtype in _DTYPES and head_dim % 2 == 0
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Bound by reading each weight once: for few rows."""
+        """A product for few rows, bound by reading each weight once."""
         out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
         self._linear(x.contiguous(), weight, self._no_bias[x.dtype] if bias is None else bias, out, False)
         return out
@@ -90,7 +90,7 @@ class Kernels:
         return out
 
     def linear_int8(self, x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
-        """Weights become numbers in registers, which costs no more than reading them."""
+        """A product for few rows. The int8 weights are widened in registers, at no cost beyond reading them."""
         out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
         return self._multiply_int8(out, x, weight, bias, False)
 
@@ -109,7 +109,7 @@ class Kernels:
         return out
 
     def linear_many(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
-        """Bound by arithmetic, for many rows. Each row of the result is the same whichever rows are beside it."""
+        """A product for many rows, bound by arithmetic. Each row of the result is independent of the other rows."""
         out = empty_rows((x.shape[0], weight.shape[0]), x.dtype)
         return self._multiply_many(out, x, weight, bias, False)
 
@@ -129,8 +129,8 @@ class Kernels:
         return out
 
     def likeliest(self, x: Tensor, head: Tensor, shortlist: Shortlist) -> Tensor:
-        """[rows, hidden] → int64 [rows]: `linear(x, head).argmax(-1)`, for few rows. By the shortlist a few tokens can
-        have the largest logit; those are multiplied by the head itself."""
+        """[rows, hidden] → int64 [rows]: `linear(x, head).argmax(-1)`, for few rows. The shortlist leaves a few tokens
+        that can have the largest logit; only these are multiplied by the head itself."""
         wide = x.float()
         logits = self.linear_int8(wide, shortlist.narrow)
         off = wide.norm(dim=1, keepdim=True) * shortlist.errors
@@ -141,7 +141,7 @@ class Kernels:
         return ids[self.linear(x, head[ids]).argmax(-1)]
 
     def widen_int8(self, weight: Int8Weight, dtype: torch.dtype) -> Tensor:
-        """[out, in] in `dtype`."""
+        """The weight [out, in], widened to `dtype`."""
         out = torch.empty(weight.shape, dtype=dtype)
         self._widen_int8(weight.values, weight.scales, out)
         return out
@@ -170,7 +170,7 @@ class Kernels:
         self._rope(qk, cos, sin)
 
     def prepare(self, batch: AttentionBatch) -> None:
-        """The last token that each row sees, where pictures see further than to themselves."""
+        """Compute the last token that each row sees, if tokens of pictures see tokens after themselves."""
         if batch.spans:
             batch.plan = _ends(batch)
 
@@ -183,7 +183,7 @@ class Kernels:
     def attention(
         self, q: Tensor, _fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
-        """Keys and values are read from their blocks, those of this batch too."""
+        """Attention that reads all keys and values from the cache, this batch's included."""
         out = empty_rows((*q.shape[:2], cache.values.shape[3]), q.dtype)
         ends = batch.plan if batch.spans else self._no_ends
         sinks = self._no_bias[torch.float32] if sinks is None else sinks
@@ -203,7 +203,7 @@ class Kernels:
         states: Tensor,
         batch: ScanBatch,
     ) -> Tensor:
-        """Single rows in one call, which reads and writes their states once; chunks are left to the matrix form."""
+        """Decodes take one kernel call, which reads and writes their states once. Chunks use the matrix form."""
         out, n = torch.empty(gate.shape, dtype=gate.dtype), batch.n_decodes
         if n:
             kept = tails, states, batch.sources, batch.targets
@@ -216,7 +216,7 @@ class Kernels:
         return out
 
     def experts(self, out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWeights, ops: OpSet) -> Tensor:
-        """All experts in one call, each of which multiplies as `linear` does. Weights of 8 bits are left to `ops`."""
+        """All experts in one call; each multiplies as `linear` does. Int8 weights are left to the reference."""
         if not isinstance(e.gate_up, Tensor) or not isinstance(e.down, Tensor):
             return reference.experts(out, x, weights, chosen, e, ops)
         none = self._no_bias[x.dtype]
@@ -226,8 +226,9 @@ class Kernels:
         return out
 
     def decoder(self, layers: Sequence[PlainLayer], heads: int, eps: float, scale: float) -> Decode:
-        """One call in one parallel region for layers whose matrices have the same shapes, and whose caches too. It
-        gives the very numbers that the calls of each operator give. `eps`: of norms; `scale`: of attention."""
+        """A function that computes all `layers` in one call and one parallel region. The layers' matrices must have the
+        same shapes, and so must their caches. The results are bit-identical to those of one call per operator. `eps`:
+        of norms; `scale`: of attention."""
 
         def tensors(layer: PlainLayer) -> list[Tensor | None]:
             found: list[Tensor | None] = [*layer[:5]]
@@ -252,7 +253,7 @@ class Kernels:
 
 
 def _ends(batch: AttentionBatch) -> Tensor:
-    """[rows] int32: the last token that each row sees, of its request."""
+    """The last token of its request that each row sees, int32 [rows]."""
     ends = [context + i for context, count in zip(batch.contexts, batch.counts) for i in range(count)]
     starts = batch.starts.tolist()
     for request, first, stop in batch.spans:

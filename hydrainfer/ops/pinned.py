@@ -1,4 +1,4 @@
-"""Arrays of the host on a device, and back: through pinned memory, without waiting."""
+"""Copies of arrays between host and device, through pinned memory and without waiting."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_ALIGNED = 16  # bytes: where each array begins
+_ALIGNED = 16  # bytes; each array begins at a multiple
 
 
 def upload(arrays: Mapping[str, np.ndarray], device: torch.device, into: Tensor | None = None) -> dict[str, Tensor]:
-    """The same arrays on `device`: on a CPU themselves, on CUDA parts of one copy that the current stream makes.
-    `into`: memory of `packed_bytes` on the device that they are copied to, one after the other; else it is new."""
+    """The arrays as tensors on `device`: on a CPU the arrays themselves, on CUDA views of one copy made on the current
+    stream. `into`: device memory of `packed_bytes` to copy into; default: new memory."""
     if device.type == "cpu" and into is None:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
     places, end = {}, 0
@@ -34,7 +34,7 @@ def upload(arrays: Mapping[str, np.ndarray], device: torch.device, into: Tensor 
 
 
 def packed_bytes(arrays: Mapping[str, np.ndarray]) -> int:
-    """The bytes that `upload` needs for them."""
+    """The bytes of device memory that `upload` needs for these arrays."""
     return max(sum(map(_room, arrays.values())), 1)
 
 
@@ -43,8 +43,8 @@ def _room(array: np.ndarray) -> int:
 
 
 def to_host(found: Tensor) -> Tensor:
-    """A tensor of a CPU itself; of CUDA a copy in pinned memory, which is there once the current stream is done with
-    what it was given so far."""
+    """A CPU tensor itself, or a copy of a CUDA tensor in pinned memory. The copy is complete once the current stream
+    has finished the work submitted so far."""
     if found.device.type == "cpu":
         return found
     pinned = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)

@@ -1,6 +1,6 @@
 """Matrix products on a CPU: the ways to compute one, each with the signatures of `reference.linear` and `linear_add`.
 
-Which is fastest differs between processors by factors: `measured.py` finds out.
+Which one is fastest depends on the processor, and factors are at stake; `measured.py` measures them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SLICE_BYTES = 32 << 20
 """Weights are widened to float32 in slices of this size."""
 
 WAYS = ("native-cpu", "native-many", "onednn", "torch", "transposed", "widened")
-"""All ways, and which is taken of two that are equally fast."""
+"""All ways; of two that are equally fast the first is taken."""
 
 Linear = Callable[..., Tensor]
 
@@ -33,7 +33,7 @@ class Way(NamedTuple):
 
 
 def ways(dtype: torch.dtype, kernels: Kernels | None) -> dict[str, Way]:
-    """The ways that this machine has for numbers of `dtype`, by name. None of them keeps a second copy of a weight."""
+    """The ways available on this machine for `dtype`, by name. None of them keeps a second copy of a weight."""
     found = []
     if kernels is not None:
         found.append(Way("native-cpu", kernels.linear, kernels.linear_add))
@@ -54,7 +54,7 @@ def _way(name: str, linear: Linear) -> Way:
 
 
 def _onednn_has(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies them: its bf16 and fp16 want a processor with wide vectors."""
+    """Whether oneDNN multiplies this dtype here. Its bf16 and fp16 need a processor with wide vectors."""
     ops = torch.ops.mkldnn
     if not (torch.backends.mkldnn.is_available() and hasattr(ops, "_linear_pointwise")):
         return False
@@ -64,33 +64,34 @@ def _onednn_has(dtype: torch.dtype) -> bool:
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """oneDNN whatever torch would choose, which for float32 is MKL: half as fast on an AMD processor with AVX-512."""
+    """A product by oneDNN. For float32, torch would choose MKL, which is half as fast on an AMD processor with
+    AVX-512."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def pack(weight: Tensor) -> None:
-    """Bring `weight` [out, in] into the order in which oneDNN reads it, in place: a product by many rows takes 7 % less
-    time, of some numbers of rows 25 % less (measured on Zen 5). Nothing but `packed_linear` takes it from then on, and
-    views of it lose their numbers, so nobody else may read it meanwhile."""
+    """Reorder `weight` [out, in] into oneDNN's own layout, in place. A product with many rows then takes 7 % less time,
+    for some numbers of rows 25 % less (measured on Zen 5). Afterwards only `packed_linear` takes the weight, and
+    existing views of it are invalid, so nothing else may read it."""
     other = torch.ops.mkldnn._reorder_linear_weight(weight)
     torch.utils.swap_tensors(weight, other)
     give_back(other)
 
 
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`reference.linear` by a weight that `pack` has been given."""
+    """`reference.linear` with a weight that `pack` has reordered."""
     return _onednn(x, weight, bias)
 
 
 def _transposed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """MKL multiplies `weight @ x.T` up to twice as fast as `x @ weight.T` if rows are few (measured on Zen 3)."""
+    """MKL multiplies `weight @ x.T` up to twice as fast as `x @ weight.T` for few rows (measured on Zen 3)."""
     out = torch.mm(weight, x.t()).t().contiguous()
     return out if bias is None else out.add_(bias)
 
 
 def _widened(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Weights are widened to float32 slice by slice: without bf16 or fp16 instructions a product of many rows of them
-    takes three times as long."""
+    """A product with weights widened to float32 slice by slice. Without bf16 or fp16 instructions, a product of many
+    rows in those dtypes takes three times as long."""
     linear = _onednn if _onednn_has(torch.float32) else reference.linear
     out, wide = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype), x.float()
     step = max(1, _SLICE_BYTES // (4 * weight.shape[1]))

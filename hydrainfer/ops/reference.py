@@ -16,7 +16,7 @@ from hydrainfer.ops.scan import DeltaLayer, ScanBatch, state_of
 if TYPE_CHECKING:
     from hydrainfer.ops.select import OpSet
 
-_UNIT_EPS = 1e-6  # of queries and keys
+_UNIT_EPS = 1e-6  # in the normalisation of queries and keys to unit length
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -56,8 +56,8 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 def rope(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate halves in place. qk: [rows, heads, dim] (any row stride); cos, sin: [rows, dim / 2] float32, or fewer
-    columns: then the rest of each head stays as it is."""
+    """Apply rotary embedding to the halves of each head, in place. qk: [rows, heads, dim] (any row stride); cos, sin:
+    [rows, dim / 2] float32. If they have fewer columns, the rest of each head stays as it is."""
     half = cos.shape[-1]
     first, second = qk[..., :half].float(), qk[..., half : 2 * half].float()
     cos, sin = cos[:, None], sin[:, None]
@@ -66,7 +66,7 @@ def rope(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def prepare(batch: AttentionBatch) -> None:
-    """Make what the chosen attention needs of a batch, once before all layers. The reference needs nothing."""
+    """Prepare a batch for the chosen attention, once before all layers. The reference needs nothing."""
 
 
 def write_kv(cache: KV, fresh: KV, batch: AttentionBatch) -> None:
@@ -95,12 +95,12 @@ def gather_kv(cache: KV, table: Tensor, stop: int, first: int = 0) -> KV:
 def attention(
     q: Tensor, _fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
 ) -> Tensor:
-    """Attention of every row over its request's cached tokens, whose keys and values (this batch's included) are
-    already written: over those up to itself, within what `batch.window` and `batch.spans` say.
+    """Attention of every row over the tokens of its request up to itself, as limited or extended by `batch.window` and
+    `batch.spans`. All keys and values, this batch's included, are already written to the cache.
 
-    q: [rows, heads, dim]; cache: one layer. `sinks` [heads] float32: a score of each head that takes a share of its
-    attention and gives nothing for it. Returns [rows, heads, value dim]. Variants may read the batch's fresh keys and
-    values from the second argument; the reference does not.
+    q: [rows, heads, dim]; cache: one layer. `sinks` [heads] float32: per head, the score of an extra key without a
+    value, which takes a share of the attention. Returns [rows, heads, value dim]. Variants may read the batch's fresh
+    keys and values from the second argument; the reference does not.
     """
     out = q.new_empty((*q.shape[:2], cache.values.shape[3]))
     row = 0
@@ -119,8 +119,8 @@ def attention(
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Over the last dimension of [..., rows, keys], as if there were one more key with the score `sinks`, which is left
-    out of what is returned. sinks: as `scores`, with one column."""
+    """Softmax over the last dimension of `scores` [..., rows, keys]. `sinks`, of the same shape with one column, holds
+    the score of one more key, which is dropped from the result."""
     if sinks is None:
         return scores.softmax(-1)
     return torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
@@ -139,9 +139,9 @@ def attention_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scal
 
 
 def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, tails: Tensor, batch: ScanBatch) -> Tensor:
-    """Convolution of every row with the rows of its request before it, each column by itself. x: [rows, columns];
-    weight: [columns, width], the row's own last; tails: the last `width - 1` rows of a request, one layer's [blocks,
-    width - 1, columns]. Returns [rows, columns]."""
+    """Depthwise causal convolution of every row with the previous rows of its request. x: [rows, columns]; weight:
+    [columns, width], the current row's weight last; tails: the last `width - 1` rows of each request, one layer's
+    [blocks, width - 1, columns]. Returns [rows, columns]."""
     out, n = torch.empty_like(x), batch.n_decodes
     if n:
         seen = torch.cat([state_of(tails, batch.sources), x[:n, None]], 1)  # [n, width, columns]
@@ -158,18 +158,17 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, tails: Tensor, ba
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, batch: ScanBatch
 ) -> Tensor:
-    """The gated delta rule, all in float32: of each head's matrix S, one row after the other of a request,
+    """The gated delta rule in float32. Each head keeps a matrix S, which a request's rows update one after the other:
 
         S <- exp(decay) S;   S <- S + k (beta (v - k S));   out = q S
 
-    q, k: [rows, key_heads, key_dim]; v: [rows, heads, dim], of which as many follow each other as share a key head;
-    decay (not above 0), beta: [rows, heads]; states: one layer's [blocks, heads, key_dim, dim]. Returns [rows, heads,
-    dim]."""
+    q, k: [rows, key_heads, key_dim]; v: [rows, heads, dim], where consecutive heads share a key head; decay (at most
+    0), beta: [rows, heads]; states: one layer's [blocks, heads, key_dim, dim]. Returns [rows, heads, dim]."""
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], 1) for x in (q, k))
     out, n = torch.empty_like(v), batch.n_decodes
 
     def step(state: Tensor, i: slice) -> Tensor:
-        """Rows `i`, one of each state [rows, heads, key_dim, dim]; returns the states after them."""
+        """Compute rows `i`, one for each state [rows, heads, key_dim, dim]. Returns the states after them."""
         state = state * decay[i].exp()[..., None, None]
         known = (k[i][..., None] * state).sum(-2)
         state = state + k[i][..., None] * (beta[i][..., None] * (v[i] - known))[..., None, :]
@@ -198,12 +197,12 @@ def gated_delta(
     rule: Callable[..., Tensor] = delta_rule,
     norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm,
 ) -> Tensor:
-    """The gated delta rule over what a short convolution makes of queries, keys and values; what it gives is
-    normalised, head by head, and gated.
+    """The gated delta rule on queries, keys and values after a short convolution. The output is normalised per head and
+    gated.
 
-    qkv: [rows, channels]; gate: [rows, heads * dim]; beta, step: [rows, heads], before they are brought into range;
-    tails, states: what one layer keeps, see `short_conv` and `delta_rule`, of which `rule` is a variant. Returns [rows,
-    heads * dim]."""
+    qkv: [rows, channels]; gate: [rows, heads * dim]; beta, step: [rows, heads], raw (before sigmoid and softplus);
+    tails, states: one layer's cache, see `short_conv` and `delta_rule`; `rule`: a variant of `delta_rule`. Returns
+    [rows, heads * dim]."""
     _, heads, key_dim, dim = states.shape
     keys = (qkv.shape[1] - heads * dim) // 2
     mixed = F.silu(short_conv(qkv, layer.conv, None, tails, batch)).float()
@@ -217,8 +216,9 @@ def gated_delta(
 
 
 def experts(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWeights, ops: OpSet) -> Tensor:
-    """out [rows, hidden] += for each row of `x` the sum of what its `chosen` experts make of it, by `weights`, both
-    [rows, chosen]; in place, returns `out`. The rows of an expert are multiplied together, by `ops`."""
+    """Add to each row of `out` [rows, hidden] the weighted sum of its experts' outputs, in place; returns `out`.
+    `chosen` (expert ids) and `weights`: [rows, experts per row]. The rows of one expert are multiplied together, by
+    `ops`."""
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
     rows, weights = order // chosen.shape[1], weights.flatten()[order, None]
@@ -235,6 +235,6 @@ def experts(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, e: ExpertWe
 
 
 def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
-    """[rows, 2 * width], gates and what they multiply by turns → [rows, width]."""
+    """GPT-OSS's SwiGLU: [rows, 2 * width], gate and up values interleaved → [rows, width]."""
     gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(gate * alpha)

@@ -1,7 +1,7 @@
 """Measurements of this machine, kept in the user's cache folder.
 
-They are the least of several times. What else ran on the machine may have kept it from reaching them: then the next
-start measures again, and the lesser times are kept.
+Each is the least of several timings. Other processes may have slowed a measurement down; then the next start measures
+again and keeps the smaller times.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from hydrainfer.machine import TICK_S, cpu_name, instruction_sets, processor_s
 
 T = TypeVar("T")
 
-_QUIET_CORES = 0.1  # that others used meanwhile
-_ENOUGH = 5  # measurements on a machine that is never quiet
+_QUIET_CORES = 0.1  # cores that other processes may use during a measurement that counts as undisturbed
+_ENOUGH = 5  # disturbed measurements, after which the machine is not measured again
 
 
 class _Kept(msgspec.Struct, Generic[T], frozen=True):
-    """Least times. `n`: how often they were measured while others used the machine; 0 once they did not."""
+    """The least times. `n`: the number of measurements, all disturbed by other processes; 0 once one was
+    undisturbed."""
 
     least: T
     n: int
@@ -35,9 +36,9 @@ class _Kept(msgspec.Struct, Generic[T], frozen=True):
 def remembered(
     folder: str, what: tuple, kind: type[T], whole: Callable[[T], bool], measure: Callable[[], T], threads: int | None
 ) -> T:
-    """The earlier measurement for `what` on this machine with this many threads (default: torch's present number), or
-    now. `kind` holds seconds in mappings. `whole` says whether what is kept has all that is asked for. Of processes
-    that start together one measures and the others wait."""
+    """The stored measurement for `what` on this machine with this many threads (default: torch's current number), or a
+    new one. `kind`: its type, mappings of seconds. `whole`: whether a stored measurement has all that is asked for. Of
+    processes that start together, one measures and the others wait."""
     before = torch.get_num_threads()
     threads = threads or before
     key = repr((cpu_name(), instruction_sets(), torch.__version__, threads, what))
@@ -71,7 +72,7 @@ def _read(path: Path, kind: type[T], whole: Callable[[T], bool]) -> _Kept[T] | N
 
 
 def _watched(measure: Callable[[], T]) -> tuple[T, bool]:
-    """The measurement, and whether other processes left the machine to it meanwhile."""
+    """The measurement, and whether other processes left it undisturbed."""
     busy, own_s, start_s = processor_s(), time.process_time(), time.perf_counter()
     measured = measure()
     took_s, own_s, after = time.perf_counter() - start_s, time.process_time() - own_s, processor_s()

@@ -25,9 +25,9 @@ from hydrainfer.ops.shortlist import Shortlist
 
 
 class Need(NamedTuple):
-    """The conditions that a variant must support. `native`: compiled kernels are wanted and built. `products`: matrix
-    products are chosen by measuring, which is for a CPU; `segments`: so is this variant of `attention_segments`.
-    `flash`: torch's FlashAttention computes on the device."""
+    """The conditions that a variant must support. `native`: the compiled kernels, if they are wanted and built.
+    `products`: matrix products chosen by measurement, on a CPU; `segments`: the variant of `attention_segments` chosen
+    likewise. `flash`: torch's FlashAttention supports the device."""
 
     device: torch.device
     dtype: torch.dtype
@@ -70,22 +70,23 @@ class OpSet:
     notes: tuple[str, ...] = ()
     products: Products | Int8Products | None = None
     int8: bool = False
-    """Whether `linear` and `linear_add` take an `Int8Weight` too, so that a decoder's matrices can be such."""
+    """Whether `linear` and `linear_add` also take an `Int8Weight`, so that a decoder's weights can be int8."""
     decoder: Callable[[Sequence[native.PlainLayer], int, float, float], native.Decode] | None = None
-    """`Kernels.decoder`, for steps of few decodes and nothing else; None where that is not faster."""
+    """`Kernels.decoder`, for batches of only a few decodes; None where it is not faster."""
     decoder_rows: Callable[[int], int] = lambda _: 0
-    """How few: by the elements of a layer's weights."""
+    """The most decodes that `decoder` is used for, given the number of elements of a layer's weights."""
     likeliest: Callable[[Tensor, Tensor, Shortlist], Tensor] | None = None
-    """`Kernels.likeliest`, for up to `likeliest_rows` rows; None where that is not faster."""
+    """`Kernels.likeliest`, for up to `likeliest_rows` rows; None where it is not faster."""
     likeliest_rows: int = 0
 
     @property
     def captures(self) -> bool:
-        """Whether attention can be part of a CUDA graph: it is planned beforehand."""
+        """Whether attention can be part of a CUDA graph, because it is planned beforehand."""
         return ("attention", "flashinfer") in self.chosen
 
     def captures_segments(self, head_dim: int) -> bool:
-        """Whether a CUDA graph of `attention_segments` computes segments of other lengths than it was captured with."""
+        """Whether a CUDA graph of `attention_segments` can be replayed with other segment lengths than the captured
+        ones."""
         return ("attention_segments", "torch-varlen") in self.chosen and torch_variants.takes_varlen(head_dim)
 
     def describe(self) -> list[tuple[str, str]]:
@@ -94,7 +95,7 @@ class OpSet:
 
 
 _SHORTLISTED = {torch.float32: 8, torch.bfloat16: 2}
-"""Rows up to which a shortlist is faster than the head (measured on Zen 5): of more, its 8 bits take arithmetic."""
+"""Rows up to which a shortlist is faster than the head (measured on Zen 5). For more, int8 arithmetic is the limit."""
 
 
 def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:
@@ -112,10 +113,10 @@ def pausing(ops: OpSet, pause: Callable[[], None]) -> OpSet:
 
 
 def stepping(ops: OpSet) -> OpSet:
-    """The same operators; where oneDNN multiplies many rows, their number goes up in steps, by rows that are thrown
-    away. For each number and shape of weight oneDNN compiles code, in about a millisecond, and keeps half a MiB of it
-    for the life of the process. Prompts have any number of tokens: without steps a server's memory grows by hundreds of
-    MiB with them.
+    """The same operators, except that rows for oneDNN are padded up to one of a few numbers, and the extra rows of the
+    result are dropped. For each number of rows and shape of weight oneDNN compiles code, in about a millisecond, and
+    keeps half a MiB of it for the life of the process. Prompts have any number of tokens, so without padding a server's
+    memory would grow by hundreds of MiB.
     """
     products = ops.products
     if products is None:
@@ -138,8 +139,9 @@ def stepping(ops: OpSet) -> OpSet:
 
 
 def packing(ops: OpSet) -> OpSet:
-    """The same operators, for weights by which many rows are multiplied at a time, those of a vision tower: where
-    oneDNN multiplies many rows, a weight is packed when it is first used. Every product by it is oneDNN's then."""
+    """The same operators, for weights that are multiplied with many rows at a time, such as a vision tower's. Where
+    oneDNN is the fastest for many rows, a weight is packed when it is first used; from then on oneDNN computes all its
+    products."""
     products = ops.products
     if products is None:
         return ops
@@ -217,7 +219,7 @@ _chunked = partial(reference.gated_delta, rule=delta_chunks.delta_rule, norm=tor
 
 
 def _experts(need: Need) -> Callable:
-    """The compiled kernel where it multiplies as many rows as come to an expert sooner than all else."""
+    """The compiled kernel if it is the fastest way for the average number of rows per expert, else the reference."""
     assert need.native is not None
     together, most = need.native.experts, None if need.products is None else need.products.native_rows
 
@@ -229,7 +231,7 @@ def _experts(need: Need) -> Callable:
 
 
 def computes_sooner(dtype: torch.dtype, *, use_native: bool, threads: int | None) -> bool:
-    """Whether the CPU is faster in this dtype than in float32, by its matrix products."""
+    """Whether the CPU's matrix products are faster in this dtype than in float32."""
     kernels = load_kernels(torch.device("cpu"))[0] if use_native else None
     return faster_than_float32(dtype, kernels, threads)
 
@@ -276,10 +278,10 @@ def select_ops(
 ) -> OpSet:
     """The best supported variant of every operator. `only="reference"` (or another variant's name) restricts the
     choice where that variant exists; `use_native=False` compiles nothing. On a CPU, matrix products are chosen for this
-    number of threads (default: torch's). `quantization` "int8" is for a CPU."""
+    number of threads (default: torch's). `quantization` "int8" works on a CPU only."""
     device = torch.device(device)
     assert quantization == "none" or (device.type == "cpu" and only is None)
-    if device.type == "cuda":  # cuDNN's builds a plan for every new shape, which a decode has every few tokens
+    if device.type == "cuda":  # cuDNN builds a plan for every new shape; a decode's changes every few tokens
         torch.backends.cuda.enable_cudnn_sdp(False)
     kernels, notes = load_kernels(device) if use_native else (None, ())
     need = Need(device, dtype, head_dim, kernels)

@@ -1,4 +1,4 @@
-"""The likeliest token of a row without reading a whole head: a copy of it in 8 bits tells which tokens it can be."""
+"""A way to the likeliest token of a row without reading the whole head: an int8 copy tells which tokens can be it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 from hydrainfer.ops.int8 import Int8Weight
 
-_PIECE_BYTES = 4 << 20  # of a head that are widened at a time
-_ROUNDING = 2.0**-24  # of float32
+_PIECE_BYTES = 4 << 20  # of the widened head, made at a time
+_ROUNDING = 2.0**-24  # the relative rounding error of float32
 
 
 class Shortlist:
-    """`narrow`: a head [vocab, hidden] in 8 bits. `errors` float32 [vocab]: a logit by it is at most so far from the
-    one by the head, times the length of the hidden row."""
+    """An int8 copy of a head, with error bounds. `narrow`: the head [vocab, hidden] in 8 bits. `errors` float32
+    [vocab]: a logit by `narrow` differs from the head's logit by at most this, times the norm of the hidden row."""
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
         self.narrow = Int8Weight.empty(shape, device)
@@ -24,8 +24,8 @@ class Shortlist:
         return self.narrow.nbytes + self.errors.nbytes
 
     def take(self, head: Tensor) -> None:
-        """Become that of this head. The error is that of the 8 bits (Cauchy and Schwarz), and what the sums of both
-        products and the logit itself can lose to rounding."""
+        """Fill from this head. The error bound covers the 8 bits (by Cauchy-Schwarz), and the rounding in the sums of
+        both products and of the logit itself."""
         rounded = 4 * (head.shape[1] + 4) * _ROUNDING + torch.finfo(head.dtype).eps / 2
         step = max(1, _PIECE_BYTES // (4 * head.shape[1]))
         for first in range(0, head.shape[0], step):

@@ -18,17 +18,18 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def prepare(batch: AttentionBatch) -> None:
-    """The tiles and masks of `chunk_attention`."""
+    """Make the tiles and masks that `chunk_attention` uses."""
     batch.tiles()
 
 
 def chunk_attention(
     q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None, out: Tensor
 ) -> None:
-    """Attention of the requests past the decodes, by scaled-dot-product calls, written into `out`.
+    """Attention of the requests after the decodes, by scaled-dot-product calls, written into `out`.
 
-    A whole prompt attends to its fresh keys; a chunk with context gathers the pages that it sees first. Queries go in
-    tiles, see `AttentionBatch.tiles`: torch's causal kernel on a CPU computes much of the masked half.
+    A whole prompt attends to its fresh keys; a chunk with context first gathers the blocks that it sees. Queries are
+    computed in tiles (see `AttentionBatch.tiles`), because torch's causal kernel on a CPU computes much of the masked
+    half.
     """
     for i, tiles in enumerate(batch.tiles(), batch.n_decodes):
         stop, seen_from = batch.contexts[i] + batch.counts[i], tiles[0].low
@@ -46,9 +47,10 @@ def chunk_attention(
 
 
 def _attend_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """q [n, heads, rows, dim], keys and values [n, kv_heads, length, dim]; `mask` [rows, length], None: causal."""
+    """Attention of q [n, heads, rows, dim] over keys and values [n, kv_heads, length, dim]. `mask` [rows, length];
+    None: causal."""
     group = q.shape[1] // keys.shape[1]
-    if group > 1 and mask is not None and q.device.type == "cuda":  # its fused kernels take no mask with groups
+    if group > 1 and mask is not None and q.device.type == "cuda":  # fused kernels take no mask with GQA
         keys, values, group = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), 1
     return F.scaled_dot_product_attention(
         q, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=group > 1
@@ -58,7 +60,7 @@ def _attend_sdpa(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, s
 def _attend_with_sinks(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, sinks: Tensor
 ) -> Tensor:
-    """The same, as torch's own attention has no sinks. sinks: [heads]."""
+    """`_attend_sdpa` with `sinks` [heads], written out because torch's own attention has none."""
     if mask is None:
         mask = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril()
     grouped = q.unflatten(1, (keys.shape[1], -1))  # [n, kv_heads, group, rows, dim]
@@ -70,7 +72,7 @@ def _attend_with_sinks(
 def attention_sdpa(
     q: Tensor, fresh: KV, cache: KV, batch: AttentionBatch, scale: float, sinks: Tensor | None = None
 ) -> Tensor:
-    """`reference.attention` by scaled-dot-product calls. Decodes are gathered into one padded batch."""
+    """`reference.attention` by scaled-dot-product calls. The blocks of decodes are gathered into one padded batch."""
     out = torch.empty((*q.shape[:2], cache.values.shape[3]), dtype=q.dtype, device=q.device)
     chunk_attention(q, fresh, cache, batch, scale, sinks, out)
     n = batch.n_decodes
@@ -86,13 +88,13 @@ def attention_sdpa(
         if sinks is not None:
             out[:n] = _attend_with_sinks(q[:n, :, None], keys, values, mask[:, None], scale, sinks)[:, :, 0]
             return out
-        grouped = q[:n].unflatten(1, (keys.shape[1], -1))  # [n, kv_heads, group, dim]: what shares keys are its rows
+        grouped = q[:n].unflatten(1, (keys.shape[1], -1))  # [n, kv_heads, group, dim]: a group's heads are rows
         out[:n] = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).flatten(1, 2)
     return out
 
 
 def attention_segments_sdpa(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
-    """`reference.attention_segments` with one call for all segments of a length."""
+    """`reference.attention_segments` with one call per segment length."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for rows, n, length in segments.groups:
         queries, keys, values = (x[rows].unflatten(0, (n, length)).transpose(1, 2) for x in (q, k, v))
@@ -102,8 +104,9 @@ def attention_segments_sdpa(q: Tensor, k: Tensor, v: Tensor, segments: Segments,
 
 
 def attention_segments_varlen(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
-    """`reference.attention_segments` with one call for all segments, by torch's FlashAttention (CUDA, 16 bits). It
-    reads on the device where they lie, so a graph may replay it for others, as many and no longer."""
+    """`reference.attention_segments` with one call for all segments, by torch's FlashAttention (CUDA, 16 bits). The
+    call reads the segments' bounds on the device, so a CUDA graph may replay it for other segments: as many, none
+    longer than `segments.longest`."""
     from torch.nn.attention.varlen import varlen_attn
 
     if not takes_varlen(q.shape[-1]):
