@@ -1,7 +1,7 @@
 """Model definitions, and loading of the weights a role needs from a Hugging Face checkpoint directory.
 
-Called by assemble (loading) and runtime (encode, embed, forward, logits). Never knows requests, scheduling or blocks'
-owners. A new architecture is an entry in `checkpoint.FAMILIES` and a file that offers `Layers`.
+Called by assemble (loading) and runtime (encode, embed, forward, logits). Knows nothing of requests, scheduling or
+block ownership. A new architecture is an entry in `checkpoint.FAMILIES` and a file that offers `Layers`.
 """
 
 from hydrainfer.models.fingerprint import vision_fingerprint

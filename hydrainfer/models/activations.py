@@ -16,7 +16,7 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 def activation(name: str, ops: OpSet) -> Callable[[Tensor], Tensor]:
-    """`name` is one of `checkpoint.model.ACTIVATIONS`."""
+    """The function `name`, one of `checkpoint.model.ACTIVATIONS`."""
     known: dict[str, Callable[[Tensor], Tensor]] = {
         "quick_gelu": ops.quick_gelu,
         "gelu": F.gelu,

@@ -26,7 +26,7 @@ class Blocks(NamedTuple):
     known: dict[tuple[int, int], Segments]
 
     def segments(self, n: int, length: int, device: torch.device) -> Segments:
-        """`n` of one length. They are kept, since in a graph nothing may be copied from the host."""
+        """`n` segments of one length. They are kept, because a CUDA graph must not copy from the host."""
         if (n, length) not in self.known:
             self.known[n, length] = Segments([length] * n, device)
         return self.known[n, length]
@@ -72,7 +72,7 @@ class ClipLayer:
         )
 
     def run(self, x: Tensor, segments: Segments, how: Blocks) -> None:
-        """This block over pictures, a segment each, [pictures * tokens, hidden], in place."""
+        """Run this block over `x` [pictures * tokens, hidden] in place. Each picture is a segment."""
         dim = x.shape[1] // how.heads
         q, k, v = how.ops.linear(how.norm(x, self.norm_1), *self.qkv).view(-1, 3, how.heads, dim).unbind(1)
         mixed = how.ops.attention_segments(q, k, v, segments, dim**-0.5)  # [rows, heads, dim]
@@ -96,7 +96,7 @@ def pair_slots(name: str, tensors: tuple[Tensor, ...]) -> dict[str, Slot]:
 
 
 class Clip:
-    """Pictures → features of `config.features`, concatenated."""
+    """CLIP's tower. It returns the outputs of the layers `config.features`, concatenated."""
 
     def __init__(self, config: ClipConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config

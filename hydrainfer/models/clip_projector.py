@@ -1,4 +1,4 @@
-"""CLIP and a two-layer projector: how the LLaVA family sees."""
+"""CLIP and a two-layer projector, the vision tower of the LLaVA family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT_ONCE = 16  # squares
 
 
 class ClipProjector:
-    """uint8 squares → rows of the language model's width."""
+    """CLIP and its projector: from uint8 squares to rows of the language model's width."""
 
     def __init__(self, config: ClipConfig, width: int, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
@@ -43,7 +43,7 @@ class ClipProjector:
         return found
 
     def encode(self, squares: Sequence[np.ndarray]) -> Tensor:
-        """uint8 [image_size, image_size, 3] each → [squares, tokens, width]."""
+        """The embeddings [squares, tokens, width] of squares, uint8 [image_size, image_size, 3] each."""
         parts = self.passes.encode(squares)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

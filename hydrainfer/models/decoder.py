@@ -1,4 +1,4 @@
-"""Text-only checkpoints: a decoder by itself."""
+"""Text-only checkpoints, which hold a decoder alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from hydrainfer.models.layers import Layers
 
 _BODY = re.compile(r"^model\.(?=embed_tokens\.|layers\.|norm\.)")
-_RENAMES = (  # Mixtral's, GPT-OSS's and MiMo's names → those of most
+_RENAMES = (  # names of Mixtral, GPT-OSS and MiMo → the common ones
     (re.compile(r"\.block_sparse_moe\."), ".mlp."),
     (re.compile(r"(?<=\.)w1(?=\.weight$)"), "gate_proj"),
     (re.compile(r"(?<=\.)w2(?=\.weight$)"), "down_proj"),

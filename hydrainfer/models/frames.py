@@ -1,7 +1,7 @@
-"""What vision towers for pictures and frames of any size have in common: many in one pass, cut into patches.
+"""The common part of vision towers that take pictures and frames of any size, many in one pass, cut into patches.
 
-The rows of a merge square lie beside each other from the start, so merging is a view. No row sees another frame pair
-(temporal patch), so some frame pairs of a video are a picture like any other.
+The rows of a merge square lie beside each other from the start, so merging is a view. A row sees only its own frame
+pair (temporal patch), so a few frame pairs of a video are encoded like a picture.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from hydrainfer.models.picture import PatchedPicture
 from hydrainfer.ops import OpSet, Segments, packed_bytes, stepping, to_device, upload
 
 _PASS_ROWS = 16_384
-"""Patches of one pass, unless a single picture has more: bounds the memory that a batch takes."""
+"""The most patches of one pass, unless a single picture has more. The limit bounds the memory that a batch takes."""
 _KEPT_LAYOUTS = 8
 _CPU_PASS_BYTES = 32 << 20
-"""The most that a pass's widest activation takes on a CPU. glibc gives larger pieces back at once and every layer gets
-fresh pages, which cost a sixth of the time; and a matrix product of this many rows gains nothing by more."""
+"""The most bytes of a pass's widest activation on a CPU. glibc returns larger pieces to the system at once, so every
+layer would get fresh pages, which cost a sixth of the time. A matrix product gains nothing from more rows than this
+allows."""
 
 
 class FrameTower(ABC):
-    """A `VisionTower` but for its weights: uint8 [frames, height, width, 3], already resized → rows. One frame alone
-    stands for `temporal` equal ones. It is `Passes`, whose buckets hold so many patches."""
+    """A `VisionTower` without its weights: from resized frames, uint8 [frames, height, width, 3], to rows. A single
+    frame stands for `temporal` equal ones. This class implements `Passes`; a bucket's size is its number of patches."""
 
     sizes: Sequence[int] = ()
-    """Those of the buckets; none where operators depend on the pictures' sizes."""
+    """The sizes of the buckets; empty where operators depend on the pictures' sizes."""
 
     def __init__(
         self, c: FramesConfig, ops: OpSet, dtype: torch.dtype, device: torch.device, widest: int, window: int = 0
     ) -> None:
-        """`widest`: numbers of the widest row between two layers; `window`: side in tokens of the squares of
-        `PatchLayout.windows`, 0 without."""
+        """`widest`: the width of the widest row between two layers; `window`: the side in tokens of the squares in
+        `PatchLayout.windows`, 0 without windows."""
         self.config = c
         self.cut = Cut(c.merge, window)
         self.patch_numbers = 3 * c.temporal * c.patch**2
@@ -53,10 +54,10 @@ class FrameTower(ABC):
 
     @abstractmethod
     def _forward(self, patches: Tensor, layout: PatchLayout) -> Tensor:
-        """[tokens of all pictures, width] of one pass."""
+        """Compute one pass: the rows [tokens of all pictures, width]."""
 
     def rows(self, picture: PatchedPicture) -> int | None:
-        """The number of rows of its embedding; None if it is no picture that this tower takes."""
+        """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         if picture.grid is None:
             return None
         (t, h, w), side = picture.grid, self.config.patch * self.config.merge
@@ -65,7 +66,7 @@ class FrameTower(ABC):
         return t * h * w if fits and h and w else None
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
-        """[rows, width] each."""
+        """The embedding [rows, width] of each picture."""
         found: list[Tensor] = []
         for some in self._split(pictures):
             found += (self.through or self.compute)(some).split([_tokens(p) for p in some])
@@ -80,7 +81,7 @@ class FrameTower(ABC):
         return bool(self.sizes) and self._ops.captures_segments(self.config.hidden // self.config.heads)
 
     def compute(self, given: list[PatchedPicture]) -> Tensor:
-        """One pass: [tokens of all pictures, width]."""
+        """Compute one pass: the rows [tokens of all pictures, width]."""
         grids = _grids(given)
         patches = torch.empty((rows_of(grids, self.cut), self.patch_numbers), dtype=self.dtype, device=self.device)
         self._put_patches(given, patches)
@@ -110,12 +111,13 @@ class FrameTower(ABC):
             yield some
 
     def _put_patches(self, pictures: list[PatchedPicture], into: Tensor) -> None:
-        """Normalised patches, merge squares one after the other, into the first rows of [rows, numbers of a patch]."""
+        """Write normalised patches, one merge square after the other, to the first rows of `into` [rows, patch
+        width]."""
         c, first = self.config, 0
         for picture in pictures:
             assert picture.grid is not None
             t, h, w = picture.grid
-            pixels = to_device(picture.pixels.copy(), self.device)  # [frames, height, width, 3]; it is read-only
+            pixels = to_device(picture.pixels.copy(), self.device)  # [frames, height, width, 3]; the array is read-only
             scaled = (pixels.float().mul_(c.pixels.scale) - self._mean).div_(self._std).to(self.dtype)
             scaled = scaled.expand(t * c.temporal, -1, -1, -1) if t == 1 else scaled
             parts = scaled.view(t, c.temporal, h, c.merge, c.patch, w, c.merge, c.patch, 3)
@@ -125,7 +127,7 @@ class FrameTower(ABC):
             first += n
 
     def _kept_layout(self, grids: tuple[Grid, ...]) -> PatchLayout:
-        """`_layout` on the device, of the last few combinations of sizes kept."""
+        """The layout for pictures of these sizes, on the device. The layouts of the last few combinations are kept."""
         layout = self._layouts.pop(grids, None)
         if layout is None:
             arranged = arrange(grids, self.cut)
@@ -136,7 +138,8 @@ class FrameTower(ABC):
         return layout
 
     def _layout(self, arranged: Arranged, on: Mapping[str, Tensor], longest: int = 0) -> PatchLayout:
-        """`on`: `arranged.arrays` on the device. `longest`: the most rows of a frame that a graph is to take."""
+        """The layout from `on`, which is `arranged.arrays` on the device. `longest`: the most rows per frame in a CUDA
+        graph."""
         order = on.get("order")
         turns = (on["places"][..., None] * self._inverse).flatten(1)  # [rows, head_dim / 2]
         if order is not None:
@@ -155,7 +158,7 @@ class FrameTower(ABC):
 
 
 class _FrameBucket:
-    """Passes of up to so many patches."""
+    """A bucket for passes of up to `rows` patches."""
 
     def __init__(self, tower: FrameTower, rows: int) -> None:
         self._tower, self._room = tower, room_for(rows, tower.cut)

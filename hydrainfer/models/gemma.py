@@ -1,4 +1,4 @@
-"""Gemma 3: a SigLIP tower, whose patches are averaged, normalised and projected, before a decoder with windows."""
+"""Gemma 3: a SigLIP tower, whose patches are averaged, normalised and projected, and a decoder with windows."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class GemmaVision:
         return found
 
     def rows(self, picture: PatchedPicture) -> int | None:
-        """The number of rows of its embedding; None if it is no picture that this tower takes."""
+        """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         side = self.config.image_size
         return self.config.tokens if picture.pixels.shape == (side, side, 3) else None
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
-        """uint8 [image_size, image_size, 3] each → [tokens, width] each."""
+        """The embedding [tokens, width] of each picture, uint8 [image_size, image_size, 3]."""
         return [rows for part in self.passes.encode([p.pixels for p in pictures]) for rows in part]
 
     def _pass(self, pixels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The interface of a file of layers, under the name that the table of families gives."""
+"""The interface of an architecture's file, which the table of families names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hydrainfer.models.picture import VisionTower
 
 
 class Layers(NamedTuple):
-    """One architecture. `canonical(name)` maps a checkpoint's tensor name to ours; `vision` (None: takes text only)
-    builds an empty tower from (`ModelConfig`, ops, dtype, device), `language` a decoder from (`TextConfig`, ...)."""
+    """One architecture. `canonical(name)` maps a checkpoint's tensor name to ours; `vision` builds an empty tower from
+    (`ModelConfig`, ops, dtype, device); None: the model takes text only. `language` builds an empty decoder from
+    (`TextConfig`, ...)."""
 
     canonical: Callable[[str], str]
     vision: Callable[..., VisionTower] | None = None

@@ -8,7 +8,7 @@ from hydrainfer.models import lfm2
 from hydrainfer.models.layers import Layers
 from hydrainfer.models.lfm3_tower import Lfm3Vision
 
-_ROOMS = (  # where a tensor is → its prefix here, but for the language model's, which gets the one that LFM2 knows
+_ROOMS = (  # prefix in the checkpoint → ours; the language model's becomes the prefix that LFM2 uses
     (re.compile(r"^(?:model\.)?vision_tower\."), "vision."),
     (re.compile(r"^(?:model\.)?multi_modal_projector\."), "projector."),
     (re.compile(r"^(?:model\.language_model\.|language_model\.model\.)"), "model."),

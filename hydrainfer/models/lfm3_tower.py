@@ -25,8 +25,8 @@ _PROJECTOR_EPS = 1e-6
 
 @dataclass(slots=True)
 class _Layer:
-    """One layer's weights. `into` makes queries, keys and values, whose heads have norms, or, where the layer has a
-    `conv` [hidden, 1, kernel, kernel], two gates around what that takes."""
+    """One layer's weights. `into` projects to queries, keys and values; `heads_norm` normalises queries and keys. In a
+    layer with a `conv` [hidden, 1, kernel, kernel], `into` projects to two gates and the input of the convolution."""
 
     norm: Tensor
     into: Tensor
@@ -67,7 +67,7 @@ class _Layer:
 
 
 class Lfm3Vision(FrameTower):
-    """Rows [tokens, the language model's width]."""
+    """LFM3-VL's vision tower. Its rows: [tokens, the language model's width]."""
 
     config: Lfm3VisionConfig
 
@@ -111,7 +111,7 @@ class Lfm3Vision(FrameTower):
         return ops.linear(self._activation(ops.linear(x, *first)), *last)
 
     def _attend(self, layer: _Layer, rows: Tensor, layout: PatchLayout) -> Tensor:
-        """[rows, queries, keys and values] → [rows, hidden], each frame by itself."""
+        """Attention within each frame: rows of queries, keys and values → [rows, hidden]."""
         c, ops = self.config, self._ops
         dim = c.hidden // c.heads
         assert layer.heads_norm is not None
@@ -126,7 +126,7 @@ class Lfm3Vision(FrameTower):
         return ops.attention_segments(q, k, v, layout.frames, dim**-0.5).flatten(1)
 
     def _convolve(self, layer: _Layer, rows: Tensor, layout: PatchLayout) -> Tensor:
-        """[rows, 3 * hidden] → [rows, hidden], each frame by itself."""
+        """Gated convolution within each frame: [rows, 3 * hidden] → [rows, hidden]."""
         c, m = self.config, self.config.merge
         before, after, x = rows.chunk(3, dim=-1)
         gated, found, first = before * x, [], 0

@@ -20,12 +20,12 @@ from hydrainfer.models.slots import Slot, Weight, empty, matrix
 from hydrainfer.ops import KV, AttentionBatch, Decode, Int8Weight, OpSet, PlainLayer, ScanBatch, Shortlist
 
 _LARGE_HEAD = 32 << 20
-"""Bytes of a head from which a shortlist saves more reading than choosing takes."""
+"""The size in bytes from which a head's shortlist saves more time than it costs."""
 
 
 class LayerCache(NamedTuple):
-    """The cache of one layer in one step: its `parts` by name, `[n_blocks, *shape]` each, and the batch by its
-    tables."""
+    """One layer's cache in one step: its tensors `parts` by name, `[n_blocks, *shape]` each, and the batch with this
+    cache's block tables."""
 
     parts: Mapping[str, Tensor]
     batch: AttentionBatch | ScanBatch
@@ -37,22 +37,24 @@ class LayerCache(NamedTuple):
 
 
 class LastRows(NamedTuple):
-    """The rows whose hidden states are wanted: `rows` [n] int64, and `batch`, the same requests as decodes, by the
-    tables of the last layer; None if that has no attention."""
+    """The rows whose hidden states are wanted, `rows` [n] int64. `batch`: their requests as decodes, with the block
+    tables of the last layer; None if that layer has no attention."""
 
     rows: Tensor
     batch: AttentionBatch | None
 
 
 class DeepRows(NamedTuple):
-    """Features that the first layers add: after layer i, `features[:, i]` to `rows`. [n] int64; [n, levels, hidden]."""
+    """Visual features for the first layers: `features[:, i]` is added to `rows` after layer i. `rows` [n] int64,
+    `features` [n, levels, hidden]."""
 
     rows: Tensor
     features: Tensor
 
 
 class Run(NamedTuple):
-    """Layers `first` .. `stop - 1`, which compute decodes in one call; without a call, one layer."""
+    """Layers `first` .. `stop - 1`, which `decode` computes in one call. If `decode` is None, this is a single
+    layer."""
 
     first: int
     stop: int
@@ -61,8 +63,8 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class LlamaLayer:
-    """One block's weights; query-key-value and gate-up fused. A block with experts has no MLP. Where a `mixer` takes
-    the place of attention, `qkv` and `out` are the matrices around that."""
+    """One layer's weights. The query, key and value projections are fused, and so are gate and up. A layer with experts
+    has no MLP. If a `mixer` replaces attention, `qkv` and `out` are the matrices before and after it."""
 
     mixer: Mixer | None
     input_norm: Tensor
@@ -82,11 +84,11 @@ class LlamaLayer:
     sinks: Tensor | None
     experts: Moe | None
     widths: tuple[int, int, int]
-    """The widths of a row's queries with their gates, keys and values."""
+    """The widths of the parts of a `qkv` row: queries with their gates, keys, and values."""
 
     @classmethod
     def make(cls, c: TextConfig, i: int, ops: OpSet, dtype: torch.dtype, device: torch.device) -> LlamaLayer:
-        """Layer number `i`."""
+        """The empty weights of layer number `i`."""
         heads, kv_heads, h, m = c.heads, c.kv_heads_of(c.windows[i]), c.hidden, c.intermediate
         q, k, v = widths = heads * (c.head_dim + c.gate_dim), kv_heads * c.head_dim, kv_heads * c.value_dim
         into, out, into_bias, out_bias = q + k + v, heads * c.value_dim, c.qkv_bias, c.out_bias
@@ -123,7 +125,7 @@ class LlamaLayer:
         )
 
     def plain(self, c: TextConfig) -> PlainLayer | None:
-        """What one call of several layers takes of this one; None if there is more to it."""
+        """This layer as `OpSet.decoder` takes it; None if it has a part that `PlainLayer` lacks."""
         if self.mixer is not None or self.gate_up is None or self.down is None or self.out_norm is not None:
             return None
         if c.gate_dim or c.centred_norms or c.value_scale != 1.0 or c.activation != "silu":
@@ -168,7 +170,7 @@ class LlamaLayer:
 
 
 class Llama:
-    """Embedding table, decoder layers, head. Methods run under `torch.inference_mode` of the caller."""
+    """Embedding table, decoder layers and head. The caller runs the methods under `torch.inference_mode`."""
 
     def __init__(self, config: TextConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
@@ -221,8 +223,8 @@ class Llama:
         """Run all layers over `x` [rows, hidden] (overwritten), writing keys and values of every row into `caches`, one
         per layer. `positions` int64 [rows], or [3, rows] of (time, row, column).
 
-        Returns normalised hidden states [rows, hidden]; with `last`, of those rows only, and then the last layer
-        computes nothing but keys and values for the others.
+        Returns the normalised hidden states [rows, hidden]. With `last` it returns only those rows, and the last layer
+        computes only keys and values for the others.
         """
         turns = self._turns(positions)
         if last is None and deep is None and self._few_decodes(x, caches[0].batch):
@@ -239,7 +241,7 @@ class Llama:
         return self._norm(x, self.norm, self.config.norm_eps)
 
     def _turns(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """cos and sin for each layer; see `angles`."""
+        """The cos and sin of each layer; see `angles`."""
         c = self.config
         everywhere = angles(self._inverse, positions, self._axes, c.rope.scale)
         if c.local_rope == c.rope:
@@ -252,7 +254,7 @@ class Llama:
         return self._ops.linear(hidden, self.head).float()
 
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] → int64 [rows], the tokens with the largest of the `logits`."""
+        """[rows, hidden] → int64 [rows], each row's token with the largest logit."""
         find, head, shortlist = self._ops.likeliest, self.head, self.shortlist
         few = hidden.shape[0] <= self._ops.likeliest_rows
         if find is not None and isinstance(head, Tensor) and shortlist is not None and few:
@@ -282,7 +284,8 @@ class Llama:
 
     @cached_property
     def _runs(self) -> list[Run]:
-        """All layers: plain ones that follow each other and see as far together, the others one by one."""
+        """All layers in order: consecutive plain layers with the same window as one run, every other layer as its own
+        run."""
         c, ops, found = self.config, self._ops, []
         plain = [layer.plain(c) for layer in self.layers]
         assert ops.decoder is not None
@@ -312,7 +315,7 @@ class Llama:
         self._add(x, _gate(mixed, gate), layer.out, layer.out_bias, layer.out_norm)
 
     def _mix(self, layer: LlamaLayer, x: Tensor, cache: LayerCache) -> Tensor:
-        """[rows, hidden] → [rows, the mixer's width], of a layer without attention."""
+        """The mixer's output [rows, its width] for `x` [rows, hidden], in a layer without attention."""
         assert layer.mixer is not None and isinstance(cache.batch, ScanBatch)
         normed = self._norm(x, layer.input_norm, self.config.norm_eps)
         return layer.mixer.mix(self._ops.linear(normed, layer.qkv, layer.qkv_bias), cache.parts, cache.batch)
@@ -326,7 +329,8 @@ class Llama:
         cache: LayerCache,
         last: LastRows,
     ) -> Tensor:
-        """`_attend` for the last layer: keys and values of all rows, queries of the wanted ones. Returns their x."""
+        """`_attend` for the last layer: keys and values of all rows, queries of the wanted rows. Returns `x` of
+        those."""
         if layer.mixer is not None:
             mixed, x = self._mix(layer, x, cache)[last.rows], x[last.rows]
             self._add(x, mixed, layer.out, layer.out_bias, layer.out_norm)
@@ -351,8 +355,8 @@ class Llama:
         return x
 
     def _ungated(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows that begin with queries, and the gates [rows, heads, gate_dim] that stood before them, or behind each
-        head of them."""
+        """`rows` without gates, which then begin with the queries, and the gates [rows, heads, gate_dim] or None. One
+        gate per head stands before all queries; wider gates stand behind the queries of their head."""
         c = self.config
         if not c.gate_dim:
             return rows, None
@@ -363,7 +367,7 @@ class Llama:
         return torch.cat([q.flatten(1), rows[:, width:]], 1), gate
 
     def _heads(self, rows: Tensor, layer: LlamaLayer) -> tuple[Tensor, Tensor]:
-        """(Queries and) keys, and values, of [rows, width]: two views [rows, heads, dim]."""
+        """The (queries and) keys, and the values, of `rows` [rows, width]: two views [rows, heads, dim]."""
         c, width = self.config, rows.shape[1] - layer.widths[2]
         values = rows[:, width:].unflatten(1, (-1, c.value_dim))
         if c.value_scale != 1.0:
@@ -396,15 +400,16 @@ class Llama:
 
 
 def _gate(mixed: Tensor, gate: Tensor | None) -> Tensor:
-    """[rows, heads, dim] → [rows, heads * dim], times what the gate lets through."""
+    """[rows, heads, dim] → [rows, heads * dim], multiplied by the sigmoid of `gate` if there is one."""
     return (mixed if gate is None else mixed * gate.sigmoid()).flatten(1)
 
 
 def norm_dtype(c: TextConfig, dtype: torch.dtype) -> torch.dtype:
-    """The type of the weights of norms. One plus a small weight would lose the small part in a short type."""
+    """The dtype of norm weights. It is float32 where they are one plus a small weight, which 16 bits would round
+    off."""
     return torch.float32 if c.centred_norms else dtype
 
 
 def _rms_norm_wide(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`ops.rms_norm` with float32 weights, rounded after they are multiplied with, as Gemma's."""
+    """`ops.rms_norm` with float32 weights, rounded only after the multiplication by them, as in Gemma."""
     return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)

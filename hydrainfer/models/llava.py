@@ -44,12 +44,12 @@ class LlavaVision:
         return self._tower.slots()
 
     def rows(self, picture: PatchedPicture) -> int | None:
-        """The number of rows of its embedding; None if it is no picture that this tower takes."""
+        """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         side = self.config.image_size
         return self.config.tokens if picture.pixels.shape == (side, side, 3) else None
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
-        """uint8 [image_size, image_size, 3] each → [tokens, width] each."""
+        """The embedding [tokens, width] of each picture, uint8 [image_size, image_size, 3]."""
         return list(self._tower.encode([p.pixels for p in pictures]))
 
 

@@ -1,5 +1,6 @@
-"""LLaVA-NeXT: a picture is seen whole and in tiles ("anyres"), whose rows are put together, freed of their padding and
-each ended by a learned newline (Liu et al., "LLaVA-NeXT: Improved reasoning, OCR, and world knowledge")."""
+"""LLaVA-NeXT: a picture is encoded whole and in tiles ("anyres"). The tiles' patches form one grid without its padding,
+and each row of the grid ends with a learned newline (Liu et al., "LLaVA-NeXT: Improved reasoning, OCR, and world
+knowledge")."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from hydrainfer.ops import OpSet
 
 
 class LlavaNextVision:
-    """`PatchedPicture.pixels`: uint8 [1 + tiles, image_size, image_size, 3], the whole picture, then its tiles row by
-    row. `PatchedPicture.grid`: (rows of tiles; rows, columns of patches that are not padding), as much of it on either
-    side."""
+    """LLaVA-NeXT's vision tower. `PatchedPicture.pixels`: uint8 [1 + tiles, image_size, image_size, 3], the whole
+    picture, then its tiles row by row. `PatchedPicture.grid`: (rows of tiles, rows of patches without padding, columns
+    of patches without padding). Opposite sides have the same padding."""
 
     def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.config: AnyresConfig = config.vision
@@ -30,7 +31,7 @@ class LlavaNextVision:
         return self._tower.slots() | {"projector.newline": Slot(self.newline)}
 
     def rows(self, picture: PatchedPicture) -> int | None:
-        """The number of rows of its embedding; None if it is no picture that this tower takes."""
+        """The number of rows of the picture's embedding; None if the tower does not take this picture."""
         size, shape = self.config.clip.image_size, picture.pixels.shape
         if picture.grid is None or len(shape) != 4 or shape[1:] != (size, size, 3) or picture.grid[0] < 1:
             return None
@@ -41,7 +42,7 @@ class LlavaNextVision:
         return self.config.clip.tokens + height * (width + 1) if fits else None
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
-        """[rows, width] each; the squares of all pictures pass CLIP together."""
+        """The embedding [rows, width] of each picture. The squares of all pictures go through CLIP together."""
         squares = self._tower.encode([square for p in pictures for square in p.pixels])  # [squares, patches, width]
         parts = squares.split([len(p.pixels) for p in pictures])
         return [self._put_together(part, p.grid) for part, p in zip(parts, pictures)]

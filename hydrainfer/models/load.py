@@ -1,4 +1,4 @@
-"""Filling a model from its checkpoint: each file is read once, front to back, and only what the role needs."""
+"""Loading of a model from its checkpoint. Each file is read front to back, and only the tensors that the role needs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def load_model(
     """The towers of `role` from a Hugging Face checkpoint directory, cast to `dtype` ("float32", "bfloat16",
     "float16"; "auto" is the checkpoint's own).
 
-    `on_progress(done, total)` is called in bytes as they are read. Peak memory is the weights and one small buffer.
+    `on_progress(done, total)` is called with the bytes read so far. Peak memory is the weights and one small buffer.
     `config`: the checkpoint's, if it has been read already. `pause`: see `Model`.
-    Raises `CheckpointError` in one line.
+    Raises `CheckpointError` with a message of one line.
     """
     path = Path(path).expanduser()
     config = config or read_config(path)
@@ -55,7 +55,7 @@ def load_model(
     require(not (packed and ops.int8), path, "weights in MXFP4 cannot be quantized to int8; leave --quantization out")
     with torch.inference_mode():
         wanted = _wanted(Model(config, role, ops, DTYPES[dtype], torch.device("meta")), path, headers)
-        model = Model(config, role, ops, DTYPES[dtype], device, pause)  # only now: a damaged shape may be of any size
+        model = Model(config, role, ops, DTYPES[dtype], device, pause)  # now: a damaged shape may be of any size
         _fill(model, wanted, on_progress or (lambda _done, _total: None))
         if model.language is not None:
             model.language.loaded()
@@ -64,8 +64,9 @@ def load_model(
 
 
 def _as_stored(config: ModelConfig, headers: dict[Path, list[StoredTensor]]) -> ModelConfig:
-    """`config`, with experts one after the other in one tensor where these files have them so, whatever the family is
-    published with: transformers saves some otherwise. The shapes of both kinds tell, though one may be square."""
+    """`config`, with its experts marked as stacked if these files hold them in one tensor. For some families
+    transformers saves another layout than the published one. The shapes of both tensors decide, because one alone may
+    be square."""
     e, hidden, canonical = config.text.experts, config.text.hidden, layers_of(config).canonical
     if e is None:
         return config
@@ -78,8 +79,8 @@ def _as_stored(config: ModelConfig, headers: dict[Path, list[StoredTensor]]) -> 
 def _wanted(
     model: Model, path: Path, headers: dict[Path, list[StoredTensor]]
 ) -> dict[Path, list[tuple[StoredTensor, str]]]:
-    """The tensors to read, in file order, each with the name of its slot. `model` takes no memory. Raises
-    `CheckpointError` unless the files hold all that the model wants, in its shapes."""
+    """The tensors to read, in file order, each with the name of its slot. `model` may be on the meta device. Raises
+    `CheckpointError` unless the files hold all tensors that the model needs, in its shapes."""
     canonical = layers_of(model.config).canonical
     waiting = model.slots()
     wanted: dict[Path, list[tuple[StoredTensor, str]]] = {}
@@ -90,7 +91,7 @@ def _wanted(
             if slot is None:
                 continue
             kinds = ("U8",) if slot.how.startswith("mxfp4") else tuple(PLAIN)
-            known = t.dtype in kinds or file.name in (WEIGHT_FILE, VISION_FILE)  # of GGUF, `pieces` knows
+            known = t.dtype in kinds or file.name in (WEIGHT_FILE, VISION_FILE)  # for GGUF, `pieces` checks it
             require(known, path, f"tensor {t.name} has dtype {t.dtype}; supported: {', '.join(kinds)}")
             require(
                 t.shape == slot.expected,
@@ -122,7 +123,7 @@ def _fill(
 
 
 def _copy(file: FileIO, stored: StoredTensor, slot: Slot) -> None:
-    """One tensor from file to slot: directly where the bytes are alike, else some rows at a time."""
+    """Copy one tensor from file to slot: directly if the bytes are the same, else some rows at a time."""
     if slot.how:
         copy_matrices(file, stored, slot, PLAIN.get(stored.dtype, torch.uint8))
         return

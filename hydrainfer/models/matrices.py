@@ -16,8 +16,8 @@ _BIAS = 127
 
 
 def copy_matrices(file: FileIO, stored: StoredTensor, slot: Slot, kind: torch.dtype) -> None:
-    """The matrices of a tensor [matrices, ...] of numbers of this `kind`, one at a time, each brought to [out, in]. The
-    scales of MXFP4 multiply what is there already."""
+    """Copy the matrices of a tensor [matrices, ...] of dtype `kind` to its slot, one at a time, each brought to [out,
+    in]. The scales of MXFP4 multiply the numbers that are already there."""
     n, *shape = stored.shape
     buffer, outer = torch.empty(shape, dtype=kind), slot.into.shape[0] // n
     for i in range(n):
@@ -36,7 +36,7 @@ def copy_matrices(file: FileIO, stored: StoredTensor, slot: Slot, kind: torch.dt
 
 
 def _numbers(packed: Tensor) -> Tensor:
-    """[..., bytes] uint8 → [..., 2 * bytes] float32: two numbers in each byte, the lower half first, not scaled yet
-    (E2M1 of the OCP Microscaling Formats, version 1.0)."""
+    """[..., bytes] uint8 → [..., 2 * bytes] float32: two numbers per byte, the lower half first, not yet scaled (E2M1
+    of the OCP Microscaling Formats, version 1.0)."""
     numbers = torch.tensor(_E2M1 + [-x for x in _E2M1])
     return numbers[torch.stack([packed & 15, packed >> 4], -1).int()].flatten(-2)

@@ -1,5 +1,5 @@
-"""What mixes tokens in layers without attention: between the products with their `in` and `out` matrices, which
-`LlamaLayer` has, all that is read and written of a request is a state of fixed size."""
+"""Mixers, which replace attention in some layers and keep a state of fixed size per request. The matrices before and
+after a mixer belong to `LlamaLayer`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from hydrainfer.ops import DeltaLayer, OpSet, ScanBatch
 
 
 class Mixer(Protocol):
-    """The part of one layer. `in_width`, `out_width`: of the rows that it takes and gives; `bias`: whether both
-    products around it add one."""
+    """One layer's mixer. `in_width`, `out_width`: the widths of its input and output rows; `bias`: whether the products
+    before and after it add a bias."""
 
     in_width: int
     out_width: int
     bias: bool
 
     def slots(self, prefix: str) -> dict[str, Slot]:
-        """Its own tensors by canonical name."""
+        """The slots of the mixer's own tensors, by canonical name."""
 
     def around(self, into: Weight, out: Weight) -> dict[str, Weight]:
-        """The matrices around it, or their biases, by the names of the tensors that fill them."""
+        """The parts of the matrices before and after the mixer, or of their biases, by the names of the tensors that
+        fill them."""
 
     def mix(self, rows: Tensor, parts: Mapping[str, Tensor], batch: ScanBatch) -> Tensor:
-        """[rows, in_width] → [rows, out_width], going on from the states in `parts` and leaving new ones there."""
+        """[rows, in_width] → [rows, out_width]. Reads the requests' states in `parts` and leaves new ones there."""
 
 
 class ShortConv:
-    """LFM2's: a convolution over the last few tokens between two gates."""
+    """LFM2's mixer: a convolution over the last few tokens, between two gates."""
 
     def __init__(self, c: Recurrence, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         self.in_width, self.out_width, self.bias = 3 * c.channels, c.channels, c.bias
@@ -55,8 +56,8 @@ class ShortConv:
 
 
 class GatedDelta:
-    """Qwen3-Next's and Qwen3.5's: the gated delta rule over what a short convolution makes of queries, keys and values;
-    what it gives is normalised, head by head, and gated."""
+    """The mixer of Qwen3-Next and Qwen3.5: the gated delta rule on queries, keys and values after a short convolution,
+    then a norm per head and a gate."""
 
     bias = False
 
@@ -94,7 +95,7 @@ class GatedDelta:
         return self._ops.gated_delta(*split, self._layer, parts["conv"], parts["matrix"], batch)
 
     def _by_head(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values together, gate, beta and step of rows where they lie head of keys by head."""
+        """The qkv, gate, beta and step of `rows`, in which they are grouped by key head."""
         c, group = self.config, self.config.value_heads // self.config.key_heads
         qkvz, ba = rows.split([sum(self._widths[:2]), sum(self._widths[2:])], -1)
         values = group * c.value_dim

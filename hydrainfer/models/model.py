@@ -18,8 +18,9 @@ from hydrainfer.ops import OpSet, packing, pausing, stepping
 
 
 class Model:
-    """Weights on one device. `vision` is None unless the role encodes and the model sees, `language` unless it prefills
-    or decodes. `pause`, if given, is called before each matrix product of the vision tower."""
+    """A model's weights on one device. `vision` is None unless the role encodes and the model takes pictures.
+    `language` is None unless the role prefills or decodes. `pause`, if given, is called before each matrix product of
+    the vision tower."""
 
     def __init__(
         self,
@@ -44,8 +45,8 @@ class Model:
             self.weight_bytes += self.language.shortlist.nbytes
 
     def slots(self) -> dict[str, Slot]:
-        """Canonical tensor name → where it goes, for every tensor the role needs. Before the first picture: `packing`
-        changes the weights of the vision tower."""
+        """The slot of every tensor that the role needs, by canonical name. Call this before the first picture, because
+        `packing` then changes the weights of the vision tower."""
         return {name: slot for tower in (self.vision, self.language) if tower for name, slot in tower.slots().items()}
 
     def prepare(self) -> None:
@@ -66,13 +67,13 @@ class Model:
         return cache_specs(self.config, self.role, dtype, kv_block_tokens, embed_block_tokens)
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
-        """[rows, embed_width] per picture; see `VisionTower`."""
+        """The embedding [rows, embed_width] of each picture; see `VisionTower`."""
         assert self.vision is not None, f"role {self.role} loads no vision tower"
         with torch.inference_mode():
             return self.vision.encode(pictures)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """int64 [rows] → a fresh [rows, hidden]."""
+        """Token embeddings: int64 [rows] → a fresh tensor [rows, hidden]."""
         assert self.language is not None, f"role {self.role} loads no language model"
         with torch.inference_mode():
             return self.language.embed(ids)
@@ -85,7 +86,7 @@ class Model:
         last: LastRows | None = None,
         deep: DeepRows | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm: of every row, or of `last.rows`. `x` [rows, hidden] is overwritten;
+        """Hidden states after the final norm, of every row or only of `last.rows`. `x` [rows, hidden] is overwritten;
         `positions` int64 [rows] or [3, rows]; `caches` one per layer."""
         assert self.language is not None, f"role {self.role} loads no language model"
         with torch.inference_mode():
@@ -98,7 +99,7 @@ class Model:
             return self.language.logits(hidden)
 
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] → int64 [rows]: `logits(hidden).argmax(-1)`, perhaps sooner."""
+        """[rows, hidden] → int64 [rows]: `logits(hidden).argmax(-1)`, by a faster operator if there is one."""
         assert self.language is not None, f"role {self.role} loads no language model"
         with torch.inference_mode():
             return self.language.likeliest(hidden)
@@ -107,7 +108,7 @@ class Model:
 def cache_specs(
     config: ModelConfig, role: Role, dtype: str, kv_block_tokens: int = 16, embed_block_tokens: int = 64
 ) -> tuple[CacheSpec, ...]:
-    """The caches of an instance of this role."""
+    """The specs of the caches that an instance of this role has."""
     text = config.text
     return specs_of(
         role,

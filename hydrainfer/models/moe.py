@@ -16,8 +16,8 @@ from hydrainfer.ops import ExpertWeights, OpSet
 
 @dataclass(slots=True)
 class Moe:
-    """One layer's experts. `correction` [experts]: added to scores for the choice only. `shared`: gate-up, down, and
-    the gate [1, hidden] of the MLP that all tokens go through."""
+    """One layer's experts. `correction` [experts]: added to the scores that experts are chosen by, not to their
+    weights. `shared`: gate-up, down, and the gate [1, hidden] of the MLP that all tokens go through."""
 
     experts: Experts
     hidden: int
@@ -54,7 +54,7 @@ class Moe:
         )
 
     def slots(self, prefix: str) -> dict[str, Slot]:
-        """`prefix`: the name of the layer's MLP."""
+        """The slots of all tensors. `prefix`: the name of the layer's MLP."""
         found = {f"{prefix}.gate.weight": Slot(self.gate)} | dict(self._stored(f"{prefix}.experts"))
         biases = {
             "gate.bias": self.gate_bias,
@@ -71,7 +71,7 @@ class Moe:
         return found
 
     def _stored(self, prefix: str) -> Iterator[tuple[str, Slot]]:
-        """The names of the matrices in a checkpoint."""
+        """The slots of the experts' matrices, by their names in a checkpoint."""
         e = self.experts
         if e.stored == "apart":
             for i in range(e.count):
@@ -89,13 +89,13 @@ class Moe:
                 yield f"{prefix}.{name}_scales", Slot(weight, rows, how="mxfp4 scales")
 
     def run(self, x: Tensor, ops: OpSet) -> Tensor:
-        """[rows, hidden] → [rows, hidden], for normalised rows."""
+        """The experts' output for normalised rows: [rows, hidden] → [rows, hidden]."""
         weights, chosen = self.route(x)
         out = torch.zeros_like(x) if self.shared is None else self._shared(x, ops, *self.shared)
         return ops.experts(out, x, weights, chosen, self.matrices, ops)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of the chosen experts in the type of `x`, and which they are, both [rows, chosen]."""
+        """The weights of the chosen experts, in the dtype of `x`, and the experts' ids, both [rows, chosen]."""
         e = self.experts
         scores = F.linear(x.to(self.gate.dtype), self.gate, self.gate_bias)
         if e.router == "chosen":
@@ -112,7 +112,8 @@ class Moe:
         return (weights * e.scale).to(x.dtype), chosen
 
     def _corrected(self, scores: Tensor) -> Tensor:
-        """The scores that experts are chosen by: those of groups whose best two come to little are out."""
+        """The scores that experts are chosen by. All but the `groups_chosen` best groups, by the sum of their two best
+        scores, get -inf."""
         e = self.experts
         assert self.correction is not None
         found = scores + self.correction

@@ -1,4 +1,4 @@
-"""Where the patches of a pass lie, by the sizes of its pictures."""
+"""The layout of a pass's patches, given the sizes of its pictures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Grid = tuple[int, int, int]
 
 
 class PatchLayout(NamedTuple):
-    """What the layers are told of a pass. `cos`, `sin` [rows, head_dim / 2]; `places` [rows, 2] float32: row and
-    column; `sizes` [rows, 2] float32: patches high and wide; `order`: tokens by windows, with `back` its inverse, None
-    without windows."""
+    """The layout of a pass, as the layers take it. `cos`, `sin` [rows, head_dim / 2]; `places` [rows, 2] float32: a
+    patch's row and column; `sizes` [rows, 2] float32: its picture's height and width in patches; `order`: the tokens
+    sorted by window, and `back`, the inverse; both None without windows."""
 
     grids: Sequence[Grid]
     cos: Tensor
@@ -30,8 +30,8 @@ class PatchLayout(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a pass is padded to. The rows behind those of its pictures are a frame of their own, and windows of their
-    own; frames and windows that are still lacking have no rows."""
+    """The size that a pass is padded to. The padding rows form a frame of their own, and windows of their own; the
+    remaining frames and windows are empty."""
 
     rows: int
     frames: int
@@ -39,7 +39,8 @@ class Room(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How the pictures of a tower are cut: the sides of a token in patches and of a window in tokens, 0 without."""
+    """How a tower cuts pictures: `merge`, the side of a token in patches, and `window`, the side of a window in tokens
+    (0: no windows)."""
 
     merge: int
     window: int
@@ -50,8 +51,8 @@ class Cut(NamedTuple):
 
 
 class Arranged(NamedTuple):
-    """A `PatchLayout` before it is on the device. `arrays`: places, sizes, and with windows order and back, as there;
-    `frames` and `windows` as `Segments.starts`. `frames`, `windows`: the rows of each."""
+    """A `PatchLayout` before it is on the device. `arrays`: places, sizes and, with windows, order and back, as in
+    `PatchLayout`; frames and windows as `Segments.starts`. `frames`, `windows`: the number of rows of each."""
 
     grids: tuple[Grid, ...]
     arrays: dict[str, np.ndarray]
@@ -60,13 +61,13 @@ class Arranged(NamedTuple):
 
 
 def rows_of(grids: Sequence[Grid], cut: Cut) -> int:
-    """Patches of pictures of these sizes in tokens: frame pairs, high, wide."""
+    """The number of patches of pictures with these sizes: (frame pairs, height in tokens, width in tokens)."""
     return sum(t * h * w for t, h, w in grids) * cut.merge**2
 
 
 def room_for(rows: int, cut: Cut) -> Room:
-    """The room of `rows` patches: for pictures of 256 patches and a few small ones, for windows of which every other
-    is whole. Kernels take a while for each that is not there."""
+    """The room of `rows` patches: enough frames for pictures of 256 patches and a few small ones, enough windows if
+    every other one is whole. There are no more, because kernels also take time for empty ones."""
     frames = 4 + rows // 256
     return Room(rows, frames, frames + 2 * rows // cut.window_rows if cut.window else 0)
 
@@ -81,7 +82,8 @@ def fits(grids: Sequence[Grid], cut: Cut, room: Room) -> bool:
 
 
 def arrange(grids: Sequence[Grid], cut: Cut, room: Room | None = None) -> Arranged:
-    """`room`: where given, the pass is padded to it; it `fits`."""
+    """Arrange a pass over pictures of these sizes. `room`: the size to pad the pass to, which it `fits`; None: no
+    padding."""
     m, each = cut.merge, cut.merge**2
     free = room.rows - rows_of(grids, cut) if room else 0
     places: list[np.ndarray] = []
@@ -116,13 +118,14 @@ def arrange(grids: Sequence[Grid], cut: Cut, room: Room | None = None) -> Arrang
 
 
 def _padded(lengths: list[int], n: int) -> list[int]:
-    """`n` lengths, empty ones last."""
+    """The lengths above 0, padded with zeros to `n`."""
     some = [length for length in lengths if length]
     return some + [0] * (n - len(some))
 
 
 def _windows(grid: Grid, side: int) -> np.ndarray:
-    """The window of every token, [t * h * w]: squares of `side` tokens, smaller at the right and lower edges."""
+    """The window index of every token, [t * h * w]. Windows are squares of `side` tokens, smaller at right and lower
+    edges."""
     t, h, w = grid
     across, down = -(-w // side), -(-h // side)
     frame = (np.arange(h) // side)[:, None] * across + np.arange(w) // side

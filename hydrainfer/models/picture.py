@@ -17,63 +17,68 @@ Taken = TypeVar("Taken", contravariant=True)
 
 
 class PatchedPicture(NamedTuple):
-    """`pixels`: uint8, as the family's adapter in `processor` shaped it; `grid`: see `core.MediaSpan`."""
+    """A picture as a vision tower takes it. `pixels`: uint8, in the shape that the family's adapter in `processor`
+    gives; `grid`: see `core.MediaSpan`."""
 
     pixels: np.ndarray
     grid: tuple[int, int, int] | None = None
 
 
 class VisionTower(Protocol):
-    """One family's way from pixels to rows of the embedding cache."""
+    """The vision tower of a model family: from pixels to rows of the embedding cache."""
 
     def slots(self) -> dict[str, Slot]:
-        """Canonical tensor name → where it goes."""
+        """The slot of each tensor, by canonical name."""
 
     def rows(self, picture: PatchedPicture) -> int | None:
-        """The number of rows of its embedding; None if it is no picture that this tower takes."""
+        """The number of rows of the picture's embedding; None if the tower does not take this picture."""
 
     def encode(self, pictures: list[PatchedPicture]) -> list[Tensor]:
-        """[rows, embed_width] each; pictures of any sizes in one pass, each as if it were alone."""
+        """The embedding [rows, embed_width] of each picture. Pictures of any sizes share a pass without affecting each
+        other."""
 
 
 class Bucket(Protocol[Taken]):
-    """Passes up to one size, over memory that stays where it is, so that a graph can replay `compute`."""
+    """Passes of up to one size, over memory at fixed addresses, so that a CUDA graph can replay `compute`."""
 
     def fill(self, given: Taken) -> int:
-        """Put a pass into that memory. Returns how many entries of the result are its own: the first."""
+        """Copy a pass into the fixed memory. Returns how many entries, at the start of the result, belong to it."""
 
     def compute(self) -> Tensor:
-        """The pass that was put there last, and padding. At first there is an empty one."""
+        """Compute the pass that was filled in last, and padding. Before the first `fill` it is an empty pass."""
 
 
 class Passes(Protocol[Given]):
-    """How a tower computes one pass, by `through` if a runner has set that to what replays graphs, else by `compute`.
-    A tower that can be captured has this as `passes`."""
+    """The way a tower computes one pass: by `through` if a runner has set it, to replay CUDA graphs, else by `compute`.
+    A tower that can be captured in graphs has this as `passes`."""
 
     through: Callable[[Given], Tensor] | None
 
     @property
     def sizes(self) -> Sequence[int]:
-        """The sizes of buckets, ascending."""
+        """The sizes of the buckets, ascending."""
 
     @property
     def captures(self) -> bool:
-        """Whether the operators of a bucket do the same for every pass that fits it, as a graph does."""
+        """Whether a bucket's operators do the same for every pass that fits it, so that a CUDA graph can replay
+        them."""
 
     def compute(self, given: Given) -> Tensor: ...
 
     def size_of(self, given: Given) -> int | None:
-        """The smallest bucket that the pass fits; None if it fits none."""
+        """The size of the smallest bucket that the pass fits; None if it fits none."""
 
     def bucket(self, size: int) -> Bucket[Given]: ...
 
 
 class Squares:
-    """Pictures of one size through `compute`, uint8 [n, size, size, 3] on `device` → [n, tokens, width], at most
-    `at_once` in one pass, which bounds its memory. They are `Passes`: a bucket holds one number of pictures."""
+    """Passes over pictures of one size. `compute`: uint8 [n, size, size, 3] on `device` → [n, tokens, width]. A pass
+    has at most `at_once` pictures, which bounds its memory. This class implements `Passes`; a bucket holds a fixed
+    number of pictures."""
 
     sizes = (1, 2, 3, 4, 5)
-    """A picture of LLaVA-NeXT is up to five. More keep a GPU busy longer than their launches take."""
+    """A picture of LLaVA-NeXT has up to five squares. More squares keep a GPU busy for longer than kernel launches
+    take."""
     captures = True
 
     def __init__(self, compute: Callable[[Tensor], Tensor], size: int, device: torch.device, at_once: int) -> None:
@@ -88,7 +93,7 @@ class Squares:
         return _SquareBucket(self, size)
 
     def encode(self, squares: Sequence[np.ndarray]) -> list[Tensor]:
-        """uint8 [size, size, 3] each → parts of [n, tokens, width], in order."""
+        """The embeddings of squares, uint8 [size, size, 3] each, in order, as parts [n, tokens, width]."""
         parts = [squares[i : i + self.at_once] for i in range(0, len(squares), self.at_once)]
         return [(self.through or self.compute)(to_device(np.stack(part), self.device)) for part in parts]
 

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: the names of their tensors; the towers are in `qwen_tower`."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: the names of their tensors. The towers are in `qwen_tower`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RENAMES = (  # published and present names → ours
     (re.compile(r"^(?:model\.)?(?:language_model\.)?lm_head\."), "lm_head."),
     (re.compile(r"^(?:model\.language_model\.|language_model\.model\.|model\.)"), "text."),
 )
-_VISION_RENAMES = (  # what one family calls otherwise than the others
+_VISION_RENAMES = (  # names that one family spells differently
     (re.compile(r"\.linear_fc([12])\."), r".fc\1."),
     (re.compile(r"^(vision\.merger)\.mlp\.0\."), r"\1.fc1."),
     (re.compile(r"^(vision\.merger)\.mlp\.2\."), r"\1.fc2."),

@@ -44,7 +44,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _Merger:
-    """`late`: the norm comes after merging."""
+    """The weights that merge patches into tokens. `late`: the norm comes after merging."""
 
     norm: tuple[Tensor, ...]
     fc_1: tuple[Tensor, Tensor]
@@ -64,11 +64,11 @@ def _named(name: str, tensors: tuple[Tensor, ...]) -> dict[str, Slot]:
 
 
 class QwenVision(FrameTower):
-    """Rows [tokens, out * (1 + levels)]."""
+    """The vision tower of the Qwen-VL models. Its rows: [tokens, out * (1 + levels)]."""
 
     config: QwenVisionConfig
     sizes = range(256, 2049, 256)
-    """More patches keep a GPU busy longer than their launches take; up to 255 of each pass are padding."""
+    """More patches keep a GPU busy for longer than kernel launches take. Up to 255 patches of a pass are padding."""
 
     def __init__(self, config: ModelConfig, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
         c: QwenVisionConfig = config.vision
@@ -135,7 +135,8 @@ class QwenVision(FrameTower):
         return torch.cat([merged, *(deep[i] for i in sorted(deep))], dim=1) if deep else merged
 
     def _positions(self, table: Tensor, layout: PatchLayout) -> Tensor:
-        """The learned square stretched over each picture, corners on corners: bilinear, [rows, hidden] float32."""
+        """The learned grid of positions, stretched bilinearly over each picture, corners aligned: [rows, hidden]
+        float32."""
         side = self.config.grid
         at = layout.places * (side - 1) / (layout.sizes - 1).clamp(min=1)  # [rows, 2]
         low = at.floor()
@@ -153,7 +154,7 @@ class QwenVision(FrameTower):
         return F.layer_norm(x, (x.shape[-1],), weights[0], weights[1], _EPS)
 
     def _run(self, block: _Block, x: Tensor, layout: PatchLayout, segments: Segments) -> None:
-        """One block over [rows, hidden], in place."""
+        """Run one block over `x` [rows, hidden], in place."""
         ops, heads = self._ops, self.config.heads
         dim = self.config.hidden // heads
         qkv = ops.linear(self._norm(x, block.norm_1), *block.qkv).view(-1, 3 * heads, dim)

@@ -11,10 +11,11 @@ from hydrainfer.checkpoint import Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """[dim / 2] float32, where `dim` numbers of a head are turned: radians per position. "llama3" follows Llama 3.1's
-    model card: low frequencies are divided by the factor, high ones kept, those between interpolated. "yarn" does
-    likewise, by the place of a pair (https://arxiv.org/abs/2309.00071, section 3.2). "proportional" turns the first
-    pairs as if all were turned, and leaves the others."""
+    """The rotation of each pair in radians per position, float32 [dim / 2], where `dim` numbers of each head are
+    rotated. "llama3" follows Llama 3.1's model card: low frequencies are divided by the factor, high ones are kept,
+    those between are interpolated. "yarn" does the same by the index of the pair (https://arxiv.org/abs/2309.00071,
+    section 3.2). "proportional" rotates only the first pairs, with the frequencies that they have if all are
+    rotated."""
     dim = rope.dim(head_dim)
     freqs = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
     if rope.kind == "proportional":
@@ -38,13 +39,14 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def _pair_that_turns(n: float, rope: Rope, dim: int) -> float:
-    """The number of the pair, if not whole, that turns `n` times within the original context."""
+    """The index of the pair, possibly fractional, that turns `n` times within the original context."""
     return dim * math.log(rope.original_context / (n * 2 * math.pi)) / (2 * math.log(rope.theta))
 
 
 def axes(rope: Rope) -> Tensor:
-    """[dim / 2] int64: which of (time, row, column) turns each pair. Following each other as in Qwen2-VL, or, with
-    `interleaved`, time, row, column by turns as in Qwen3-VL, time taking what the others leave."""
+    """The axis (0: time, 1: row, 2: column) that rotates each pair, int64 [dim / 2]. The axes take consecutive
+    sections, as in Qwen2-VL, or, if `interleaved`, alternate as in Qwen3-VL, where time takes the pairs that are left
+    over."""
     assert rope.sections is not None
     if not rope.interleaved:
         return torch.tensor([axis for axis, n in enumerate(rope.sections) for _ in range(n)])
@@ -55,12 +57,12 @@ def axes(rope: Rope) -> Tensor:
 
 
 def angles(inverse: Tensor, positions: Tensor, axes: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin times `scale`, each [rows, dim / 2] float32, of int64 positions [rows], or [3, rows] of which `axes`
-    says the one for each pair."""
+    """cos and sin times `scale`, each [rows, dim / 2] float32. `positions`: int64 [rows], or [3, rows] from which
+    `axes` picks one per pair."""
     if positions.dim() == 1:
         turns = positions.float()[:, None] * inverse
     else:
         assert axes is not None, "positions in three dimensions for a model that has one"
-        turns = positions.float()[axes].t().contiguous() * inverse  # kernels want whole rows
+        turns = positions.float()[axes].t().contiguous() * inverse  # kernels need contiguous rows
     cos, sin = turns.cos(), turns.sin()
     return (cos, sin) if scale == 1.0 else (cos.mul_(scale), sin.mul_(scale))

@@ -13,9 +13,10 @@ Weight = Tensor | Int8Weight
 
 
 class Slot(NamedTuple):
-    """`into` receives one checkpoint tensor; `shape` is that tensor's shape where it differs from `into`'s. `plus` is
-    added to what was read. `how`: the tensor is numbers as `into` has them, matrices [out, in] or [in, out] one after
-    the other, or one of the two tensors of which MXFP4 consists; the scales are read last."""
+    """The place of one checkpoint tensor. `into` receives it; `shape` is the tensor's shape if that differs from
+    `into`'s. `plus` is added to what was read. `how`: "": the tensor has `into`'s layout; "stacked", "transposed": it
+    holds matrices [out, in] or [in, out] one after the other; "mxfp4", "mxfp4 scales": it is one of an MXFP4 weight's
+    two tensors, of which the scales are read last."""
 
     into: Weight
     shape: tuple[int, ...] | None = None
@@ -32,7 +33,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def matrix(ops: OpSet, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Weight:
-    """A weight [out, in] of the kind that `ops` multiplies by."""
+    """An empty weight [out, in], int8 if `ops` is for int8 weights."""
     return Int8Weight.empty(shape, device) if ops.int8 else empty(shape, dtype, device)
 
 

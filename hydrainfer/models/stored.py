@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint's weight files, safetensors or GGUF, and their rows, some at a time."""
+"""The tensors of a checkpoint's weight files, safetensors or GGUF, and their rows in pieces."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def weight_headers(path: Path) -> dict[Path, list[StoredTensor]]:
 
 
 def pieces(file: FileIO, stored: StoredTensor) -> Iterator[tuple[int, Tensor]]:
-    """The rows of a tensor in order: where each piece begins, and [rows, row] in the type it is stored in, quantised
-    ones as float32. A piece is valid until the next; it holds whole heads. Raises `CheckpointError`."""
+    """The rows of a tensor in pieces: the index of a piece's first row, and the rows [rows, row], in the dtype they are
+    stored in or, if quantised, in float32. A piece is valid until the next one, and holds whole
+    heads. Raises `CheckpointError`."""
     n_rows, n_values = (stored.shape or (1,))[0], math.prod(stored.shape[1:])
     per_head = n_rows // stored.heads if stored.heads else 1
     plain = PLAIN.get(stored.dtype)
@@ -48,7 +49,7 @@ def pieces(file: FileIO, stored: StoredTensor) -> Iterator[tuple[int, Tensor]]:
         held = buffer[: min(step, n_rows - first)]
         read_into(file, stored.offset + first * row_bytes, held.reshape(-1).data)
         rows = _dequantised(held, stored, file) if plain is None else torch.from_numpy(held).view(plain)
-        if stored.heads:  # llama.cpp's order: the halves of each head by turns
+        if stored.heads:  # llama.cpp interleaves the halves of each head
             rows = rows.view(-1, per_head // 2, 2, rows.shape[1]).transpose(1, 2).reshape(len(held), -1)
         yield first, rows
 
