@@ -1,4 +1,4 @@
-"""Executes step batches: a vision and a language runner, each on its own lane, input packing, sampling.
+"""Execution of step batches: a vision and a language runner, each on its own lane, input packing, sampling.
 
 Called by the engine through its ports. Never schedules, owns no blocks, changes no sequence.
 """

@@ -1,7 +1,7 @@
 """An emulated device: batches take the time a cost model says, tokens are a function of the prompt, blocks hold tags.
 
 No thread and no sleep: a ticket knows when it is ready, and the engine's driver wakes then. What a batch reads and
-writes is settled at launch and carried out when its time is over, so a block given away too early shows.
+writes is fixed at launch and carried out when its time is over, so a block that is freed too early is noticed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _MISMATCH = "emulated_mismatch"
 _LIVES_KEPT = 1024
 _GOLDEN = 0x9E3779B97F4A7C15
 _LOG_HALF = -0.6931471805599453
-_FIRST_LEARNED = 259  # of a Llama vocabulary: before it the special tokens and the 256 bytes
+_FIRST_LEARNED = 259  # in a Llama vocabulary, after the special tokens and the 256 bytes
 
 
 def spoken_ids(n_vocab: int, placeholder: int) -> range:
-    """Token ids that spell something: between a Llama vocabulary's bytes and what was added behind it (the picture's
-    placeholder first), or all but the first three where that leaves nothing."""
+    """The token ids that stand for text. They come after a Llama vocabulary's special tokens and bytes (in a small
+    vocabulary: after the first three ids) and before the tokens added later, of which the picture's placeholder is the
+    first."""
     first = _FIRST_LEARNED if n_vocab > 2 * _FIRST_LEARNED else 3
     return range(first, placeholder if placeholder > first + 1 else n_vocab)
 
@@ -63,16 +64,16 @@ class EmulatedDevice:
         self._time = SlicedTime(cost) if sliced else DeviceTime(cost)
 
     def tags_for(self, stage: Stage) -> TagStore | None:
-        """The words of the cache that this stage writes first."""
+        """The tags of the cache that this stage writes first."""
         spec = for_stage((tags.spec for tags in self.tags.values()), stage)
         return None if spec is None else self.tags[spec.name]
 
     def token_tags(self) -> list[TagStore]:
-        """The words of the caches that every decode writes."""
+        """The tags of the caches that every decode writes."""
         return [tags for tags in self.tags.values() if Stage.DECODE in tags.spec.stages]
 
     def occupy(self, batch: StepBatch) -> Span:
-        """Begin the batch now. Returns until when it takes the device."""
+        """Begin the batch now. Returns the time it takes of the device."""
         return self._time.occupy(batch, self.clock())
 
 
@@ -96,11 +97,11 @@ class EmulatedTicket:
 
 
 class EmulatedRunner:
-    """One lane; satisfies `engine.ports.Runner`.
+    """The runner of one lane; satisfies `engine.ports.Runner`.
 
     A request whose blocks do not hold what was written for it fails with `InternalError(code="emulated_mismatch")`.
-    Checked are: the embeddings that a chunk reads; all its context when a sequence is first seen here, or prefills; its
-    last block in every decode; and once a step all the context of one decoding sequence, in turns."""
+    The checked reads are: the embeddings of a chunk; all the context of a sequence that is first seen here, or that
+    prefills; the last block in every decode; and, in each step, all the context of one decoding sequence, in turns."""
 
     def __init__(self, device: EmulatedDevice, lane: Lane) -> None:
         self._device = device
@@ -123,7 +124,7 @@ class EmulatedRunner:
 
 
 class _Vision:
-    """Pictures: one tag for each of their blocks."""
+    """The vision lane's work: one tag for each block of a picture."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._pixels = device.pixels
@@ -163,9 +164,9 @@ class _Vision:
 
 
 class _Life:
-    """A sequence seen lately: its KV `tags`; `n_pictured`, where its last picture ends; and what its tokens come from.
-    Token number `position` is `odd * position` modulo 2**31, scaled to the ids spoken: a function of the prompt, the
-    position and, unless greedy, the seed; `never` an end."""
+    """A sequence seen lately: its KV `tags`, where its last picture ends (`n_pictured`), and what its tokens come from.
+    Token number `position` is `odd * position` modulo 2**31, scaled to the spoken ids: a function of the prompt, the
+    position and, unless greedy, the seed. The ids in `never`, which would end it, do not occur."""
 
     __slots__ = ("attempt", "logprobs", "n_pictured", "never", "odd", "request", "tags")
 
@@ -183,7 +184,7 @@ class _Life:
 
 
 class _Language:
-    """Chunks and decodes: tags of what they read, tags of what they write, tokens."""
+    """The language lane's work: the tags that chunks and decodes read and write, and their tokens."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._first, self._n_spoken = device.spoken.start, len(device.spoken)
@@ -256,7 +257,7 @@ class _Language:
     def _chunk(
         self, work: TokenWork, of: KVTags, store: TagStore, reads: Reads, blocks: list[int], tags: list[int]
     ) -> None:
-        """Note the blocks of a cache that a chunk reads, all that is held of its context, and those that it fills."""
+        """Note the blocks of a cache that a chunk reads (all of its context that is held) and those that it fills."""
         seq, start, count = work.seq, work.start, work.count
         held, size, end = seq.blocks[store.spec.name], self._block_tokens, start + count
         if not store.spec.paged:
@@ -294,7 +295,7 @@ class _Language:
                 reads.add(seq.id, blocks, [*range(ident + parts.start + 1, ident + parts.stop + 1)])
 
     def _another(self, token: int, never: tuple[int, ...]) -> int:
-        """The next one that is none of these (or any, where nothing else is left)."""
+        """The next spoken id that is not in `never`; `token` itself if there is none."""
         others = (self._next(token, i) for i in range(1, self._n_spoken))
         return next((t for t in others if t not in never), token)
 

@@ -1,11 +1,11 @@
-"""CUDA graphs: one launch for what are some thirty per layer of a decode step, a dozen of a vision tower.
+"""CUDA graphs: one launch instead of some thirty per layer of a decode step, or a dozen per layer of a vision tower.
 
-A decode graph is captured for each of a few numbers of rows; a step is padded to the next one. What its kernels read
-lies at the same place in every step. What attention needs to know beforehand is planned before each replay.
+A decode graph is captured for each of a few numbers of rows; a step is padded to the next one. The inputs of its
+kernels have fixed addresses. Attention is planned before each replay.
 
 A tower's graph is captured for each of its buckets (`models.Passes`): the first few numbers of pictures, if these have
-one size, else numbers of patches that passes are padded to. What fits no bucket keeps a GPU busy longer than its
-launches take.
+one size, else numbers of patches that passes are padded to. A pass that fits no bucket keeps a GPU busy for longer than
+its kernel launches take.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _POLL_S = 0.005
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""Runs a step once and captures it; returns what replays it, and the tensor that it writes."""
+"""Runs a step once and captures it. Returns a function that replays it, and the tensor that it writes."""
 
 
 def capture_for(model: Model) -> Capture | None:
-    """The way to capture the model's decode steps; None where something in them depends on arrays of the host or waits
-    for the device. FlashInfer's attention does not, but takes no sinks and no values narrower than keys; experts do."""
+    """The way to capture the model's decode steps. None if a step depends on host arrays or waits for the device, as
+    with experts; FlashInfer's attention does neither, but takes no sinks and no values narrower than keys."""
     text = model.config.text
     plain = text.recurrence is None and text.experts is None and text.sinks == "none"
     plain = plain and text.value_dim in (0, text.head_dim)
@@ -54,8 +54,8 @@ def passes_of(model: Model) -> Passes[Any] | None:
 
 
 def capture_on(lane: LaneThread, name: Lane, device: torch.device, capture_all: Callable[[], None]) -> bool:
-    """Run `capture_all` on the lane's thread, before anything is served. False, and a warning says why, if it fails:
-    everything can be computed without graphs. Raises if the device is lost."""
+    """Run `capture_all` on the lane's thread, before anything is served. Returns False, and warns, if it fails: then
+    everything is computed without graphs. Raises if the device is lost."""
     batch, done = StepBatch(0, name, [], 0), []
 
     def run() -> StepResult:
@@ -78,7 +78,8 @@ def capture_on(lane: LaneThread, name: Lane, device: torch.device, capture_all: 
 
 
 class Steps(Protocol):
-    """How a step runs, in parts: its arrays, the ids that are on the device, what is planned before it, the layers."""
+    """The parts of a step: its arrays, the caches with their planned batches, the ids known only on the device, the
+    layers."""
 
     @property
     def device(self) -> torch.device: ...
@@ -94,8 +95,8 @@ class Steps(Protocol):
 
 @dataclass(eq=False)
 class _Graph:
-    """`memory`: where the arrays lie that its kernels read. `step`: what it would compute now; a graph itself has no
-    need of that."""
+    """A decode graph. `memory`: the fixed memory that its kernels read arrays from. `step`: the step that it computes
+    next, needed only to capture it."""
 
     memory: Tensor
     step: tuple[PackedTokens, dict[str, Tensor], list[LayerCache]]
@@ -111,7 +112,8 @@ class DecodeGraphs:
         self._graphs: dict[int, _Graph] = {}
 
     def take(self, p: PackedTokens) -> bool:
-        """Whether a graph computes this batch: decodes alone, no more than the largest has rows, no embeddings."""
+        """Whether a graph can compute this batch: only decodes, no more than the largest graph's rows, and no
+        embeddings."""
         return p.n_decodes == len(p.counts) <= ROWS[-1] and p.embed_at is None
 
     def capture_all(self, one: PackedTokens) -> None:
@@ -120,7 +122,7 @@ class DecodeGraphs:
             self.forward(padded(one, rows))
 
     def forward(self, p: PackedTokens) -> Tensor:
-        """Hidden states [sampling rows, hidden]; they are overwritten by the next step of about as many rows."""
+        """Hidden states [sampling rows, hidden]. The next step in the same graph overwrites them."""
         n = len(p.ids)
         rows = next(r for r in ROWS if r >= n)
         graph = self._set(rows, padded(p, rows))
@@ -134,7 +136,7 @@ class DecodeGraphs:
         return graph.hidden[to_device(np.array(p.sample_rows, dtype=np.int64), self._steps.device)]
 
     def _set(self, rows: int, p: PackedTokens) -> _Graph:
-        """The graph of so many rows, told of this step."""
+        """The graph of `rows` rows, with this step's arrays in its memory."""
         arrays, device = self._steps.arrays(p), self._steps.device
         read = {name: arrays.pop(name) for name in list(arrays) if name in ("ids", "positions") or ".slots" in name}
         graph = self._graphs.get(rows)
@@ -155,14 +157,14 @@ class _PassGraph(NamedTuple):
 
 
 class PassGraphs:
-    """The graphs of a tower's passes, in place of the passes."""
+    """The graphs of a tower's passes, used in place of `Passes.compute`."""
 
     def __init__(self, passes: Passes[Any], capture: Capture) -> None:
         self._passes, self._capture = passes, capture
         self._graphs: dict[int, _PassGraph] = {}
 
     def capture_all(self) -> None:
-        """Capture every graph, the largest first: the others use its memory. From then on they are used."""
+        """Capture every graph, the largest first: the others use its memory. From then on the tower uses the graphs."""
         for size in reversed(self._passes.sizes):
             bucket = self._passes.bucket(size)
             self._graphs[size] = _PassGraph(bucket, *self._capture(bucket.compute))
@@ -180,8 +182,8 @@ class PassGraphs:
 
 
 def _cuda_capture() -> Capture:
-    """Captures on the current stream, which is not the default one. All graphs compute in one pool of memory: they run
-    one after the other."""
+    """A function that captures on the current stream, which is not the default one. All graphs share one memory pool,
+    because they run one after the other."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
@@ -189,7 +191,7 @@ def _cuda_capture() -> Capture:
         stream = torch.cuda.current_stream()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):  # others go on
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):  # threads go on
             hidden = run()
         graph.replay()
         return graph.replay, hidden

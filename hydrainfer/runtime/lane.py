@@ -16,9 +16,9 @@ from hydrainfer.runtime.threads import Team, ThreadCount
 
 _log = logging.getLogger(__name__)
 Read = Callable[[], StepResult]
-"""Reads what came out of a batch, once the device is done with it."""
+"""Reads the results of a batch, once the device is done with it."""
 LaneJob = Callable[[], StepResult | Read]
-"""Computes a batch or, on CUDA, has all that it takes launched."""
+"""Computes a batch or, on CUDA, launches its kernels."""
 _T = TypeVar("_T")
 
 
@@ -35,7 +35,7 @@ class LaneTicket:
         return self.result
 
     def ready_at(self) -> float | None:
-        """Unknown here: the waker tells."""
+        """Always None: the time is unknown, and `wake` is called then."""
         return None
 
 
@@ -46,7 +46,7 @@ class _Item(NamedTuple):
 
 
 class _Launched(NamedTuple):
-    """A batch whose work the device was given; `done` happens behind that."""
+    """A batch whose work was given to the device; `done` is recorded after that work."""
 
     item: _Item
     began_s: float
@@ -60,16 +60,16 @@ class _Launched(NamedTuple):
 
 class LaneThread:
     """Runs work on its own thread with its own number of compute threads. On CUDA it launches one batch after the other
-    on its stream, and a second thread completes their tickets, each when the device is done with the batch: until then
-    its blocks are in use, also where its work raised.
+    on its stream, and a second thread completes their tickets, each when the device is done with the batch. Until then
+    the batch's blocks are in use, even if its work raised.
 
-    `wake()` is called on that thread after each ticket is complete. `threads` is asked before each batch for the number
-    of CPU threads to compute with, and told how long it took; None leaves torch's default. `priority` is of the CUDA
-    stream: a GPU starts the kernels of -1 before those of 0. Work that raises completes its ticket with an
-    `InternalError`; the thread lives on.
+    `wake()` is called after each ticket is complete, on the thread that completed it. `threads` is asked before each
+    batch for the number of CPU threads to compute with, and told how long it took; None leaves torch's default.
+    `priority`: the CUDA stream's; a GPU starts kernels of priority -1 before those of 0. Work that raises completes its
+    ticket with an `InternalError`; the thread lives on.
 
-    Where vision and language share a lane, the work of a vision batch calls `pause()` between its parts: there a
-    language batch is executed that was launched meanwhile.
+    Where vision and language share a lane, the work of a vision batch calls `pause()` between its parts, which executes
+    a language batch that was launched meanwhile.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class LaneThread:
         return ticket
 
     def complete(self, result: StepResult) -> LaneTicket:
-        """A ticket for work that ended before it began."""
+        """A finished ticket, for a batch that failed before it was submitted."""
         self._wake()
         return LaneTicket(result)
 
@@ -115,7 +115,8 @@ class LaneThread:
             self._landing.join()
 
     def pause(self) -> None:
-        """Execute what was launched meanwhile, if it is due before the next pause. Called by the work under way."""
+        """Execute the batch that was launched meanwhile, if it is due before the next pause. Called by the running
+        work."""
         now = time.perf_counter()
         since_s, self._paused_s = now - self._paused_s, now
         if self._next is None and not self._queue.empty():
@@ -131,7 +132,7 @@ class LaneThread:
         self._others_s = others_s + self._resumed_s - now
 
     def _take(self) -> _Item | None:
-        """The next item; None if there is none, or only the end."""
+        """The next item; None if there is none, or only the end mark."""
         try:
             item = self._queue.get_nowait()
         except Empty:
@@ -203,8 +204,8 @@ def _read(outcome: StepResult | Read) -> StepResult:
 
 
 def guarded(batch: StepBatch, work: Callable[[], _T]) -> _T | StepResult:
-    """`work()`, or a result that carries why it failed. Out of memory is an answer, not a crash. Any other error of the
-    device has the code `DEVICE_LOST`: most of CUDA's leave a context in which every later call fails."""
+    """The result of `work()`, or a `StepResult` that carries why it failed. Running out of memory is an answer, not a
+    crash. Any other error of the device has the code `DEVICE_LOST`: after most CUDA errors every later call fails."""
     try:
         return work()
     except (MemoryError, torch.OutOfMemoryError) as e:

@@ -23,14 +23,14 @@ from hydrainfer.runtime.tables import BlockTables
 from hydrainfer.storage import BlockStore
 
 _ASKED_ROWS = 64
-"""Rows of the prompt whose logits are there at a time: each takes 600 KB where the vocabulary has 150,000 tokens."""
+"""Rows of the prompt whose logits exist at the same time. Each takes 600 KB if the vocabulary has 150,000 tokens."""
 
 
 class LanguageRunner:
     """Executes `TokenWork` batches; satisfies `engine.ports.Runner`.
 
-    `stores`: of all caches of the instance; each layer takes those whose specs name it. `lane` executes
-    the batches. `grammars`: None where no request has one. `capture`: decode steps are replayed from graphs.
+    `stores`: those of all caches of the instance; each layer uses those whose specs name it. `lane` executes the
+    batches. `grammars`: None if no request has one. `capture`: if given, decode steps are replayed from graphs.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class LanguageRunner:
         return self._lane.submit(batch, lambda: self._execute(batch, packed, plan))
 
     def capture(self) -> None:
-        """Capture all graphs; before anything is served, since this writes to block 0 of the caches. Where that fails
-        there are none, and a warning says why; a device that is lost meanwhile raises."""
+        """Capture all graphs. Call this before anything is served, since it writes to block 0 of the caches. If
+        capturing fails, the runner warns and goes without graphs. Raises if the device is lost."""
         graphs = self._graphs
         if graphs is None:
             return
@@ -116,7 +116,8 @@ class LanguageRunner:
         return read
 
     def _likelihoods(self, hidden: Tensor, asked: AskedRows) -> Callable[[], list[TokenLogprobs]]:
-        """The log-probabilities of a chunk's next tokens, to be read later. `hidden`: of every row."""
+        """A function that reads the log-probabilities of a chunk's next tokens. `hidden`: the hidden states of every
+        row."""
         found: list[Callable[[], list[TokenLogprobs]]] = []
         for low in range(0, len(asked.ids), _ASKED_ROWS):
             ids = asked.ids[low : low + _ASKED_ROWS]
@@ -127,7 +128,7 @@ class LanguageRunner:
         return lambda: [one for read in found for one in read()]
 
     def _guide(self, plan: SamplingPlan, n_columns: int) -> dict[str, HydraError]:
-        """Find what the grammars forbid; returns by request id why one cannot go on."""
+        """Set the tokens that the grammars forbid. Returns, by request id, the errors of requests that cannot go on."""
         if not plan.guided:
             return {}
         assert self._follower is not None, "a request with a grammar came to a runner without"
@@ -135,7 +136,7 @@ class LanguageRunner:
         return failed
 
     def _forward(self, p: PackedTokens) -> Tensor:
-        """Hidden states [sampling rows, hidden], in the order of `plan`; of all rows if a prompt is `asked` about."""
+        """Hidden states [sampling rows, hidden], in the order of `plan`; of all rows if `p.asked` is not empty."""
         if self._graphs is not None and not p.asked and self._graphs.take(p):
             return self._graphs.forward(p)
         on = upload(self.arrays(p), self.device)
@@ -143,19 +144,20 @@ class LanguageRunner:
         return self.through(p, on, self.caches(p, on))
 
     def follow(self, on: Mapping[str, Tensor]) -> None:
-        """Put what the batch before has sampled where its sequences go on. (If it failed, they have ended.)"""
+        """Copy the tokens that the batch before sampled to the rows that continue them. (If it failed, they have
+        ended.)"""
         if "follow_rows" in on and self._before is not None:
             on["ids"][on["follow_rows"]] = self._before[on["follow_from"]]
 
     def caches(self, p: PackedTokens, on: Mapping[str, Tensor], *, captured: bool = False) -> list[LayerCache]:
-        """The cache of each layer, with the batch as its layers see it, prepared. `captured`: a graph computes it."""
+        """The cache of each layer, with the batch prepared for it. `captured`: a CUDA graph computes the batch."""
         batches: dict[str, AttentionBatch | ScanBatch] = {}
         batches |= {tables.spec.name: self._attention(p, on, tables.spec, captured) for tables in self._tables}
         batches |= {spec.name: self._scan(p, on, spec) for spec in self._sums}
         return [LayerCache(parts, batches[name]) for name, parts in self._layers]
 
     def through(self, p: PackedTokens, on: Mapping[str, Tensor], caches: list[LayerCache]) -> Tensor:
-        """Hidden states, as `_forward` returns them, of what `caches` and `on` describe."""
+        """Run the model over the batch in `caches` and `on`. Returns the hidden states as `_forward` does."""
         x = self._model.embed(on["ids"])
         deep = self._place_embeddings(on, x)
         every = len(p.sample_rows) == len(p.ids) and p.sample_rows == list(range(len(p.ids)))
@@ -166,7 +168,8 @@ class LanguageRunner:
         return hidden[on["sample_rows"]] if decodes_only and not every and not p.asked else hidden
 
     def _place_embeddings(self, on: Mapping[str, Tensor], x: Tensor) -> DeepRows | None:
-        """Put the embeddings into their rows of `x`; further levels, if the model has them, are for its layers."""
+        """Write the pictures' embeddings to their rows of `x`. Returns further levels, which the layers add, if there
+        are any."""
         if "embed_at" not in on:
             return None
         assert self._embeds is not None and self._embeds.rows is not None, "this role has no embedding cache"
@@ -196,7 +199,7 @@ class LanguageRunner:
 
     @staticmethod
     def _scan(p: PackedTokens, on: Mapping[str, Tensor], spec: CacheSpec) -> ScanBatch:
-        """The batch as layers that sum up tokens see it."""
+        """The batch as recurrent layers take it."""
         name = spec.name
         return ScanBatch(p.n_decodes, on[f"{name}.sources"], on[f"{name}.targets"], p.scanned[name].pieces)
 
@@ -226,7 +229,7 @@ class LanguageRunner:
         return self._model.device
 
     def arrays(self, p: PackedTokens) -> dict[str, np.ndarray]:
-        """All arrays of the batch by name; those of a cache as `CACHE.NAME`."""
+        """All arrays of the batch by name; a cache's arrays are named `CACHE.NAME`."""
         arrays = {"ids": p.ids, "positions": p.positions, "starts": p.starts}
         arrays["sample_rows"] = np.array(p.sample_rows, dtype=np.int64)
         arrays["sample_requests"] = np.array(p.sample_requests, dtype=np.int64)

@@ -1,4 +1,5 @@
-"""Packs a language batch into the arrays of one forward pass. Reads sequences, decides nothing, copies to no device."""
+"""Packing of a language batch into the arrays of one forward pass. Reads sequences, decides nothing, copies to no
+device."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from hydrainfer.runtime.tables import BlockTables
 
 
 class Paged(NamedTuple):
-    """The places in one cache where a batch finds and puts the state of its tokens; see `ops.AttentionBatch` for the
+    """The part of a batch that concerns one paged cache; see `ops.AttentionBatch` for the
     fields. `tables` [requests, blocks] and `lengths` [requests] int32, `slots` [rows] int64."""
 
     tables: np.ndarray
@@ -28,7 +29,7 @@ class Paged(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """The places in one cache where a batch finds and leaves the states of its requests; see `ops.ScanBatch`.
+    """The part of a batch that concerns one cache of recurrent states; see `ops.ScanBatch` for the fields.
     `sources`, `targets` [decodes] int64."""
 
     sources: np.ndarray
@@ -37,8 +38,8 @@ class Scanned(NamedTuple):
 
 
 class AskedRows(NamedTuple):
-    """Work item number `item`, whose rows of the batch, from `first` on, say how likely these `ids` of the prompt were;
-    `n_top` of the likeliest are told with each."""
+    """The rows of a batch, from `first` on, that tell how likely these `ids` of the prompt of work item number `item`
+    were. `n_top`: how many of the likeliest tokens to return with each."""
 
     item: int
     first: int
@@ -52,11 +53,11 @@ class PackedTokens:
 
     `ids` [rows] int64. `positions` [rows] int64, or [3, rows] of (time, row, column). `starts` [requests + 1] int32.
     `counts` per request. `paged`, `scanned`: by the name of the cache.
-    `sample_rows`: for each token that is sampled, in the batch's order, the row whose logits it needs;
-    `sample_requests`: its place among the packed requests. `embed_at`, `embed_rows` int64: rows of the batch that take
-    these rows of the embedding store instead of the table's. `asked`: where the prompt's log-probabilities come from.
-    `follows` [rows] int64: which of the tokens that the batch before samples is the row's id, -1 if it is known; None
-    if all are.
+    `sample_rows`: for each sampled token, in the batch's order, the row whose logits it needs; `sample_requests`: its
+    request's index among the packed ones. `embed_at`, `embed_rows` int64: rows of the batch, and the rows of the
+    embedding store that they take instead of their token's embedding. `asked`: the rows for the prompt's
+    log-probabilities. `follows` [rows] int64: the index, among the tokens sampled by the batch before, of the row's id;
+    -1 if the id is known; None if all are.
     """
 
     ids: np.ndarray
@@ -82,9 +83,9 @@ def pack_tokens(
     sums: Iterable[CacheSpec] = (),
     before: Iterable[TokenWork] = (),
 ) -> PackedTokens:
-    """Pack `work` in one pass. `tables`: one for each cache of the tokens' state; `embed`: the embedding cache's spec,
-    if any; `rotary` for models whose positions have three dimensions; `sums`: caches that sum up tokens. `before`:
-    the batch before this one, whose tokens may not be known yet."""
+    """Pack `work` for one pass. `tables`: one for each paged cache; `embed`: the embedding cache's spec, if any;
+    `rotary`: for models whose positions have three dimensions; `sums`: the specs of caches of recurrent states.
+    `before`: the work of the batch before this one, whose tokens may not be known yet."""
     order = [i for i, w in enumerate(work) if w.count == 1]
     n_decodes = len(order)
     if n_decodes < len(work):
@@ -129,7 +130,7 @@ def pack_tokens(
 
 
 def one_token(caches: Iterable[str], *, multimodal: bool) -> PackedTokens:
-    """The decode of token 0 at the first place of block 0, in every cache: for a dry run. `multimodal`: its positions
+    """A batch for a dry run: one decode of token 0, at the start of block 0 of every cache. `multimodal`: its positions
     have three dimensions."""
     zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int32)
     page = Paged(np.zeros((1, 1), dtype=np.int32), one, zero, [0], [])
@@ -139,8 +140,8 @@ def one_token(caches: Iterable[str], *, multimodal: bool) -> PackedTokens:
 
 
 def padded(p: PackedTokens, n: int) -> PackedTokens:
-    """A batch of decodes, and the first of them again until there are `n`: it computes and writes the same once more.
-    All of them sample."""
+    """A batch of decodes, padded to `n` with copies of the first one, which compute and write the same values again.
+    All rows sample."""
     rows = np.zeros(n, dtype=np.int64)
     rows[: len(p.ids)] = np.arange(len(p.ids))
     paged = {
@@ -154,8 +155,8 @@ def padded(p: PackedTokens, n: int) -> PackedTokens:
 
 
 def _follows(items: list[TokenWork], before: Iterable[TokenWork], n_rows: int) -> np.ndarray:
-    """`PackedTokens.follows` of items that decode first. (Who was not in the batch before, since that could not be
-    packed, has ended.)"""
+    """`PackedTokens.follows` of items of which decodes come first. (A request that was not in the batch before, because
+    that could not be packed, has ended.)"""
     found, sampled = np.full(n_rows, -1, dtype=np.int64), {w.seq.id: i for i, w in enumerate(before)}
     for r, w in enumerate(items):
         if w.unknown:
@@ -177,8 +178,8 @@ def _page(
     positions: np.ndarray,
     spans: list[tuple[int, int, int]],
 ) -> Paged:
-    """The rows of a batch in one cache. `request`, `positions` [rows]: whose each row is, and its place there. `spans`:
-    by places in the request."""
+    """The part of a batch that concerns one paged cache. `request`, `positions` [rows]: each row's request and its
+    position there. `spans`: by positions in the request."""
     size, table, behind = tables.spec.block_tokens, tables.gather(sequences), tables.firsts(sequences)
     if behind is not None:
         contexts, positions = contexts - behind, positions - behind[request]
@@ -189,7 +190,7 @@ def _page(
 
 
 def _scan(spec: CacheSpec, items: list[TokenWork], n_decodes: int, starts: np.ndarray) -> Scanned:
-    """The places of a batch in one cache that sums up tokens. `starts`: the first row of each item."""
+    """The part of a batch that concerns one cache of recurrent states. `starts`: the first row of each item."""
     scans = [spec.scan(w.seq.blocks[spec.name], w.start, w.count) for w in items]
     pieces: list[ScanRows] = []
     for w, (source, writes), row in zip(items[n_decodes:], scans[n_decodes:], starts[n_decodes:].tolist()):
@@ -203,7 +204,7 @@ def _scan(spec: CacheSpec, items: list[TokenWork], n_decodes: int, starts: np.nd
 
 
 def _spans(chunks: list[TokenWork], first: int) -> list[tuple[int, int, int]]:
-    """(request, first, stop) of the pictures of these chunks whose tokens see each other; the first chunk is request
+    """(request, first, stop) of each picture in these chunks whose tokens see each other. The first chunk is request
     number `first` of the batch."""
     return [
         (r, span.start, span.end)
@@ -214,8 +215,8 @@ def _spans(chunks: list[TokenWork], first: int) -> list[tuple[int, int, int]]:
 
 
 def _place_embeddings(packed: PackedTokens, items: list[TokenWork], spec: CacheSpec) -> None:
-    """Find the placeholder rows of the batch and where their embeddings lie. Their ids become 0: a placeholder's id may
-    lie outside the table."""
+    """Find the placeholder rows of the batch and the rows of their embeddings. Their ids become 0, because a
+    placeholder's id may lie outside the embedding table."""
     at: list[np.ndarray] = []
     rows: list[np.ndarray] = []
     for r, w in enumerate(items):

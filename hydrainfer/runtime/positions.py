@@ -14,16 +14,17 @@ _KEPT = 1024  # requests
 
 
 class PromptPositions(NamedTuple):
-    """`table` [3, n_prompt] int64. Behind the prompt a token's three positions are its place plus `delta`."""
+    """The rotary positions of a request. `table` [3, n_prompt] int64: those of the prompt. After the prompt, a token's
+    three positions are its index plus `delta`."""
 
     table: np.ndarray
     delta: int
 
 
 def prompt_positions(request: Request) -> PromptPositions:
-    """Text counts on by one in all three. A span's tokens have the origin, where the text before it stopped, plus their
-    (time, row, column); the text behind it goes on at the origin plus the longer side of its grid, as `get_rope_index`
-    of transformers does it."""
+    """The rotary positions of a prompt, as `get_rope_index` of transformers computes them. Each token of text adds one
+    in all three dimensions. A span's tokens have the origin, which is the position after the text before it, plus their
+    (time, row, column). The text after the span continues at the origin plus the longer side of its grid."""
     table = np.empty((3, request.n_prompt), dtype=np.int64)
     at = origin = position = 0  # `position` is that of prompt token `at`
     for span in request.media:
@@ -44,13 +45,14 @@ def prompt_positions(request: Request) -> PromptPositions:
 
 
 class RotaryPositions:
-    """Positions of batches; those of the requests seen last are kept."""
+    """The rotary positions of batches. Those of the latest requests are kept."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[Request, PromptPositions]] = OrderedDict()
 
     def of(self, items: Sequence[TokenWork], positions: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """[3, rows] int64, from plain `positions` [rows] of requests that begin at rows `starts`."""
+        """The rotary positions, int64 [3, rows], given plain `positions` [rows]. `starts`: the first row of each
+        request."""
         found = np.repeat(positions[None], 3, axis=0)
         for r, w in enumerate(items):
             request = w.seq.request

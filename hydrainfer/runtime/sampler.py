@@ -1,4 +1,5 @@
-"""Logits → tokens. The order is vLLM's: minimum length, bias, penalties, grammar, temperature, min_p / top_k / top_p.
+"""Sampling of tokens from logits. The order is
+vLLM's: minimum length, bias, penalties, grammar, temperature, min_p / top_k / top_p.
 
 Every row's result depends on that row alone: neither the batch around it nor a generator's state matters.
 """
@@ -18,15 +19,15 @@ from hydrainfer.ops import to_device, to_host, upload
 from hydrainfer.runtime.sampling import Draw, SamplingPlan
 
 _TOP_P_PREFIX = 512
-"""Candidates tried before a full sort: they nearly always hold the whole top_p mass."""
+"""The number of candidates tried before a full sort. They nearly always hold the whole top_p mass."""
 
 _SORTED_ROWS = 64
-"""Rows that are filtered together on CUDA: each takes some 50 bytes per token of the vocabulary meanwhile."""
+"""Rows that are filtered together on CUDA. Each takes some 50 bytes per token of the vocabulary meanwhile."""
 
 
 class Sampled(NamedTuple):
-    """`tokens` int64 [rows] on the logits' device. `read()`: the same, and log-probabilities by row where asked for; on
-    CUDA to be called once the stream is done with them."""
+    """`tokens` int64 [rows] on the logits' device. `read()` returns them as a list, and the log-probabilities that were
+    asked for by row; on CUDA it may be called once the stream has computed them."""
 
     tokens: Tensor
     read: Callable[[], tuple[list[int], dict[int, TokenLogprobs]]]
@@ -41,13 +42,13 @@ def sample(logits: Tensor, plan: SamplingPlan, before: Tensor | None = None) -> 
 
 
 def sampled(chosen: Tensor, logprobs: Callable[[], dict[int, TokenLogprobs]] = dict) -> Sampled:
-    """These tokens, int64 [rows]."""
+    """A `Sampled` of the tokens `chosen`, int64 [rows]."""
     tokens = to_host(chosen)
     return Sampled(chosen, lambda: (tokens.tolist(), logprobs()))
 
 
 def choose(logits: Tensor, plan: SamplingPlan, before: Tensor | None = None) -> Tensor:
-    """The tokens of `sample`."""
+    """The tokens that `sample` returns, int64 [rows]."""
     if plan.alters_logits:
         _alter(logits, plan, before)
     chosen = logits.argmax(-1)
@@ -86,8 +87,8 @@ def _alter(logits: Tensor, plan: SamplingPlan, before: Tensor | None) -> None:
 
 
 def _add_last(on: dict[str, Tensor], before: Tensor, n_rows: int) -> None:
-    """Add to what `_alter` changes the tokens that only the device knows. One that its row has seen gets the same value
-    twice, and one more of its `counts`."""
+    """Add tokens that only the device knows to those that `_alter` changes. If a row has seen its token before, the
+    same value is written twice, and the token's count grows by one."""
     rows, ids = on["last_rows"], before[on["last_from"]]
     added, produced = torch.stack([rows, ids]), on.get("produced")
     if "seen" in on:
@@ -104,8 +105,8 @@ def _add_last(on: dict[str, Tensor], before: Tensor, n_rows: int) -> None:
 
 
 def _alterations(plan: SamplingPlan, vocab: int) -> dict[str, np.ndarray]:
-    """The logits that `_alter` changes: places [2, n] of (row, token), with their amounts. What there is none of is
-    left out."""
+    """The logits that `_alter` changes: their places [2, n], (row, token), and the amounts. Empty kinds are left
+    out."""
     found: dict[str, np.ndarray] = {}
     banned = [(r, i) for r, ids in plan.banned for i in ids if i < vocab]
     biases = [(r, i, v) for r, ids, amounts in plan.biases for i, v in zip(ids, amounts) if 0 <= i < vocab]
@@ -142,8 +143,8 @@ def _places(ids_by_row: list[tuple[int, np.ndarray]]) -> np.ndarray:
 
 
 def _restrict(logits: Tensor, guided: list[int], rows: Tensor, blocked: Tensor) -> None:
-    """Leave of the `guided` rows what is not `blocked` [guided, vocab]. Where a grammar allows nothing but what minimum
-    length forbids, the grammar leads: it is over."""
+    """Mask the `blocked` [guided, vocab] tokens of the `guided` rows. If a grammar allows only tokens that the minimum
+    length forbids, the grammar wins, because its text is complete."""
     whole = len(guided) == logits.shape[0]
     kept = logits if whole else logits[rows]
     kept.masked_fill_(blocked, float("-inf"))
@@ -168,18 +169,18 @@ def _parameters(draws: list[Draw]) -> dict[str, np.ndarray]:
 
 
 def _draw_plain(logits: Tensor, draws: list[Draw], chosen: Tensor) -> None:
-    """Rows with temperature only: the inverse of the cumulative distribution in the order of token ids."""
+    """Draw rows that have only a temperature, by inverting the cumulative distribution in the order of token ids."""
     on = upload(_parameters(draws), logits.device)
     rows = on["rows"]
     probs = torch.softmax(logits[rows] / on["temperature"][:, None], dim=-1)  # [draws, vocab]
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     found = torch.searchsorted(cumulative, (on["u"] * cumulative[:, -1])[:, None], right=True)[:, 0]
-    chosen[rows] = torch.where(found < logits.shape[1], found, chosen[rows])  # u rounded up to the very end
+    chosen[rows] = torch.where(found < logits.shape[1], found, chosen[rows])  # past the end if u was rounded up
 
 
 def draw_sorted(logits: Tensor, on: dict[str, Tensor]) -> Tensor:
-    """`draw_filtered` for many rows [rows, vocab] at once and without waiting for the device: by a sort of each, for
-    which a CPU is too slow. `on`: `_parameters` there. Returns int64 [rows]."""
+    """`draw_filtered` for many rows [rows, vocab] at once, without waiting for the device. It sorts each row, for which
+    a CPU is too slow. `on`: `_parameters` on the device. Returns int64 [rows]."""
     vocab, nucleus = logits.shape[1], (on["top_p"] < 1.0)[:, None]
     values, ids = (logits / on["temperature"][:, None]).sort(stable=True, dim=-1, descending=True)
     k = torch.where(on["top_k"] > 0, on["top_k"], vocab).clamp(max=vocab)
@@ -189,7 +190,7 @@ def draw_sorted(logits: Tensor, on: dict[str, Tensor]) -> Tensor:
     before[:, 0] = -1.0  # the first stays
     probs = probs.masked_fill(nucleus & (before >= on["top_p"][:, None]), 0.0)
     by_id = torch.zeros_like(probs).scatter_(1, ids, probs)
-    cumulative = torch.where(nucleus, probs, by_id).cumsum(-1)  # as one row by itself: without top_p in order of ids
+    cumulative = torch.where(nucleus, probs, by_id).cumsum(-1)  # as in `draw_filtered`: without top_p in order of ids
     total = cumulative[:, -1:]
     wanted = torch.minimum(on["u"][:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     at = torch.searchsorted(cumulative, wanted, right=True)
@@ -197,8 +198,8 @@ def draw_sorted(logits: Tensor, on: dict[str, Tensor]) -> Tensor:
 
 
 def draw_filtered(logits: Tensor, d: Draw) -> int:
-    """One row [vocab] through min_p, top_k (ties at the k-th value stay) and top_p, then the inverse of the cumulative
-    distribution of what is left."""
+    """Draw the token of one row [vocab]: filter by min_p, top_k (ties at the k-th value stay) and top_p, then invert
+    the cumulative distribution of what is left."""
     scaled = logits / d.temperature
     floor = -math.inf
     if d.min_p > 0.0:  # p >= min_p * p_max, in logits
@@ -237,17 +238,17 @@ def _nucleus(probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
 
 
 def _logprobs(raw: Tensor, wanted: list[tuple[int, int]], chosen: Tensor) -> Callable[[], dict[int, TokenLogprobs]]:
-    """Log-probabilities, by row, of the distribution before penalties, bias and temperature; to be called later, as
-    `Sampled.read`."""
+    """A function that returns, by row, log-probabilities of the distribution before penalties, bias and temperature. It
+    is to be called like `Sampled.read`."""
     rows = to_device(np.array([row for row, _ in wanted], dtype=np.int64), raw.device)
     told = logprobs_of(raw[rows], chosen[rows], [k for _, k in wanted])
     return lambda: {row: one for (row, _), one in zip(wanted, told())}
 
 
 def logprobs_of(logits: Tensor, ids: Tensor, n_top: list[int]) -> Callable[[], list[TokenLogprobs]]:
-    """float32 logits [rows, vocab] and int64 ids [rows] → how likely each row's id was, with so many of the likeliest;
-    to be called later, as `Sampled.read`. An id beyond the columns (a picture's placeholder may be one) has no
-    probability."""
+    """A function that returns how likely each row's id was, with the `n_top` likeliest tokens of each; it is to be
+    called like `Sampled.read`. Logits float32 [rows, vocab], ids int64 [rows]. An id beyond the columns (a picture's
+    placeholder may be one) has probability 0."""
     n_columns = logits.shape[1]
     table = torch.log_softmax(logits, dim=-1)
     own = table.gather(1, ids.clamp(max=n_columns - 1)[:, None])

@@ -1,4 +1,4 @@
-"""The plan of sampling: what is done to each row of logits, read from the sequences at launch and never later."""
+"""The plan of sampling: the operations on each row of logits, read from the sequences at launch and never later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hydrainfer.grammar import Guided
 
 
 class Draw(NamedTuple):
-    """One row to sample at random; `u` in [0, 1) decides. `top_k` 0 is off."""
+    """One row to sample at random. `u` in [0, 1) determines the token. `top_k` 0 is off."""
 
     row: int
     temperature: float
@@ -29,8 +29,8 @@ class Draw(NamedTuple):
 
 
 class Penalty(NamedTuple):
-    """Tokens seen by one row: `seen` in prompt or output (unique), `produced` ids with their `counts`; and one more,
-    unless `follows` is -1: the token of the batch before that has this place there."""
+    """The penalties of one row and the tokens that they concern: `seen` in prompt or output (unique), `produced` ids
+    with their `counts`, and, unless `follows` is -1, the token with this index in the batch before."""
 
     row: int
     seen: np.ndarray
@@ -44,7 +44,7 @@ class Penalty(NamedTuple):
 
 @dataclass(slots=True)
 class SamplingPlan:
-    """Per kind of work, the rows that need it. A row in none of the lists is greedy and costs nothing more."""
+    """The rows that need each kind of work. A row in none of the lists is greedy and costs nothing more."""
 
     penalties: list[Penalty] = field(default_factory=list)
     banned: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
@@ -53,11 +53,11 @@ class SamplingPlan:
     logprobs: list[tuple[int, int]] = field(default_factory=list)
     guided: list[Guided] = field(default_factory=list)
     blocked: np.ndarray | None = None
-    """Which tokens the grammars of `guided` forbid, bool [guided, vocab]; set once the forward pass runs."""
+    """The tokens that the grammars of `guided` forbid, bool [guided, vocab]; set while the forward pass runs."""
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token of each row is all that is wanted of its logits."""
+        """Whether only the likeliest token of each row is needed."""
         return not (self.draws or self.logprobs or self.alters_logits)
 
     @property
@@ -66,8 +66,8 @@ class SamplingPlan:
 
 
 def plan_sampling(work: list[TokenWork], follows: Sequence[int] | None = None) -> SamplingPlan:
-    """The plan for the sampled rows of `work`, numbered in the order of `StepResult.tokens`. `follows`: for each of
-    them, which token of the batch before is the last before it, -1 if that is known; None if all are."""
+    """The plan for the sampled rows of `work`, numbered in the order of `StepResult.tokens`. `follows`: for each row,
+    the index in the batch before of the row's last token; -1 if that token is known; None if all are."""
     plan = SamplingPlan()
     rows = ((w, i) for w in work if w.sample for i in range(len(w.drafts) + 1))
     for row, (w, n_before) in enumerate(rows):

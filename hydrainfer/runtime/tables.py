@@ -20,12 +20,11 @@ class _Entry(NamedTuple):
 
 
 class BlockTables:
-    """A growing [rows, max_blocks] int32 array with one row per request seen lately, of the blocks that it holds of one
-    cache.
+    """A growing int32 array [rows, max_blocks] of block tables in one cache, with one row per request seen lately.
 
-    A row is rebuilt when its request was preempted since (`attempt`), its blocks became others (`remapped`) or it gave
-    some back at the front (`first_block`). Rows of requests that ended are reclaimed when space runs out: whatever is
-    not in the present batch may go.
+    A row is rebuilt if its request was preempted since (`attempt`), its blocks were replaced (`remapped`) or it gave
+    some back at the front (`first_block`). When space runs out, the rows of all requests outside the present batch are
+    reclaimed.
     """
 
     def __init__(self, spec: CacheSpec, n_rows: int = 64, n_blocks: int = 64) -> None:
@@ -36,8 +35,8 @@ class BlockTables:
         self._free = list(range(n_rows - 1, -1, -1))
 
     def gather(self, sequences: list[LiveSequence]) -> np.ndarray:
-        """[len(sequences), longest table] int32, a fresh array; entries past a request's last block are its first, for
-        what lies elsewhere may be no number of this cache."""
+        """The block tables, a fresh int32 array [len(sequences), longest table]. Entries past a request's last block
+        repeat its first block, because other values may not be ids in this cache."""
         rows, longest = [], 1
         for seq in sequences:
             blocks = seq.blocks[self._name]
@@ -50,7 +49,7 @@ class BlockTables:
         return self._data[rows, :longest]
 
     def firsts(self, sequences: list[LiveSequence]) -> np.ndarray | None:
-        """[len(sequences)] int64, how many tokens lie before each one's table; None if none do."""
+        """The number of tokens before each sequence's block table, int64 [len(sequences)]; None if all are 0."""
         if not self.spec.slides:
             return None
         blocks = np.array([seq.first_block.get(self._name, 0) for seq in sequences], dtype=np.int64)
@@ -89,6 +88,6 @@ class BlockTables:
         return self._free.pop()
 
     def _holds(self, entry: _Entry, seq: LiveSequence) -> bool:
-        """Whether the blocks that a row has are still the first of those that the sequence holds."""
+        """Whether the blocks in a row are still the first blocks that the sequence holds."""
         same = entry.seq is seq and entry.attempt == seq.attempt and entry.remapped == seq.remapped
         return same and (not self.spec.slides or entry.first == seq.first_block.get(self._name, 0))

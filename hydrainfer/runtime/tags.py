@@ -1,12 +1,13 @@
 """The tags that an emulated device keeps in place of keys, values and embeddings: a word at the head of each block.
 
-    KV block b of a sequence of which n tokens are computed:   identity << 32 | min(n, end of b)
+    KV block b of a sequence with n computed tokens:           identity << 32 | min(n, end of b)
     the state after n tokens:                                  identity << 32 | n
     EMBED block `part` of a picture:                           identity << 32 | part + 1
 
-Identity: of the picture's content; of the chained key up to the last whole block, so that who shares a prefix reads the
-same words; of the request and its prompt, if it shares none. So a word says whose block it is, which one, and how much
-of it was there when it was copied. The rest of a block is never touched and takes no memory.
+The identity is that of the picture's content, or of the chained key up to the last whole block, so that requests that
+share a prefix read the same words, or, for a request that shares no prefix, of the request and its prompt. So a word
+tells whose block it is, which block, and how much of it was there when it was copied. The rest of a block is never
+touched and takes no memory.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def digest(data: bytes) -> int:
-    """64 bits, the same in every process (`hash` of bytes is not)."""
+    """A hash of 64 bits that is the same in every process (`hash` of bytes is not)."""
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
 def content_of(request: Request) -> int:
-    """64 bits that depend on the prompt's ids and pictures. (`hash` of a tuple of integers is not salted.)"""
+    """A hash of 64 bits of the prompt's ids and pictures. (`hash` of a tuple of integers is not salted.)"""
     pictures = digest(b"\0".join(m.key for m in request.media)) if request.media else 0
     return (hash(request.prompt_ids) * _GOLDEN + pictures) & MASK
 
@@ -45,7 +46,8 @@ def _of_key(key: bytes) -> int:
 
 
 class KVTags:
-    """The tags of one sequence: `idents[i]` is the identity of its first i blocks. `content`: of its prompt."""
+    """The tags of one sequence: `idents[i]` is the identity of its first i blocks. `content`: the hash of its prompt,
+    see `content_of`."""
 
     __slots__ = ("_block_tokens", "_last", "_own", "_request", "idents")
 
@@ -76,12 +78,12 @@ class KVTags:
         return [*tags, self.after(n_tokens)] if n_tokens % size else tags
 
     def after(self, n_tokens: int) -> int:
-        """The tag of the state after so many tokens."""
+        """The tag of the state after `n_tokens` tokens."""
         return self.idents[n_tokens // self._block_tokens] + n_tokens
 
 
 class TagStore:
-    """The words of one cache's blocks, in host memory."""
+    """The tags in one cache's blocks, in host memory."""
 
     def __init__(self, store: BlockStore) -> None:
         assert store.device.type == "cpu", "an emulated device keeps its caches in host memory"
@@ -94,7 +96,7 @@ class TagStore:
             self._words[blocks] = tags
 
     def mismatches(self, reads: Reads) -> dict[str, str]:
-        """The first block that holds something else than its tag, in words, by reader."""
+        """By reader, a description of the first block that does not hold its tag."""
         if not reads.blocks:
             return {}
         held = self._words[reads.blocks].tolist()

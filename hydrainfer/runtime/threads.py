@@ -1,4 +1,4 @@
-"""How many CPU threads compute a batch: as many as pay."""
+"""The number of CPU threads that compute a batch: as many as are worth it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import NamedTuple
 from hydrainfer.core import StepBatch
 
 _PAYS = 0.85
-"""Twice as many threads are worth it if a batch takes less than this part of the time. They are on cores that the
-server, other instances and the next step's preparation could use."""
+"""Twice as many threads are worth it if a batch then takes less than this part of the time. Their cores could be used
+by the server, other instances and the preparation of the next step."""
 _SAMPLES, _ENOUGH = 9, 5
 _TRIED_SOON, _TRIED_LATE = 4, 128
-"""One batch in so many tries another number: at first, and when trials have told nothing new for long."""
+"""One batch in this many tries another number of threads: at first, and when trials have found nothing new for long."""
 _FAR_SLOWER = 1.5
-"""After a trial that took so many times longer, the next one comes later."""
+"""After a trial that took this many times longer, the next trial comes later."""
 _LONG_S = 0.05
-"""Batches that take longer are never tried with fewer threads: to wait at barriers is little of their time, and one of
-them with half of the cores is what a client feels."""
+"""Batches that take longer are never tried with fewer threads: waiting at barriers is little of their time, and a
+client would notice a batch on half of the cores."""
 
 
 class ThreadCount:
-    """Compares what batches of like size take with `limit()` threads, a half of them, a quarter, …, one, and names the
-    number for the next. `limit` may change: half of the cores while the other lane is busy. `fixed`: it is always the
-    limit.
+    """The choice of the number of threads for each batch. Batches of similar size are timed with `limit()` threads, a
+    half of them, a quarter, …, one. `limit` may change: it is half of the cores while the other lane is busy. `fixed`:
+    the number is always the limit.
 
     The steps of a small model are up to a fifth shorter with two threads if nothing else runs. Beside a busy server
-    they take twice as long: at each barrier they wait for a thread that has no core at that moment. So only times can
-    tell. A number is judged by the median of its latest batches. Trials go on for as long as the lane runs: it follows
-    the load. Everything on the lane's thread."""
+    they take twice as long: at each barrier they wait for a thread that has no core at that moment. So the number must
+    be measured. It is judged by the median of its latest batches. Trials go on for as long as the lane runs, to follow
+    the load. All methods run on the lane's thread."""
 
     def __init__(self, limit: Callable[[], int], *, fixed: bool = False) -> None:
         self._limit = limit
@@ -55,13 +55,13 @@ class Team(NamedTuple):
     size: _Size | None = None
 
     def took(self, seconds: float) -> None:
-        """The batch was computed in so long."""
+        """Note how long the batch took."""
         if self.size is not None:
             self.size.add(self.n, seconds)
 
 
 class _Size:
-    """Batches of like size, within a factor of two. `n`: the number of threads that is best as far as is known."""
+    """Batches of similar size, within a factor of two. `n`: the best number of threads found so far."""
 
     def __init__(self, limit: int) -> None:
         self.n = self._limit = limit

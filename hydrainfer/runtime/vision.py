@@ -16,8 +16,8 @@ from hydrainfer.storage import BlockStore
 
 
 class _PictureRows(NamedTuple):
-    """One span to encode: whose, where its pixels are, and the rows of the embedding store that it fills, [tokens]
-    int64."""
+    """One span to encode: its request, the span with the reference to its pixels, and the rows of the embedding store
+    that it fills, [tokens] int64."""
 
     request_id: str
     span: MediaSpan
@@ -28,8 +28,8 @@ class VisionRunner:
     """Executes `EncodeWork` batches; satisfies `engine.ports.Runner`.
 
     `embeds` is the EMBED store, `pixels` resolves a span's reference to its uint8 array. A picture whose pixels are
-    gone, or are not what the model takes, fails its request alone. `capture`: passes of few or small pictures are
-    replayed from graphs.
+    gone, or are not what the model takes, fails its request alone. `capture`: if given, passes of few or small pictures
+    are replayed from graphs.
     """
 
     def __init__(
