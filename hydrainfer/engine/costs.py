@@ -1,4 +1,4 @@
-"""Recent costs of work on this instance, by which instances are chosen."""
+"""Recent costs of work on this instance. Placement compares instances by them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Costs:
         return twin
 
     def observe(self, batch: StepBatch, seconds: float) -> None:
-        """Take in a batch that took this long. A batch with prefill in it speaks for prefill: decodes are the smaller
+        """Record a batch that took this long. A batch with prefill in it counts as prefill: decodes are the smaller
         part."""
         each_s = seconds / batch.n_items
         if batch.lane is Lane.VISION:
@@ -30,7 +30,7 @@ class Costs:
             self._token_s = _mean(self._token_s, each_s)
 
     def pulled(self, n_tokens: int, seconds: float) -> None:
-        """Take in a copy: the KV of so many tokens was copied to here in this time."""
+        """Record that the KV of `n_tokens` tokens was copied to this instance in `seconds`."""
         self._pull_s = _mean(self._pull_s, seconds / n_tokens)
 
     def load(self, n_pictures: int, n_tokens: int, n_decoding: int, sizes: tuple[tuple[int, int], ...]) -> Load:

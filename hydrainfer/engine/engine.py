@@ -46,11 +46,12 @@ _NEVER = float("inf")
 
 
 class Engine:
-    """`overlap`, `ahead`: see `Lanes`; not `ahead` with a scheduler that drafts. `sink` gets the outputs of each step,
-    `record` every lifecycle event, if given. `moves`: its dealings with other instances, if any. `moved(request id,
-    instance, hops)` hears who owns a request that came or went. `step` raises when the device is lost or
-    `give_up_after` batches of a lane in a row failed as a whole. `expect` hears of every grammar that will be followed
-    here, as early as it is known. `shifts`: the copies to host memory and back, if it has caches there."""
+    """The engine of one instance. `overlap`, `ahead`: see `Lanes`; `ahead` excludes a scheduler that drafts. `sink`
+    gets the outputs of each step, `record`, if given, every lifecycle event. `moves`: moves requests between instances,
+    if there are several. `moved(request id, instance, hops)` is told the new owner of a request that came or went.
+    `step` raises when the device is lost or `give_up_after` batches of a lane in a row failed as a whole. `expect` is
+    told of every grammar to be followed here, as early as it is known. `shifts`: the copies to host memory and back, if
+    there are caches there."""
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class Engine:
         self._sink = sink
         self._record = record
         self._outputs: list[Output] = []
-        self._open: set[str] = set()  # submitted, and their final output not made yet
-        self._deadlines: list[tuple[float, str, bool]] = []  # the flag: only if it still waits, too late to start
+        self._open: set[str] = set()  # submitted, without a final output yet
+        self._deadlines: list[tuple[float, str, bool]] = []  # the flag: only for a request that still waits
         self._progress_s = 0.0
         self.costs = Costs()
         self._give_up_after = give_up_after
@@ -119,18 +120,18 @@ class Engine:
                 self.moves.cancel_arrival(request_id)
 
     def _stop(self, request_id: str, now: float) -> bool:
-        """Forget a request, wherever it is here. Returns False if it is not."""
+        """Forget a request, wherever in this engine it is. Returns False if it is not here."""
         if self.moves is not None:
             self.moves.close(request_id, now)
         return self.scheduler.cancel(request_id)
 
     def fail_all(self, error: HydraError, now: float) -> None:
-        """End every request that has not ended with `error`, also one that the scheduler lost when a step failed.
-        Blocks of a batch in flight come back when it is applied."""
+        """End with `error` every request that has not ended yet, even one that the scheduler lost when a step failed.
+        The blocks of a batch in flight come back when its result is applied."""
         request_ids = sorted(self._open)
         for request_id in request_ids:
             self._finish(_failed(request_id, error))
-        self._flush()  # before the books, which may be what is broken
+        self._flush()  # before the scheduler is told, which may be what is broken
         for request_id in request_ids:
             self._stop(request_id, now)
             self._event(request_id, EventKind.FINISHED, now, detail="error")
@@ -166,7 +167,7 @@ class Engine:
                         self.cancel([seq.id], now)
                 case Pulled(n_tokens, seconds):
                     self.costs.pulled(n_tokens, seconds)
-                case Returned(seq) if not seq.cancelled:  # since it was taken back
+                case Returned(seq) if not seq.cancelled:  # not cancelled since it was taken back
                     self._queued(seq, now)
                 case Stranded(request_id, error):
                     if self._stop(request_id, now):
@@ -175,7 +176,7 @@ class Engine:
     # ---- the loop
 
     def step(self, now: float) -> float | None:
-        """Take one turn. Returns when the engine wants the next one even if nobody wakes it; None: only when woken."""
+        """Take one turn. Returns the latest time for the next turn; None: only when somebody wakes the engine."""
         for result, seconds in self.lanes.landed(now):
             self._progress_s = now
             if result.error is None:
@@ -183,7 +184,7 @@ class Engine:
             self._judge(result)
             self._commit(self.scheduler.apply(result, now), now)
         moves, shifts = self.moves, self._shifts
-        for seq in shifts.turn(now) if shifts is not None else ():  # before offers: who is parked goes first
+        for seq in shifts.turn(now) if shifts is not None else ():  # before offers: parked requests go first
             self._queued(seq, now)
         if moves is not None:
             self._move(moves, now)
@@ -191,24 +192,24 @@ class Engine:
             self._expire(now)
         self._launch(now)
         if shifts is not None:
-            shifts.begin(now)  # of who has landed, or was preempted, in this turn
+            shifts.begin(now)  # for requests that landed, or were preempted, in this turn
         if moves is not None:
             moves.place(now)
         self._flush()
         if moves is not None and moves.to_post:
             moves.post(self.load())
         if not self._busy:
-            self._progress_s = now  # so that it counts from when something comes
+            self._progress_s = now  # a stall counts from the next request on
         return self._wake_at(now)
 
     def observe(self, batch: StepBatch, seconds: float) -> None:
-        """Take in a batch that took this long by itself."""
+        """Record a batch that took this long by itself."""
         self.costs.observe(batch, seconds)
         if self.scheduler.observe(batch, seconds) and self.moves is not None:
             self.moves.reorder()
 
     def _judge(self, result: StepResult) -> None:
-        """Raise once too many batches in a row have failed, or the device is lost: the lane will not recover by
+        """Raise if too many batches in a row have failed, or the device is lost: the lane will not recover by
         itself."""
         lane, code = result.batch.lane, "" if result.error is None else str(result.error.code)
         n = self._n_failed[lane] = self._n_failed.get(lane, 0) + 1 if code not in ("", "out_of_memory") else 0
@@ -219,7 +220,7 @@ class Engine:
         lanes, s = self.lanes, self.scheduler
 
         def counts() -> tuple[int, int]:
-            crowd = len(s.decoding) if s.policy.order == "rank" else 0  # in Algorithm 1 lanes take turns, no more
+            crowd = len(s.decoding) if s.policy.order == "rank" else 0  # in Algorithm 1 lanes just take turns
             return crowd, len(s.encoding) + len(s.waiting.pictured)
 
         def may_pause() -> bool:
@@ -296,7 +297,7 @@ class Engine:
     def _flush(self) -> None:
         if self._outputs:
             self._sink(self._outputs)
-            self._outputs = []  # not before: what a failing sink did not take is handed out again
+            self._outputs = []  # only now: if the sink fails, they are handed out again
 
     def _wake_at(self, now: float) -> float | None:
         wake_at = self.lanes.ready_at()
@@ -372,8 +373,8 @@ class Engine:
         )
 
     def _stalled_s(self, now: float) -> float:
-        """Seconds for which nothing has moved here, or for which one lane has been at its batch while the other may go
-        on. An instance that only waits for others to take or give a request does not stall."""
+        """Seconds since anything last happened here, or since a lane began the batch that it is still at, while the
+        other lane may go on. An instance that only waits for others to take or give a request does not stall."""
         if not self._busy or (self.moves is not None and not self.moves.idle):
             return self.lanes.hung_s(now)
         return max(now - self._progress_s, self.lanes.hung_s(now))

@@ -12,13 +12,13 @@ from hydrainfer.engine.ports import Runner, Ticket
 Overlap = Literal["free", "step", "off", "slice"]
 _NEVER = float("inf")
 _CROWD, _MOST = 32, 4.0
-"""So many sequences decode at once for little more than what each takes by itself; they get at most so many times the
-seconds of a vision batch before the next one."""
+"""`_CROWD` sequences decode together in little more time than one of them. Such a crowd decodes for at most `_MOST`
+times the seconds of a vision batch before the next vision batch."""
 
 
 @dataclass(slots=True)
 class _Flight:
-    """`since_s`: when it was launched, or became the first of its lane."""
+    """A batch in flight. `since_s`: when it was launched, or became the first of its lane."""
 
     batch: StepBatch
     ticket: Ticket
@@ -26,10 +26,11 @@ class _Flight:
 
 
 class Lanes:
-    """`overlap`: `free` launches on any free lane; `step` launches both lanes together and joins them (the paper);
-    `off` runs one lane at a time, in turns; with `slice` the lanes share a thread, and pictures that are being encoded
-    wait for language batches. `ahead`: while the language lane computes decodes alone, its next batch is launched, too,
-    unless those wait for a part of the pictures; where lanes take turns, only while there are no pictures."""
+    """The lanes of an instance. `overlap`: `free` launches on any free lane; `step` launches both lanes together and
+    waits for both (the paper); `off` runs one lane at a time, in turns; with `slice` the lanes share a thread, and
+    encoding pauses for language batches. `ahead`: while the language lane computes a batch of decodes only, its next
+    batch is launched too, unless those decodes wait for a part of the pictures; where lanes take turns, only while
+    there are no pictures."""
 
     def __init__(self, runners: Mapping[Lane, Runner], overlap: Overlap, *, ahead: bool = False) -> None:
         self.runners, self.overlap = runners, overlap
@@ -39,7 +40,7 @@ class Lanes:
         self._encoded_s = self._since_s = 0.0  # the latest vision batch, and language batches since
 
     def landed(self, now: float) -> Iterator[tuple[StepResult, float]]:
-        """The results that are there, each with the seconds that its batch took."""
+        """The results of finished batches, each with the seconds that its batch took."""
         for lane, flights in list(self.in_flight.items()) if self.in_flight else ():
             while flights and (result := flights[0].ticket.poll(now)) is not None:
                 first = flights.pop(0)
@@ -60,17 +61,17 @@ class Lanes:
         counts: Callable[[], tuple[int, int]],
         may_pause: Callable[[], bool],
     ) -> Iterator[Lane]:
-        """The lanes to be asked for a batch now, in order. `prefers_language()`: whether no picture is to be encoded
-        before somebody's prefill; `counts()`: how many sequences decode that may go on as a crowd, and how many have
-        pictures to be encoded; `may_pause()`: whether decodes may wait for pictures. Each lane's batch is launched
-        before the next lane is asked for."""
+        """The lanes to be asked for a batch now, in order. Each lane's batch is launched before the next lane is asked
+        for. `prefers_language()`: whether some prefill goes before all pictures that wait to be encoded; `counts()`:
+        how many decoding sequences count as a crowd, and how many sequences have pictures to be encoded; `may_pause()`:
+        whether decodes may wait for pictures."""
         take_turns = self.overlap in ("step", "off")
         if not (self.in_flight and take_turns):
             yield from self._free(prefers_language, counts, may_pause)
         if self._ahead and not (take_turns and (Lane.VISION in self.in_flight or counts()[1])):
             batches = [flight.batch for flight in self.in_flight.get(Lane.LANGUAGE, ())]
             if len(batches) == 1 and batches[0].decodes_only and not batches[0].after_s:
-                yield Lane.LANGUAGE  # behind decodes that wait, nobody knows yet whose tokens may be late
+                yield Lane.LANGUAGE  # if decodes wait, it is not known yet whose tokens may be late
 
     def _free(
         self,
@@ -86,14 +87,15 @@ class Lanes:
             lanes.reverse()  # decodes do not wait for pictures
         for lane in lanes:
             if self.overlap == "slice" and Lane.LANGUAGE in self.in_flight and prefers_language():
-                return  # whoever is prefilled there goes first
+                return  # the prefill there goes first
             yield lane
             if self.overlap == "off" and self.in_flight:
                 return
 
     def _crowd_goes_on(self, n_decoding: int, n_pictures: int) -> bool:
-        """Whether a crowd decodes before more pictures are encoded: since the last of them it has not had its share of
-        the time, as many as it is. By turns alone, all of a crowd would wait for every few pictures of others."""
+        """Whether a crowd decodes before more pictures are encoded. It does until it has had its share of the time
+        since the last vision batch, which grows with its number. If lanes just took turns, the whole crowd would wait
+        for every few pictures of others."""
         if n_decoding < _CROWD or not n_pictures:
             return False
         return self._since_s < self._encoded_s * min(n_decoding / n_pictures, _MOST)
@@ -124,7 +126,7 @@ class Lanes:
         return found
 
     def hung_s(self, now: float) -> float:
-        """Seconds for which a lane has been at its batch. Any thread may ask."""
+        """The most seconds that a lane has been at its present batch. Any thread may ask."""
         return now - min((f.since_s for flights in list(self.in_flight.values()) for f in flights[:1]), default=now)
 
     def close(self) -> None:

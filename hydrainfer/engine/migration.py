@@ -8,8 +8,8 @@ Source, per (request, attempt):
 
 Target:  OFFERED ─room─> ADMITTED ─> PULLING ─copied─> LANDED ─Confirm(held)─> the scheduler's
 
-The source has the last word, on the first `Landed` of a live offer: whatever a late or repeated message starts, it ends
-in Confirm(held=False) and is dropped. Each copy has a number, so that messages of an old copy cannot speak for a new
+The source decides, at the first `Landed` of a live offer. Whatever a late or repeated message starts ends in
+Confirm(held=False) and is dropped. Each copy has a number, so that messages about an old copy do not count for a new
 one. No clock, no sockets, no tensors: calls take the time and return what is to be done.
 """
 
@@ -52,9 +52,9 @@ _LIVE = (State.OFFERED, State.ADMITTED)
 
 
 class Timing(NamedTuple):
-    """`lease_s`: an offer whose target is silent this long has expired. `renew_s`: how often a target speaks.
-    `resend_s`: after how long an unanswered message is sent again. `patience_s`: how long a request waits for a stage
-    that no instance runs now."""
+    """`lease_s`: an offer whose target is silent this long has expired. `renew_s`: how often a target renews offers.
+    `resend_s`: when an unanswered message is sent again. `patience_s`: how long a request waits for a stage that no
+    instance runs now."""
 
     lease_s: float = 10.0
     renew_s: float = 2.0
@@ -95,7 +95,7 @@ class Land(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Nothing copies into its blocks and it will not come: give them back."""
+    """The request will not come, and no copy writes to the blocks reserved for it: give them back."""
 
     key: Key
 
@@ -126,7 +126,7 @@ class Source:
         self._live: dict[str, Key] = {}  # request id -> its present offer
         self._readers: dict[int, int] = {}  # hold -> attempts whose peer may still read
         self._closed: set[int] = set()
-        self._due_at = float("inf")  # nothing is to be resent and no lease is over before
+        self._due_at = float("inf")  # no message is resent and no lease ends before
 
     def offer(self, handoff: Handoff, peer: str, hold: int, now: float) -> list[Effect]:
         assert handoff.request.id not in self._live, f"{handoff.request.id} is offered already"
@@ -187,12 +187,12 @@ class Source:
         return min(o.lease_until, o.resend_at) if o.state is State.OFFERED else o.lease_until
 
     def peer_dead(self, peer: str) -> list[Effect]:
-        """Note that the peer's process is gone: it reads nothing."""
+        """Note that the peer's process is gone, so that it reads nothing any more."""
         return [e for o in list(self._offers.values()) if o.peer == peer for e in self._over(o, None)]
 
     def wake_at(self) -> float:
-        """A time before which `tick` has nothing to do. Perhaps it still has nothing then, for leases are renewed
-        meanwhile."""
+        """A time before which `tick` has nothing to do. Leases may be renewed meanwhile, so it may have nothing to do
+        then."""
         return self._due_at
 
     @property
@@ -273,7 +273,8 @@ def _order(handoff: Handoff) -> tuple[float, int]:
 
 
 class Target:
-    """The offers to this instance. They wait for room by `rank`, the smallest first; by age if there is none."""
+    """The offers made to this instance. They wait for room in the order of `rank`, smallest first; by default, by
+    age."""
 
     def __init__(self, timing: Timing, rank: Callable[[Handoff], tuple[float, ...]] = _order) -> None:
         self._timing, self._rank = timing, rank
@@ -364,7 +365,7 @@ class Target:
         return effects
 
     def peer_dead(self, peer: str) -> list[Effect]:
-        """Note that the peer's process is gone: what it has not confirmed will never be."""
+        """Note that the peer's process is gone, so that it will confirm nothing any more."""
         gone = [(key, i) for key, i in self._offers.items() if i.peer == peer]
         return [e for key, i in gone for e in self._call_off(key, i)]
 

@@ -1,6 +1,6 @@
 """Moves requests between this engine and its peers: the migration machines, tied to scheduler, placement and copies.
 
-scheduler.migrating ─> placement ─> Source ─Moved─> forgotten here
+scheduler.migrating ─> placement ─> Source ─HandedOver─> forgotten here
 peer's offer ─> Target ─room─> copy ─Confirm─> scheduler.land
 """
 
@@ -51,27 +51,27 @@ class Left(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """The KV of so many tokens was copied to here in `seconds`."""
+    """The KV of `n_tokens` tokens was copied to this instance in `seconds`."""
 
     n_tokens: int
     seconds: float
 
 
 class Arrived(NamedTuple):
-    """The request is ours. `cancelled`: that it shall end was heard while it was on its way."""
+    """The request is ours. `cancelled`: it was cancelled while it was on its way."""
 
     seq: LiveSequence
     cancelled: bool
 
 
 class Returned(NamedTuple):
-    """The request begins anew here, for the instance that was to take what is kept of it had no room."""
+    """The request starts again here, because the instance that was to take its kept KV had no room."""
 
     seq: LiveSequence
 
 
 class Stranded(NamedTuple):
-    """The request is here and can go nowhere."""
+    """The request is here and no instance can take it."""
 
     request_id: str
     error: HydraError
@@ -89,11 +89,12 @@ class _Departure:
     offered: bool = False
     exclude: set[str] = field(default_factory=set)
     error: ErrorInfo | None = None
-    recalled: bool = False  # it has KV that was kept here and may be computed anew instead
+    recalled: bool = False  # its KV was kept here, and may be computed again instead
 
 
 class Moves:
-    """One engine's dealings with its peers; used on the engine's thread only. `name` and `incarnation` are its own."""
+    """The requests that move between one engine and its peers; used on the engine's thread only. `name` and
+    `incarnation` are those of this instance."""
 
     def __init__(
         self,
@@ -111,15 +112,15 @@ class Moves:
         self._scheduler, self._placement, self._link, self._puller = scheduler, placement, link, puller
         self.source, self._target = Source(timing), Target(timing, scheduler.rank_of)
         self._inbox: list[Parcel] = []
-        self._dead: set[tuple[str, int]] = set()  # (peer, incarnation): not listened to any more
+        self._dead: set[tuple[str, int]] = set()  # (peer, incarnation); their messages are ignored
         self._outbox: dict[str, list[Message]] = {}
         self._out: dict[str, _Departure] = {}
         self._unplaced: dict[str, _Departure] = {}  # of them, those without an open offer
         self._holds: dict[int, Lease | None] = {}
         self._n_holds = 0
         self._copies: dict[Key, CopyTicket] = {}
-        self._copied: dict[Key, tuple[float, int]] = {}  # of each copy, when it began and how many tokens' KV it has
-        self._copies_at = _NEVER  # before which none of them is done; at once if one does not know
+        self._copied: dict[Key, tuple[float, int]] = {}  # by copy: when it began, and its tokens of KV
+        self._copies_at = _NEVER  # when the first may be done; -infinity if one does not know
         self._being_pulled: dict[bytes, Key] = {}  # shared content -> the arrival that brings it
         self._cancelled: dict[str, None] = {}  # the latest ids that were cancelled while they were not here
         self._moves: list[Move] = []
@@ -132,7 +133,7 @@ class Moves:
         self._inbox.append(parcel)
 
     def turn(self, now: float) -> list[Move]:
-        """Read the messages, see to copies, admit offers that find room, place what departs."""
+        """Read messages, poll copies, admit offers that find room, and offer departing requests to peers."""
         parcels, self._inbox = self._inbox, []
         for parcel in parcels:
             if (parcel.sender, parcel.incarnation) in self._dead:
@@ -170,7 +171,7 @@ class Moves:
         self._out[seq.id] = self._unplaced[seq.id] = departure
 
     def place(self, now: float) -> None:
-        """Offer what departs and is due to an instance of its stage."""
+        """Offer each departing request that is due to an instance that runs its stage."""
         for departure in list(self._unplaced.values()) if self._unplaced else ():
             if departure.try_at <= now:
                 self._place(departure, now)
@@ -180,7 +181,7 @@ class Moves:
         return bool(self._outbox)
 
     def post(self, load: Load) -> None:
-        """Send what there is to say, one parcel per peer. Called when the step's outputs have left."""
+        """Send all messages, one parcel per peer. Called after the step's outputs were handed out."""
         for peer, messages in self._outbox.items():
             self._link.send(peer, Parcel(self.name, self.incarnation, tuple(messages), load))
         self._outbox.clear()
@@ -197,7 +198,8 @@ class Moves:
         self._target.reorder()
 
     def cancel_arrival(self, request_id: str) -> None:
-        """End a request as soon as it is ours, if it ever is. It may be on its way, and nobody will say so again."""
+        """End a request as soon as it arrives, if it ever does. It may be on its way, and the cancellation is not
+        repeated."""
         self._cancelled[request_id] = None
         if len(self._cancelled) > _CANCELS_KEPT:
             del self._cancelled[next(iter(self._cancelled))]
@@ -289,7 +291,7 @@ class Moves:
             self._do(self.source.offer(handoff, peer, d.hold, now), now)
         elif d.error is not None:
             self._strand(d, d.error.exception())
-        elif d.exclude:  # all have refused, but that may pass
+        elif d.exclude:  # all have refused, but they may accept later
             d.exclude.clear()
             d.try_at, d.give_up_at = now + _ASK_AGAIN_S, now + self._timing.patience_s
         elif now >= d.give_up_at:
@@ -298,8 +300,9 @@ class Moves:
             d.try_at = now + _ASK_AGAIN_S
 
     def _forsake(self, d: _Departure, error: ErrorInfo | None, now: float) -> bool:
-        """Let it go on without what was kept of it here: who refused it had no room at once, and must not be waited for
-        by who might keep others from leaving there. Returns whether it stays, for its pictures are encoded here."""
+        """Let a refused request go on without the KV that was kept for it here. The peer had no room at once, and a
+        request that waits for that peer could keep others from leaving it. Returns whether the request stays, to encode
+        its pictures here."""
         self._do(self.source.close(d.seq.id, d.hold, now), now)
         if self._scheduler.take_back(d.seq, now):
             del self._out[d.seq.id]
@@ -317,9 +320,10 @@ class Moves:
         self._moves.append(Stranded(d.seq.id, error))
 
     def _admit(self, now: float) -> None:
-        """Reserve room for offers, best rank first. What another arrival is bringing is waited for, and nobody passes
-        who waits so (as in `Admission.to_encode`). What another request is computing is waited for, too. Who brings a
-        prompt's beginning from where it was kept does not wait for room: it would keep room there meanwhile."""
+        """Reserve room for offers, best rank first. An offer waits if another arrival is bringing the same content;
+        later offers of that content do not pass it (as in `Admission.to_encode`). An offer also waits if another
+        request is computing the same content. An offer with the kept beginning of a prompt is refused if there is no
+        room: it would keep room at its source while it waits."""
         if not (waiting := self._target.waiting()):
             return
         full: set[Stage] = set()  # stages whose best offer found no room

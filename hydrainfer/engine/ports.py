@@ -1,4 +1,4 @@
-"""The engine's ports: protocols of what executes its batches, hears its outputs and reaches other instances."""
+"""The engine's ports: protocols for executing its batches, taking its outputs and reaching other instances."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Ticket(Protocol):
     """One batch in flight on one lane."""
 
     def poll(self, now: float) -> StepResult | None:
-        """The result once it is there, else None. Never blocks, never raises: failure is inside the result."""
+        """The result, or None if there is none yet. Never blocks, never raises: a failure is inside the result."""
 
     def ready_at(self) -> float | None:
-        """The time at which the result will be there, if that is known (a modelled device); None if only the waker
-        tells."""
+        """The time at which the result will be there, if that is known (a modelled device). None if it is not: the
+        engine is woken then."""
 
 
 class Runner(Protocol):
     """Executes the batches of one lane, one after the other, in the order launched."""
 
     def launch(self, batch: StepBatch) -> Ticket:
-        """Read what the batch needs of its sequences now, start it and return. May be called again when the previous
-        ticket has been polled to its end, or if that batch has decodes only: then the next one may have items whose
-        token that one samples (`TokenWork.unknown`). Their results are of no use if it fails."""
+        """Read what the batch needs from its sequences now, start it and return. May be called again once the previous
+        ticket's result was polled, or before if that batch has decodes only. In that case items of the new batch may
+        continue tokens that the previous one samples (`TokenWork.unknown`); their results are useless if it fails."""
 
     def close(self) -> None:
         """Wait for what is running, then free threads and streams."""
@@ -45,7 +45,8 @@ class Placement(Protocol):
     """The choice of the instance that a request goes to next."""
 
     def choose(self, request: Request, stage: Stage, exclude: Collection[str]) -> str | None:
-        """The name of an instance that runs `stage`, or None if there is none but `exclude`. Called on the engine's
+        """The name of an instance that runs `stage` and is not in `exclude`; None if there is
+        none. Called on the engine's
         thread; must not block."""
 
 
@@ -75,14 +76,14 @@ class Puller(Protocol):
         """The handles by which peers read this instance's caches, by spec."""
 
     def pull(self, sources: dict[str, ExportHandle], pulls: Pulls) -> CopyTicket:
-        """Start copying from one peer and return. The waker tells when it is done. Copies from other peers do not wait
-        for it."""
+        """Start copying from one peer and return. The engine is woken when the copy is done. Copies from other peers do
+        not wait for it."""
 
     def forget(self, owner: str) -> None:
         """Drop what is kept of a peer whose process is gone (`core.owner_of`). Copies from it fail. Does not wait."""
 
     def close(self) -> None:
-        """End what is running, which then has failed, and free threads."""
+        """End running copies, which count as failed, and free threads."""
 
 
 class EngineHandle(Protocol):
@@ -99,10 +100,10 @@ class EngineHandle(Protocol):
         """The statistics of all instances together."""
 
     def instances(self) -> list[InstanceInfo]:
-        """Every instance of the layout, there or not."""
+        """Every instance of the layout, whether it runs or not."""
 
     def lost(self) -> str | None:
-        """The reason why the engine can never again do its work, in one line, or None."""
+        """The reason, in one line, why the engine can never work again; None if it can."""
 
     def restart_all(self) -> bool:
         """Begin to restart every instance, one at a time, while requests go on. False if that cannot be done."""

@@ -1,4 +1,4 @@
-"""Carries out the scheduler's copies between the device's caches and those in host memory."""
+"""The scheduler's copies between the device's caches and those in host memory, carried out."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class _Copy(NamedTuple):
 
 
 class Shifts:
-    """One engine's copies; used on the engine's thread only. `puller` reaches the caches of this instance, by the names
-    of `cache.landing_of` those in host memory."""
+    """One engine's copies; used on the engine's thread only. `puller` reaches the caches of this instance. Those in
+    host memory have the names given by `cache.landing_of`."""
 
     def __init__(self, scheduler: Scheduler, puller: Puller) -> None:
         self._scheduler, self._puller = scheduler, puller
         self._copies: list[_Copy] = []
 
     def turn(self, now: float) -> list[LiveSequence]:
-        """See to copies, and take back requests that find room. Returns those that have to be computed again."""
+        """Poll copies, and take back requests that find room. Returns the sequences that must be computed again."""
         lost = self._poll(now) if self._copies else []
         self.begin(now)
         return lost
@@ -43,7 +43,7 @@ class Shifts:
         return lost
 
     def begin(self, now: float) -> None:
-        """Start the copies of those that can be taken back now, and of those that were preempted."""
+        """Start the copies of requests that can be taken back now, and of those that were preempted."""
         self._scheduler.unpark()
         for shift in self._scheduler.parking.shifts():
             exports = self._puller.exports
@@ -51,7 +51,7 @@ class Shifts:
             self._copies.append(_Copy(shift, now, self._puller.pull(sources, shift.pulls) if sources else None))
 
     def wake_at(self) -> float:
-        """The time at which the first copy is done, as far as that is known before somebody wakes the engine."""
+        """The time at which the first copy is done; infinity if it is not known before the engine is woken."""
         times = (float("-inf") if c.completion is None else c.completion.ready_at() for c in self._copies)
         return min((t for t in times if t is not None), default=_NEVER)
 

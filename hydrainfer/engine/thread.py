@@ -1,4 +1,4 @@
-"""Drives one engine on a thread of this process: the `EngineHandle` of an in-process instance."""
+"""One engine on a thread of this process: the `EngineHandle` of an in-process instance."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LONGEST_WAIT_S = 3600.0  # an event's wait cannot take infinity
 
 
 class EngineThread:
-    """Every call is queued and carried out by the engine's own thread, so the engine needs no lock.
+    """An engine with its own thread. Every call is queued and carried out by that thread, so the engine needs no lock.
 
-    `name`: of the instance. `wake` is also what runners call when a ticket is complete. `close` aborts what is running
+    `name`: the instance's. Runners, too, call `wake`, when a ticket is complete. `close` aborts what is running
     and joins the thread.
     """
 
@@ -122,7 +122,7 @@ class EngineThread:
             self._turn(engine)
 
     def _refuse_dead(self, engine: Engine, error: HydraError) -> None:
-        """Answer every request that is here or still comes, after a bug, whatever else is broken."""
+        """Answer every request that is here or still comes, after a bug, even if other parts are broken."""
         while self._inbox:
             try:
                 self._drain(engine)
@@ -131,4 +131,4 @@ class EngineThread:
         try:
             engine.fail_all(error, self._clock())
         except Exception:
-            logger.exception("the stopped engine could not put its books in order")
+            logger.exception("the stopped engine could not end its requests cleanly")
