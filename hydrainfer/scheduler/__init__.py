@@ -1,4 +1,4 @@
-"""Decides what each lane of an instance executes next: admission, budgets, Algorithm 1, preemption.
+"""The choice of what each lane of an instance executes next: admission, budgets, Algorithm 1, preemption.
 
 Called by the engine and, unchanged, by the simulator. Never touches tensors, sockets or the clock.
 """

@@ -1,7 +1,7 @@
-"""Who gets room at an instance: requests that wait here and requests that arrive from other instances.
+"""Admission to an instance's caches, for requests that wait here and requests that arrive from other instances.
 
-Room goes by rank over all of them: who finds none is not passed by anyone of worse rank that wants room in the same
-caches, so neither text nor pictures can be starved by the other kind.
+Room goes to all of them by rank. A request that finds none is not passed by requests of worse rank that want room in
+the same caches, so neither text nor pictures can starve the other kind.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hydrainfer.scheduler.policy import Budgets, Policy
 from hydrainfer.scheduler.room import Pulls, SequenceRoom, Visit
 from hydrainfer.scheduler.waiting import Waiting
 
-_MOST_PASSED = 64  # of those with pictures: each is looked at in every step
+_MOST_PASSED = 64  # requests with pictures: each is looked at in every step
 
 
 class Admission:
-    """`n_running`: how many requests run here now. `prefilling`: by id, those of them that compute their prompt;
-    `live`: by id, all that are here. `arriving`: those whose room is reserved and being filled; they are not live
-    before they have landed."""
+    """The admission of one instance. `n_running`: how many requests run here now. By id, `prefilling`: requests that
+    compute their prompt; `live`: all requests that are here; `arriving`: requests whose reserved room is being filled,
+    which are not live before they have landed."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class Admission:
         self._blocked: dict[str, LiveSequence] = {}  # by id, those that found no room
         self._being_encoded: dict[bytes, str] = {}  # picture key -> id of the sequence that encodes it
         self._visits: dict[tuple[tuple[Stage, ...], int], Visit] = {}  # by plan and cursor
-        self._unencoded: dict[str, LiveSequence] = {}  # wait for prefill though no encoder has seen them
-        self._lent: dict[str, Rank] = {}  # by id of those whose work is waited for, the best rank of who waits
+        self._unencoded: dict[str, LiveSequence] = {}  # wait for prefill, but skipped the encoder
+        self._lent: dict[str, Rank] = {}  # by id of a request that others wait for: their best rank
 
     def visit(self, seq: LiveSequence, cursor: int | None = None) -> Visit:
-        """The steps that it can run here, one after the other, from the present one or from `cursor` on."""
+        """The consecutive steps that a sequence can run here, from the present one or from `cursor` on."""
         key = seq.plan, seq.cursor if cursor is None else cursor
         if (visit := self._visits.get(key)) is None:
             visit = self._visits[key] = tuple(takewhile(self._role.runs, seq.plan[key[1] :]))
@@ -59,11 +59,12 @@ class Admission:
     # ---- requests that wait here
 
     def left_of(self, seq: LiveSequence) -> int:
-        """How many of its tokens are to be computed, by what it has or the caches hold now."""
+        """How many of a sequence's tokens are still to be computed, given its blocks or what the caches hold now."""
         return len(seq.tokens) - seq.n_computed if seq.blocks else self._room.uncached(seq, self.visit(seq))[0]
 
     def skips_encoder(self, seq: LiveSequence) -> bool:
-        """Whether it can go on here though pictures are encoded elsewhere: what it would want of them is here."""
+        """Whether a sequence can skip encoding, which runs elsewhere, because all it needs of its pictures is cached
+        here."""
         if self._role.runs(Stage.ENCODE) or not self._role.runs(Stage.PREFILL):
             return False
         visit = self.visit(seq, seq.cursor + 1)
@@ -76,8 +77,8 @@ class Admission:
         return not needed
 
     def need_encoders(self) -> list[LiveSequence]:
-        """Those that skipped the encoder and need one after all, for blocks that they found were evicted. They are
-        back at that step and wait here no more."""
+        """The sequences that skipped the encoder and need one after all, because blocks that they found were evicted.
+        They are moved back to the encode step and wait here no more."""
         found = []
         for seq in list(self._unencoded.values()) if self._unencoded else ():
             if seq.blocks or seq.stage is not Stage.PREFILL:
@@ -89,9 +90,8 @@ class Admission:
         return found
 
     def to_prefill(self) -> Iterator[LiveSequence]:
-        """Waiting requests that need no encoding (text, or pictures all in the cache), best first. Each is to be
-        admitted before the next one is asked for. Who waits for another's prefill is passed: it does not wait for
-        room."""
+        """Waiting requests that need no encoding (text, or pictures all in the cache), best first. Admit each one
+        before asking for the next. Requests that wait for another's prefill are passed: they do not wait for room."""
         self._lend()
         while self.waiting and self._n_running() < self._budgets.running:
             first = self.waiting.first(self.repeats)
@@ -101,9 +101,9 @@ class Admission:
             yield seq
 
     def to_encode(self) -> Iterator[LiveSequence]:
-        """Waiting picture requests, best first; as `to_prefill`. A picture that another request is encoding right now
-        is waited for, not encoded twice; and who waits so is not passed by a later one that would encode another of
-        its pictures, or there might always be one to wait for."""
+        """Waiting picture requests, best first; as `to_prefill`. A picture that another request is encoding is waited
+        for, not encoded twice. A request that waits so is not passed by a later one that would encode another of its
+        pictures, or it might always find a picture to wait for."""
         self._lend()
         wanted: set[bytes] = set()
         n_passed = 0
@@ -123,9 +123,9 @@ class Admission:
             n_passed += 1
 
     def repeats(self, seq: LiveSequence) -> bool:
-        """Whether it would compute what another is computing here now, or is about to: then it waits and shares it. No
-        later one can pass it and compute the same, so it waits for no more than those who are here; and who is waited
-        for goes before all whom it would go before."""
+        """Whether a sequence would compute what another is computing here now, or is about to. Then it waits and shares
+        the result. No later sequence can pass it and compute the same, so it waits only for those that are here now.
+        The sequence that is waited for gets the rank of the one that waits, if that is better."""
         if not seq.request.keys or seq.stage is Stage.DECODE:
             return False
         arriving = (s for s in self.arriving.values() if s.blocks and s.stage is Stage.PREFILL)
@@ -141,7 +141,7 @@ class Admission:
         self._lend()
 
     def _lend(self) -> None:
-        """Let those who compute what others wait for have the best rank of these."""
+        """Give sequences whose results others wait for the best rank of those others."""
         for request_id, rank in list(self._lent.items()) if self._lent else ():
             seq = self._live.get(request_id) or self.arriving.get(request_id)
             if seq is None or not seq.blocks or seq.stage is Stage.DECODE:
@@ -150,8 +150,9 @@ class Admission:
                 seq.rank = rank
 
     def admit(self, seq: LiveSequence) -> bool:
-        """Take a waiting request in, if it finds room for its visit and nobody is passed. Pictures of it may have to be
-        encoded then: room for one that is alone is made of all that is cached, also of what it had found."""
+        """Admit a waiting request if it finds room for its visit and passes no better one. Its pictures may then have
+        to be encoded again: to make room for a request that is alone, all cached blocks may be evicted, even those it
+        had found."""
         if self._full() or not self._may_pass(seq):
             return False
         if (hit := self._room.enter(seq, self.visit(seq))) is None:
@@ -159,7 +160,7 @@ class Admission:
             return False
         if hit.missing and seq.stage is Stage.PREFILL:
             self._room.release(seq)
-            self._unencoded[seq.id] = seq  # `need_encoders` has it go there
+            self._unencoded[seq.id] = seq  # `need_encoders` sends it there
             return False
         self._blocked.pop(seq.id, None)
         self.waiting.remove(seq)
@@ -171,7 +172,7 @@ class Admission:
         return True
 
     def best_text(self) -> LiveSequence | None:
-        """The best of those that wait for prefill alone, unless it is known to find no room now."""
+        """The best sequence that waits for prefill and needs no encoding, unless it is known to find no room now."""
         seq = self.waiting.ready.first
         if seq is None or self._full():
             return None
@@ -181,8 +182,8 @@ class Admission:
         return self._n_running() + len(self.arriving) + self._parking.n_coming >= self._budgets.running
 
     def _may_pass(self, seq: LiveSequence) -> bool:
-        """Whether nobody better waits for room in the same caches. (In other caches it may pass: who already holds KV
-        elsewhere must not wait for one that wants room for its embeddings, or both may wait for ever.)"""
+        """Whether no better request waits for room in the same caches. (In other caches it may pass: a request that
+        holds KV elsewhere must not wait for one that wants room for its embeddings, or both may wait for ever.)"""
         if not self._blocked:
             return True
         better = [b for b in self._blocked.values() if self._fair.turn_of(b) < self._fair.turn_of(seq)]
@@ -194,13 +195,13 @@ class Admission:
     # ---- requests that arrive
 
     def has(self, request_id: str) -> bool:
-        """Whether it is here, or its blocks still are."""
+        """Whether a request is here, or its blocks still are."""
         held = self._room.holds(request_id) or self._parking.holds(request_id)
         return held or request_id in self._live or request_id in self.arriving
 
     def expect(self, seq: LiveSequence, handoff: Handoff) -> Pulls | None:
-        """Reserve room for what has been offered, or else host memory, and say what to copy into it; None if there is
-        neither now. A request that brings nothing needs none."""
+        """Reserve room, or else host memory, for an offered request. Returns the copies to make; None if there is
+        neither now. A request that brings no blocks needs no room."""
         if not handoff.blocks:
             if not self._may_pass(seq):
                 return None
@@ -217,7 +218,7 @@ class Admission:
         return pulls
 
     def unpark(self) -> None:
-        """Take those back who are parked in host memory, best first, while there is room and nobody is passed."""
+        """Take back sequences that are parked in host memory, best first, while there is room and nobody is passed."""
         for seq in sorted(self._parking.parked.values(), key=self._fair.turn_of):
             hit = self._reserve(seq)
             if hit is None:
@@ -225,7 +226,7 @@ class Admission:
             self._parking.enter(seq, hit)
 
     def _reserve(self, seq: LiveSequence) -> Hit | None:
-        """Room for the visit of one that brings its blocks; None if there is none now."""
+        """Reserve room for the visit of a sequence that brings its blocks; None if there is none now."""
         if self._full() or not self._may_pass(seq):
             return None
         hit = self._room.enter(seq, self.visit(seq))
@@ -236,13 +237,13 @@ class Admission:
         return hit
 
     def taken_back(self, request_id: str) -> None:
-        """An offer that waited for room is there no more."""
+        """Note that an offer that waited for room was withdrawn."""
         if request_id not in self.arriving:
             self._room.forget(request_id)
         self._blocked.pop(request_id, None)
 
     def dropped(self, request_id: str) -> None:
-        """It does not come; nothing writes to its blocks any more."""
+        """Note that an arriving request does not come. Nothing writes to its blocks any more."""
         self._room.release(self.arriving.pop(request_id), landed=False)
         self._parking.release(request_id)
         self._blocked.pop(request_id, None)
@@ -250,17 +251,17 @@ class Admission:
     # ---- requests that go
 
     def forget(self, seq: LiveSequence) -> None:
-        """It asks for room no more."""
+        """Note that a sequence asks for room no more."""
         self._blocked.pop(seq.id, None)
         self._unencoded.pop(seq.id, None)
         self.waiting.remove(seq)
 
     def encoded(self, seq: LiveSequence, index: int) -> None:
-        """Its picture `index` is in the cache."""
+        """Note that picture `index` of a sequence is in the cache."""
         self._being_encoded.pop(seq.request.media[index].key, None)
 
     def free(self, seq: LiveSequence) -> None:
-        """Give its room back; others may encode its pictures."""
+        """Give a sequence's room back. Others may now encode its pictures."""
         self._room.release(seq)
         self._lent.pop(seq.id, None)
         self._unencoded.pop(seq.id, None)
@@ -269,7 +270,7 @@ class Admission:
                 del self._being_encoded[span.key]
 
     def reorder(self) -> None:
-        """All ranks have changed. Who found no room will say so again."""
+        """Sort anew, because all ranks have changed. Forget who found no room: they will ask again."""
         self._blocked.clear()
         self._lent.clear()
         self.waiting.sort()

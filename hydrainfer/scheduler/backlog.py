@@ -1,4 +1,4 @@
-"""The work that waits at an instance, counted in the units that its cost is measured in."""
+"""The work that waits at an instance, in the units in which its cost is measured."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hydrainfer.scheduler.scheduler import Scheduler
 
 
 class Backlog(NamedTuple):
-    """Pictures that wait to be encoded here, tokens to be prefilled, and sequences that decode or come to. `sizes`: see
-    `Load`."""
+    """Pictures that wait to be encoded here, tokens to be prefilled, and sequences that decode here or will. `sizes`:
+    see `Load`."""
 
     n_pictures: int
     n_tokens: int
@@ -19,7 +19,7 @@ class Backlog(NamedTuple):
 
 
 def backlog(s: Scheduler) -> Backlog:
-    """What is there now, the batches that are being computed included."""
+    """The present backlog, including the batches that are being computed."""
     prefills = s.role.runs(Stage.PREFILL)
     pictures, tokens = s.waiting.n_pictures, s.waiting.n_tokens if prefills else 0
     decoding = len(s.decoding) + s.parking.n_live

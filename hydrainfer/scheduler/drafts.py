@@ -1,9 +1,9 @@
-"""Drafts: tokens that a sequence may go on with, guessed, and verified beside its decode step (speculative decoding).
+"""Drafts: guesses of a sequence's next tokens, verified beside its decode step (speculative decoding).
 
     tokens     … x   drafts   a  b  c        one work item of 1 + 3 rows, each of which samples its own token
-    sampled          a  b  d  e              a and b are as drafted, d is what follows, e is of no use
+    sampled          a  b  d  e              a and b are as drafted, d is what follows, e is not used
 
-Whatever is drafted, the answer has the tokens that it would have without drafts, one by one.
+Whatever is drafted, the answer has the same tokens as without drafts.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from hydrainfer.core import LiveSequence, TokenWork
 
 Drafter = Callable[[LiveSequence, int], tuple[int, ...]]
-"""At most so many tokens that a sequence may go on with, or none."""
+"""Guesses of a sequence's next tokens, at most as many as the second argument; or none."""
 
 
 def drafted(seqs: Iterable[LiveSequence], budget: int, draft: Drafter) -> list[TokenWork]:
-    """A token of each sequence that has room for it, and its drafts. These take no room and no part of the `budget`
-    that another decode wants; answers that must match a grammar have none."""
+    """One token of each sequence that has room for it, and its drafts. Drafts take no room and no part of the `budget`
+    that another decode needs. Answers that must match a grammar get no drafts."""
     ready = [seq for seq in seqs if len(seq.tokens) <= seq.capacity]
     left, work = budget - len(ready), []
     for seq in ready:
@@ -30,8 +30,8 @@ def drafted(seqs: Iterable[LiveSequence], budget: int, draft: Drafter) -> list[T
 
 
 def verified(seq: LiveSequence, drafts: tuple[int, ...], sampled: list[int]) -> tuple[int, ...]:
-    """The tokens of `seq` among those `sampled`, one more than drafts: up to the first that is not as drafted or ends
-    the choice. All of them but the last are appended."""
+    """The new tokens of `seq` among `sampled`, which has one more than `drafts`: up to the first that differs from its
+    draft or ends the choice. All but the last are appended to `seq.tokens`."""
     taken: list[int] = []
     for draft, token in zip(drafts, sampled):
         taken.append(token)

@@ -1,15 +1,16 @@
-"""A fair share of an instance for each tenant: who has had much more than others that wait goes after them.
+"""A fair share of an instance for each tenant: a tenant that has had much more than others that wait goes after them.
 
-A counter per tenant has the seconds of work that its requests were admitted with and what their decoding has taken
-since, over its weight (virtual token counters, arXiv 2401.00588). Of those that wait, tenants within half of the credit
-of the least go by rank, as if they were one; the others go after them, the least counter first. So tenants that keep
-within their shares lose nothing of the order by rank, and one that floods the instance gets what they leave, but never
-less than its share: the counters of two that wait all the while stay within the credit, and what their largest requests
-take, of each other. Who comes after a pause is lifted to the credit below the others: nobody saves up more.
+A counter per tenant holds the seconds of work that its requests were admitted with, and what their decoding has taken
+since, divided by its weight (virtual token counters, arXiv 2401.00588). Among the tenants that wait, those within half
+of the credit of the smallest counter go by rank, as if they were one. The others go after them, the smallest counter
+first. So tenants within their shares still go by rank, and a tenant that floods the instance gets what they leave, but
+never less than its share: the counters of two tenants that wait all the time differ by no more than the credit and the
+work of their largest requests. After a pause, a tenant's counter is lifted to the credit below the others: nobody saves
+up more.
 
-Who keeps within his share comes now and then and waits for the batch that runs, and for what his own is filled up with.
-So while there are such, a tenant that has had more fills a batch no further than `LEFT_OVER_S`, and goes after those
-who have not: a batch that ends because it may fill it no further has left nobody out.
+A tenant within its share comes now and then. It waits for the running batch, and for what fills its own batch up. So
+while there are such tenants, one that has had more adds to a batch only up to `LEFT_OVER_S`, and goes after the others:
+if the batch ends because it may be filled no further, nobody was left out.
 """
 
 from __future__ import annotations
@@ -24,26 +25,25 @@ from hydrainfer.core import Handoff, LiveSequence, Request, Stage, StepBatch
 from hydrainfer.scheduler.pace import Pace
 
 LEFT_OVER_S = 0.05
-"""How long a batch may take to which one adds who has had more than others that come and go."""
+"""The most that a batch may take to which a tenant adds that has had more than others that come and go."""
 FairTurn = tuple[float, bool, tuple[float, float, int]]
-"""What a tenant has had too much, whether it goes after those who come now and then, and the rank: the smallest goes
-first."""
+"""The tenant's excess, whether it goes after tenants that come now and then, and the rank; the smallest goes first."""
 rank_of: Callable[[LiveSequence], tuple[float, float, int]] = attrgetter("rank")
 
 
 class Fair:
-    """The counters of one instance, by tenant. With one tenant they change nothing. `credit_s`: of work."""
+    """The counters of one instance, by tenant. With one tenant they change nothing. `credit_s`: in seconds of work."""
 
     def __init__(self, pace: Pace, credit_s: float) -> None:
         self.counters: dict[str, float] = {}
         self._pace, self._credit_s = pace, credit_s
         self._n_waiting: Counter[str] = Counter()  # requests
-        self._least = 0.0  # counter of those that wait, or that waited last
-        self._now = 0.0  # the largest counter with which anybody was admitted
-        self._visited = 0.0  # until that is larger, somebody within his share is about
+        self._least = 0.0  # the smallest counter of those that wait, or waited last
+        self._now = 0.0  # the largest counter at an admission
+        self._visited = 0.0  # while `_now` is smaller, a tenant within its share is about
 
     def arrive(self, request: Request) -> None:
-        """It waits from now on."""
+        """Note that a request waits from now on."""
         tenant = request.share.tenant
         if self._lift(tenant):
             self._visited = self._now + self._credit_s
@@ -51,7 +51,7 @@ class Fair:
         self._least = min(self.counters[t] for t in self._n_waiting)
 
     def leave(self, request: Request) -> None:
-        """It waits no more."""
+        """Note that a request waits no more."""
         tenant = request.share.tenant
         self._n_waiting[tenant] -= 1
         if not self._n_waiting[tenant]:
@@ -59,27 +59,28 @@ class Fair:
             self._least = min((self.counters[t] for t in self._n_waiting), default=self.counters[tenant])
 
     def admitted(self, seq: LiveSequence) -> None:
-        """It has room: what is to be computed of it here is its tenant's."""
+        """Charge the tenant for what is to be computed here of an admitted sequence."""
         tenant = seq.request.share.tenant
         self._lift(tenant)
         self._now = max(self._now, self.counters[tenant])
         self._charge(seq, self._pace.seconds(*seq.rest))
 
     def decoded(self, batch: StepBatch, seconds: float) -> None:
-        """A batch took this long: each of its tokens as much of it as any other."""
+        """Charge decodes for a batch that took this long. Each of its tokens counts the same."""
         if len(self.counters) > 1 and batch.n_decodes:
             for item in batch.work[: batch.n_decodes]:
                 self._charge(item.seq, seconds * item.count / batch.n_items)
 
     def time_for(self, seq: LiveSequence, left_s: float, batch_s: float) -> float:
-        """How much longer a batch of `batch_s` may get by this one, of the `left_s` that are left of it."""
+        """How many of the `left_s` seconds that are left of a batch, which takes `batch_s` so far, this sequence may
+        use."""
         if self._yields(self.counters[seq.request.share.tenant]):
             return max(0.0, min(left_s, LEFT_OVER_S - batch_s))
         return left_s
 
     @property
     def turn_of(self) -> Callable[[LiveSequence], Any]:
-        """The key by which the first ones of all tenants, and the requests of one, are ordered: with one tenant, the
+        """The key that orders the requests of one tenant and the first ones of all tenants. With one tenant it is the
         rank."""
         return self._turn_of if len(self.counters) > 1 else rank_of
 
@@ -90,7 +91,7 @@ class Fair:
         return self._excess(counter), self._yields(counter), seq.rank
 
     def in_turn(self, queues: Mapping[str, Iterable[LiveSequence]]) -> Iterator[LiveSequence]:
-        """Those who wait, by tenant in the order of their ranks, as they go if each one that is yielded is admitted."""
+        """The waiting sequences in the order they go, if each one is admitted. `queues`: by tenant, sorted by rank."""
         queued = {tenant: iter(queue) for tenant, queue in queues.items()}
         heads = [(*self._turn_of(s), t, self.counters[t], s) for t, q in queued.items() if (s := next(q, None))]
         heapq.heapify(heads)
@@ -104,8 +105,8 @@ class Fair:
                 heapq.heapreplace(heads, (*self._turn(counter, after), tenant, counter, after))
 
     def offers(self, waiting: list[tuple[Stage, Handoff]]) -> list[tuple[Stage, Handoff]]:
-        """Offers in the order of their ranks, as their tenants go. `turn_of` orders requests that wait here likewise:
-        of two that want the same room, each could else wait for the other."""
+        """Offers, given by rank, in the order of their tenants. `turn_of` orders requests that wait here in the same
+        way: otherwise, of two that want the same room, each could wait for the other."""
         tenants = {handoff.request.share.tenant for _, handoff in waiting}
         for tenant in tenants:
             self._lift(tenant)
@@ -119,7 +120,8 @@ class Fair:
         return sorted(waiting, key=turn_of)
 
     def _lift(self, tenant: str) -> bool:
-        """Who does not wait saves up no more than the credit. Whether he would have."""
+        """Lift the counter of a tenant that does not wait, so that it saves up no more than the credit. Returns whether
+        that changed it."""
         before, least = self.counters.setdefault(tenant, 0.0), self._now - self._credit_s
         if tenant in self._n_waiting or before >= least:
             return False
@@ -136,5 +138,5 @@ class Fair:
         return max(0.0, counter - self._least - self._credit_s / 2)
 
     def _yields(self, counter: float) -> bool:
-        """Whether a tenant has had more than others that come and go."""
+        """Whether a tenant with this counter has had more than others that come and go."""
         return self._now < self._visited and counter > self._now - self._credit_s / 2

@@ -1,4 +1,4 @@
-"""What a batch takes of each sequence, within the budgets; what is left of one, and since when."""
+"""The work that a batch takes from each sequence within the budgets, and the work and waiting time that remain."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from hydrainfer.scheduler.waiting import Waiting
 
 
 def waiting_since(waiting: Waiting, running: Iterable[Mapping[str, LiveSequence]]) -> float:
-    """When the longest wait began, of who is first in a queue and of who is in the stages of `running`; infinity if
-    there is nobody."""
+    """The start of the longest wait among the first of each queue and the sequences in `running`; infinity if there are
+    none."""
     heads = (*waiting.pictured.head, *waiting.ready.head)
     return min((seq.queued_s for seq in chain(heads, *(group.values() for group in running))), default=float("inf"))
 
 
 def exceeds_batch(waiting: Waiting, begun: Collection[Mapping[str, LiveSequence]], pace: Pace, most_s: float) -> bool:
-    """Whether several wait or are in the stages of `begun`, or one whose work takes longer than `most_s`."""
+    """Whether several sequences wait or are in the stages of `begun`, or one does whose work takes longer than
+    `most_s`."""
     if len(waiting) + sum(map(len, begun)) > 1:
         return True
     heads = (*waiting.pictured.head, *waiting.ready.head)
@@ -31,10 +32,10 @@ def decodes(seqs: Iterable[LiveSequence]) -> list[TokenWork]:
 
 
 def decodes_ahead(seqs: Iterable[LiveSequence], grow: Callable[[LiveSequence, int], bool]) -> list[TokenWork] | None:
-    """`decodes` beside a batch of them that is being computed: a sequence of that batch goes on with the token that is
-    sampled there. It waits for that token if it will be the last one, or if blocks are then to be published or given
-    back, for those of a batch that is computed stay where they are. None if nobody may go on yet: the grammar of one
-    wants to know its token, or `grow(seq, tokens)` finds no room, for which others may have to leave."""
+    """`decodes` for the batch after one of decodes that is still being computed. A sequence in that batch continues
+    with the token sampled there. A sequence waits for that token if it will be its last, or if blocks are then
+    published or given back, because blocks in a running batch must stay in place. None if nobody may continue yet: a
+    grammar needs to know its token, or `grow(seq, tokens)` finds no room, for which others may have to leave."""
     work: list[TokenWork] = []
     for seq in seqs:
         at = seq.n_computed + seq.in_flight
@@ -50,8 +51,8 @@ def decodes_ahead(seqs: Iterable[LiveSequence], grow: Callable[[LiveSequence, in
 
 
 def add_chunk(work: list[TokenWork], seq: LiveSequence, budget: int, *, first: bool) -> int:
-    """Add the sequence's next prefill chunk, up to where one must end; returns its tokens. They are at most `budget`,
-    but where it is the `first` chunk of a batch and begins with a picture that must not be cut."""
+    """Add the sequence's next prefill chunk, up to the next of its `stops`. Returns the number of its tokens. That is
+    at most `budget`, unless it is the `first` chunk of a batch and begins with a picture that must not be cut."""
     left = len(seq.tokens) - seq.n_computed
     stop = next((stop for stop in seq.stops if stop > seq.n_computed), seq.capacity)
     count = min(left, budget, min(stop, seq.capacity) - seq.n_computed)
@@ -63,7 +64,8 @@ def add_chunk(work: list[TokenWork], seq: LiveSequence, budget: int, *, first: b
 
 
 def _uncut(seq: LiveSequence, count: int, *, first: bool) -> int:
-    """`count` tokens, or as many fewer as it takes to end before a picture that would be cut."""
+    """`count`, or less, so that the chunk ends before a picture that would be cut; more if it is `first` and starts
+    there."""
     start, stop = seq.n_computed, seq.n_computed + count
     cut = next((m for m in seq.request.media if m.whole and m.start < stop < m.end), None)
     if cut is None:
@@ -75,7 +77,7 @@ def _uncut(seq: LiveSequence, count: int, *, first: bool) -> int:
 
 def add_pictures(work: list[EncodeWork], seq: LiveSequence, left: int, most: int) -> int:
     """Add the sequence's pictures, in order, until there are `most` or one does not fit the `left` tokens; a batch
-    takes at least one. Returns what is then left."""
+    takes at least one. Returns the tokens that are then left."""
     for i in seq.pending_media[: max(most - len(work), 0)]:
         n = seq.request.media[i].n_tokens
         if work and n > left:
@@ -86,7 +88,7 @@ def add_pictures(work: list[EncodeWork], seq: LiveSequence, left: int, most: int
 
 
 def rest_of(handoff: Handoff) -> tuple[int, int]:
-    """The tokens and pictures that are still to be computed of what is offered."""
+    """The tokens and pictures of an offered request that are still to be computed."""
     request = handoff.request
     n_pictures = len(request.media) if handoff.stage is Stage.ENCODE else 0
     return request.n_prompt + len(handoff.produced) - handoff.n_computed, n_pictures

@@ -1,12 +1,12 @@
-"""How long a decoding request may wait for its next token, and what fits beside a decode step in that time.
+"""The limit on a decoding request's wait for its next token, and what fits beside a decode step within it.
 
-With a limit, nine in ten of a request's intervals are to be within it, as an SLO has it (paper, section 2.3). So where
-everybody who decodes may have a late token, they pause, and the work of all pictures and prompts that wait is done at
-once. That is soonest for who waits, and costs each but one interval, however long (no work is begun after `_PAUSE_S`).
-Until they may pause, other work waits, for `Budgets.wait_s` at most in each stage, but for prompts that fit the limit
-whole; then it is cut to fit.
-Without a limit the gap is some decode steps, so that streams stay smooth; and longer while somebody waits for his first
-token for seconds, since whoever decodes alone reads all weights for one token.
+With a limit, nine in ten of a request's intervals must be within it, as in an SLO (paper, section 2.3). So when every
+decoding request may have a late token, they all pause, and the waiting pictures and prompts are computed at once. That
+is the soonest for those that wait, and costs each decoding request one interval, however long (no work is begun after
+`_PAUSE_S`). Until they may pause, other work waits, for `Budgets.wait_s` at most in each stage, except for prompts that
+fit the limit whole; after that it is cut to fit.
+Without a limit the gap is a few decode steps, so that streams stay smooth. It is longer while a request has waited for
+its first token for seconds, since requests that decode alone read all weights for one token each.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from hydrainfer.scheduler.pace import Pace, whole
 from hydrainfer.scheduler.policy import Budgets
 from hydrainfer.scheduler.waiting import Waiting
 
-_STEPS = 2.5  # decode steps that a gap is as long as, where no limit is given
-_FIRST, _WIDEST, _NARROWEST = 0.85, 0.95, 0.5  # of the limit is used: the rest is for what takes longer than measured
-_LESS, _MORE = 0.03, 0.0003  # by which it changes with a late token and with one in time, so that one in 100 is late
-_BY_CHANCE = 1.5  # limits: what takes longer was not cut, or disturbed
-_PATIENCE_S, _SHARE = 2.0, 0.3  # without a limit: who has waited longer gets so much of the rest at a time
-_LEAST = 0.5  # decode steps that other work gets in any case
+_STEPS = 2.5  # the length of a gap in decode steps, if there is no limit
+_FIRST, _WIDEST, _NARROWEST = 0.85, 0.95, 0.5  # the used share of the limit: some work takes longer than measured
+_LESS, _MORE = 0.03, 0.0003  # its change with a late token and with one in time, so that one in 100 is late
+_BY_CHANCE = 1.5  # limits: a longer interval was not cut, or was disturbed
+_PATIENCE_S, _SHARE = 2.0, 0.3  # without a limit: a longer wait gets this share of the rest at a time
+_LEAST = 0.5  # decode steps; other work gets as much in any case
 _CHUNK = 16  # tokens: smaller chunks take about as long
-_UP, _DOWN = 0.1, 0.5  # weight of a decode step that took longer, or shorter: what disturbs it makes it longer
-_KEEP = 0.9  # what each batch leaves of the weight of the chunks before it
+_UP, _DOWN = 0.1, 0.5  # the weight of a longer and of a shorter decode step: disturbances only make it longer
+_KEEP = 0.9  # the factor by which each batch reduces the weight of earlier chunks
 _STALE = 32  # batches with chunks in them after which a decode step is measured again
 _PAUSE_S = 2.0  # the longest wait for a token during which other work is still begun
 _LATE = 0.1  # of a request's intervals may be longer than the limit (paper, section 2.3)
-_FEW, _MANY = 8, 64  # answers: so many tell how long they become, and so many of the latest count
+_FEW, _MANY = 8, 64  # answers: the fewest that tell a usual length, and the latest ones that count
 _INF = float("inf")
 
 
 class _Step:
-    """Recent decode steps of about one size: what they take, and batches with chunks since the last one."""
+    """Recent decode steps of about one size: their seconds, and the number of batches with chunks since the last
+    step."""
 
     __slots__ = ("age", "seconds")
 
@@ -46,9 +47,9 @@ class _Step:
 
 
 class Gap:
-    """Bounds the time between two decode steps by `Budgets.gap_s`. `decoding`: who decodes; `waiting` and `begun`: who
-    has no first token yet. Decode steps are measured by size, in powers of two, and chunks by what a batch takes beyond
-    its step."""
+    """The bound on the time between two decode steps, `Budgets.gap_s`. `decoding`: requests that decode; `waiting` and
+    `begun`: those without a first token. Decode steps are measured by size, in powers of two, and chunks by the time
+    that a batch takes beyond its decode step."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Gap:
         self._chunks = (0.0, 0.0)  # seconds, tokens
 
     def observe(self, batch: StepBatch, seconds: float) -> None:
-        """A batch took this long by itself."""
+        """Record a batch that took this long by itself."""
         if not self.bounded or batch.lane is Lane.VISION:
             return
         if not batch.chunked:
@@ -87,8 +88,8 @@ class Gap:
             self._chunks = _KEEP * before_s + more_s, _KEEP * before_n + n_chunked
 
     def landed(self, batch: StepBatch, now: float) -> None:
-        """Learn from a batch that was cut to the limit, before `made` is told of its tokens, how much of the limit may
-        be used."""
+        """Adapt the used share of the limit after a batch that was cut to it. Call this before `made` hears of its
+        tokens."""
         if self.limited and batch.n_decodes and (batch.chunked or batch.after_s) and not self.may_be_late():
             interval_s = now - batch.work[0].seq.latest_s
             if interval_s <= self._late_s:
@@ -97,21 +98,21 @@ class Gap:
                 self._used = max(self._used - _LESS, _NARROWEST)
 
     def made(self, seq: LiveSequence, n: int, now: float) -> None:
-        """The sequence has got `n` tokens, which count as so many equal intervals."""
+        """Note that the sequence has got `n` tokens, which count as `n` equal intervals."""
         if (now - seq.latest_s) / n > self._late_s:
             seq.n_late += n
         seq.latest_s = now
 
     def ended(self, n: int) -> None:
-        """An answer ended with so many tokens, by its length or a token. (Of stop strings nothing is known here.)"""
+        """Note that an answer of `n` tokens ended by its length or a token. (Stop strings are not known here.)"""
         if self.limited:
             self._lengths.append(n)
             if len(self._lengths) >= _FEW:
                 self._n_usual = sorted(self._lengths)[len(self._lengths) // 10] - 1
 
     def may_be_late(self) -> bool:
-        """Whether everybody who decodes may wait for his next token for longer than the limit: nine in ten of his
-        intervals are within it nevertheless, if his answer becomes as long as nine in ten do. Or they cannot be, for
+        """Whether every decoding request may wait for its next token for longer than the limit. It may if nine in ten
+        of its intervals are still within the limit, should its answer become as long as nine in ten answers do; or if
         too many were late already."""
         if not self.limited:
             return False
@@ -123,14 +124,14 @@ class Gap:
         return True
 
     def may_pause(self, now: float) -> bool:
-        """Whether decodes may wait for all other work: everybody may be late, somebody can still keep the limit, and
-        nobody has waited for `_PAUSE_S`."""
+        """Whether decodes may wait for all other work: every decoding request may be late, some can still keep the
+        limit, and none has waited for `_PAUSE_S`."""
         if not self.limited or self._waited_s(now) >= _PAUSE_S or not self.may_be_late():
             return False
         return any(seq.n_late <= _LATE * (seq.n_most - seq.n_prompt - 1) for seq in self._decoding.values())
 
     def pauses_for_prompts(self, now: float) -> bool:
-        """Likewise, for more than one batch takes: a last prompt shares its batch with the decodes."""
+        """`may_pause`, if there is more work than one batch takes: a last prompt shares its batch with the decodes."""
         return (
             self.limited and exceeds_batch(self._waiting, self._begun, self._pace, self._most_s) and self.may_pause(now)
         )
@@ -139,19 +140,20 @@ class Gap:
         return waiting_since(self._waiting, self._begun)
 
     def _waited_s(self, now: float) -> float:
-        """How long the one who decodes and waits longest has waited for his next token."""
+        """The longest time that a decoding request has waited for its next token."""
         return now - min((seq.latest_s for seq in self._decoding.values()), default=now)
 
     def waits(self, now: float) -> bool:
-        """Whether what does not fit the limit whole waits, for a pause may come soon."""
+        """Whether work that does not fit the limit whole waits, because a pause may come soon."""
         return self.limited and 0.0 <= now - self._waiting_since() < self._wait_s and not self.may_be_late()
 
     def pictures_s(self, n_decodes: int, now: float) -> float:
-        """How long the pictures in work may go on beside a step of so many sequences."""
+        """How long the pictures being encoded may go on beside a decode step of `n_decodes` sequences."""
         return 0.0 if self.waits(now) else self.other_s(n_decodes, now)
 
     def other_s(self, n_decodes: int, now: float) -> float:
-        """How long other work may take beside a step of so many sequences. 0: the step is to be measured by itself."""
+        """How long other work may take beside a decode step of `n_decodes` sequences. 0: the step is to be measured by
+        itself."""
         if not self.bounded or not n_decodes:
             return _INF
         step = self._steps.get(n_decodes.bit_length())
@@ -170,7 +172,7 @@ class Gap:
         return seconds / n if n else seq.token_s
 
     def chunk_in(self, seconds: float, seq: LiveSequence, *, first: bool) -> int:
-        """How many tokens of it may be prefilled in so long; as `Pace.chunk_in`."""
+        """How many tokens of the sequence may be prefilled in `seconds`; as `Pace.chunk_in`."""
         each_s, least = self.token_s(seq), min(_CHUNK, len(seq.tokens) - seq.n_computed)
         n = whole(seconds / each_s) if each_s > 0.0 else least
         return n if n >= least else least if first else 0

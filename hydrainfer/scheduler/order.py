@@ -1,11 +1,11 @@
-"""Who goes next: one rank for requests that wait and for those that run, chunk by chunk.
+"""The order of requests: one rank for those that wait and those that run, applied chunk by chunk.
 
     rank = arrival_s + remaining_s / a - boost_s * priority        the smallest goes first
 
-There is no clock in it: of two that wait, neither gains on the other. So a rank stands still while its request waits,
-and changes with the chunks of the request alone. Nobody starves: q passes r only if it arrived less than C / a seconds
-(and a bounded boost) after r, where C is what the largest request takes. a -> 0 is shortest remaining first, a = 1 puts
-a second of waiting on a level with a second of work, and infinity is first come, first served.
+The rank has no clock in it: of two requests that wait, neither gains on the other. So a rank stays the same while its
+request waits, and changes only with the request's chunks. Nobody starves: q passes r only if it arrived less than C / a
+seconds (and a bounded boost) after r, where C is the time that the largest request takes. a -> 0 is shortest remaining
+first, a = 1 puts a second of waiting on a level with a second of work, and infinity is first come, first served.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.policy import Policy
 
 Rank = tuple[float, float, int]
-"""The rank in seconds, and the request's age, by which equals are told apart."""
+"""The rank in seconds, then the request's age, which decides between equal ranks."""
 LAST: Rank = (float("inf"), float("inf"), 0)
 
 
 class Order:
-    """Gives every sequence its rank; `fair` says which tenant goes first. What remains of one is counted in the stages
+    """The ranks of sequences; `fair` says which tenant goes first. A sequence's remaining work counts only in stages
     that run here, at the pace measured here."""
 
     def __init__(self, role: Role, policy: Policy) -> None:
@@ -33,7 +33,8 @@ class Order:
         self._policy = policy
 
     def rank(self, request: Request, age: tuple[float, int], n_tokens: int, n_pictures: int) -> Rank:
-        """`age`: see `LiveSequence.order`. `n_tokens`, `n_pictures`: what of it is still to be computed."""
+        """The rank of a request. `age`: see `LiveSequence.order`. `n_tokens`, `n_pictures`: those still to be
+        computed."""
         if not self.ranked:
             return age[0], *age
         p = self._policy
@@ -43,19 +44,19 @@ class Order:
         return rank_s, *age
 
     def place(self, seq: LiveSequence, n_tokens: int, n_pictures: int) -> None:
-        """Set the rank of a sequence of which so much remains."""
+        """Set the rank of a sequence with this much remaining work."""
         seq.rest = n_tokens, n_pictures
         seq.rank = self.rank(seq.request, seq.order, n_tokens, n_pictures)
 
     def observe(self, batch: StepBatch, seconds: float) -> bool:
-        """A batch took this long. Returns whether all ranks have to be made anew."""
+        """Record a batch that took this long. Returns whether all ranks must be computed anew."""
         return self.pace.observe(batch, seconds) and self.ranked
 
     def turns(
         self, running: Iterable[LiveSequence], waiting: Iterator[LiveSequence], admit: Callable[[LiveSequence], bool]
     ) -> Iterator[LiveSequence]:
-        """Those that run and those that wait, in the order in which they take of a batch: by tenant and rank, or those
-        that run first. `waiting`: in their order. Each is admitted when it is its turn; once one is not, no other
+        """The running and waiting sequences in the order in which they fill a batch: by tenant and rank, or running
+        ones first. `waiting` is in order. Each waiting one is admitted when it is its turn; once one is not, no other
         is."""
         new, turn_of = None, self.fair.turn_of
         if self.ranked:
@@ -78,5 +79,5 @@ class Order:
 
 
 def best_in_flight(seqs: Iterable[LiveSequence]) -> Rank:
-    """The best rank of those that a lane is executing; `LAST` if it executes none of them."""
+    """The best rank of the sequences that a lane is executing; `LAST` if there are none."""
     return min((s.rank for s in seqs if s.in_flight), default=LAST)

@@ -1,4 +1,4 @@
-"""What the scheduler tells the engine: the turn of a lane, and the outcomes of an applied batch."""
+"""The scheduler's answers to the engine: a lane's turn, and the outcomes of an applied batch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hydrainfer.core import HydraError, LiveSequence, Stage, StepBatch, TokenLog
 
 
 class Turn(NamedTuple):
-    """What a lane executes next (`batch`, None if it has nothing to do), and what changed when that was chosen:
-    sequences whose present stage is in a batch for the first time, those that were preempted, and those that go on
-    to another instance: they found all their pictures in the cache here, or need an encoder after all."""
+    """The batch that a lane executes next (None if it has nothing to do), and what choosing it changed: the sequences
+    whose present stage is in a batch for the first time, those that were preempted, and those that go on to another
+    instance, because they found all their pictures in the cache here or need an encoder after all."""
 
     batch: StepBatch | None = None
     started: Iterable[LiveSequence] = ()
@@ -22,8 +22,8 @@ class Turn(NamedTuple):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The effect of a step on one sequence: new tokens, several if drafts were right, the end of a stage, or its end
-    (`finish` or `error`)."""
+    """The effect of a step on one sequence: new tokens (several if drafts were right), the end of a stage, or the end
+    of the sequence (`finish` or `error`)."""
 
     seq: LiveSequence
     tokens: tuple[int, ...] = ()

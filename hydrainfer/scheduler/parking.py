@@ -1,10 +1,10 @@
-"""Sequences that decode here while their KV is in host memory, for want of room in the device's caches.
+"""Sequences in their decode stage whose KV waits in host memory, because the device's caches have no room.
 
     offer without room ─pulled─> parked ─entering─> decoding
     preempted ──────────leaving────^
 
-Parked sequences ask for room by rank like offers, before any that go after them, and hold nothing of the device
-meanwhile. Where there are no caches in host memory, nobody is parked.
+Parked sequences ask for room by rank like offers, before any that go after them, and hold no device blocks meanwhile.
+If there are no caches in host memory, nobody is parked.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hydrainfer.core import Handoff, LiveSequence, Load, Stage
 from hydrainfer.scheduler.pace import Pace
 from hydrainfer.scheduler.room import Pulls, SequenceRoom
 
-_BYTE_S = 1e-10  # of a copy between device and host, before one was measured
+_BYTE_S = 1e-10  # of a copy between device and host, until one is measured
 _NEWEST = 0.2  # weight of the newest measurement
 
 
 class Shift(NamedTuple):
-    """A copy of all that a sequence needs, from the device's caches to those in host memory or, if it `enters`, back.
-    `pulls` by the cache that is written."""
+    """A copy of all that a sequence needs from the device's caches to those in host memory or, if it `enters`, back.
+    `pulls`: by the cache that is written."""
 
     seq: LiveSequence
     enters: bool
@@ -32,8 +32,8 @@ class Shift(NamedTuple):
 
 
 class Parking:
-    """`caches`: those in host memory (`cache.landing_of`), if there are any. `decoding`: where sequences enter, by id.
-    `restart(seq, now)`: have it computed again."""
+    """The sequences parked in host memory. `caches`: those in host memory (`cache.landing_of`), if any. `decoding`: the
+    decoding sequences by id, which parked ones enter. `restart(seq, now)` makes a sequence be computed again."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class Parking:
         restart: Callable[[LiveSequence, float], None],
     ) -> None:
         self.caches = CacheSet({}) if caches is None else caches
-        self.landing: dict[str, LiveSequence] = {}  # offered ones that are pulled to host memory; not live yet
+        self.landing: dict[str, LiveSequence] = {}  # offered, being pulled to host memory; not live yet
         self.parked: dict[str, LiveSequence] = {}  # wait for room
         self.entering: dict[str, LiveSequence] = {}  # have room, and are copied into it
         self.leaving: dict[str, LiveSequence] = {}  # preempted; their room is free once they are copied
-        self._token_s = 0.0  # to prefill where preempted ones would be computed again, as told by others
+        self._token_s = 0.0  # per token, where preempted ones would be computed again; told by others
         self._room, self._decoding, self._pace, self._restart = room, decoding, pace, restart
         self._leases: dict[str, Lease] = {}
         self._shifts: list[Shift] = []
@@ -57,22 +57,23 @@ class Parking:
     # ---- into host memory
 
     def land(self, seq: LiveSequence, handoff: Handoff) -> Pulls | None:
-        """Reserve host memory for what is offered to decode, and say what to copy into it; None if there is none."""
+        """Reserve host memory for a request offered for decoding. Returns the copies to make; None if there is no
+        room."""
         if handoff.stage is not Stage.DECODE or not self._reserve(seq):
             return None
         self.landing[seq.id] = seq
         return self._into(seq, handoff.blocks)
 
     def landed(self, seq: LiveSequence) -> bool:
-        """Its blocks are written. False if that is not in host memory."""
+        """Note that a sequence's blocks are written. Returns False if they are not in host memory."""
         if self.landing.pop(seq.id, None) is None:
             return False
         self.parked[seq.id] = seq
         return True
 
     def park(self, seq: LiveSequence) -> bool:
-        """Move a sequence that decodes out of its room, if there is host memory and that takes less than computing it
-        again."""
+        """Begin to move a decoding sequence to host memory. Returns False if there is none, or if computing the
+        sequence again takes less time."""
         if not self.caches.specs or not seq.blocks or seq.stage is not Stage.DECODE:
             return False
         n_bytes = sum(len(spec.moved(seq.request, seq.n_computed)) * spec.block_bytes for spec in self._specs_of(seq))
@@ -86,7 +87,7 @@ class Parking:
         return True
 
     def _into(self, seq: LiveSequence, blocks: Mapping[str, Iterable[int]]) -> Pulls:
-        """The copies of `blocks` into its host memory."""
+        """The copies of `blocks` into the host memory of a sequence."""
         held = self._leases[seq.id].blocks
         return {name: (list(blocks[origin_of(name)]), ids) for name, ids in held.items() if ids}
 
@@ -101,13 +102,14 @@ class Parking:
         return [spec for spec in self.caches.specs.values() if spec.used_by(seq.request)]
 
     def hear(self, load: Load) -> None:
-        """How busy another instance is, and how fast."""
+        """Take in another instance's load, for its speed."""
         self._token_s = 0.0 if self._pace.prefills else load.token_s or self._token_s
 
     # ---- back to the device
 
     def enter(self, seq: LiveSequence, hit: Hit) -> None:
-        """Bring a parked sequence back to the room that is reserved for it. What `hit` has need not be copied."""
+        """Bring a parked sequence back to the room reserved for it on the device. Blocks in `hit` need not be
+        copied."""
         held = {origin_of(name): ids for name, ids in self._leases[seq.id].blocks.items()}
         pulls = self._room.pulls(seq, held, seq.n_computed, hit)
         seq.remapped += 1
@@ -116,16 +118,17 @@ class Parking:
         self._shift(Shift(seq, True, pulls, sum(len(ids) * sizes[name] for name, (ids, _) in pulls.items())))
 
     def _shift(self, shift: Shift) -> None:
-        shift.seq.in_flight += 1  # its blocks stay until the copy is over, also if it is cancelled
+        shift.seq.in_flight += 1  # its blocks stay until the copy is over, even if it is cancelled
         self._shifts.append(shift)
 
     def shifts(self) -> list[Shift]:
-        """The copies to begin, which were not asked for before."""
+        """The copies to begin; each is returned once."""
         shifts, self._shifts = self._shifts, []
         return shifts
 
     def done(self, shift: Shift, seconds: float | None, now: float) -> bool:
-        """A copy is over and took so long; None if it failed. Returns whether its sequence is computed again."""
+        """Note that a copy ended after `seconds`, or failed if that is None. Returns whether its sequence is computed
+        again."""
         seq, enters = shift.seq, shift.enters
         seq.in_flight -= 1
         self.entering.pop(seq.id, None)
@@ -150,8 +153,8 @@ class Parking:
     # ---- giving back
 
     def forget(self, seq: LiveSequence) -> bool:
-        """It is cancelled. Returns whether it was here; its host memory is given back at once, or when its copy is
-        over."""
+        """Note that a sequence is cancelled. Returns whether it was here. Its host memory is given back at once, or
+        when its copy is over."""
         groups = (self.parked, self.entering, self.leaving)
         group = next((group for group in groups if seq.id in group), None)
         if group is None:
@@ -162,7 +165,7 @@ class Parking:
         return True
 
     def release(self, request_id: str) -> None:
-        """Give its host memory back. Safe if it has none."""
+        """Give a request's host memory back. Safe if it has none."""
         self.landing.pop(request_id, None)
         lease = self._leases.pop(request_id, None)
         if lease is not None:
@@ -173,12 +176,12 @@ class Parking:
 
     @property
     def n_coming(self) -> int:
-        """How many more sequences are about to run than those that arrive."""
+        """How many sequences are about to run, in addition to those that arrive (which include landing ones)."""
         return len(self.entering) - len(self.landing)
 
     @property
     def n_live(self) -> int:
-        """All that are here and do not decode now."""
+        """The number of sequences that are here and do not decode now."""
         return len(self.parked) + len(self.entering) + len(self.leaving)
 
     @property
@@ -186,7 +189,7 @@ class Parking:
         return [*self.parked.values(), *self.entering.values(), *self.leaving.values()]
 
     def check(self) -> None:
-        """Who holds host memory is in one state, and its pools are whole. For tests."""
+        """Check that every sequence with host memory is in one state, and that the pools are consistent. For tests."""
         held = {s.id for s in (*self.landing.values(), *self.live)}
         assert held <= self._leases.keys() and len(held) == len(self.landing) + self.n_live
         assert all(not s.blocks for s in (*self.parked.values(), *self.landing.values())), "parked, with device blocks"

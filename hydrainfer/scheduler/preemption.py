@@ -1,4 +1,4 @@
-"""Room for decodes that have run out of blocks: others give up theirs, the youngest first."""
+"""Preemption: decodes that run out of blocks take those of other sequences, the youngest first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hydrainfer.scheduler.room import SequenceRoom
 
 
 class Preemption:
-    """`running`: the sequences of each stage, by id. `arriving`: those whose room is being filled. `restart(seq, now)`:
-    have it computed again."""
+    """`running`: the sequences of each stage, by id. `arriving`: those whose room is being filled. `restart(seq, now)`
+    makes a sequence be computed again."""
 
     def __init__(
         self,
@@ -25,22 +25,22 @@ class Preemption:
         self._room, self._parking, self._restart = room, parking, restart
 
     def make_room(self, decoding: Iterable[LiveSequence], now: float) -> list[LiveSequence]:
-        """Grow those of these sequences that are full, oldest first; where there is no room, preempt the youngest.
-        Returns those."""
+        """Grow the full ones among these sequences, oldest first. If there is no room, preempt the youngest sequences.
+        Returns the preempted ones."""
         full = [seq for seq in decoding if len(seq.tokens) > seq.capacity]
         preempted: list[LiveSequence] = []
         for seq in sorted(full, key=lambda s: s.order):
             while seq.id in self._running[Stage.DECODE] and not self._room.grow(seq):
                 victim = None if self._parking.leaving else self._youngest_idle(than=seq)
                 if victim is None:
-                    break  # wait for one that leaves, or for a younger one that is executing on the other lane
+                    break  # wait for one that is leaving, or for a younger one that the other lane is executing
                 self._preempt(victim, now)
                 preempted.append(victim)
         return preempted
 
     def _youngest_idle(self, than: LiveSequence) -> LiveSequence | None:
-        """The youngest running sequence that no lane is executing; `than` itself only if nobody younger runs at all or
-        is about to (who arrives can be preempted once it has landed)."""
+        """The youngest running sequence that no lane is executing; `than` itself only if no younger one runs or is
+        about to (an arriving one can be preempted once it has landed)."""
         younger = [s for group in self._running.values() for s in group.values() if s.order > than.order]
         if not younger:
             coming = any(s.blocks for s in self._arriving.values()) or self._parking.entering
@@ -48,7 +48,7 @@ class Preemption:
         return max((s for s in younger if not s.in_flight), key=lambda s: s.order, default=None)
 
     def _preempt(self, seq: LiveSequence, now: float) -> None:
-        """Take its room; its age and its tokens stay. Unless it is parked, it is computed again."""
+        """Take a sequence's room. Its age and tokens stay. Unless it can be parked, it is computed again."""
         del self._running[seq.stage][seq.id]
         seq.queued_s = now
         if not self._parking.park(seq):

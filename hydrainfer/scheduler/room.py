@@ -1,4 +1,4 @@
-"""Room for sequences in the caches of one instance: how much they need, reserving, growing and giving it back."""
+"""Room for sequences in the caches of one instance: how much they need, how it is reserved, grown and given back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydrainfer.core import Handoff, LiveSequence, Request, Stage
 Visit = tuple[Stage, ...]
 """The steps of a request that follow each other at one instance."""
 Pulls = dict[str, tuple[list[int], list[int]]]
-"""Per spec: the source's blocks and, one by one, the target's that take their bytes."""
+"""Per spec: the source's blocks and, in the same order, the target's blocks that they are copied to."""
 
 
 class SequenceRoom:
@@ -21,8 +21,8 @@ class SequenceRoom:
         self.caches = caches
         self._headroom = headroom_tokens
         self._leases: dict[str, Lease] = {}
-        self._keys: dict[str, tuple[int, dict[str, list[bytes]]]] = {}  # by sequence id: of how many tokens, by spec
-        self._hits: dict[str, tuple[tuple, Hit]] = {}  # by sequence id: the latest, and what it depends on
+        self._keys: dict[str, tuple[int, dict[str, list[bytes]]]] = {}  # by sequence id: n tokens, keys by spec
+        self._hits: dict[str, tuple[tuple, Hit]] = {}  # by sequence id: what the hit depends on, and the hit
         self._specs = list(caches.specs.values())
         self._of_visit: dict[Visit, list[CacheSpec]] = {}
         self._chains = [spec.name for spec in self._specs if spec.chained]
@@ -30,7 +30,7 @@ class SequenceRoom:
         self.n_pictures_found = 0
         self.n_tokens_wanted = 0  # by requests that came to be prefilled, and how many of them were computed already
         self.n_tokens_found = 0
-        self.n_tokens_missed = 0  # that the caches of all tokens have, but another cannot go on from there
+        self.n_tokens_missed = 0  # found in the caches of all tokens, but not usable by another cache
 
     def specs_of(self, request: Request, visit: Visit) -> list[CacheSpec]:
         """The caches that these steps read or write."""
@@ -40,7 +40,7 @@ class SequenceRoom:
         return [s for s in specs if s.used_by(request)]
 
     def check_fits_empty(self, request: Request, visit: Visit) -> None:
-        """Raises `InvalidRequest` if the request could not pass these steps even if it were alone here."""
+        """Check that the request could pass these steps if it were alone here. Raises `InvalidRequest`."""
         for spec in self.specs_of(request, visit):
             error = spec.refusal(request, self.caches.most(spec.name))
             if error is not None:
@@ -49,8 +49,8 @@ class SequenceRoom:
     # ---- what the caches already have
 
     def match(self, seq: LiveSequence, visit: Visit) -> Hit:
-        """Find the blocks these steps need that are here now and may be shared. Remembered while the caches' keys stay
-        as they are, for it is asked for in every step until there is room."""
+        """Find the cached blocks that these steps need and may share. The result is kept while the caches' keys do not
+        change, because it is asked for in every step until there is room."""
         state = (visit, len(seq.tokens), seq.n_computed, self.caches.version)
         known = self._hits.get(seq.id)
         if known is None or known[0] != state:
@@ -64,14 +64,14 @@ class SequenceRoom:
         n_most = len(seq.tokens) - 1  # the last one is always computed
         n_tokens = _safe(specs, found, n_most)
         chained = [spec.safe(found[spec.name], n_most) or 0 for spec in specs if spec.chained]
-        n_brought = max(n_tokens, seq.n_computed)  # all before is here, or comes with an arrival
+        n_brought = max(n_tokens, seq.n_computed)  # earlier tokens are here, or come with an arrival
         blocks = {spec.name: spec.reusable(request, found[spec.name], n_brought) for spec in specs}
         missing = _missing(request, specs, blocks, n_tokens) if request.media else ()
         return Hit(keys, blocks, n_tokens, min(chained, default=0), missing)
 
     def computed_by(self, other: LiveSequence, seq: LiveSequence, visit: Visit, n_tokens: int) -> bool:
-        """Whether `other`, which has room here and computes its prompt, will publish at least `n_tokens` tokens, or
-        half of what `seq` would compute itself, that `seq` could then share and has not found."""
+        """Whether `other`, which computes its prompt here, will publish enough tokens that `seq` could share and has
+        not found: at least `n_tokens`, or half of what `seq` would compute itself."""
         if other.id not in self._keys:
             return False
         theirs, own = self._keys[other.id][1], self._keys_of(seq)
@@ -89,17 +89,17 @@ class SequenceRoom:
         return shared
 
     def needs_encode(self, seq: LiveSequence, visit: Visit) -> bool:
-        """Whether some picture of it has to be encoded: its tokens are not all computed, and its embeddings are not in
-        the cache now."""
+        """Whether some picture of the sequence must be encoded: its tokens are not all computed, and its embeddings are
+        not in the cache now."""
         return bool(seq.request.media) and bool(self.match(seq, visit).missing)
 
     def uncached(self, seq: LiveSequence, visit: Visit) -> tuple[int, int]:
-        """How many of its tokens and pictures are in no cache here now."""
+        """How many of the sequence's tokens and pictures are in no cache here now."""
         hit = self.match(seq, visit)
         return len(seq.tokens) - max(seq.n_computed, hit.n_tokens), len(hit.missing)
 
     def _keys_of(self, seq: LiveSequence) -> dict[str, list[bytes]]:
-        """The keys, by spec, of the blocks that its tokens fill."""
+        """The keys, by spec, of the blocks that the sequence's tokens fill."""
         n_tokens, keys = self._keys.get(seq.id, (0, {}))
         if n_tokens == len(seq.tokens):
             return keys
@@ -111,23 +111,23 @@ class SequenceRoom:
         return keys
 
     def brought(self, handoff: Handoff) -> set[bytes]:
-        """Names of the shared contents that come with it."""
+        """The names of the shared contents that come with an offered request."""
         specs = (self.caches.specs.get(name) for name in handoff.blocks)
         return {name for spec in specs if spec is not None for name in spec.contents(handoff.request)}
 
     # ---- reserving
 
     def enter(self, seq: LiveSequence, visit: Visit) -> Hit | None:
-        """Reserve room for this visit, beside what is found here; None if there is not enough. Who is alone finds
-        enough, if need be without what is found."""
+        """Reserve room for this visit, in addition to the blocks found here; None if there is not enough. A request
+        that is alone finds enough, if necessary by evicting what it has found."""
         while not self.reserve(seq, hit := self.match(seq, visit), visit):
             if not self.caches.forget_all():
                 return None
         return hit
 
     def reserve(self, seq: LiveSequence, hit: Hit, visit: Visit) -> bool:
-        """Room for this whole visit: embeddings, prompt, what it has produced and, where it decodes, a headroom. All or
-        nothing. What `hit` has need not be computed again."""
+        """Reserve room for this whole visit: embeddings, prompt, produced tokens and, if it decodes, a headroom. All or
+        nothing. Tokens in `hit` are not computed again."""
         n_tokens, headroom = len(seq.tokens), 0
         if Stage.DECODE in visit:
             headroom = min(self._headroom, seq.request.max_tokens - seq.n_produced)
@@ -149,13 +149,14 @@ class SequenceRoom:
 
     @staticmethod
     def _stops(seq: LiveSequence, hit: Hit, specs: Iterable[CacheSpec]) -> tuple[int, ...]:
-        """Where its chunks end, so that it, or another like it, can go on from there: also where it parts from what is
-        cached, if it has to compute some of that again. Then the next one that begins so finds it."""
+        """The numbers of tokens at which its chunks end, so that a request can be resumed there. One of them is where
+        it leaves the cached prefix, if it must compute some of that again: then the next request with this prefix finds
+        it."""
         points = {hit.n_chained, *(stop for spec in specs for stop in spec.stops(seq.request))}
         return tuple(sorted(point for point in points if point > seq.n_computed))
 
     def _count(self, seq: LiveSequence, visit: Visit, hit: Hit) -> None:
-        """Note what it wanted and what of it was there."""
+        """Count what the sequence wanted and what of it was cached."""
         if Stage.ENCODE in visit:
             self.n_pictures_wanted += len(seq.request.media)
             self.n_pictures_found += len(seq.request.media) - len(seq.pending_media)
@@ -167,7 +168,8 @@ class SequenceRoom:
                 seq.n_cached = seq.n_computed
 
     def grow(self, seq: LiveSequence, n_tokens: int = 0) -> bool:
-        """One more block of every cache that cannot take its last token, or that many, or False and nothing changed."""
+        """Add one block in every cache that has no room for its last token, or for `n_tokens`. Returns False, with
+        nothing changed, if there is no room."""
         n_tokens = n_tokens or len(seq.tokens)
         short = [s.name for s in self._held(seq) if self._capacity(seq, s) < n_tokens]
         if not self.caches.grow(self._leases[seq.id], dict.fromkeys(short, 1)):
@@ -176,7 +178,8 @@ class SequenceRoom:
         return True
 
     def can_grow(self, seqs: Sequence[LiveSequence], n_tokens: int, evicting: bool = True) -> bool:
-        """Whether all of them have room for so many tokens more; unless `evicting`, without losing what is found."""
+        """Whether all of these sequences have room for `n_tokens` more tokens each; unless `evicting`, without evicting
+        cached blocks."""
         for spec in self._specs:
             name, need, pool = spec.name, spec.need, self.caches.pools[spec.name]
             left = pool.n_available if evicting else pool.n_available - pool.n_cached
@@ -210,19 +213,19 @@ class SequenceRoom:
     # ---- progress
 
     def settle(self, seq: LiveSequence) -> None:
-        """More of its tokens are computed: publish the blocks that became complete, give back those that are read no
-        more. To be called once `due` are computed; whoever leaves its stage or this instance is settled, too."""
+        """Publish the blocks that became complete since the last call, and give back those that are not read any more.
+        Called once `due` tokens are computed, and when a sequence leaves its stage or this instance."""
         if seq.n_settled == seq.n_computed:
             return
         held = self._held(seq)
-        slid = self._slide(seq, [spec for spec in held if spec.jumps])  # so that blocks have the numbers of what is due
+        slid = self._slide(seq, [spec for spec in held if spec.jumps])  # so that blocks have the numbers to publish
         self._publish_written(seq)
         if self._slide(seq, [spec for spec in held if spec.slides and not spec.jumps]) or slid:
             self._set_capacity(seq)
         self._set_due(seq)
 
     def _slide(self, seq: LiveSequence, specs: list[CacheSpec]) -> bool:
-        """Give back what is read no more, for as much at the end; returns whether there was any."""
+        """Give back blocks that are not read any more, and take as many at the end. Returns whether there were any."""
         lease, n_left, slid = self._leases[seq.id], len(seq.tokens) - seq.n_computed, False
         for spec in specs:
             stale, most = spec.stale(seq.n_computed), spec.most(n_left)
@@ -232,7 +235,7 @@ class SequenceRoom:
         return slid
 
     def _publish_written(self, seq: LiveSequence, *, leaves: bool = False) -> None:
-        """Publish what became complete."""
+        """Publish the blocks that became complete."""
         for spec in self._held(seq):
             for numbers in spec.written(seq.request, seq.n_settled, seq.n_computed, leaves, seq.stops):
                 if numbers:
@@ -246,14 +249,14 @@ class SequenceRoom:
             seq.remapped += self.caches.commit(self._leases[seq.id], spec.name, numbers.start, keys)
 
     def encoded(self, seq: LiveSequence, index: int) -> None:
-        """The embeddings of picture `index` are written: others may find them."""
+        """Note that the embeddings of picture `index` are written, so that others may find them."""
         for spec in self._held(seq):
             pictures = spec.pictures(seq.request)
             if pictures:
                 self._publish(seq, spec, pictures[index])
 
     def leave_stage(self, seq: LiveSequence) -> None:
-        """Its step is done: what no later step reads is given back, and stays findable until evicted."""
+        """End the sequence's present step: give back what no later step reads. It stays findable until evicted."""
         self.settle(seq)
         left = seq.plan[seq.cursor + 1 :]
         for spec in self._held(seq):
@@ -263,7 +266,7 @@ class SequenceRoom:
     # ---- between instances
 
     def offered(self, seq: LiveSequence) -> dict[str, tuple[int, ...]]:
-        """The blocks that its next instance has to copy."""
+        """The blocks that the sequence's next instance has to copy."""
         blocks: dict[str, tuple[int, ...]] = {}
         for spec in self._held(seq):
             first, moved = seq.first_block[spec.name], spec.moved(seq.request, seq.n_computed)
@@ -271,8 +274,8 @@ class SequenceRoom:
         return blocks
 
     def pulls(self, seq: LiveSequence, blocks: Mapping[str, Iterable[int]], n_computed: int, hit: Hit) -> Pulls:
-        """The copies from `blocks`, which hold what it needs of `n_computed` tokens by spec, into those just reserved:
-        not what the cache already has, nothing twice."""
+        """The copies from `blocks`, which hold by spec what the sequence needs of `n_computed` tokens, into those just
+        reserved. Blocks that the cache already has are left out, and none is copied twice."""
         pulls: Pulls = {}
         for spec in self._held(seq):
             source = blocks.get(spec.name)
@@ -290,13 +293,13 @@ class SequenceRoom:
         return pulls
 
     def tokens_of(self, pulls: Pulls) -> int:
-        """Tokens whose KV is copied."""
+        """The number of tokens whose KV is copied."""
         copied = {origin_of(name): len(ids) for name, (ids, _) in pulls.items()}
         return max((copied[s] * self.caches.specs[s].block_tokens for s in self._chains if s in copied), default=0)
 
     def recall(self, seq: LiveSequence, visit: Visit) -> bool:
-        """Lease what the caches of `visit` keep of its beginning, to be prefilled on from there elsewhere. False if
-        that is nothing, or not all of its pictures."""
+        """Lease what the caches of `visit` keep of the sequence's beginning, so that another instance prefills only the
+        rest. Returns False if that is nothing, or does not contain all its pictures."""
         hit = self.match(seq, visit)
         if hit.n_tokens < max((m.end for m in seq.request.media), default=1):
             return False
@@ -310,13 +313,13 @@ class SequenceRoom:
         return True
 
     def landed(self, seq: LiveSequence) -> None:
-        """All that it brought has been pulled: others may find it."""
+        """Note that all that the sequence brought has been copied, so that others may find it."""
         for spec in self._held(seq):
             self._publish(seq, spec, spec.complete(seq.request, seq.n_computed))
         seq.pending_media = []
 
     def detach(self, seq: LiveSequence, owner: str) -> Lease | None:
-        """Its blocks belong to `owner` from now on, who releases them; None if it holds none."""
+        """Pass the sequence's blocks to `owner`, which will release them; None if it holds none."""
         if seq.id in self._leases:
             self._publish_written(seq, leaves=True)
         self._forget(seq.id)
@@ -328,7 +331,7 @@ class SequenceRoom:
     # ---- giving back
 
     def forget(self, request_id: str) -> None:
-        """It asked for room, got none and asks no more."""
+        """Forget a request that asked for room, got none and asks no more."""
         if request_id not in self._leases:
             self._forget(request_id)
 
@@ -337,12 +340,12 @@ class SequenceRoom:
         self._hits.pop(request_id, None)
 
     def holds(self, request_id: str) -> bool:
-        """Whether it has blocks here, perhaps only until a batch in flight has landed."""
+        """Whether a request has blocks here, perhaps only until a batch in flight has landed."""
         return request_id in self._leases
 
     def release(self, seq: LiveSequence, *, landed: bool = True) -> None:
-        """Give everything back; what it computed stays findable, unless its blocks have not `landed`. Safe if it holds
-        nothing."""
+        """Give all blocks of a sequence back. What it computed stays findable, unless its blocks have not `landed`.
+        Safe if it holds nothing."""
         if seq.id in self._leases and landed:
             self._publish_written(seq, leaves=True)
         self._forget(seq.id)
@@ -353,7 +356,7 @@ class SequenceRoom:
 
 
 def _safe(specs: list[CacheSpec], found: Mapping[str, Found], n_most: int) -> int:
-    """The largest number of tokens, at most `n_most`, that no kind has to compute again."""
+    """The largest number of tokens, at most `n_most`, that no kind of cache has to compute again."""
     n_tokens: int | None = None
     while True:
         before = n_tokens
@@ -365,7 +368,7 @@ def _safe(specs: list[CacheSpec], found: Mapping[str, Found], n_most: int) -> in
 
 
 def _missing(request: Request, specs: list[CacheSpec], there: Mapping[str, Found], n_tokens: int) -> list[int]:
-    """Pictures to encode: not computed, not in the cache, and not the same as an earlier one of this request."""
+    """The pictures to encode: not computed, not in the cache, and not equal to an earlier one of this request."""
     seen, missing = set(), []
     for spec in specs:
         found = there[spec.name]

@@ -6,10 +6,9 @@
 
     expect ─reserve─> arriving ─land─> the stage its cursor names, or parked; the next stage runs elsewhere ─> migrating
 
-Order of a language batch: all decodes, then prefill chunks within the token budget, of those who have begun and those
-who wait alike, by rank (`order.py`; FCFS has first those who have begun. `Policy.batching` has the baseline in which
-prefills come without decodes). A vision batch is filled likewise, within the image budget, while the encode gate is
-open. Each lane asks for itself.
+A language batch has all decodes, then prefill chunks within the token budget, of begun and waiting requests alike, by
+rank (`order.py`; with FCFS, begun ones first. `Policy.batching` has a baseline in which prefills come without decodes).
+A vision batch is filled likewise, within the image budget, while the encode gate is open. Each lane asks by itself.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ _IDLE = Turn()
 
 class Scheduler:
     """Owns every `LiveSequence` of the instance. Pure: no clock, no tensors; `next` and `apply` are the whole loop.
-    `draft`: what guesses tokens to be verified beside decodes, if anything does; not asked where a cache sums up
-    tokens, for a sum that has taken in a wrong one does not go back."""
+    `draft` guesses tokens to verify beside decodes, if given; not used with recurrent states, which cannot forget a
+    token."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Scheduler:
         self.prefilling: dict[str, LiveSequence] = {}
         self.decoding: dict[str, LiveSequence] = {}
         self._running = {Stage.ENCODE: self.encoding, Stage.PREFILL: self.prefilling, Stage.DECODE: self.decoding}
-        self.migrating: dict[str, LiveSequence] = {}  # hold their blocks, wait for an instance of their next stage
+        self.migrating: dict[str, LiveSequence] = {}  # keep their blocks and wait for an instance of their next stage
         self._live: dict[str, LiveSequence] = {}
         self._order = Order(role, self.policy)
         self.fair, running = self._order.fair, (lambda: self.n_running, self.prefilling, self._live)
@@ -83,7 +82,7 @@ class Scheduler:
     # ---- requests come and go
 
     def add(self, request: Request, now: float, produced: tuple[int, ...] = ()) -> LiveSequence:
-        """Queue it, with the tokens it already has; it migrates at once if another instance runs its stage. Raises
+        """Queue a request with the tokens it has, or let it migrate if its stage runs elsewhere. Raises
         `InvalidRequest` if it could never fit the caches, even alone."""
         assert request.id not in self._live, f"request {request.id} is already here"
         order = (now if request.arrival_s is None else request.arrival_s, self._n_added)
@@ -92,12 +91,12 @@ class Scheduler:
         self._n_added += 1
         self._live[seq.id] = seq
         if self._keeps and request.keys and self.room.recall(seq, (Stage.DECODE,)):
-            seq.cursor = seq.plan.index(Stage.PREFILL)  # it takes there what is kept here of the prompt
+            seq.cursor = seq.plan.index(Stage.PREFILL)  # it takes along what is kept here of the prompt
         self._wait(seq)
         return seq
 
     def take_back(self, seq: LiveSequence, now: float) -> bool:
-        """Have one that migrates begin anew, without what was kept of it. Returns whether it does so here."""
+        """Restart a migrating sequence, without what was kept of it. Returns whether it starts here."""
         seq.rewind()
         if not self.role.runs(seq.stage):
             return False
@@ -107,7 +106,7 @@ class Scheduler:
         return True
 
     def _wait(self, seq: LiveSequence) -> None:
-        """Put it into the queue of its stage, by rank; or let it migrate, if another instance runs that stage."""
+        """Put the sequence into the queue of its stage, by rank, or let it migrate if that stage runs elsewhere."""
         if seq.stage is Stage.ENCODE and self._admission.skips_encoder(seq):
             seq.cursor += 1
         if self.role.runs(seq.stage):
@@ -117,8 +116,8 @@ class Scheduler:
             self.migrating[seq.id] = seq
 
     def cancel(self, request_id: str) -> bool:
-        """Forget it and free its blocks, at once or, if a lane is executing it, when that batch is applied. False if it
-        is not here."""
+        """Forget a request and free its blocks, at once or when its batch in flight is applied. False if it is not
+        here."""
         seq = self._live.pop(request_id, None)
         if seq is None:
             return False
@@ -142,16 +141,16 @@ class Scheduler:
         return self._live.get(request_id)
 
     def latest_s(self, seq: LiveSequence) -> float:
-        """When a request that waits here must start, if at all it can meet its deadline; later, if meanwhile others
-        compute some of what it needs."""
+        """The latest start with which a waiting request may meet its deadline; later if others compute some of it
+        meanwhile."""
         rest = self.room.uncached(seq, self._admission.visit(seq))
         return seq.request.deadline_s - self._order.pace.least_s(*rest)
 
     # ---- arrivals from other instances
 
     def expect(self, handoff: Handoff, now: float) -> Pulls | None:
-        """Reserve room for its visit here, or to be parked, and say what to copy into it; None if there is no room now.
-        A request that brings nothing needs none. Raises `InvalidRequest` if there could never be enough."""
+        """Reserve room for an offered request, here or in host memory; returns the copies to make, None if there is no
+        room. One that brings no blocks needs no room. Raises `InvalidRequest` if there could never be enough."""
         seq = handoff.sequence(now)
         self.room.check_fits_empty(seq.request, self._admission.visit(seq))
         if self._admission.has(seq.id):
@@ -160,11 +159,11 @@ class Scheduler:
         return self._admission.expect(seq, handoff)
 
     def rank_of(self, handoff: Handoff) -> Rank:
-        """The rank of an offer, by which it waits for room."""
+        """The rank by which an offer waits for room."""
         return self._order.rank(handoff.request, handoff.order, *rest_of(handoff))
 
     def repeats(self, handoff: Handoff, now: float) -> bool:
-        """Whether it is a late copy or would compute what another computes here now. It waits, and nobody behind it."""
+        """Whether an offer is a late copy or repeats work in progress here. It waits; those after it do not."""
         if self._admission.has(handoff.request.id):
             return True
         if handoff.stage is Stage.DECODE or not (handoff.request.keys and (self.prefilling or self.arriving)):
@@ -174,7 +173,7 @@ class Scheduler:
         return self._admission.repeats(seq)
 
     def land(self, request_id: str, now: float) -> LiveSequence:
-        """Its blocks are written and it is ours."""
+        """Take over an arrived request, whose blocks are written."""
         seq = self.arriving.pop(request_id)
         seq.queued_s = now
         self._live[seq.id] = seq
@@ -188,24 +187,24 @@ class Scheduler:
         return seq
 
     def drop_arrival(self, request_id: str) -> None:
-        """It does not come; nothing writes to its blocks any more."""
+        """Note that an arriving request does not come. Nothing writes to its blocks any more."""
         self._admission.dropped(request_id)
 
     def forget_blocked(self, request_id: str) -> None:
-        """An offer that waited for room was taken back."""
+        """Note that an offer that waited for room was withdrawn."""
         if request_id not in self._live:
             self._admission.taken_back(request_id)
 
     def unpark(self) -> None:
-        """Take back who is parked and finds room, once those who decode have theirs: `parking` has copies to begin."""
+        """Take back parked sequences that find room, once decoding ones have it. `parking` has the copies to begin."""
         if self.parking.parked and all(len(s.tokens) <= s.capacity for s in self.decoding.values()):
             self._admission.unpark()
 
     # ---- batches
 
     def next(self, now: float, lane: Lane, interrupts: bool = False, ahead: bool = False) -> Turn:
-        """The next batch of a lane, and what choosing it changed. `interrupts`: pictures that are being encoded wait
-        for it, so it prefills only who goes before all of them. `ahead`: the lane still computes a batch of decodes."""
+        """The next batch of a lane, and what choosing it changed. `interrupts`: pictures being encoded wait for it, so
+        it prefills only requests that go before all of them. `ahead`: the lane still computes a batch of decodes."""
         if not (self.decoding or self.prefilling or self.encoding or self.waiting):
             return _IDLE
         after_s, preempted, departed, started = 0.0, list[LiveSequence](), list[LiveSequence](), list[LiveSequence]()
@@ -218,7 +217,7 @@ class Scheduler:
                 preempted = self._preemption.make_room(self.decoding.values(), now)
                 self.n_preemptions += len(preempted)
             work, n, n_decodes = self._fill_language(now, interrupts, ahead)
-            departed += self._admission.need_encoders()  # who lost what it had found when it was given room
+            departed += self._admission.need_encoders()  # those that lost what they had found when they got room
             self.migrating |= {seq.id: seq for seq in departed}
             if interrupts and len(work) == n_decodes:
                 work, after_s = ([], 0.0) if self.gap.may_pause(now) else (work, self.gap.pictures_s(n, now))
@@ -236,7 +235,7 @@ class Scheduler:
         return Turn(batch, started, preempted, departed)
 
     def _fill_language(self, now: float, interrupts: bool, ahead: bool) -> tuple[list[TokenWork], int, int]:
-        """The work, its tokens, and how many of its first items decode."""
+        """The work, its number of tokens, and how many of its first items decode."""
         budget, draft, decoding = self.budgets.tokens, self.draft, self.decoding.values()
         ready = decodes_ahead(decoding, self.room.grow) if ahead else None
         if not ahead:
@@ -252,7 +251,7 @@ class Scheduler:
         return (work, n, n_decodes) if work else (ready, n_ready, len(ready))
 
     def _fill_prefill(self, now: float, work: list[TokenWork], n: int, before: Rank) -> int:
-        """Add chunks of who goes before `before` to the `n` tokens of `work`; returns how many it has then."""
+        """Add chunks of sequences that go before `before` to `work` of `n` tokens; returns its new number of tokens."""
         budget, n_before, whole = self.budgets.tokens, n, n > 0 and self.gap.waits(now)
         if not (other_s := self.gap.other_s(n, now)):
             return n
@@ -265,7 +264,7 @@ class Scheduler:
             return 0 if whole and count < self._admission.left_of(seq) else count
 
         def admit(new: LiveSequence) -> bool:
-            """Nobody begins beside the most that may be half way, but who is done in this batch."""
+            """Admit no more than may be half way through prefill, except those that this batch completes."""
             in_time = tokens_in_time(new)
             n_begun = sum(s.started for s in self.prefilling.values()) if self._order.ranked else 0
             if not in_time or (n_begun >= self.policy.half_way and new.rest[0] > min(budget - n, in_time)):
@@ -302,8 +301,8 @@ class Scheduler:
         return work
 
     def prefers_language(self) -> bool:
-        """Whether somebody in prefill, or who could enter it now, goes before every picture. Where lanes take turns,
-        the vision lane then waits: no picture is encoded before better requests have their first token."""
+        """Whether a request that prefills, or could do so now, goes before every picture. If lanes take turns, the
+        vision lane then waits: no picture is encoded before better requests have their first token."""
         pictures = (*self.encoding.values(), *self.waiting.pictured.head)
         if not pictures or not self._order.ranked:
             return False
@@ -315,8 +314,8 @@ class Scheduler:
         return not self.prefilling or now >= self.gate_opens_at()
 
     def gate_opens_at(self) -> float:
-        """When the oldest picture that waits behind the gate will have waited `encode_wait_s`; inf if none waits or the
-        gate does not age."""
+        """When the oldest picture behind the gate has waited `encode_wait_s`; inf if none waits or the gate does not
+        age."""
         if not (self.encoding or self.waiting.pictured) or self.policy.encode_gate == "paper":
             return float("inf")
         queued = (s.queued_s for s in (*self.encoding.values(), *self.waiting.pictured.head))
@@ -325,20 +324,20 @@ class Scheduler:
     # ---- from stage to stage
 
     def _restart(self, seq: LiveSequence, now: float) -> None:
-        """The failure path: release, rewind, wait again at its old age. Its produced tokens stay."""
+        """Release and rewind a sequence, which then waits again at its old age and keeps its tokens."""
         self._admission.free(seq)
         seq.rewind()
         seq.queued_s = now
         self._wait(seq)
 
     def _enter(self, seq: LiveSequence) -> bool:
-        """Put it among those that run the stage its cursor names. False if that stage runs elsewhere: it migrates."""
+        """Put a sequence into the stage its cursor names. False if that runs elsewhere: then it migrates."""
         here = self.role.runs(seq.stage)
         (self._running[seq.stage] if here else self.migrating)[seq.id] = seq
         return here
 
     def _advance(self, seq: LiveSequence, now: float) -> None:
-        """Let it enter the next step of its plan."""
+        """Let a sequence enter the next step of its plan."""
         self.room.leave_stage(seq)
         del self._running[seq.stage][seq.id]
         seq.cursor += 1
@@ -350,7 +349,7 @@ class Scheduler:
     # ---- results
 
     def apply(self, result: StepResult, now: float) -> list[Outcome]:
-        """Commit what a batch did. Sequences cancelled meanwhile are freed here and yield no outcome; those whose next
+        """Commit the results of a batch. Sequences cancelled meanwhile are freed and yield no outcome. Those whose next
         stage runs elsewhere migrate from now on."""
         if result.batch.lane is Lane.VISION:
             return [outcome for item in result.batch.work for outcome in self._encoded(item, result, now)]
@@ -386,7 +385,7 @@ class Scheduler:
         return outcomes
 
     def _lost(self, seq: LiveSequence, result: StepResult) -> list[Outcome]:
-        """What was done for it is of no use: it was cancelled meanwhile, or fails."""
+        """Drop the results of a sequence that was cancelled meanwhile, or fails."""
         if not seq.cancelled:
             self.cancel(seq.id)
             return [Outcome(seq, finish="error", error=result.error_of(seq))]
@@ -399,7 +398,7 @@ class Scheduler:
         seq.in_flight -= 1
         ok = result.error_of(seq) is None
         if ok:
-            self.room.encoded(seq, index)  # also if it was cancelled: the work is done, let others find it
+            self.room.encoded(seq, index)  # even if it was cancelled: others may find the result
         if seq.cancelled or not ok:
             return self._lost(seq, result)
         seq.pending_media.remove(index)
@@ -413,7 +412,7 @@ class Scheduler:
     def _sampled(
         self, seq: LiveSequence, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], now: float
     ) -> Outcome:
-        """The new `tokens` of a sequence may end its stage, or it."""
+        """The outcome of new `tokens`, which may end the sequence's stage or the sequence."""
         stage, finish = seq.plan[seq.cursor], seq.finish_reason(tokens[-1])
         if finish is not None:
             self.cancel(seq.id)
@@ -424,7 +423,7 @@ class Scheduler:
         return Outcome(seq, tokens, logprobs, ended, finish)
 
     def observe(self, batch: StepBatch, seconds: float) -> bool:
-        """A batch took this long by itself. Returns whether ranks have changed, those of offers (`rank_of`), too."""
+        """Record a batch that took this long by itself. Returns whether ranks (also of offers) have changed."""
         self.gap.observe(batch, seconds)
         self.fair.decoded(batch, seconds)
         if not self._order.observe(batch, seconds):
@@ -435,8 +434,8 @@ class Scheduler:
         return True
 
     def check(self) -> None:
-        """Every live sequence is in exactly one place and the caches agree with the leases. For tests. (That no lease
-        is left at the end is the caller's to check, after the last batch was applied.)"""
+        """Check that every live sequence is in exactly one place and the caches agree with the leases. For tests. (The
+        caller checks that no lease is left at the end, after the last batch was applied.)"""
         queued, running = [*self.waiting.pictured, *self.waiting.ready], self._running.values()
         places = [*queued, *(s for group in running for s in group.values()), *self.migrating.values()]
         places += self.parking.live

@@ -1,4 +1,4 @@
-"""Account for decode steps that a simulator does not turn one by one."""
+"""Accounting for decode steps that a simulator skips instead of executing one by one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hydrainfer.scheduler.scheduler import Scheduler
 
 
 def skip(s: Scheduler, batch: StepBatch, tokens: list[list[int]], ends: list[float]) -> StepBatch:
-    """Apply `batch`, which holds only decodes, and all but the last of the batches like it that follow. `tokens`: what
-    each sequence produced in them; `ends`: when each was done. Returns the last one, in flight. None of them may end a
-    sequence or want more room than there is."""
+    """Apply `batch`, which holds only decodes, and all but the last of the batches like it that follow. `tokens`: those
+    that each sequence produced in them; `ends`: when each batch was done. Returns the last batch, which is in flight.
+    None of the batches may end a sequence or need more room than there is."""
     s.gap.landed(batch, ends[0])
     for item, made in zip(batch.work, tokens):
         seq = item.seq

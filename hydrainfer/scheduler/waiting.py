@@ -13,8 +13,8 @@ _MOST_PASSED = 16  # each is looked at in every step
 
 
 class Line:
-    """The requests that wait for one stage: a queue per tenant, by rank. Iterates over them in the order in which they
-    go, if each is admitted when it is its turn; whoever adds or removes meanwhile begins anew."""
+    """The requests that wait for one stage: a queue per tenant, by rank. Iteration yields them in the order in which
+    they go, if each is admitted when it is its turn. Adding or removing requests invalidates an iterator."""
 
     def __init__(self, fair: Fair) -> None:
         self._fair = fair
@@ -36,7 +36,7 @@ class Line:
 
     @property
     def head(self) -> tuple[LiveSequence, ...]:
-        """The first, if there is one."""
+        """The first request, if there is one."""
         return tuple(islice(self, 1))
 
     def add(self, seq: LiveSequence) -> None:
@@ -44,7 +44,7 @@ class Line:
         self._n += 1
 
     def remove(self, seq: LiveSequence) -> bool:
-        """Whether it was there."""
+        """Remove a request. Returns whether it was there."""
         if (place := self._place(seq)) is None:
             return False
         queue = self._queues[seq.request.share.tenant]
@@ -58,7 +58,8 @@ class Line:
         return self._place(seq) is not None
 
     def _place(self, seq: LiveSequence) -> int | None:
-        """Where it is in its queue, among its equals: choices of a request that began at several instances."""
+        """The index of a sequence in its queue. Equal ranks occur: choices of one request that began at several
+        instances."""
         queue = self._queues.get(seq.request.share.tenant, [])
         place = bisect_left(queue, seq.rank, key=rank_of)
         while place < len(queue) and queue[place].rank == seq.rank:
@@ -68,20 +69,20 @@ class Line:
         return None
 
     def sort(self) -> None:
-        """Ranks have changed."""
+        """Sort anew, because ranks have changed."""
         for queue in self._queues.values():
             queue.sort(key=rank_of)
 
     def check(self) -> None:
-        """Every queue is in order. For tests."""
+        """Check that every queue is in order. For tests."""
         assert self._n == sum(map(len, self._queues.values())) and all(self._queues.values())
         for queue in self._queues.values():
             assert sorted(queue, key=rank_of) == queue, "a queue is out of order"
 
 
 class Waiting:
-    """A line per stage that takes in requests, and the work that all of them bring: `n_tokens` to compute, `n_pictures`
-    to encode. `sizes`: of those tokens, by the bit length of what a request has: (requests, tokens)."""
+    """A line of requests for each stage where they can wait, and the work that they bring: `n_tokens` to compute,
+    `n_pictures` to encode. `sizes`: (requests, tokens) by the bit length of a request's number of those tokens."""
 
     def __init__(self, fair: Fair) -> None:
         self._fair = fair
@@ -97,13 +98,13 @@ class Waiting:
         return bool(self.pictured or self.ready)
 
     def add(self, seq: LiveSequence) -> None:
-        """Queue it by its rank, which must stay as it is until `sort`; what remains of it must stay likewise."""
+        """Queue a sequence by its rank. Its rank and its remaining work must not change until `sort`."""
         self._fair.arrive(seq.request)
         self._lines[seq.stage].add(seq)
         self._count(seq, 1)
 
     def remove(self, seq: LiveSequence) -> None:
-        """Forget it. Safe if it does not wait."""
+        """Remove a sequence. Safe if it does not wait."""
         line = self._lines.get(seq.stage)
         if line is not None and line.remove(seq):
             self._fair.leave(seq.request)
@@ -114,13 +115,13 @@ class Waiting:
         return line is not None and seq in line
 
     def first(self, passed: Callable[[LiveSequence], bool]) -> list[LiveSequence]:
-        """The heads of the lines, who goes first first; behind those that are to be `passed`, which are few."""
+        """The head of each line, in order, without those that are to be `passed`, which are few."""
         lines = (line for line in self._lines.values() if line)
         heads = (next((s for s in islice(line, _MOST_PASSED) if not passed(s)), None) for line in lines)
         return sorted((s for s in heads if s is not None), key=self._fair.turn_of)
 
     def sort(self) -> None:
-        """Ranks have changed."""
+        """Sort anew, because ranks have changed."""
         for line in self._lines.values():
             line.sort()
 
@@ -133,7 +134,7 @@ class Waiting:
             self.n_pictures += by * len(seq.request.media)
 
     def check(self) -> None:
-        """The lines are in order and the counts right. For tests."""
+        """Check that the lines are in order and the counts are right. For tests."""
         queued = [*self.pictured, *self.ready]
         assert self.n_tokens == sum(s.rest[0] for s in queued) == sum(tokens for _, tokens in self.sizes.values())
         assert sum(n for n, _ in self.sizes.values()) == len(queued)
