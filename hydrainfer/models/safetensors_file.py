@@ -81,8 +81,8 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[str]:
-    """The files that an index names. A name must not lead out of the index's directory; a file there may be a
-    link. Raises `CheckpointError`."""
+    """The files that an index names. A name must not lead out of the index's directory; a file there may be a link.
+    Raises `CheckpointError`."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map must be an object that names a file per tensor")

@@ -37,8 +37,8 @@ def weight_headers(path: Path) -> dict[Path, list[StoredTensor]]:
 
 def pieces(file: FileIO, stored: StoredTensor) -> Iterator[tuple[int, Tensor]]:
     """The rows of a tensor in pieces: the index of a piece's first row, and the rows [rows, row], in the dtype they are
-    stored in or, if quantised, in float32. A piece is valid until the next one, and holds whole
-    heads. Raises `CheckpointError`."""
+    stored in or, if quantised, in float32. A piece is valid until the next one, and holds whole heads. Raises
+    `CheckpointError`."""
     n_rows, n_values = (stored.shape or (1,))[0], math.prod(stored.shape[1:])
     per_head = n_rows // stored.heads if stored.heads else 1
     plain = PLAIN.get(stored.dtype)

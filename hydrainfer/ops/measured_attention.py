@@ -17,8 +17,8 @@ _ROUNDS = 3
 
 
 def fastest_in_segments(dtype: torch.dtype, kernels: Kernels, threads: int | None = None) -> str:
-    """The fastest variant of `attention_segments` with this many threads (default: torch's current
-    number): "native-cpu" or "torch-sdpa"."""
+    """The fastest variant of `attention_segments` with this many threads (default: torch's current number):
+    "native-cpu" or "torch-sdpa"."""
     found: dict[str, Callable] = {"native-cpu": kernels.attention_segments, "torch-sdpa": attention_segments_sdpa}
     what = (str(dtype), kernels.build, _PICTURES, _HEADS, _DIM)
 

@@ -18,8 +18,8 @@ from hydrainfer.runtime.tables import BlockTables
 
 
 class Paged(NamedTuple):
-    """The part of a batch that concerns one paged cache; see `ops.AttentionBatch` for the
-    fields. `tables` [requests, blocks] and `lengths` [requests] int32, `slots` [rows] int64."""
+    """The part of a batch that concerns one paged cache; see `ops.AttentionBatch` for the fields. `tables` [requests,
+    blocks] and `lengths` [requests] int32, `slots` [rows] int64."""
 
     tables: np.ndarray
     lengths: np.ndarray
@@ -29,8 +29,8 @@ class Paged(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """The part of a batch that concerns one cache of recurrent states; see `ops.ScanBatch` for the fields.
-    `sources`, `targets` [decodes] int64."""
+    """The part of a batch that concerns one cache of recurrent states; see `ops.ScanBatch` for the fields. `sources`,
+    `targets` [decodes] int64."""
 
     sources: np.ndarray
     targets: np.ndarray

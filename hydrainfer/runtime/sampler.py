@@ -1,5 +1,5 @@
-"""Sampling of tokens from logits. The order is
-vLLM's: minimum length, bias, penalties, grammar, temperature, min_p / top_k / top_p.
+"""Sampling of tokens from logits. The order is vLLM's: minimum length, bias, penalties, grammar, temperature, min_p /
+top_k / top_p.
 
 Every row's result depends on that row alone: neither the batch around it nor a generator's state matters.
 """
