@@ -1,4 +1,4 @@
-"""Bookkeeping of cache blocks: specs by kind of state, pools, leases, reuse by content key.
+"""The bookkeeping of cache blocks: specs by kind of state, pools, leases, reuse by content key.
 
 Called by the scheduler (and, for specs, by models, storage and planner). Never touches bytes, devices or time. A new
 kind of state is a subclass of `CacheSpec`.

@@ -1,4 +1,4 @@
-"""Caches that share one range of memory. It is cut into extents, each of which is one cache's at a time; a cache that
+"""Caches that share one range of memory. The range is cut into extents, each owned by one cache at a time. A cache that
 is short of blocks gets extents of others, down to the floor that each of them keeps."""
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from hydrainfer.cache.extents import ElasticPool, ElasticSlidingPool
 from hydrainfer.cache.spec import CacheSpec, Found, Wishes
 
 _ALIGNED = 16  # bytes
-_UNITS = 8  # of how many largest blocks an extent is made, to lose less between smaller ones
-_LOSS = 0.02  # of an extent, that is little enough
-_EXTENTS = 256  # are enough
+_UNITS = 8  # largest blocks that the padding is computed over, at most: more waste less memory on smaller blocks
+_LOSS = 0.02  # the share of a block that may be padding; less is not worth larger units
+_EXTENTS = 256  # about as many are enough
 
 
 class Split(msgspec.Struct, frozen=True):
-    """The way caches share memory, by their names: how many of its `blocks` fill an extent, how many extents it has at
-    first (`owned`), and how many it never lends (`floors`)."""
+    """The way caches share memory. By cache name, `blocks`: how many of its blocks fill an extent; `owned`: how many
+    extents it has at first; `floors`: how many it never lends."""
 
     extent_bytes: int
     blocks: dict[str, int]
@@ -32,7 +32,7 @@ class Split(msgspec.Struct, frozen=True):
         return sum(self.owned.values())
 
     def numbered(self, name: str) -> int:
-        """The numbers that blocks of a cache may have: as many as if all extents were its own."""
+        """The number of block ids of a cache, which is as if it owned all extents."""
         return self.n_extents * self.blocks[name]
 
     def most(self, name: str) -> int:
@@ -41,8 +41,8 @@ class Split(msgspec.Struct, frozen=True):
 
 
 def padded(specs: Iterable[CacheSpec]) -> list[CacheSpec]:
-    """The same caches, the blocks of those that are to share memory a little larger, so that extents of one size hold a
-    whole number of each."""
+    """The same caches with the blocks of those that share memory padded a little, so that an extent holds a whole
+    number of each kind of block."""
     specs = list(specs)
     sharing = [spec for spec in specs if spec.takes_the_rest]
     if len(sharing) < 2:
@@ -57,7 +57,7 @@ def padded(specs: Iterable[CacheSpec]) -> list[CacheSpec]:
 
 
 def _strides(sizes: list[int], n: int) -> list[int]:
-    """The bytes of each block, if whole numbers of every kind fill the same space as `n` of the largest."""
+    """The padded bytes of each kind of block, so that whole numbers of each fill the space of `n` of the largest."""
     counts = [n * max(sizes) // size for size in sizes]
     step = _ALIGNED * math.lcm(*counts)
     unit = -(-n * max(sizes) // step) * step
@@ -65,14 +65,14 @@ def _strides(sizes: list[int], n: int) -> list[int]:
 
 
 class CacheSizes(NamedTuple):
-    """The blocks of each cache, and how those of them share their memory that do."""
+    """The number of blocks of each cache, and how caches share memory, if any do."""
 
     blocks: dict[CacheSpec, int]
     split: Split | None = None
 
     @property
     def most(self) -> dict[CacheSpec, int]:
-        """The blocks that a request can have if it is alone."""
+        """The number of blocks of each cache that a request can have if it is alone."""
         split = self.split
         if split is None:
             return self.blocks
@@ -80,8 +80,8 @@ class CacheSizes(NamedTuple):
 
 
 def share_memory(sizes: Mapping[CacheSpec, int], wishes: Wishes) -> CacheSizes:
-    """Caches that have as much memory together, shared by those that are no fixed size. A cache's floor is what it
-    needs at least. Nothing is shared if there are no two such caches, or too little memory."""
+    """Caches with the same total memory, shared by those that have no fixed size. A cache's floor is the least it
+    needs. Nothing is shared if there are fewer than two such caches, or too little memory."""
     wide = padded(sizes)
     blocks = {spec: n * old.block_bytes // spec.block_bytes for spec, (old, n) in zip(wide, sizes.items(), strict=True)}
     split = _split(blocks, wishes)
@@ -111,8 +111,8 @@ def _split(sizes: Mapping[CacheSpec, int], wishes: Wishes) -> Split | None:
 
 
 class Arena:
-    """Lends the extents of pools to each other. `moved(extent)` is told of each that has a new owner, before anything
-    is written there."""
+    """Lends the extents of pools to each other. `moved(extent)` is called for each extent that has a new owner, before
+    anything is written there."""
 
     def __init__(self, split: Split, sliding: Iterable[str], moved: Callable[[int], None] | None = None) -> None:
         self.split, self._moved = split, moved
@@ -125,8 +125,8 @@ class Arena:
             first += n
 
     def lend(self, wanted: Mapping[str, int], kept: Mapping[str, Found]) -> bool:
-        """Make so many blocks of each pool available, but leave those in the cache that are `kept`, by number. False if
-        that cannot be; what went over until that was known stays so."""
+        """Make as many blocks of each pool available as are `wanted`, without evicting the `kept` ones. Returns False
+        if that is impossible; extents that were moved before that was known stay moved."""
         spare, lacks = dict[str, int](), dict[str, int]()
         for name, pool in self.pools.items():
             beyond = (pool.n_available - wanted.get(name, 0)) // pool.extent_blocks
@@ -141,7 +141,7 @@ class Arena:
         return True
 
     def _move(self, to: str, spare: dict[str, int], kept: Mapping[str, Found]) -> bool:
-        """Move one extent to this pool, from the pool that can spare most."""
+        """Move one extent to pool `to`, from the pool that can spare most. Returns False if no pool can spare one."""
         while spare[giver := max(spare, key=lambda name: spare[name])] > 0:
             extent = self.pools[giver].give([block for block in kept.get(giver, ()) if block is not None])
             if extent is None:

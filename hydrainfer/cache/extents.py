@@ -1,4 +1,4 @@
-"""Pools of blocks in extents: ranges of memory that go from one pool to another."""
+"""Pools of blocks in extents, which are ranges of memory that can move from one pool to another."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hydrainfer.cache.pool import BlockPool, SlidingPool
 
 
 class Extents:
-    """The free blocks of a pool that has the extents `owned`, each of `size` blocks: extent number e those from e *
-    `size` on. Drawn are those of the lowest extents, so that the others come to be empty."""
+    """The free blocks of a pool that has the extents `owned`, each of `size` blocks: extent number e has those from e *
+    `size` on. Blocks are drawn from the lowest extents, so that the others become empty."""
 
     def __init__(self, size: int, owned: Iterable[int]) -> None:
         self.size = size
         self.free: dict[int, list[int]] = {}
-        self._open: list[int] = []  # with free blocks, in order
+        self._open: list[int] = []  # extents with free blocks, in order
         self._n = 0
         for extent in owned:
             self.add(extent)
@@ -65,14 +65,14 @@ class Extents:
 
 
 class ElasticPool(BlockPool):
-    """A pool of the blocks in its extents, of which it may give those that nobody leases a block of, and get others.
-    `n_extents`: of all pools that share the memory; `n_blocks` are those that it has now."""
+    """A pool of the blocks in its extents. It may give away an extent without leased blocks, and receive others.
+    `n_extents`: those of all pools that share the memory; `n_blocks`: the blocks that the pool has now."""
 
     def __init__(self, size: int, owned: Iterable[int], n_extents: int) -> None:
         super().__init__(size * n_extents)
         self._free = self._extents = Extents(size, owned)
         self.n_blocks = len(self._free)
-        self._leased = [0] * n_extents  # blocks of each extent
+        self._leased = [0] * n_extents  # the number of leased blocks by extent
 
     def take(self, n: int) -> list[int]:
         blocks = super().take(n)
@@ -102,13 +102,14 @@ class ElasticPool(BlockPool):
 
     @property
     def n_idle(self) -> int:
-        """The number of extents of which nobody leases a block."""
+        """The number of extents without leased blocks."""
         return sum(not self._leased[extent] for extent in self._extents.free)
 
     def give(self, kept: Sequence[int]) -> int | None:
-        """The extent that is missed least: one that is empty, else the one whose blocks have been out of use for the
-        longest time. All that is cached for as long is evicted with it: so no block is before those that continue it.
-        None if nobody can give one without what is `kept`, blocks in the order of their numbers."""
+        """Give away the extent that is missed least: an empty one, else the one whose blocks have been unused for the
+        longest time. All blocks that are cached for as long are evicted with it, so that no block is evicted before
+        those that continue it. None if that is impossible without evicting blocks that are `kept`, which are in the
+        order of their numbers."""
         empty = (e for e, free in self._extents.free.items() if len(free) == self.extent_blocks)
         given = max(empty, default=None)
         if given is None and self.n_idle:
@@ -119,7 +120,7 @@ class ElasticPool(BlockPool):
         return given
 
     def _emptied(self, kept: Sequence[int]) -> int | None:
-        for block in reversed(kept):  # they are about to be used
+        for block in reversed(kept):  # they will be used soon
             if block in self._cached:
                 self._cached.move_to_end(block)
         n_kept = len(self._cached.keys() & set(kept))
@@ -139,7 +140,7 @@ class ElasticPool(BlockPool):
         self.n_blocks += self.extent_blocks
 
     def forget_all(self) -> bool:
-        """Evict all that is cached. Returns whether there was any."""
+        """Evict all cached blocks. Returns whether there were any."""
         n = len(self._cached)
         if n:
             self._evict(n)
@@ -158,4 +159,4 @@ class ElasticPool(BlockPool):
 
 
 class ElasticSlidingPool(ElasticPool, SlidingPool):
-    """The same, for leases that slide."""
+    """An `ElasticPool` for leases that slide."""

@@ -12,15 +12,15 @@ from hydrainfer.cache.spec import USUAL_TOKENS, CacheSpec, Found, Part, Wishes
 from hydrainfer.cache.state import StateLayout, StateSpec
 from hydrainfer.core import InvalidRequest, Request, Role, Stage, answer_keys, split_chain
 
-_PUBLISHED_TOKENS = 256  # at once: a block's key costs less beside others
-_AHEAD_TOKENS = 1024  # of the longest chunk, unless a picture has more
+_PUBLISHED_TOKENS = 256  # published together: a key costs less beside others
+_AHEAD_TOKENS = 1024  # the tokens of the longest chunk, unless a picture has more
 _PICTURES = 64
-_PICTURE_TOKENS = 1024  # of a usual picture; the largest may have more
+_PICTURE_TOKENS = 1024  # the tokens of a usual picture; the largest may have more
 
 
 class FullSpec(CacheSpec, frozen=True):
-    """Keys and values of every token, shared by whole blocks with requests that begin alike. The parts "keys" and
-    "values" are `(block_tokens, kv_heads, dim)`."""
+    """Keys and values of every token. Whole blocks are shared with requests that have the same prefix. The parts "keys"
+    and "values" are `(block_tokens, kv_heads, dim)`."""
 
     chained: ClassVar[bool] = True
 
@@ -28,7 +28,7 @@ class FullSpec(CacheSpec, frozen=True):
     def of(
         cls, *, layers: int, kv_heads: int, head_dim: int, dtype: str, block_tokens: int = 16, value_dim: int = 0
     ) -> FullSpec:
-        """`value_dim`: of values, if they are not as wide as keys."""
+        """The spec for layers `0 .. layers-1`. `value_dim`: the width of values, if it is not that of keys."""
         dims = {"keys": head_dim, "values": value_dim or head_dim}
         parts = tuple(Part(name, (block_tokens, kv_heads, dim), dtype) for name, dim in dims.items())
         return cls("kv", block_tokens, parts, tuple(range(layers)))
@@ -56,22 +56,23 @@ class FullSpec(CacheSpec, frozen=True):
         return self._alike_at(self.blocks_for(tokens.start), its, mine, tokens)
 
     def _alike_at(self, end: int, its: Sequence[bytes], mine: Sequence[bytes], tokens: range) -> bool:
-        """Whether both have equal blocks before number `end`, as equal keys are equal up to there."""
+        """Whether both requests have equal blocks before number `end`: equal keys mean that all is equal up to
+        there."""
         fits = 0 < end <= min(len(its), len(mine)) and end * self.block_tokens in tokens
         return fits and its[end - 1] == mine[end - 1]
 
     def contents(self, request: Request) -> list[bytes]:
-        """No names: two copies of a prefix may be on their way at once, and the second to land is dropped."""
+        """No names: two copies of a prefix may be on their way at the same time, and the second to land is dropped."""
         return []
 
 
 class WindowSpec(FullSpec, frozen=True):
-    """Keys and values of the last `window` tokens, for layers that see no more. Blocks that fell out are given back
-    while the request runs, so it holds `most` blocks whatever its length.
+    """Keys and values of the last `window` tokens, for layers that see no more. Blocks that left the window are given
+    back while the request runs, so it holds at most `most` blocks, whatever its length.
 
-    Blocks are found again only where all of a window is: at the end of a prompt, of its last picture, of an answer, of
-    what was computed before a preemption or a move. The others of a request are not published: nobody could use them.
-    `ahead`: the tokens that one chunk may compute.
+    Blocks can be reused only where a whole window is cached: at the end of a prompt, of its last picture, of an answer,
+    and of the tokens computed before a preemption or a move. The other blocks of a request are not published, because
+    nobody could use them. `ahead`: the tokens that one chunk may compute.
     """
 
     ahead: int = _AHEAD_TOKENS
@@ -81,14 +82,14 @@ class WindowSpec(FullSpec, frozen=True):
 
     @classmethod
     def over(cls, full: FullSpec, window: int, layers: tuple[int, ...], least_ahead: int = 0) -> WindowSpec:
-        """The cache of these layers, with blocks like those of `full`. `least_ahead`: tokens of the longest span that a
-        chunk must not cut."""
+        """The spec for these layers, with blocks like those of `full`. `least_ahead`: the tokens of the longest span
+        that a chunk must not cut."""
         ahead = max(_AHEAD_TOKENS, least_ahead)
         return cls(f"{full.name}.{window}", full.block_tokens, full.parts, layers, window, ahead=ahead)
 
     def stale(self, n_computed: int) -> int:
-        """As in `CacheSpec`. What the tokens behind the last whole block see is kept, so that the request can be
-        resumed from there."""
+        """As in `CacheSpec`. Blocks that tokens after the last whole block see are kept, so that the request can be
+        resumed there."""
         whole = n_computed // self.block_tokens * self.block_tokens
         return max(0, whole - self.window + 1) // self.block_tokens
 
@@ -100,7 +101,7 @@ class WindowSpec(FullSpec, frozen=True):
         return range(first, min(self.blocks_for(n_tokens + headroom), first + self.most(n_tokens - n_computed)))
 
     def most(self, n_left: int) -> int:
-        """The window before a block, that block, and those that a chunk fills."""
+        """The blocks of the window before a block, that block, and those that a chunk fills."""
         chunk = self.blocks_for(min(n_left, self.ahead)) if n_left > 1 else 0
         return self.blocks_for(self.window - 1) + 1 + chunk
 
@@ -117,7 +118,7 @@ class WindowSpec(FullSpec, frozen=True):
         return math.inf if n_blocks >= self.most(self.ahead) else n_blocks * self.block_tokens
 
     def safe(self, found: Found, n_most: int) -> int | None:
-        """The furthest block's end before which the blocks of a whole window are."""
+        """The furthest end of a block before which a whole window of blocks is cached."""
         stop = min(len(found), n_most // self.block_tokens)
         first = self.stale(stop * self.block_tokens)
         for i in range(stop - 1, -1, -1):
@@ -135,7 +136,7 @@ class WindowSpec(FullSpec, frozen=True):
     def written(
         self, request: Request, n_before: int, n_computed: int, leaves: bool = False, stops: Sequence[int] = ()
     ) -> list[range]:
-        """The windows before the points that were passed from which a request may go on."""
+        """The windows before those points, passed by these tokens, from which a request may be resumed."""
         ends = self._ends(request).union(stop // self.block_tokens for stop in stops)
         passed = {e for e in ends if n_before < e * self.block_tokens <= n_computed}
         if leaves:
@@ -146,14 +147,14 @@ class WindowSpec(FullSpec, frozen=True):
         return any(self._alike_at(end, its, mine, tokens) for end in self._ends(other))
 
     def _ends(self, request: Request) -> set[int]:
-        """The ends, in blocks, of the windows of a prompt that are published."""
+        """The ends, in blocks, of the published windows of a prompt."""
         points = (request.n_prompt - 1, request.n_prompt, *(m.end for m in request.media[-1:]))
         return {point // self.block_tokens for point in points}
 
 
 class EmbedSpec(CacheSpec, frozen=True):
-    """One row of image embedding per placeholder token; only the prefill of that token reads it. The part
-    "rows" is `(block_tokens, width)`. A picture starts on a block boundary, so that its blocks can be shared with other
+    """One row of image embedding per placeholder token, read only by the prefill of that token. The part "rows" is
+    `(block_tokens, width)`. A picture starts on a block boundary, so that its blocks can be shared with other
     requests."""
 
     stages: ClassVar[frozenset[Stage]] = frozenset({Stage.ENCODE, Stage.PREFILL})
@@ -172,7 +173,7 @@ class EmbedSpec(CacheSpec, frozen=True):
         return range(0)
 
     def need(self, request: Request, n_computed: int, n_tokens: int, headroom: int = 0) -> range:
-        """The numbers of the blocks of pictures that do not end before token `n_computed`."""
+        """The numbers of the blocks of pictures that end after token `n_computed`."""
         done = sum(self.blocks_for(m.n_tokens) for m in request.media if m.end <= n_computed)
         return range(done, sum(self.blocks_for(m.n_tokens) for m in request.media))
 
@@ -193,7 +194,8 @@ class EmbedSpec(CacheSpec, frozen=True):
         return self.blocks_for(wishes.picture_tokens)
 
     def wanted(self, wishes: Wishes) -> int | None:
-        """64 usual pictures, or as many as a request may have, and the largest at least."""
+        """Blocks for 64 usual pictures, or as many as a request may have if that is more, but at least for the largest
+        picture."""
         usual = min(self.least(wishes), self.blocks_for(_PICTURE_TOKENS))
         return max(self.least(wishes), usual * max(_PICTURES, wishes.n_images))
 
@@ -201,7 +203,7 @@ class EmbedSpec(CacheSpec, frozen=True):
         return math.inf
 
     def keys(self, request: Request) -> list[bytes]:
-        """Each block has as its key the picture's content key and the number of the block in the picture."""
+        """The keys of the blocks: the picture's content key and the number of the block in the picture."""
         return [m.key + i.to_bytes(4, "little") for m in request.media for i in range(self.blocks_for(m.n_tokens))]
 
     def safe(self, found: Found, n_most: int) -> int | None:
@@ -211,7 +213,7 @@ class EmbedSpec(CacheSpec, frozen=True):
         return None
 
     def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
-        """A picture of which some blocks were evicted counts as absent."""
+        """The found blocks of complete pictures. A picture counts as absent if any of its blocks was evicted."""
         kept = list(found)
         for blocks in self.pictures(request):
             if any(found[b] is None for b in blocks):
@@ -256,10 +258,10 @@ def specs_of(
     longest_span: int = 0,
     state: StateLayout | None = None,
 ) -> tuple[CacheSpec, ...]:
-    """The caches of an instance of this role that some stage of it uses. `windows`: for each layer, how many tokens a
-    token sees there, 0 for all; `local_kv_heads`: of the layers that do not see all. `embed_width`: None if the model
-    does not see. `longest_span`: tokens of the largest picture, if its tokens see each other. `state`: of the layers
-    that sum up their tokens, which have no window."""
+    """The caches that the stages of this role use. `windows`: for each layer, how many tokens a token sees, 0 for all;
+    `local_kv_heads`: the KV heads of layers with a window. `embed_width`: None if the model takes no pictures.
+    `longest_span`: the tokens of the largest picture, if its tokens see each other. `state`: the recurrent layers,
+    which have no window."""
     specs: list[CacheSpec] = []
     if embed_width is not None:
         specs.append(EmbedSpec.of(width=embed_width, dtype=dtype, block_tokens=embed_block_tokens))

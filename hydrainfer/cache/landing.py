@@ -1,4 +1,4 @@
-"""Caches in host memory beside those of a device, with blocks alike: for sequences that have no room there."""
+"""Caches in host memory beside those of a device, with equal blocks, for sequences that have no room on the device."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ _PREFIX = "landing_"
 
 
 def landing_of(spec: CacheSpec) -> CacheSpec:
-    """The same cache in host memory."""
+    """The spec of the same cache in host memory."""
     return msgspec.structs.replace(spec, name=_PREFIX + spec.name)
 
 
 def origin_of(name: str) -> str:
-    """The name of a cache as other instances have it: of the device's, if it is one in host memory."""
+    """The name of a cache at other instances: for one in host memory, the name of the device's cache."""
     return name.removeprefix(_PREFIX)
 
 
 def counterpart(name: str) -> str:
-    """The name of the cache in host memory beside one of the device, or the reverse."""
+    """The name of the host memory's cache for one of the device, and the reverse."""
     return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else _PREFIX + name
 
 
 def size_landing(specs: Iterable[CacheSpec], wishes: Wishes, n_bytes: int) -> dict[CacheSpec, int]:
-    """Blocks in host memory of the caches that decoding requests hold, `n_bytes` together; empty if none fits."""
+    """The number of blocks in host memory of each cache that decoding requests use, for `n_bytes` together; empty if
+    not every cache gets one."""
     parts = usual_parts([spec for spec in specs if Stage.DECODE in spec.stages], wishes)
     total = sum(spec.block_bytes * n for spec, n in parts.items())
     sizes = {landing_of(spec): n_bytes * n // total for spec, n in parts.items()}

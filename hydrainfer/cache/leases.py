@@ -1,4 +1,5 @@
-"""Reservations over all caches of an instance: all or nothing, grown as a request decodes, released per spec."""
+"""Reservations of blocks over all caches of an instance: all or nothing, grown as a request decodes, released per
+spec."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from hydrainfer.core import Cached
 
 
 class Hit(NamedTuple):
-    """`keys[spec][i]` is the key of the request's block number `i`; `blocks[spec][i]` the block of the cache that
-    has it and may be shared, or None, as for all numbers beyond. `n_tokens`: how many tokens are computed once those
-    blocks are shared; `n_chained`: how many the caches of all tokens have, which others may not reach. `missing`: the
-    request's pictures that are then still to be encoded."""
+    """The cached blocks that a request may share. `keys[spec][i]` is the key of its block number `i`; `blocks[spec][i]`
+    is the cached block with that key, or None, as for all numbers beyond. `n_tokens`: how many tokens count as computed
+    once those blocks are shared; `n_chained`: how many the caches of all tokens have, which may be more than other
+    caches allow. `missing`: the request's pictures that are then still to be encoded."""
 
     keys: Mapping[str, Sequence[bytes]]
     blocks: Mapping[str, Found]
@@ -29,8 +30,8 @@ NO_HIT = Hit({}, {})
 
 
 class Lease:
-    """The blocks that one request holds, by spec: `blocks[spec][i]` is its block number `first[spec] + i`. Made and
-    changed only by `CacheSet`."""
+    """The blocks that one request holds, by spec: `blocks[spec][i]` is its block number `first[spec] + i`. Only
+    `CacheSet` makes and changes leases."""
 
     __slots__ = ("blocks", "first", "owner")
 
@@ -60,34 +61,34 @@ class CacheSet:
         self._leases: dict[str, Lease] = {}
 
     def most(self, spec: str) -> int:
-        """The blocks that a request can have of this cache if it is alone."""
+        """The number of this cache's blocks that a request can have if it is alone."""
         if self.arena is not None and spec in self.arena.pools:
             return self.arena.split.most(spec)
         return self.pools[spec].n_blocks
 
     def has_room(self, wanted: Mapping[str, int], hit: Hit = NO_HIT) -> bool:
-        """Whether so many blocks of each spec are available; caches that share memory lend each other what is missing,
-        but keep what is found by `hit`."""
+        """Whether the `wanted` number of blocks of each spec is available. Caches that share memory lend each other
+        what is missing, but keep the blocks in `hit`."""
         short = [spec for spec, n in wanted.items() if n > self.pools[spec].n_available]
         if not short or self.arena is None:
             return not short
         return all(spec in self.arena.pools for spec in short) and self.arena.lend(wanted, hit.blocks)
 
     def forget_all(self) -> bool:
-        """Evict all that is cached in memory that caches share, if nobody holds anything: blocks of one request may lie
-        so that no extent of theirs can be lent. Returns whether there was any."""
+        """Evict all cached blocks in shared memory, if no lease is held: one request's blocks may be scattered so that
+        no extent can be lent. Returns whether there were any."""
         if self.arena is None or self._leases:
             return False
         return sum(pool.forget_all() for pool in self.arena.pools.values()) > 0
 
     @property
     def version(self) -> int:
-        """A number that changes whenever the answer of `find` may."""
+        """A number that changes whenever the result of `find` may change."""
         return sum([pool.version for pool in self.pools.values()])
 
     def find(self, spec: str, keys: Sequence[bytes]) -> list[int | None]:
-        """The blocks that have these keys, None where there is none; of a spec that is `chained`, those before the
-        first that has none. Nothing is held until `reserve`."""
+        """The cached blocks with these keys, None where there is none. For a `chained` spec the list ends before the
+        first missing key. Nothing is held until `reserve`."""
         pool = self.pools[spec]
         if keys and self.specs[spec].chained:
             keys = keys[: bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in pool)]
@@ -95,8 +96,8 @@ class CacheSet:
 
     def reserve(self, owner: str, need: Mapping[str, range], hit: Hit = NO_HIT) -> Lease | None:
         """Lease the blocks with the numbers `need[spec]` of every spec. Returns None, with nothing changed, if there is
-        no room. Blocks found by `hit` are shared; blocks with equal keys inside one request are one block. `hit` must
-        be of this very moment."""
+        no room. Blocks in `hit` are shared; blocks with equal keys in one request are one block. `hit` must be up to
+        date."""
         assert owner not in self._leases, f"{owner} already holds a lease"
         wanted: list[tuple[str, int, Sequence[bytes], Found]] = []
         total: dict[str, int] = {}
@@ -119,8 +120,9 @@ class CacheSet:
 
     @staticmethod
     def _collect(pool: BlockPool, n_fresh: int, keys: Sequence[bytes], found: Found) -> list[int]:
-        """The blocks of one spec in order: those found, a fresh one for each missing key, then the keyless."""
-        for block in found:  # share first: what is held cannot be evicted by `take`
+        """The blocks of one spec in order: the found ones, a fresh one for each missing key, then those without
+        keys."""
+        for block in found:  # share first: `take` cannot evict held blocks
             if block is not None:
                 pool.share(block)
         fresh = iter(pool.take(n_fresh))
@@ -137,14 +139,14 @@ class CacheSet:
         return blocks
 
     def rename(self, lease: Lease, owner: str) -> None:
-        """Give the lease another name, so that its old owner may reserve anew."""
+        """Give the lease another owner, so that the old one may reserve again."""
         assert owner not in self._leases, f"{owner} already holds a lease"
         self._leases[owner] = self._leases.pop(lease.owner)
         lease.owner = owner
 
     def grow(self, lease: Lease, wanted: Mapping[str, int]) -> bool:
-        """Add so many blocks of each spec at the end of the lease. Returns False, with nothing changed, if there is no
-        room."""
+        """Add the `wanted` number of blocks of each spec at the end of the lease. Returns False, with nothing changed,
+        if there is no room."""
         if not self.has_room(wanted):
             return False
         for spec, n in wanted.items():
@@ -152,9 +154,9 @@ class CacheSet:
         return True
 
     def slide(self, lease: Lease, spec: str, first: int, most: float) -> None:
-        """Give back the blocks with a number below `first` and take as many at the end, or fewer, so that there are at
-        most `most`; further ones at the end are given back, too. In a `SlidingPool` this cannot fail. Of a spec that
-        `jumps` only the first block goes."""
+        """Give back the blocks numbered below `first`, and take as many at the end, so that there are at most `most`;
+        surplus ones at the end are given back, too. In a `SlidingPool` this cannot fail. For a spec that `jumps`, only
+        the first block is given back."""
         pool, blocks, n_stale = self.pools[spec], lease.blocks[spec], first - lease.first[spec]
         n = int(min(len(blocks), most))
         gone = blocks[: min(n_stale, 1) if self.specs[spec].jumps else n_stale]
@@ -164,10 +166,10 @@ class CacheSet:
         lease.first[spec] = first
 
     def commit(self, lease: Lease, spec: str, first: int, keys: Sequence[bytes]) -> bool:
-        """The bytes of the blocks from number `first` on are written: publish them under `keys`. Returns whether the
-        lease holds other blocks now: it adopts those that were published under these keys before.
+        """Publish the blocks from number `first` on, whose bytes are written, under `keys`. If other blocks were
+        published under these keys before, the lease adopts them. Returns whether it adopted any.
 
-        So who holds a block of a chain holds the published blocks before it, too, and drops them later (`release`).
+        So a lease with a block of a chain also holds the published blocks before it, and drops them later (`release`).
         Therefore no block is evicted before those that continue it, and `find` may bisect.
         """
         return self.pools[spec].publish(lease.blocks[spec], first - lease.first[spec], keys)
@@ -180,7 +182,7 @@ class CacheSet:
             self._leases.pop(lease.owner, None)
 
     def news(self) -> Cached | None:
-        """The prefixes that came and went since the last call, if there are any; the first call begins it."""
+        """The prefixes added and evicted since the last call, if any. The first call begins the recording."""
         for name, spec in self.specs.items():
             if not spec.chained:
                 continue
@@ -191,7 +193,7 @@ class CacheSet:
         return None
 
     def usage(self) -> dict[str, tuple[int, int, int]]:
-        """The blocks of each spec: in all, leased, cached."""
+        """The numbers of blocks of each spec: total, leased, cached."""
         return {name: (p.n_blocks, p.n_blocks - p.n_available, p.n_cached) for name, p in self.pools.items()}
 
     def check(self, idle: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""One pool of equal blocks: who holds which, which are reusable, which go first.
+"""A pool of equal blocks: their holders, which of them can be reused, and the order of eviction.
 
 free ──take──> leased (refcount ≥ 1) ──last drop──> free            if it has no key
                   ^                  └─last drop──> cached          if it has one
@@ -17,7 +17,7 @@ class Free(Protocol):
     """The free blocks of a pool."""
 
     def draw(self, n: int) -> list[int]:
-        """Take out `n` of them; the caller has checked that there are as many."""
+        """Take out `n` free blocks. The caller has checked that there are as many."""
 
     def append(self, block: int, /) -> None: ...
 
@@ -29,7 +29,7 @@ class Free(Protocol):
 
 
 class _Stack(list[int]):
-    """Free blocks as a stack: the one that came last is drawn first."""
+    """The free blocks as a stack: the last one added is drawn first."""
 
     def draw(self, n: int) -> list[int]:
         split = len(self) - n
@@ -39,7 +39,7 @@ class _Stack(list[int]):
 
 
 class BlockPool:
-    """Bookkeeping of blocks `0 .. n_blocks-1`; it holds no bytes."""
+    """The bookkeeping of blocks `0 .. n_blocks-1`, without their bytes."""
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
@@ -48,12 +48,12 @@ class BlockPool:
         self._key_of: list[bytes | None] = [None] * n_blocks
         self._index: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # refcount 0 and indexed, oldest first
-        self.version = 0  # changes with what `lookup_all` answers
-        self.news: dict[bytes, bool] | None = None  # keys that came (True) or went, if somebody listens
+        self.version = 0  # changes with the results of `lookup_all`
+        self.news: dict[bytes, bool] | None = None  # keys added (True) or evicted (False), if recorded
 
     @property
     def n_available(self) -> int:
-        """Blocks that `take` can hand out: free ones and cached ones."""
+        """The number of blocks that `take` can return: free ones and cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -61,7 +61,7 @@ class BlockPool:
         return len(self._cached)
 
     def take(self, n: int) -> list[int]:
-        """Take `n` fresh blocks, evicting cached ones where that is needed. The caller has checked `n_available`."""
+        """Take `n` fresh blocks, evicting cached ones if necessary. The caller has checked `n_available`."""
         assert n <= self.n_available, f"took {n} of {self.n_available} blocks"
         free, refs = self._free, self._refs
         if len(free) < n:
@@ -104,7 +104,7 @@ class BlockPool:
         self._refs[block] += 1
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """Take a holder from each block. The last one to go frees the block or, if it was published, caches it."""
+        """Remove a holder from each block. Without holders a block is cached if it was published, else free."""
         refs, key_of, free = self._refs, self._key_of, self._free
         for block in blocks:
             n = refs[block] = refs[block] - 1
@@ -116,9 +116,9 @@ class BlockPool:
                 self._cached[block] = None
 
     def publish(self, blocks: list[int], first: int, keys: Iterable[bytes]) -> bool:
-        """Let `keys` find the blocks from place `first` on. Called after their bytes are written, so the index never
-        promises what is not there. Where another block already has the key, the holder adopts that one in place of its
-        own, which it drops. Returns whether it adopted any."""
+        """Publish the blocks from index `first` on under `keys`. Called after their bytes are written, so that the
+        index never points to missing content. If another block already has a key, the holder drops its own block and
+        adopts that one. Returns whether it adopted any."""
         refs, key_of, put, news = self._refs, self._key_of, self._index.setdefault, self.news
         n_before, adopted = len(self._index), False
         for i, key in enumerate(keys, first):
@@ -158,12 +158,12 @@ class BlockPool:
 
 
 class SlidingPool(BlockPool):
-    """A pool for leases that go on by giving blocks back and taking as many others. A block counts once for each of its
-    holders, so that whoever drops one of its blocks, which others may hold on to, can always take another for it."""
+    """A pool for leases that slide: they give blocks back and take as many others. A block counts once for each of its
+    holders, so that a holder that drops a block, which others may still hold, can always take another one."""
 
     def __init__(self, n_blocks: int) -> None:
         super().__init__(n_blocks)
-        self._n_more = 0  # holders but the first of each block
+        self._n_more = 0  # holders of blocks, without the first of each
 
     @property
     def n_available(self) -> int:

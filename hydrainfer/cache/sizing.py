@@ -1,4 +1,4 @@
-"""The number of blocks of each cache of an instance; one rule where it serves and where it is planned for."""
+"""The number of blocks of each cache of an instance; the same rule for serving and for planning."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 
 from hydrainfer.cache.spec import CacheSpec, Wishes
 
-_USUAL_TOKENS = 8192  # of a request, for which caches of different kinds are to be full at the same time
+_USUAL_TOKENS = 8192  # tokens of a usual request; with such requests all kinds of caches fill up at the same time
 
 
 def size_caches(
     specs: Iterable[CacheSpec], wishes: Wishes, free_bytes: float, given: Mapping[str, int] | None = None
 ) -> dict[CacheSpec, int]:
-    """Blocks per cache. `given` has the bytes that are fixed, by the option that fixes them; caches of a known size
-    come next, and the others get what they want of the memory that is left, which may be nothing: `too_small` says
-    so."""
+    """The number of blocks per cache. `given`: bytes that are fixed, by the option that fixes them. Caches of a known
+    size come next. The others get what they want from the memory that is left, which may be nothing (see
+    `too_small`)."""
     specs, given = list(specs), given or {}
     sizes: dict[CacheSpec, int] = {}
     for option, n_bytes in given.items():
@@ -34,8 +34,8 @@ def size_caches(
 
 
 def _shared_out(specs: list[CacheSpec], wishes: Wishes, n_bytes: int) -> dict[CacheSpec, int]:
-    """Blocks of caches that have so many bytes together: what each needs at least, and of the rest as many as hold the
-    same number of usual requests; less than the least if there is too little."""
+    """The blocks of caches that have `n_bytes` together: the least that each needs and, of the rest, as many as hold
+    the same number of usual requests. If there is too little, they get less than the least."""
     least = {spec: spec.least(wishes) for spec in specs}
     spare = n_bytes - sum(spec.block_bytes * n for spec, n in least.items())
     parts = least if spare < 0 else usual_parts(specs, wishes)
@@ -46,17 +46,17 @@ def _shared_out(specs: list[CacheSpec], wishes: Wishes, n_bytes: int) -> dict[Ca
 
 
 def usual_parts(specs: Iterable[CacheSpec], wishes: Wishes) -> dict[CacheSpec, int]:
-    """Blocks of each cache that a usual request holds while it decodes."""
+    """The number of blocks of each cache that a usual request holds while it decodes."""
     n_tokens = min(_USUAL_TOKENS, wishes.n_longest or _USUAL_TOKENS)
     return {spec: spec.held_by(n_tokens) for spec in specs}
 
 
 def too_small(sizes: Mapping[CacheSpec, int], wishes: Wishes) -> bool:
-    """Whether some cache lacks even what one smallest use of it needs."""
+    """Whether some cache has less than the least it needs."""
     return any(n < spec.least(wishes) for spec, n in sizes.items())
 
 
 def tokens_in(sizes: Mapping[CacheSpec, int]) -> float:
-    """The most tokens, of all requests together, whose state fits caches of these sizes; infinite if tokens need
-    none."""
+    """The most tokens, of all requests together, whose state fits caches of these sizes; infinite if tokens need no
+    room."""
     return min((spec.tokens_in(n) for spec, n in sizes.items()), default=float("inf"))

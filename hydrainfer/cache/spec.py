@@ -1,4 +1,4 @@
-"""The contract of a kind of cache: how its blocks stand to the tokens and pictures of a request."""
+"""The contract of a kind of cache: how its blocks relate to the tokens and pictures of a request."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hydrainfer.core import InvalidRequest, LiveSequence, Request, Stage
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 Found = Sequence[int | None]
-"""For each block of a request by number: the block of the cache that already has its content, or None."""
+"""For each block of a request, by number: the cached block with the same content, or None."""
 
 
 TOKENS_PER_RUNNING, USUAL_TOKENS = 704, 1024
-"""The automatic KV cache of a CPU holds so many tokens for each request that may run; most of them are far from their
-last token. A usual request has so many at its end."""
+"""The tokens for each running request in the automatic KV cache of a CPU, where most requests are far from their last
+token; and the tokens of a usual request at its end."""
 
 
 class Wishes(NamedTuple):
-    """The facts from which the sizes of an instance's caches follow. `picture_tokens`: of the largest picture;
-    `n_images`: that one request may have; `n_tokens`: tokens whose state is enough, None if there cannot be too
-    many; `n_longest`: tokens of the longest request, None if it is not known."""
+    """The facts that determine the sizes of an instance's caches. `picture_tokens`: the tokens of the largest picture;
+    `n_images`: the most pictures of one request; `n_tokens`: the number of tokens whose state must fit, None: as many
+    as possible; `n_longest`: the tokens of the longest request, None if that is not known."""
 
     picture_tokens: int = 0
     n_images: int = 0
@@ -44,20 +44,21 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Scan(NamedTuple):
-    """The blocks that a chunk reads and writes of a state that sums up tokens: the block it goes on from, -1 if nothing
-    is before it, and the (tokens, block) after which of the request's tokens the state is written where."""
+    """The blocks of recurrent state that a chunk reads and writes. `source`: the block it continues from, -1 if it is
+    the first chunk. `writes`: (tokens, block) pairs; the state after that many of the request's tokens is written to
+    that block."""
 
     source: int
     writes: tuple[tuple[int, int], ...]
 
 
 class CacheSpec(msgspec.Struct, frozen=True):
-    """One cache: what its blocks are made of and, by its class, what kind of state it keeps.
+    """One cache: the layout of its blocks and, by its class, the kind of state that it keeps.
 
-    Each kind is a subclass (`kinds.py`). Everybody else asks a spec and never which kind it is. A request numbers its
-    blocks from its start: block number `i` keeps the i-th part of its state, also after earlier ones were dropped.
+    Each kind is a subclass (`kinds.py`). All other code asks the spec and never which kind it is. A request numbers its
+    blocks from its start: block number `i` keeps the i-th part of its state, even after earlier blocks were dropped.
     The defaults are those of a cache that keeps every token's state until the request ends and shares nothing.
-    A block holds the `parts` of each layer of the model in `layers`, one after the other, so that it moves in one copy.
+    A block holds the `parts` of each model layer in `layers`, one after the other, so that one copy moves it.
     """
 
     name: str
@@ -65,31 +66,32 @@ class CacheSpec(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...]
     layers: tuple[int, ...] = (0,)
     window: int = 0
-    """How many tokens a token sees in these layers, itself included; 0 if all before it."""
+    """How many tokens a token sees in these layers, itself included; 0: all before it."""
     padded_bytes: int = 0
-    """The bytes from a block to the next, if that is more than its parts need."""
+    """The bytes from one block to the next, if that is more than its parts need; else 0."""
 
     stages: ClassVar[frozenset[Stage]] = frozenset({Stage.PREFILL, Stage.DECODE})
-    """The steps that read or write it. Its blocks are given back when no step that is left does."""
+    """The stages that read or write the cache. Blocks are given back when no remaining stage does."""
     chained: ClassVar[bool] = False
-    """Whether a key names all that is before its block, too, so that it is found only if the keys before it are."""
+    """Whether a key also depends on everything before its block, so that it is found only if the keys before it are."""
     size_option: ClassVar[str] = "kv_cache_gib"
-    """The option that sets its size."""
+    """The option that sets the cache's size."""
     size_noun: ClassVar[str] = "a KV block"
     takes_the_rest: ClassVar[bool] = True
-    """Whether it is given the memory that other caches leave."""
+    """Whether the cache is given the memory that other caches leave."""
     slides: ClassVar[bool] = False
     """Whether blocks are given back at the front while a request runs, and others taken in their place."""
     jumps: ClassVar[bool] = False
-    """Whether no more than the first block falls out then, however many tokens were computed, and those behind it get
-    the numbers of what they hold."""
+    """Whether, when blocks are given back, only the first one goes, however many tokens were computed, and the later
+    ones are renumbered by the state they hold."""
     paged: ClassVar[bool] = True
-    """Whether each token has a place in a block; else a block sums up all tokens before it, and `scan` says how."""
+    """Whether each token has a slot in a block. Otherwise a block holds a recurrent state of all tokens before it, see
+    `scan`."""
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The byte at which each part begins within a layer's share of a block, and where the next layer begins: each
-        at a multiple of its numbers' size."""
+        """The byte at which each part begins within a layer's share of a block, and the one at which the next layer
+        begins. Each is aligned to the size of its dtype."""
         found, at = [], 0
         for part in self.parts:
             at = _aligned(at, DTYPE_BYTES[part.dtype])
@@ -102,7 +104,7 @@ class CacheSpec(msgspec.Struct, frozen=True):
         return self.padded_bytes or len(self.layers) * self.offsets[-1]
 
     def blocks_for(self, n_tokens: int) -> int:
-        """Blocks that hold the state of `n_tokens` tokens in a row."""
+        """The number of blocks that hold the state of `n_tokens` consecutive tokens."""
         return -(-n_tokens // self.block_tokens)
 
     def scan(self, blocks: Sequence[int], start: int, count: int) -> Scan:
@@ -117,29 +119,30 @@ class CacheSpec(msgspec.Struct, frozen=True):
         return True
 
     def span(self, n_computed: int, n_tokens: int, headroom: int = 0) -> range:
-        """Numbers of the blocks that a sequence holds to compute its tokens `n_computed .. n_tokens-1` and then, one by
-        one, `headroom` more; it may get them a few at a time, as `capacity` allows."""
+        """The numbers of the blocks that a sequence holds to compute its tokens `n_computed .. n_tokens-1` and then,
+        one by one, `headroom` more. It may get them a few at a time, as `capacity` allows."""
         return range(self.stale(n_computed), self.blocks_for(n_tokens + headroom))
 
     def need(self, request: Request, n_computed: int, n_tokens: int, headroom: int = 0) -> range:
-        """The same as `span`, for a given request."""
+        """`span` for a given request."""
         return self.span(n_computed, n_tokens, headroom)
 
     def most(self, n_left: int) -> float:
-        """The blocks that a sequence holds at most while it has so many tokens to compute, however many it has."""
+        """The most blocks that a sequence of any length holds while it has `n_left` tokens to compute."""
         return math.inf
 
     def capacity(self, stop: int) -> float:
-        """Tokens that can be computed with the blocks below number `stop`; infinite if tokens need none."""
+        """The number of tokens that can be computed with the blocks below number `stop`; infinite if tokens need no
+        blocks."""
         return stop * self.block_tokens
 
     def stale(self, n_computed: int) -> int:
-        """The number of the first block that is still read once so many tokens are computed."""
+        """The number of the first block that is still read once `n_computed` tokens are computed."""
         return 0
 
     def due(self, request: Request, n_computed: int) -> float:
-        """The tokens that may be computed before what became complete must be published and what became stale given
-        back; infinite if that may wait until the request leaves its stage."""
+        """The number of computed tokens at which complete blocks must be published and stale ones given back; infinite
+        if that may wait until the request leaves its stage."""
         return math.inf
 
     def refusal(self, request: Request, n_blocks: int) -> InvalidRequest | None:
@@ -159,63 +162,67 @@ class CacheSpec(msgspec.Struct, frozen=True):
     # ---- how large a cache
 
     def held_by(self, n_tokens: int) -> int:
-        """Blocks that a decoding request of so many tokens holds."""
+        """The number of blocks that a decoding request of `n_tokens` tokens holds."""
         return int(min(self.blocks_for(n_tokens), self.most(1)))
 
     def least(self, wishes: Wishes) -> int:
-        """Blocks without which nothing can run."""
+        """The least number of blocks with which anything can run."""
         return 1
 
     def wanted(self, wishes: Wishes) -> int | None:
-        """Blocks that are enough; None if there cannot be too many."""
+        """The number of blocks that is enough; None: as many as possible."""
         return None if wishes.n_tokens is None else self.blocks_for(wishes.n_tokens)
 
     def tokens_in(self, n_blocks: int) -> float:
-        """The most tokens, of all requests together, whose state fits so many blocks."""
+        """The most tokens, of all requests together, whose state fits `n_blocks` blocks."""
         return n_blocks * self.block_tokens
 
     # ---- reuse
 
     def keys(self, request: Request) -> list[bytes]:
-        """The keys under which the request's first blocks are found again, by number. What has no key is not shared."""
+        """The keys under which the request's first blocks can be found, by number. Blocks without a key are not
+        shared."""
         return []
 
     def more_keys(self, request: Request, tokens: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
-        """The keys that follow `keys`, by number, now that it has `tokens`."""
+        """The keys that follow `keys`, by number, now that the request has `tokens`."""
         return []
 
     def safe(self, found: Found, n_most: int) -> int | None:
-        """The largest number of tokens that need not be computed, at most `n_most`, given which blocks are here; None
-        if this kind does not limit them."""
+        """The largest number of tokens, at most `n_most`, that need not be computed, given the cached blocks; None if
+        this kind does not limit them."""
         return 0
 
     def reusable(self, request: Request, found: Found, n_tokens: int) -> Found:
-        """The found blocks that may be shared if `n_tokens` tokens are not computed again. No other may be: a shared
-        block is never written."""
+        """The found blocks that may be shared if `n_tokens` tokens are not computed again. No others may be shared,
+        because a shared block is never written."""
         return [None] * len(found)
 
     def will_share(self, other: Request, its: Sequence[bytes], mine: Sequence[bytes], tokens: range) -> bool | None:
-        """Whether, once `other` has computed its prompt, whose blocks have the keys `its`, as many tokens as one of
-        `tokens` can be shared by a request whose blocks have the keys `mine`; None if this kind does not limit that."""
+        """Whether, once `other` has computed its prompt, a request can share a number of tokens that is in `tokens`;
+        None if this kind does not limit that. `its`: the keys of the other's blocks; `mine`: those of the request's
+        blocks."""
         return False
 
     def stops(self, request: Request) -> list[int]:
-        """The numbers of tokens at which a chunk of it must end, for its state there to be found again."""
+        """The numbers of tokens at which a chunk of the request must end, so that its state there can be found
+        again."""
         return []
 
     def written(
         self, request: Request, n_before: int, n_computed: int, leaves: bool = False, stops: Sequence[int] = ()
     ) -> list[range]:
-        """Numbers of the blocks to publish since tokens `n_before .. n_computed-1` were computed. `leaves`: it computes
-        no more here for now. `stops`: where its chunks end, whatever the budget."""
+        """The numbers of the blocks to publish after tokens `n_before .. n_computed-1` were computed. `leaves`: the
+        request computes no more here for now. `stops`: where its chunks end, whatever the budget."""
         return [range(n_before // self.block_tokens, n_computed // self.block_tokens)]
 
     def complete(self, request: Request, n_computed: int) -> range:
-        """Numbers of the blocks that are complete when so many tokens are computed and all pictures encoded."""
+        """The numbers of the blocks that are complete when `n_computed` tokens are computed and all pictures are
+        encoded."""
         return range(self.stale(n_computed), n_computed // self.block_tokens)
 
     def held(self, seq: LiveSequence, numbers: range) -> list[int]:
-        """The blocks with these numbers, which the sequence holds."""
+        """The sequence's blocks with these numbers."""
         first = seq.first_block.get(self.name, 0)
         return seq.blocks[self.name][numbers.start - first : numbers.stop - first]
 
@@ -226,12 +233,12 @@ class CacheSpec(msgspec.Struct, frozen=True):
     # ---- migration
 
     def contents(self, request: Request) -> list[bytes]:
-        """The names of what the request's shared blocks hold; requests with a name in common need the same blocks
-        there."""
+        """The names of the contents of the request's shared blocks. Requests with a name in common need the same
+        blocks."""
         return self.keys(request)
 
     def moved(self, request: Request, n_computed: int) -> range:
-        """Numbers of the blocks that the next instance needs, once so many tokens are computed."""
+        """The numbers of the blocks that the next instance needs once `n_computed` tokens are computed."""
         return range(self.stale(n_computed), self.blocks_for(n_computed))
 
 
@@ -240,5 +247,5 @@ def _aligned(n: int, size: int) -> int:
 
 
 def for_stage(specs: Iterable[CacheSpec], stage: Stage) -> CacheSpec | None:
-    """The cache of an instance that this stage writes first, None if there is none."""
+    """The first of an instance's caches that this stage uses; None if there is none."""
     return next((spec for spec in specs if stage in spec.stages), None)

@@ -1,4 +1,5 @@
-"""The kind of state that sums up all tokens before it: matrices of linear attention, the tails of convolutions."""
+"""Caches of recurrent states, which sum up all tokens before them: matrices of linear attention, tails of
+convolutions."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from typing import ClassVar, NamedTuple
 from hydrainfer.cache.spec import USUAL_TOKENS, CacheSpec, Found, Part, Scan, Wishes
 from hydrainfer.core import Request, answer_keys, split_chain
 
-_SNAPSHOTS = 2  # of a usual request that are worth keeping: where its prompt ends, and where its answer does
+_SNAPSHOTS = 2  # of a usual request, worth keeping: at the end of its prompt and of its answer
 
 
 class StateLayout(NamedTuple):
-    """The layers that sum up their tokens, and what each keeps: `conv`, the last inputs of a convolution (how many, how
-    wide), and `matrix` (heads, key_dim, value_dim), of float32 whatever the model computes in, unless it is ()."""
+    """The recurrent layers and the state of each: `conv`, the last inputs of a convolution (how many, how wide), and
+    `matrix` (heads, key_dim, value_dim), in float32 whatever the model's dtype; (): none."""
 
     layers: tuple[int, ...]
     conv: tuple[int, int]
@@ -22,11 +23,11 @@ class StateLayout(NamedTuple):
 
 
 class StateSpec(CacheSpec, frozen=True):
-    """The sum of all tokens before a token. Block number `i` is the state after `i * block_tokens` tokens, at a
+    """The recurrent state after a number of tokens. Block number `i` is the state after `i * block_tokens` tokens, at a
     *boundary*.
 
-    A request of which n tokens are computed holds the block of its last boundary, b = n // block_tokens, and one that
-    takes what is behind it; while it is prefilled, two.
+    A request with n computed tokens holds the block of its last boundary, b = n // block_tokens, and one block for the
+    state after it; while it is prefilled, two.
 
         number    b             b + 1                           b + 2
                   after b * B   after n tokens, if n > b * B    free
@@ -34,10 +35,10 @@ class StateSpec(CacheSpec, frozen=True):
         a chunk   reads b where n is a boundary, else b + 1; writes, if it passes boundaries, the last of them to b + 1
                   and what is behind that to b + 2; else b + 1
 
-    Once a boundary is passed, block b falls out and the others get the numbers of what they hold (`jumps`). So no block
-    that others may hold or find is ever written: whoever goes on from it writes elsewhere. Blocks are published, and a
-    chunk ends, where a request may be resumed (`stops`); so is the last boundary of a prompt, of an answer, of what
-    was computed before a preemption or a move.
+    Once a boundary is passed, block b is given back and the others are renumbered by the state they hold (`jumps`). So
+    a block that others may hold or find is never written: a request that continues from it writes elsewhere. Blocks are
+    published, and a chunk ends, where a request may be resumed (`stops`). The last boundary of a prompt, of an answer,
+    and of the tokens computed before a preemption or a move is published, too.
     """
 
     slides: ClassVar[bool] = True
@@ -91,14 +92,14 @@ class StateSpec(CacheSpec, frozen=True):
     # ---- reuse
 
     def keys(self, request: Request) -> list[bytes]:
-        """One key per boundary; the start of the prompt is one, though it is never published."""
+        """One key per boundary. The start of the prompt is a boundary, too, but is never published."""
         return split_chain(request.keys)
 
     def more_keys(self, request: Request, tokens: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
         return answer_keys(request, tokens, keys[1:], self.block_tokens) if request.keys else []
 
     def safe(self, found: Found, n_most: int) -> int | None:
-        """The furthest boundary whose state is here."""
+        """The furthest boundary whose state is cached."""
         last = min(len(found) - 1, n_most // self.block_tokens)
         return next((i for i in range(last, 0, -1) if found[i] is not None), 0) * self.block_tokens
 
@@ -110,8 +111,9 @@ class StateSpec(CacheSpec, frozen=True):
         return kept
 
     def stops(self, request: Request) -> list[int]:
-        """The boundary before the end of the last picture; and that before the last token, which is always computed,
-        where the prompt ends at another: else the last one of the prompt is left by whatever chunk passes it."""
+        """The boundary before the end of the last picture. If the prompt ends at a boundary, also the one before its
+        last token, which is always computed; otherwise the chunk that passes the prompt's last boundary leaves its
+        state."""
         points = [m.end for m in request.media[-1:]]
         if request.n_prompt % self.block_tokens == 0:
             points.append(request.n_prompt - 1)
@@ -137,10 +139,10 @@ class StateSpec(CacheSpec, frozen=True):
     # ---- migration
 
     def contents(self, request: Request) -> list[bytes]:
-        """No names: two copies of a state may be on their way at once, and the second to land is dropped."""
+        """No names: two copies of a state may be on their way at the same time, and the second to land is dropped."""
         return []
 
     def moved(self, request: Request, n_computed: int) -> range:
-        """The state at the last boundary, and that of the tokens behind it."""
+        """The state at the last boundary, and the state after it if there are further tokens."""
         last = self.stale(n_computed)
         return range(max(1, last), last + 1 + (n_computed % self.block_tokens > 0))
