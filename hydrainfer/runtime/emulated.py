@@ -64,7 +64,7 @@ class EmulatedDevice:
         self._time = SlicedTime(cost) if sliced else DeviceTime(cost)
 
     def tags_for(self, stage: Stage) -> TagStore | None:
-        """The tags of the cache that this stage writes first."""
+        """The tags of the first cache that this stage uses; None if there is none."""
         spec = for_stage((tags.spec for tags in self.tags.values()), stage)
         return None if spec is None else self.tags[spec.name]
 
