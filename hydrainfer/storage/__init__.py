@@ -1,7 +1,7 @@
 """The bytes of the caches: block stores, and transports that copy blocks between instances.
 
-Called by runtime (reads and writes rows of blocks) and, behind a port, by the engine (pulls). Never decides which block
-belongs to whom; that is `cache`.
+Called by runtime (reads and writes rows of blocks) and, behind a port, by the engine (pulls). Never decides who owns a
+block; `cache` does.
 """
 
 from hydrainfer.storage.exports import Exports, Routes

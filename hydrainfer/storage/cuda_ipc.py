@@ -1,8 +1,8 @@
-"""Copies between processes with GPUs on one host: the importer maps the exporter's device memory and copies,
-one-sidedly. Tests have a driver of their own.
+"""Copies between processes with GPUs on one host: the importer maps the exporter's device memory and copies from it,
+without the exporter's help. Tests have a driver of their own.
 
-Through the driver's own calls: torch's sharing of storages counts references for one reader per export. The exporter's
-death may take the importer's CUDA context with it; then both are lost.
+The driver is called directly, because torch's sharing of storages counts references for one reader per export. If the
+exporter dies, the importer's CUDA context may be lost with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _IpcHandle(ctypes.Structure):
 
 
 class IpcAllocation(NamedTuple):
-    """An allocation, and where in it the store begins."""
+    """A CUDA allocation, and the offset of a store in it."""
 
     handle: bytes
     offset: int
@@ -38,7 +38,7 @@ class IpcAllocation(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> IpcAllocation:
-        """Raises `Unreachable` for anything else."""
+        """The allocation written by `encode`. Raises `Unreachable` for any other text."""
         try:
             handle, offset = text.split("/")
             found = cls(base64.b64decode(handle, b"-_", validate=True), int(offset))
@@ -67,8 +67,8 @@ def offer(store: BlockStore) -> str:
 
 
 class CudaIpcTransport(PeerTransport["_OpenAllocations"]):
-    """One mapping per store of a peer, kept. A copy is one call of the driver on the calling thread's stream, not
-    the default one."""
+    """The transport over CUDA IPC. It keeps one mapping per store of a peer. A copy is one driver call on the calling
+    thread's stream, which is not the default one."""
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
@@ -82,20 +82,20 @@ class CudaIpcTransport(PeerTransport["_OpenAllocations"]):
                 return
             try:
                 _copy([(ours + p.into * size, theirs + p.first * size, p.n * size) for p in pieces], stream, on_host)
-            finally:  # without a timeout: a copy cannot be taken back, so it has to end, also if another was refused
+            finally:  # no timeout: a copy cannot be cancelled, so it has to end, even if another was refused
                 _call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
 
 class _OpenAllocations:
-    """The allocations of one peer that are open here, by address."""
+    """The allocations of one peer that this process has opened, by address."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._bases: dict[str, int] = {}
 
     def of(self, source: ExportHandle) -> int:
-        """The address of the peer's first block in this process. Its GPU need not be one that this process sees: the
-        driver maps the memory into our own context (CUDA 10.1 and later)."""
+        """The address of the peer's first block in this process. This process need not see the peer's GPU: the driver
+        maps the memory into our own context (CUDA 10.1 and later)."""
         text = source.ways["cuda-ipc"]
         address = IpcAllocation.decode(text)
         if text not in self._bases:
@@ -116,7 +116,7 @@ class _OpenAllocations:
 
 
 def _open(owner: str, device: torch.device, handle: bytes) -> int:
-    """The address here of the peer's allocation; a second opening of the same one counts, and gives the same."""
+    """The address of the peer's allocation in this process. Opening it again gives the same address, and is counted."""
     given, base = _IpcHandle((ctypes.c_ubyte * _HANDLE_BYTES)(*handle)), ctypes.c_uint64()
     with torch.cuda.device(device):
         torch.cuda.current_stream(device).synchronize()  # makes the device's context this thread's
@@ -141,8 +141,8 @@ class _CopyAttributes(ctypes.Structure):
 
 
 def _copy(copies: list[tuple[int, int, int]], stream: int, to_host: bool) -> None:
-    """Start all (target, source, bytes) on the stream: within a device in one call where the driver has it (CUDA 13),
-    since many small copies take as long as their calls."""
+    """Start copies of (target, source, bytes) on the stream. Within a device, one call starts all if the driver
+    supports that (CUDA 13), because many small copies take as long as their calls."""
     if to_host or not hasattr(_driver(), "cuMemcpyBatchAsync_v2"):
         name = "cuMemcpyDtoHAsync_v2" if to_host else "cuMemcpyDtoDAsync_v2"
         for target, source, n in copies:
@@ -173,7 +173,7 @@ def _driver() -> ctypes.CDLL:
 
 
 def _call(name: str, *args: Any) -> None:
-    """A call of the driver. Raises `TransportError` with the name of its error."""
+    """Call the driver. Raises `TransportError` with the name of its error."""
     code = getattr(_driver(), name)(*args)
     if code:
         text = ctypes.c_char_p()

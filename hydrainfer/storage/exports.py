@@ -1,4 +1,4 @@
-"""The offers of an instance's caches to its peers, and its routes to theirs."""
+"""The exports of an instance's caches to its peers, and its routes to theirs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _BACKENDS = {b.name: b for b in (GLOO, NCCL)}
 
 
 class Exports:
-    """The offers of one instance incarnation, `owner`, as `handles` by cache. `transport`: of `TRANSPORTS`; auto offers
-    shared memory or CUDA IPC, TCP, and `local` if given. `host`: where its server listens and peers find it. `secret`:
-    the cluster's. Raises `ConfigError` for what cannot work."""
+    """The exports of one instance incarnation, `owner`, as `handles` by cache. `transport`: one of `TRANSPORTS`; auto
+    offers shared memory or CUDA IPC, TCP, and `local` if given. `host`: the address at which its server listens and
+    peers find it. `secret`: the cluster's. Raises `ConfigError` if the transport cannot work here."""
 
     def __init__(
         self,
@@ -88,7 +88,8 @@ class Exports:
                 return f"{self._server.address}/{spec}"
 
     def close(self) -> None:
-        """Offer nothing any more; end threads and connections. Who has mapped a store may read on. Safe to repeat."""
+        """End all exports, threads and connections. A peer that has mapped a store may go on reading. Safe to
+        repeat."""
         if self._server is not None:
             self._server.close()
         for spec, handle in getattr(self, "handles", {}).items():
@@ -113,9 +114,8 @@ def _check_server(host: str, secret: bytes) -> None:
 
 
 class Routes:
-    """The `Transport` to every peer: `transport`, or, with auto, per peer the best of those it offers. A way that turns
-    out not to lead there is passed over. `device`: where our caches are.
-    `copy_blocks`: see `LocalTransport`."""
+    """The `Transport` to every peer: `transport` or, with auto, the best that each peer offers. A way that does not
+    work is skipped. `device`: the device of our caches. `copy_blocks`: see `LocalTransport`."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Routes:
                 self._transports[chosen].copy(source, source_ids, store, ids)
                 return
             except Unreachable:
-                self._chosen.pop(source.owner, None)  # choose again
+                self._chosen.pop(source.owner, None)  # choose another way
         problems = []
         for name, why in self._ways(source):
             try:

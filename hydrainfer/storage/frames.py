@@ -1,4 +1,4 @@
-"""The messages of instances about blocks: frames of a fixed schema."""
+"""The messages between instances about blocks, as frames of a fixed schema."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MAX_PIECES = 16_384  # pieces of one request
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
-    """Target: I want blocks of this owner, of no other incarnation."""
+    """Target: asks for blocks of this owner, and of no other incarnation."""
 
     owner: str
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
-    """Target: send these (first block, how many) of a cache over this connection."""
+    """Target: asks for these (first block, number of blocks) of a cache over this connection."""
 
     spec: str
     block_bytes: int
@@ -25,13 +25,14 @@ class Read(msgspec.Struct, frozen=True, tag=True):
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """Target: make a two-rank group with me, you are rank 0; this connection is its store and tells what to send."""
+    """Target: asks for a two-rank group in which the source is rank 0. This connection is its store and its control
+    channel."""
 
     backend: str
 
 
 class Pull(msgspec.Struct, frozen=True, tag=True):
-    """Target: send these through the group, as `seq`-th."""
+    """Target: asks to send these blocks through the group, as transfer number `seq`."""
 
     seq: int
     spec: str
@@ -40,24 +41,24 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Either: a key of the group's store."""
+    """Either side: sets a key of the group's store."""
 
     key: str
     value: bytes
 
 
 class Granted(msgspec.Struct, frozen=True, tag=True):
-    """Source: it comes. After `Read`: its bytes follow."""
+    """Source: agrees. After `Read`, the bytes follow."""
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
-    """Source: all of `seq` has left."""
+    """Source: all blocks of transfer `seq` are sent."""
 
     seq: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Source: no, and this connection ends."""
+    """Source: refuses, and ends this connection."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""NCCL as a backend of `two_sided`: trusted networks only, its own connections are not authenticated."""
+"""NCCL as a backend of `two_sided`, for trusted networks only: NCCL's own connections are not authenticated."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hydrainfer.storage.transport import TransportError
 from hydrainfer.storage.two_sided import Backend
 
 _POLL_S = 20e-6
-_FIRST_S = 30  # a first communicator loads libraries and finds out how GPUs are connected: seconds
-_CHANNELS = 8  # of a communicator; each has buffers of megabytes, and copies are between two
+_FIRST_S = 30  # the first communicator takes seconds to load libraries and detect how GPUs are connected
+_CHANNELS = 8  # of a communicator; each takes megabytes of buffers, and a copy has only two ranks
 _NEVER = timedelta(days=365)
 # A failed copy must not end the process, which is what torch's watchdog does by default; we abort groups ourselves.
 _WATCHDOG_OFF = {
@@ -26,7 +26,7 @@ _WATCHDOG_OFF = {
 
 
 def options(stall_s: float) -> Any:
-    """The options of a communicator of ours: time to begin, little memory, and no watchdog that ends the process."""
+    """The options of our communicators: enough time to start, little memory, and no watchdog that ends the process."""
     for name, value in _WATCHDOG_OFF.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(_FIRST_S, round(stall_s))))
@@ -42,7 +42,8 @@ def _make(store: dist.Store, rank: int, host: str, stall_s: float) -> Any:  # no
 
 
 def _finish(works: list[Any], group: Any, device: torch.device, timeout_s: float) -> None:
-    """The works are on NCCL's stream. One that will not end is aborted, or it would hold the stream for ever."""
+    """Wait for the works, which are on NCCL's stream. If they do not end in time, abort them: they would block the
+    stream for ever."""
     for work in works:
         work.wait()
     try:

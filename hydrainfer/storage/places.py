@@ -1,4 +1,4 @@
-"""The place of this process, and the ways that lead from a peer to it."""
+"""The place of this process, and the transports by which it can read from a peer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from hydrainfer.core import ConfigError, ExportHandle
 from hydrainfer.machine import host_identity
 
 TRANSPORTS = ("auto", "local", "shared-memory", "gloo", "nccl", "cuda-ipc", "tcp")
-OVER_SERVER = ("tcp", "gloo", "nccl")  # those that need a block server
+OVER_SERVER = ("tcp", "gloo", "nccl")  # these need a block server
 
 
 class ProcessPlace(NamedTuple):
-    """`host`: equal where processes see each other's /proc (boot and pid namespace). `process`: pid and its start."""
+    """The identity of a process. `host`: equal for processes that see each other's /proc (same boot and pid namespace).
+    `process`: pid and start time."""
 
     host: str
     process: str
@@ -25,18 +26,18 @@ class ProcessPlace(NamedTuple):
 def here() -> ProcessPlace:
     try:
         started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         started = ""
     return ProcessPlace(host_identity(), f"{os.getpid()}:{started}")
 
 
 def device_name(device: torch.device) -> str:
-    """cpu, or cuda:UUID, the same in every process."""
+    """The device's name, which is the same in every process: cpu, or cuda:UUID."""
     return "cpu" if device.type == "cpu" else f"cuda:{torch.cuda.get_device_properties(device).uuid}"
 
 
 def ways_here(source: ExportHandle, place: ProcessPlace, device: torch.device) -> list[tuple[str, str]]:
-    """(transport, why) for a peer's handle, the best first, of those that it offers."""
+    """The usable transports among those that a peer's handle offers, as (transport, reason), the best first."""
     found = []
     if source.process == place.process and source.host == place.host:
         found.append(("local", "same process"))
@@ -49,7 +50,7 @@ def ways_here(source: ExportHandle, place: ProcessPlace, device: torch.device) -
 
 
 def check_transport(name: str, device: torch.device) -> None:
-    """Raises `ConfigError` if caches on `device` cannot be copied so, and says what can."""
+    """Check that this transport can copy caches on `device`. Raises `ConfigError` with alternatives."""
     if name not in TRANSPORTS:
         raise _wrong(f"transport {name!r} is unknown; use one of {', '.join(TRANSPORTS)}")
     if name in ("nccl", "cuda-ipc") and device.type != "cuda":
@@ -65,7 +66,7 @@ def check_transport(name: str, device: torch.device) -> None:
 
 
 def needs_shared(name: str, device: torch.device) -> bool:
-    """Whether stores for this transport are made with `shared=True`."""
+    """Whether stores for this transport must be made with `shared=True`."""
     return device.type == "cpu" and name in ("auto", "shared-memory")
 
 

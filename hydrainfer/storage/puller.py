@@ -1,4 +1,4 @@
-"""Copying blocks from peers' caches into ours, on threads of their own so that no lane waits for them."""
+"""Copies of blocks from peers' caches into ours, on separate threads, so that no lane waits for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Copy:
-    """A copy in flight; an `engine.ports.Completion`. The copying thread sets `done` once."""
+    """A copy in flight; an `engine.ports.CopyTicket`. The copying thread sets `done` once."""
 
     __slots__ = ("done",)
 
@@ -40,8 +40,8 @@ class _PullJob(NamedTuple):
 
 
 class StorePuller:
-    """An `engine.ports.Puller`: a thread per peer, so that one that hangs delays no other; `wake()` after each copy.
-    Closes `exports` and `transport` with itself."""
+    """An `engine.ports.Puller` with a thread per peer, so that a hanging peer delays no other. It calls `wake()` after
+    each copy. `close` also closes `exports` and `transport`."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class StorePuller:
         self._closed = False
 
     def pull(self, sources: dict[str, ExportHandle], pulls: dict[str, tuple[list[int], list[int]]]) -> Copy:
-        """Start a copy from one peer. If `sources` have several owners, which a peer could offer, it fails."""
+        """Start a copy from one peer. The copy fails if `sources` have several owners, which a faulty peer might
+        offer."""
         owner, *others = {sources[spec].owner for spec in pulls}
         copy = Copy()
         if self._closed or others or owner in self._gone:
@@ -79,7 +80,7 @@ class StorePuller:
             self._ending = [p for p in self._ending if p.alive] + [peer]
 
     def close(self) -> None:
-        """Safe to repeat. What is being copied fails."""
+        """End all threads. Running copies fail. Safe to repeat."""
         self._closed = True
         for owner in list(self._peers):
             self.forget(owner)
@@ -105,7 +106,7 @@ class _PeerThread:
         self._queue.put(pull)
 
     def end(self) -> None:
-        """Does not wait: the thread ends when what it waits for has failed."""
+        """Tell the thread to end, without waiting. It ends once the copy it is waiting for has failed."""
         self._ending = True
         self._queue.put(None)
         self._transport.forget(self._owner)
@@ -125,7 +126,7 @@ class _PeerThread:
             while (pull := self._queue.get()) is not None:
                 pull.copy.done = not self._ending and self._copied(pull)
                 self._wake()
-        self._transport.forget(self._owner)  # again: what was running when `end` forgot may have begun anew
+        self._transport.forget(self._owner)  # again: a copy that ran when `end` forgot may have opened a new session
 
     def _copied(self, pull: _PullJob) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""The source's side of every transport that needs a conversation: serves peers that know the cluster's secret."""
+"""The source's side of all transports over sockets. It serves peers that know the cluster's secret."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hydrainfer.storage.two_sided import Backend, serve_group
 from hydrainfer.storage.wire import HANDSHAKE_S, PeerSocket, admit, new_socket
 
 _log = logging.getLogger(__name__)
-_STRANGERS = 32  # connections that may be shaking hands; one more ends the oldest
+_STRANGERS = 32  # the most connections in their handshake; one more ends the oldest
 
 
 class BlockServer:
-    """One thread accepts, one per connection serves. `address` is HOST:PORT, the port a free one. Strangers are cut
-    off, hold up nobody and fill no log."""
+    """The block server of an instance. One thread accepts, and one per connection serves. `address` is HOST:PORT with a
+    free port. Connections without the secret are cut off, delay nobody and do not fill the log."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class BlockServer:
         self._accepting.start()
 
     def close(self) -> None:
-        """Cut every connection, end every thread. Safe to repeat."""
+        """Cut all connections and end all threads. Safe to repeat."""
         with self._lock:
             self._closed = True
             serving = dict(self._threads)
@@ -75,12 +75,12 @@ class BlockServer:
             except OSError as e:
                 if self._closed:
                     return
-                self._not_accepted("cannot accept a peer: %s", e)  # out of descriptors, perhaps: it may pass
+                self._not_accepted("cannot accept a peer: %s", e)  # perhaps out of descriptors, which may pass
                 time.sleep(0.1)
                 continue
             try:
                 self._welcome(PeerSocket(sock))
-            except (OSError, RuntimeError) as e:  # it has left, or no thread can be had
+            except (OSError, RuntimeError) as e:  # the peer has left, or no thread can be started
                 self._not_accepted("cannot serve a peer: %s", e)
                 sock.close()
 
@@ -91,7 +91,7 @@ class BlockServer:
                 connection.close()
                 return
             self._threads = {c: t for c, t in self._threads.items() if t.is_alive()}
-            self._threads[connection] = thread  # until it has ended: one that outlives the interpreter may crash it
+            self._threads[connection] = thread  # until it ends: a thread that outlives the interpreter may crash it
             self._strangers.append(connection)
             if len(self._strangers) > _STRANGERS:
                 self._strangers.pop(0).abort()

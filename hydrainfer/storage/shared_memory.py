@@ -1,5 +1,5 @@
-"""Copies between processes of one host: the importer maps the exporter's memory, read-only, and copies. Its CUDA twin
-is `cuda_ipc`."""
+"""Copies between processes of one host: the importer maps the exporter's memory, read-only, and copies from it. The
+CUDA counterpart is `cuda_ipc`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from hydrainfer.storage.transport import PeerTransport, Unreachable, pieces_of
 
 
 def offer(store: BlockStore) -> str:
-    """The address of a shared store: where to open its memory, and what must be found there."""
+    """The address of a shared store: where to open its memory, and facts to check it by."""
     assert store.memory is not None, "not a shared store"
     return f"{os.getpid()}/{store.memory.fd}/{os.fstat(store.memory.fd).st_ino}/{store.memory.name}"
 
 
 class SharedMemoryTransport(PeerTransport["_Mappings"]):
-    """One mapping per store of a peer, kept: the peer's death does not end it. Needs the same user on both sides."""
+    """The transport over shared memory. It keeps one mapping per store of a peer, which survives the peer. Both
+    processes need the same user."""
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
         pieces = pieces_of(source, source_ids, store, ids)
@@ -34,10 +35,10 @@ class SharedMemoryTransport(PeerTransport["_Mappings"]):
 
 class _Mappings:
     def __init__(self) -> None:
-        self._mapped: dict[tuple[str, int], np.ndarray] = {}  # by address and size of the blocks there
+        self._mapped: dict[tuple[str, int], np.ndarray] = {}  # by address and block size
 
     def of(self, source: ExportHandle) -> np.ndarray:
-        """[n_blocks, block_bytes], read-only. The array keeps the mapping."""
+        """The peer's blocks, [n_blocks, block_bytes], read-only. The array keeps the mapping alive."""
         key = address, size = source.ways["shared-memory"], source.block_bytes
         if key not in self._mapped:
             n_bytes = source.n_blocks * size
@@ -68,7 +69,8 @@ def _map(owner: str, address: str, n_bytes: int) -> mmap.mmap:
 
 
 def _check(fd: int, owner: str, inode: int, name: str, n_bytes: int) -> None:
-    """Raise `Unreachable` unless the memory is what was offered and cannot shrink, else reading it could kill us."""
+    """Check that the memory is the offered one and cannot shrink, because reading it could then kill this process.
+    Raises `Unreachable`."""
     found, facts = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
     if not found.startswith(f"/memfd:{name}") or facts.st_ino != inode:
         raise Unreachable(f"{owner} is gone: its memory's place is taken by {found}")

@@ -1,5 +1,5 @@
-"""Blocks as buffers that sockets read and write: a CPU store's own memory; for CUDA, two pieces of pinned memory in
-between, of which the device copies one while the socket has the other."""
+"""Blocks as buffers that sockets read and write. For a CPU store they are its own memory. For CUDA they are two pieces
+of pinned memory: the device copies one while the socket uses the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PINNED_BYTES = 8 << 20
 
 
 def outgoing(store: BlockStore, pieces: Sequence[tuple[int, int]]) -> Iterator[list[memoryview]]:
-    """The bytes of (first block, how many), in order; each list is valid until the next is asked for."""
+    """The bytes of these (first block, number of blocks), in order. Each list is valid until the next is asked for."""
     if store.device.type == "cpu":
         yield [_view(store.bytes[first : first + n]) for first, n in pieces]
         return
@@ -22,7 +22,7 @@ def outgoing(store: BlockStore, pieces: Sequence[tuple[int, int]]) -> Iterator[l
     before: tuple[Tensor, torch.cuda.Event] | None = None
     for i, (first, n) in enumerate(cut(pieces, len(buffers[0]))):
         pinned = buffers[i % 2][:n]
-        pinned.copy_(store.bytes[first : first + n], non_blocking=True)  # while the one before is sent
+        pinned.copy_(store.bytes[first : first + n], non_blocking=True)  # while the previous piece is sent
         here = pinned, stream.record_event()
         if before is not None:
             yield _when_done(*before)
@@ -32,8 +32,8 @@ def outgoing(store: BlockStore, pieces: Sequence[tuple[int, int]]) -> Iterator[l
 
 
 def incoming(store: BlockStore, pieces: Sequence[tuple[int, int]]) -> Generator[list[memoryview]]:
-    """The places of these blocks' bytes, in order; fill each list before asking for the next. Once it is closed,
-    nothing writes to the store any more."""
+    """Buffers for the bytes of these blocks, in order. Fill each list before asking for the next. Once the generator is
+    closed, nothing writes to the store any more."""
     if store.device.type == "cpu":
         yield [_view(store.bytes[first : first + n]) for first, n in pieces]
         return
@@ -45,14 +45,14 @@ def incoming(store: BlockStore, pieces: Sequence[tuple[int, int]]) -> Generator[
                 copies[i - 2].synchronize()
             pinned = buffers[i % 2][:n]
             yield [_view(pinned)]
-            store.bytes[first : first + n].copy_(pinned, non_blocking=True)  # while the next one is received
+            store.bytes[first : first + n].copy_(pinned, non_blocking=True)  # while the next piece is received
             copies.append(stream.record_event())
     finally:
         stream.synchronize()
 
 
 def cut(pieces: Sequence[tuple[int, int]], n_most: int) -> Iterator[tuple[int, int]]:
-    """The same blocks in pieces of at most `n_most`."""
+    """The same blocks in pieces of at most `n_most` blocks."""
     for first, n in pieces:
         for start in range(0, n, n_most):
             yield first + start, min(n_most, n - start)

@@ -1,4 +1,4 @@
-"""One cache's bytes on one device, block-major."""
+"""The bytes of one cache on one device, block-major."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python knows it from 3.13 on
 
 
 class Region(NamedTuple):
-    """A range of memory, of one store or of several: `bytes` [n_bytes] of uint8, which read as zero at first and, on a
-    CPU, are touched only as they are first written. `file`: what is behind it if it is shared."""
+    """A range of memory for one or several stores. `bytes` uint8 [n_bytes] read as zero at first; on a CPU, pages are
+    allocated only when they are first written. `file`: the file behind shared memory."""
 
     bytes: Tensor
     file: MemoryFile | None = None
@@ -41,24 +41,24 @@ class Region(NamedTuple):
         return cls(torch.frombuffer(pages, dtype=torch.uint8))
 
     def clear(self, first: int, n_bytes: int) -> None:
-        """Zero bytes that nothing reads or writes now. Returns when they are."""
+        """Set bytes to zero that nothing reads or writes now. Returns when they are zero."""
         self.bytes[first : first + n_bytes].zero_()
         if self.bytes.device.type == "cuda":
             torch.cuda.current_stream(self.bytes.device).synchronize()
 
 
 class BlockStore:
-    """`n_blocks` blocks of one spec: `bytes` [n_blocks, block_bytes] of uint8, where a block moves in one copy.
+    """`n_blocks` blocks of one spec: `bytes` uint8 [n_blocks, block_bytes], so that one copy moves a block.
 
-    Memory reads as zero and, on a CPU, is touched only as blocks are first written: a masked row that nobody wrote
-    must not hold a NaN.
+    Memory reads as zero at first, because a masked row that nobody wrote must not hold a NaN. On a CPU, pages are
+    allocated only when blocks are first written.
 
-    `layers`: for each of `spec.layers` its parts by name, each a strided view of all blocks, `[n_blocks, *part.shape]`.
-    `rows`, of a spec with one layer and one part whose first dimension is tokens: [n_blocks * block_tokens, ...]; row
-    `block * block_tokens + offset` is one token's state, for embeddings [width].
-    `memory`: the file behind it if `shared` (CPU only), which other processes of this host may map. `pinned`: host
-    memory to and from which a GPU copies by itself. `region`: the memory to take, which others may use, too, instead of
-    its own.
+    `layers`: for each of `spec.layers`, its parts by name, each a strided view of all blocks, `[n_blocks,
+    *part.shape]`. `rows`, for a spec with one layer and one part whose first dimension is tokens: [n_blocks *
+    block_tokens, ...]; row `block * block_tokens + offset` is one token's state, for embeddings [width]. `memory`: the
+    file behind a `shared` store (CPU only), which other processes of this host may map. `pinned`: use host memory that
+    a GPU can copy from and to by DMA. `region`: the memory to use, possibly together with other stores, instead of new
+    memory.
     """
 
     def __init__(
@@ -104,30 +104,31 @@ class BlockStore:
         return self.n_blocks * self.spec.block_bytes
 
     def touch(self) -> None:
-        """Have the kernel give every page now, not at the first write, which is then faster. Keeps the bytes."""
+        """Make the kernel allocate all pages now, so that first writes are faster. The bytes do not change."""
         if self.device.type == "cpu" and self.n_bytes:
             flat = self.bytes.flatten()
             flat[:: mmap.PAGESIZE] |= 0
 
 
 class MemoryFile(NamedTuple):
-    """Nameless memory that another process opens as `/proc/PID/fd/FD`; it ends with the last process that maps it,
-    however that ends. `name` is unique, so that a recycled pid or descriptor is noticed."""
+    """Anonymous memory that another process opens as `/proc/PID/fd/FD`. It lives until the last process that maps it
+    ends, however that ends. `name` is unique, so that a reused pid or descriptor is noticed."""
 
     fd: int
     name: str
     n_bytes: int
 
     def close(self) -> None:
-        """Close it: nobody can open it any more; who has mapped it keeps it. Safe to repeat."""
+        """Close the file. Nobody can open it any more; processes that have mapped it keep it. Safe to repeat."""
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{self.fd}").startswith(f"/memfd:{self.name}"):
                 os.close(self.fd)
 
 
 def _memory_file(prefix: str, n_bytes: int) -> tuple[MemoryFile, mmap.mmap]:
-    """New nameless memory, mapped. Peers may neither write it nor see it shrink, which would kill a reader."""
-    n_bytes = max(n_bytes, 1)  # nothing cannot be mapped
+    """New anonymous memory, mapped. It is sealed: peers cannot write it, and it cannot shrink, which would kill a
+    reader."""
+    n_bytes = max(n_bytes, 1)  # an empty file cannot be mapped
     name = f"{prefix}:{secrets.token_hex(8)}"
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

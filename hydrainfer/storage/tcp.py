@@ -1,4 +1,4 @@
-"""Copies between any two hosts, over a few sockets per peer, straight from the source's memory into the target's."""
+"""Copies between any two hosts, over a few sockets per peer, directly from the source's memory into the target's."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.transport import TIMEOUT_S, BlockRun, PeerTransport, TransportError, pieces_of
 from hydrainfer.storage.wire import BlockClient, PeerSocket, address_of
 
-_ALONE_BYTES = 1 << 20  # less is not worth a second connection
+_ALONE_BYTES = 1 << 20  # fewer bytes are not worth a second connection
 
 
 class TcpTransport(PeerTransport["_Lines"]):
-    """`n_connections` per peer at most, kept."""
+    """The transport over TCP. It keeps at most `n_connections` per peer."""
 
     def __init__(self, secret: bytes, timeout_s: float = TIMEOUT_S, n_connections: int = 2) -> None:
         self._secret, self._timeout_s, self._n = secret, timeout_s, n_connections
@@ -52,7 +52,7 @@ class _Lines:
         try:
             self._guarded(first[0], spec, first[1], store, timeout_s)
         finally:
-            wait(beside)  # nothing may write any more when this ends
+            wait(beside)  # no thread may write after this
         for future in beside:
             future.result()
 
@@ -63,7 +63,7 @@ class _Lines:
             with torch.inference_mode():
                 _read(line.open(timeout_s), spec, pieces, store)
         except BaseException:
-            self.abort()  # the others need not go on
+            self.abort()  # the other connections need not go on
             raise
 
     def abort(self) -> None:
@@ -71,7 +71,7 @@ class _Lines:
             line.abort()
 
     def close(self) -> None:
-        self._threads.shutdown()  # at once: they are idle, `read` has waited for them
+        self._threads.shutdown()  # immediate: the threads are idle, because `read` has waited for them
         for line in self._lines:
             line.close()
 
@@ -88,7 +88,7 @@ def _read(connection: PeerSocket, spec: str, pieces: list[BlockRun], store: Bloc
 
 
 def shares(pieces: list[BlockRun], n: int) -> Iterator[list[BlockRun]]:
-    """`pieces` in at most `n` lists of nearly equally many blocks."""
+    """`pieces` divided into at most `n` lists with nearly the same number of blocks."""
     most = -(-sum(p.n for p in pieces) // n)
     share: list[BlockRun] = []
     room = most

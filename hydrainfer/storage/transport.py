@@ -24,31 +24,31 @@ class TransportError(HydraError):
 
 
 class Unreachable(TransportError):
-    """This way does not lead from here to that peer; another may."""
+    """This transport does not reach that peer from here; another may."""
 
 
 def compute_alone() -> None:
-    """Keep torch to this thread in what it computes from now on."""
-    torch.get_num_threads()  # first, or the next line would set the number for every thread
+    """Make torch compute on the calling thread only, from now on."""
+    torch.get_num_threads()  # must come first, or the next line would set the number for every thread
     torch.set_num_threads(1)
 
 
 class Transport(Protocol):
-    """One way to reach peers' blocks. Copies from one owner are asked for by one thread at a time."""
+    """One way to read peers' blocks. Only one thread at a time may ask for copies from one owner."""
 
     def copy(self, source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> None:
-        """Blocks `source_ids` of the peer into blocks `ids` of `store`, pairwise. Returns when the bytes are there;
-        raises `TransportError` if they are not, at the latest when the transport's timeout is over."""
+        """Copy the peer's blocks `source_ids` into blocks `ids` of `store`, pairwise. Returns when the bytes are there.
+        Raises `TransportError` if the copy fails, at the latest after the transport's timeout."""
 
     def forget(self, owner: str) -> None:
-        """Drop what is kept of a peer that is gone. A copy from it fails soon. Any thread; does not wait."""
+        """Drop the state kept for a peer that is gone. A running copy from it soon fails. Any thread; does not wait."""
 
     def close(self) -> None:
-        """Forget all peers. No copy may be asked for any more."""
+        """Forget all peers. No copy may be asked for afterwards."""
 
 
 class BlockRun(NamedTuple):
-    """Blocks that are neighbours on both sides."""
+    """A run of blocks that are consecutive on both sides."""
 
     first: int
     into: int
@@ -64,7 +64,7 @@ def runs(source_ids: list[int], ids: list[int]) -> Iterator[BlockRun]:
 
 
 def pieces_of(source: ExportHandle, source_ids: list[int], store: BlockStore, ids: list[int]) -> list[BlockRun]:
-    """The pieces of a copy. Raises `TransportError` unless both caches have these blocks, of the same size."""
+    """The runs of a copy. Raises `TransportError` unless both caches have these blocks, of the same size."""
     if source.block_bytes != store.spec.block_bytes:
         raise TransportError(f"blocks of {source.owner} have {source.block_bytes} bytes, ours {store.spec.block_bytes}")
     pieces = list(runs(source_ids, ids)) if len(source_ids) == len(ids) else [BlockRun(-1, -1, 0)]
@@ -74,7 +74,7 @@ def pieces_of(source: ExportHandle, source_ids: list[int], store: BlockStore, id
 
 
 def check_blocks(pieces: Sequence[tuple[int, int]], n_blocks: int) -> None:
-    """`pieces`: (first block, how many)."""
+    """Check that blocks `pieces`, (first block, number of blocks), exist. Raises `TransportError`."""
     for first, n in pieces:
         if first < 0 or n < 1 or first + n > n_blocks:
             raise TransportError(f"there are no blocks {first} to {first + n - 1} among {n_blocks}")
@@ -83,7 +83,7 @@ def check_blocks(pieces: Sequence[tuple[int, int]], n_blocks: int) -> None:
 def find(
     stores: Mapping[str, BlockStore], spec: str, block_bytes: int, pieces: Sequence[tuple[int, int]]
 ) -> BlockStore:
-    """The store that a peer asks for. Raises `TransportError` if it does not have these blocks, of this size."""
+    """The store that a peer asks for. Raises `TransportError` if there is none with these blocks, of this size."""
     store = stores.get(spec)
     if store is None or store.spec.block_bytes != block_bytes:
         raise TransportError(f"no cache {spec!r} with blocks of {block_bytes} bytes here")
@@ -92,7 +92,7 @@ def find(
 
 
 class LocalExports:
-    """The stores of this process that its instances read from each other, by address."""
+    """The stores that the instances of this process read from each other, by address."""
 
     def __init__(self) -> None:
         self._stores: dict[str, BlockStore] = {}
@@ -108,8 +108,8 @@ class LocalExports:
 
 
 class LocalTransport:
-    """Copies from store to store within the process: one copy per piece, or all by `copy_blocks(to, to_ids, source,
-    source_ids)` on CUDA."""
+    """The transport within a process: one copy per run of blocks or, on CUDA, one call of `copy_blocks(to, to_ids,
+    source, source_ids)` for all."""
 
     def __init__(self, exports: LocalExports, copy_blocks: CopyBlocks | None = None) -> None:
         self._exports, self._copy_blocks = exports, copy_blocks
@@ -125,7 +125,7 @@ class LocalTransport:
             pieces = []
         for first, into, n in pieces:
             store.bytes[into : into + n].copy_(theirs.bytes[first : first + n], non_blocking=True)
-        for device in {theirs.device, store.device}:  # one of them may be in host memory
+        for device in {theirs.device, store.device}:  # one of the stores may be in host memory
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
 
@@ -137,13 +137,13 @@ class LocalTransport:
 
 
 class PeerSession(Protocol):
-    """The state that a transport keeps of one peer."""
+    """The state that a transport keeps for one peer."""
 
     def abort(self) -> None:
-        """Make whoever uses it fail soon. Any thread, any time; does not wait."""
+        """Make a running use of the session fail soon. Any thread, any time; does not wait."""
 
     def close(self) -> None:
-        """Free everything. Called once, when nobody uses it."""
+        """Free everything. Called once, when nobody uses the session."""
 
 
 S = TypeVar("S", bound=PeerSession)
@@ -166,7 +166,8 @@ class Peers(Generic[S]):
 
     @contextmanager
     def use(self, owner: str, make: Callable[[], S]) -> Iterator[S]:
-        """The session with `owner`, by `make` (which does not wait) if there is none. Ends with it if it fails."""
+        """The session with `owner`, made by `make` (which does not wait) if there is none. An exception ends the
+        session."""
         with self._lock:
             if self._closed:
                 raise TransportError("closed")
@@ -183,7 +184,7 @@ class Peers(Generic[S]):
         finally:
             with self._lock:
                 kept.busy = False
-                dead = kept.dead  # now: who forgets it from here on finds it idle and closes it
+                dead = kept.dead  # read under the lock: a later `forget` finds it idle and closes it
             if dead:
                 kept.session.close()
 
@@ -193,13 +194,13 @@ class Peers(Generic[S]):
             if kept is None:
                 return
             kept.dead = True
-            idle = not kept.busy  # else who uses it closes it
+            idle = not kept.busy  # else its user closes it
         kept.session.abort()
         if idle:
             kept.session.close()
 
     def close(self) -> None:
-        """Safe to repeat."""
+        """Forget all peers, and allow no new sessions. Safe to repeat."""
         with self._lock:
             self._closed = True
         for owner in list(self._kept):
@@ -207,7 +208,7 @@ class Peers(Generic[S]):
 
 
 class PeerTransport(Generic[S]):
-    """The part of a `Transport` that those with sessions have in common."""
+    """The common part of transports that keep a session per peer."""
 
     def __init__(self) -> None:
         self._peers: Peers[S] = Peers()

@@ -1,7 +1,7 @@
-"""Gloo and NCCL behind the pull. Per (pair, direction, incarnations) one two-rank group: the source is rank 0, the
-target rank 1. A control connection to the source's block server is the group's store, says what is to be sent and in
-which order, and tells the target at once when the source is gone. A group that fails is discarded, the next pull makes
-another.
+"""The transports over Gloo and NCCL. Each (pair of instances, direction, incarnations) has one two-rank group: the
+source is rank 0, the target rank 1. A control connection to the source's block server is the group's store, orders the
+transfers, and tells the target at once when the source is gone. A group that fails is discarded, and the next pull
+makes a new one.
 
     target                     source
       Join            ──────>   then both make the group, keys by Put
@@ -27,13 +27,14 @@ from hydrainfer.storage.store import BlockStore
 from hydrainfer.storage.transport import TIMEOUT_S, BlockRun, PeerTransport, TransportError, find, pieces_of
 from hydrainfer.storage.wire import BlockClient, PeerSocket, address_of
 
-_SEND_BYTES = 16 << 20  # the most of one send
-_STALL_S = 2.0  # one send takes no longer, even over a slow network
+_SEND_BYTES = 16 << 20  # the most bytes of one send
+_STALL_S = 2.0  # the most time of one send, even over a slow network
 _SOURCE, _TARGET = 0, 1
 
 
 class ControlStore(dist.Store):
-    """The key-value store of two ranks, over their connection: no other port, no stranger. What one sets, both have."""
+    """The key-value store of two ranks over their authenticated connection, so that no other port is open. What one
+    rank sets, both have."""
 
     def __init__(self, connection: PeerSocket) -> None:
         super().__init__()
@@ -60,15 +61,15 @@ class ControlStore(dist.Store):
         return all(key in self._kept for key in keys)
 
     def message(self) -> Frame:
-        """The next that is not the store's."""
+        """The next message that is not for the store."""
         while isinstance(message := self._connection.receive(), Put):
             self._kept[message.key] = message.value
         return message
 
 
 class Backend(NamedTuple):
-    """`make(store, rank, host, stall_s)`: a process group of two. `finish(works, group, device, timeout_s)`: wait until
-    the works are complete; raises if they will not be."""
+    """A library for two-sided transfers. `make(store, rank, host, stall_s)` makes a process group of two.
+    `finish(works, group, device, timeout_s)` waits until the works are complete, and raises if they fail."""
 
     name: str
     make: Callable[[dist.Store, int, str, float], Any]
@@ -96,20 +97,21 @@ class Group:
             self._works.append(call([store.bytes[first : first + n]], 1 - self._rank, tag))
 
     def finish(self, device: torch.device) -> None:
-        """Wait for what was posted."""
+        """Wait for the posted transfers."""
         _do(lambda: self._backend.finish(self._works, self._group, device, self._timeout_s))
         self._works.clear()
 
     def drop(self) -> None:
         """Abort the group. After this nothing reads or writes blocks."""
-        with suppress(Exception):  # a broken group may say so again
+        with suppress(Exception):  # a broken group may raise again
             self._group.abort()
         self._works.clear()  # first: each holds its buffers
         self._group = None
 
 
 def _do(call: Callable[[], None]) -> None:
-    """Raise torch's errors as ours, without the frames they come from: those would keep the group and its buffers."""
+    """Raise torch's errors as `TransportError`, without their stack frames, which would keep the group and its buffers
+    alive."""
     problem = None
     try:
         call()
@@ -120,7 +122,7 @@ def _do(call: Callable[[], None]) -> None:
 
 
 def serve_group(connection: PeerSocket, backend: Backend, stores: Mapping[str, BlockStore], timeout_s: float) -> None:
-    """The source's side, until the target leaves."""
+    """Serve the source's side of a group until the target leaves."""
     connection.send(Granted())
     try:
         group = Group(backend, _SOURCE, connection, timeout_s)
@@ -145,7 +147,7 @@ def serve_group(connection: PeerSocket, backend: Backend, stores: Mapping[str, B
 
 
 class TwoSidedTransport(PeerTransport["_Receiver"]):
-    """Copies over groups of `backend`."""
+    """The transport over groups of `backend`."""
 
     def __init__(self, backend: Backend, secret: bytes, timeout_s: float = TIMEOUT_S) -> None:
         self._backend, self._secret, self._timeout_s = backend, secret, timeout_s

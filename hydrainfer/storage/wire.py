@@ -1,12 +1,12 @@
-"""Authenticated connections between instances: small frames of a fixed schema, and the raw bytes of blocks beside them.
+"""Authenticated connections between instances, for small frames of a fixed schema and the raw bytes of blocks.
 
     source (server)                          target (client)
       magic, nonce          ──────────────>
       <──────────────  nonce', HMAC(secret, "target" nonce nonce')
       HMAC(secret, "source" nonce nonce')  ──────────────>
-      <──────────────  Hello(owner)            then requests, one at a time
+      <──────────────  Attach(owner)           then requests, one at a time
 
-A secret shared by the cluster shows that both belong to it; what follows is neither encrypted nor signed.
+A secret shared by the cluster proves that both sides belong to it. Later messages are neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEP
 
 
 class PeerSocket:
-    """One socket. Operations raise `OSError` or `TransportError`; all but `abort` belong to one thread at a time."""
+    """A socket to a peer. Operations raise `OSError` or `TransportError`. Only one thread at a time may use it, except
+    for `abort`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -47,12 +48,12 @@ class PeerSocket:
 
     @property
     def local_host(self) -> str:
-        """Our address as this peer reaches it."""
+        """Our address, as this peer reaches it."""
         return self._sock.getsockname()[0]
 
     def limit(self, seconds: float | None, *, each: bool = False) -> None:
-        """Limit all operations from now on to `seconds` together, or with `each` the wait for anything to come or go;
-        None: no limit."""
+        """Limit all operations from now on to `seconds` in total or, with `each`, the time without any bytes received
+        or sent. None: no limit."""
         self._each_s = seconds if each else None
         self._end_s = None if seconds is None else time.monotonic() + seconds
 
@@ -64,7 +65,7 @@ class PeerSocket:
         self.drain([memoryview(encode(message))])
 
     def receive(self) -> Frame:
-        """The next message. Raises `TransportError` for what is none, and for `Refused`."""
+        """The next message. Raises `TransportError` for invalid bytes, and for `Refused`."""
         return decode(self.exactly(length(self.exactly(4))))
 
     def exactly(self, n: int) -> bytes:
@@ -96,7 +97,7 @@ class PeerSocket:
         self.drain([memoryview(data)])
 
     def abort(self) -> None:
-        """Fail whoever waits on it, now. Any thread, even after `close`."""
+        """Make operations that wait on the socket fail now. Any thread, even after `close`."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -124,7 +125,7 @@ def _skip(views: deque[memoryview], n: int) -> None:
 
 
 def admit(connection: PeerSocket, secret: bytes) -> None:
-    """The source's half of the handshake. Raises unless the other side knows the secret."""
+    """Do the source's half of the handshake. Raises unless the other side knows the secret."""
     nonce = secrets.token_bytes(_NONCE)
     connection.send_bytes(MAGIC + nonce)
     answer = connection.exactly(_NONCE + _MAC)
@@ -135,7 +136,7 @@ def admit(connection: PeerSocket, secret: bytes) -> None:
 
 
 def enter(connection: PeerSocket, secret: bytes, owner: str) -> None:
-    """The target's half of the handshake, and an `Attach` to the owner it wants."""
+    """Do the target's half of the handshake, and send `Attach` with the wanted owner."""
     greeting = connection.exactly(len(MAGIC) + _NONCE)
     if not greeting.startswith(MAGIC):
         raise TransportError("no block server of this version")
@@ -165,7 +166,7 @@ def new_socket(host: str) -> socket.socket:
 
 
 class BlockClient:
-    """One connection to the block server of a peer, made at the first use."""
+    """One connection to a peer's block server, opened at first use."""
 
     def __init__(self, owner: str, address: tuple[str, int], secret: bytes) -> None:
         self._owner, self._address, self._secret = owner, address, secret
@@ -173,7 +174,7 @@ class BlockClient:
         self._aborted = False
 
     def open(self, timeout_s: float) -> PeerSocket:
-        """The connection, on which something has to come or go every `timeout_s`."""
+        """The connection. It fails if no bytes are received or sent for `timeout_s`."""
         connection = self._connection
         if connection is not None:
             connection.limit(timeout_s, each=True)
