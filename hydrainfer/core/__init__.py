@@ -1,6 +1,6 @@
-"""The nouns every room shares: requests, stages, live sequences, batches, outputs, events, errors.
+"""The types that all packages share: requests, stages, live sequences, batches, outputs, events, errors.
 
-Called by all rooms. No I/O, no torch, no clock: time is an argument.
+Called by all packages. No I/O, no torch, no clock: time is an argument.
 """
 
 from hydrainfer.core.chain import answer_ahead, answer_keys, chain_keys, chain_of, chain_root, split_chain

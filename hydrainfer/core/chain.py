@@ -1,9 +1,9 @@
-"""Names of prefixes: a chain of digests, one per block of tokens, by which their KV is found again.
+"""The keys of prefixes: a chain of digests, one per block of tokens, by which their KV is found again.
 
     k(0) = H(what all keys depend on)      k(i) = H(k(i-1) | ids of block i | the pictures that overlap block i)
 
-Equal keys mean that equal bytes follow from everything up to the block's end: its ids, the content of the pictures
-(`MediaSpan.key`), where they lie, and what decides their positions.
+Equal keys mean equal KV bytes, because everything up to the block's end is equal: the ids, the content of the pictures
+(`MediaSpan.key`), where they lie, and what determines their positions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VERSION = b"1"
 
 
 def chain_root(*parts: bytes) -> bytes:
-    """k(0) for everything of which `parts` differ."""
+    """The root key k(0) for the facts `parts`; different facts give different roots."""
     digest = blake2b(_VERSION, digest_size=KEY_BYTES)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -33,7 +33,7 @@ def chain_keys(
     before: bytes, ids: Sequence[int], block_tokens: int, media: Sequence[MediaSpan] = (), first: int = 0
 ) -> list[bytes]:
     """The keys of the blocks from number `first` on that `ids` fill. `before`: the key of block `first - 1`, or k(0).
-    `media` in the order of their places."""
+    `media`: in the order of their positions."""
     stop, size = len(ids) // block_tokens, 4 * block_tokens
     data = array("i", ids[first * block_tokens : stop * block_tokens]).tobytes()
     ahead = [(span, _said(span)) for span in reversed(media) if span.end > first * block_tokens]
@@ -58,8 +58,8 @@ def chain_of(root: bytes, ids: Sequence[int], block_tokens: int, media: Sequence
 
 
 def answer_keys(request: Request, tokens: Sequence[int], keys: Sequence[bytes], block_tokens: int) -> list[bytes]:
-    """The keys that follow `keys`, once the prompt is followed by what was produced: `tokens` in all. Where an answer
-    has other positions than the same text would have in a prompt, its keys are others, too."""
+    """The keys that follow `keys` for `tokens`, which are the prompt and the produced tokens. If an answer's positions
+    differ from those of the same text in a prompt, its keys differ, too."""
     n, before = len(keys), keys[-1] if keys else request.keys
     if len(tokens) < (n + 1) * block_tokens:
         return []
@@ -69,13 +69,13 @@ def answer_keys(request: Request, tokens: Sequence[int], keys: Sequence[bytes], 
 
 
 def answer_ahead(request: Request) -> int:
-    """How much higher the positions of an answer are than those of the same text as a part of the prompt: text goes on
-    behind the longer side of a video's frames, an answer behind the highest position of the prompt, which may be
-    that of the video's last frame (`runtime.positions`)."""
+    """How much higher the positions of an answer are than those of the same text in the prompt. Text continues after
+    the longer side of a video's frames; an answer continues after the highest position of the prompt, which may be that
+    of the video's last frame (`runtime.positions`)."""
     at = origin = position = highest = 0  # `position`: of prompt token `at`; `highest`: above all before it
     for span in request.media:
         if span.grid is None:
-            continue  # no model in which time is a position
+            continue  # a model without positions in time
         position += span.start - at
         origin = origin if span.joined else position
         n_times, *sides = span.grid
@@ -85,16 +85,16 @@ def answer_ahead(request: Request) -> int:
 
 
 def split_chain(chain: bytes) -> list[bytes]:
-    """The keys of `chain_of`, k(0) first: a list of the caller's own."""
+    """The keys in `chain_of`'s result, k(0) first, as a new list."""
     return [*_keys_in(chain)]
 
 
-@lru_cache(maxsize=8)  # the caches of a request ask for the same, one after the other
+@lru_cache(maxsize=8)  # a request's caches ask for the same chain, one after the other
 def _keys_in(chain: bytes) -> tuple[bytes, ...]:
     return tuple(key for (key,) in iter_unpack(f"{KEY_BYTES}s", chain))
 
 
 def _said(span: MediaSpan) -> bytes:
-    """Everything of a picture that the KV depends on, but its place."""
+    """A digest of everything about a picture that the KV depends on, except for its place."""
     facts = repr((span.n_tokens, span.grid, span.times, span.joined)).encode()
     return blake2b(span.key + facts, digest_size=KEY_BYTES).digest()

@@ -11,7 +11,8 @@ from hydrainfer.core.stage import Lane
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A base, and the larger of arithmetic and memory traffic (the roofline of the paper's Table 2); all in seconds.
+    """The cost of a batch: a base, and the larger of arithmetic and memory traffic (the roofline of the paper's Table
+    2), all in seconds.
 
     A vision batch takes `encode_base_s` and the larger of `encode_weights_s` and its arithmetic: per picture
     `encode_image_s`, per embedding token `encode_token_s` and per pair of tokens of one picture `encode_attention_s`.
@@ -19,14 +20,14 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     `prefill_attention_s` for each pair of a chunk's tokens and the context after it, `count * (start + count)`; per
     decoding sequence `decode_token_s`, and `decode_context_s` for each token of its context, the new one included) and
     its traffic (`weights_s` once, `context_s` for each token of context that is read, and `sequence_s` per decoding
-    sequence, for windows, which are read whatever the context). Terms left at 0 make a model linear in what a batch
-    holds. Of experts, which all together take `experts_s` to read, each token reads the share `expert_share`; tokens
-    are taken to choose independently of each other.
+    sequence, for windows, which are read whatever the context). Terms left at 0 make a model linear in the contents of
+    a batch. All experts together take `experts_s` to read; each token reads the share `expert_share` of them, and
+    tokens are assumed to choose independently.
 
-    `overlap_slowdown`: how many times slower a batch runs that is launched beside one of the instance's other lane,
-    which is not slowed (`DeviceTime`): together they run at 1 + 1 / `overlap_slowdown` times the speed of either alone.
-    `prefill_overlap_slowdown`: the same where the language batch prefills, and competes with encode for arithmetic; 0
-    is no difference. Where lanes only take turns, a very large number.
+    `overlap_slowdown`: how many times slower a batch runs that is launched beside a batch of the instance's other lane,
+    which is not slowed (`DeviceTime`). Together they run at 1 + 1 / `overlap_slowdown` times the speed of either alone.
+    `prefill_overlap_slowdown`: the same if the language batch prefills, and so competes with encode for arithmetic; 0:
+    no difference. If lanes only take turns, a very large number.
     """
 
     encode_base_s: float = 0.0
@@ -62,8 +63,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.language_s(n_prefilled, n_pairs, n_decodes, n_contexts + n_decodes, n_read)
 
     def language_s(self, n_prefilled: int, n_pairs: int, n_decodes: int, n_contexts: int, n_read: int = 0) -> float:
-        """Seconds of a language batch: prefilled tokens, their pairs, decoding sequences and the tokens of their
-        contexts; `n_read`: tokens of context before the chunks."""
+        """Seconds of a language batch, given its prefilled tokens, their pairs, its decoding sequences and the tokens
+        of their contexts. `n_read`: tokens of context before the chunks."""
         arithmetic_s = (
             self.prefill_token_s * n_prefilled
             + self.prefill_attention_s * n_pairs
@@ -76,8 +77,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.step_base_s + (arithmetic_s if arithmetic_s > traffic_s else traffic_s)
 
     def decodes_s(self, n_decodes: int, n_contexts: int) -> Iterator[float]:
-        """Seconds of each of the batches that follow one after which `n_decodes` sequences have `n_contexts` tokens,
-        while nothing but these decodes. The same numbers as `language_s`."""
+        """Seconds of each following batch, while only `n_decodes` sequences decode, whose contexts have `n_contexts`
+        tokens now. The same numbers as those of `language_s`."""
         arithmetic_s, each_s = self.decode_token_s * n_decodes, self.decode_context_s
         weights_s, read_s, sequences_s = self.weights_s, self.context_s, self.sequence_s * n_decodes
         experts_s, base_s = self.experts_read_s(n_decodes), self.step_base_s
@@ -88,11 +89,11 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
             yield base_s + (computed_s if computed_s > moved_s else moved_s)
 
     def experts_read_s(self, n_tokens: int) -> float:
-        """Seconds to read the experts that so many tokens choose."""
+        """Seconds to read the experts that `n_tokens` tokens choose."""
         return self.experts_s * (1.0 - (1.0 - self.expert_share) ** n_tokens)
 
     def encode_s(self, n_tokens: Sequence[int]) -> float:
-        """Seconds of a vision batch whose pictures have so many embedding tokens each."""
+        """Seconds of a vision batch whose pictures have these numbers of embedding tokens."""
         arithmetic_s = self.encode_image_s * len(n_tokens) + self.encode_token_s * sum(n_tokens)
         if self.encode_attention_s:
             arithmetic_s += self.encode_attention_s * sum(n * n for n in n_tokens)
@@ -105,7 +106,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span:
-    """The time that a batch takes of a device: until `end_s`; `own_s`: see `StepResult`."""
+    """The time for which a batch occupies a device, until `end_s`. `own_s`: see `StepResult`."""
 
     __slots__ = ("end_s", "own_s")
 
@@ -114,9 +115,9 @@ class Span:
 
 
 class DeviceTime:
-    """When the batches of one instance are done. The lanes run side by side: a batch launched while the other lane is
+    """The end times of one instance's batches. The lanes run side by side. A batch launched while the other lane is
     busy runs slower until that lane's batch ends, by `overlap_slowdown` or, if the language batch of the two prefills,
-    by `prefill_overlap_slowdown`; the one that was there first is not slowed.
+    by `prefill_overlap_slowdown`. The earlier batch is not slowed.
     """
 
     def __init__(self, cost: CostModel) -> None:
@@ -124,10 +125,10 @@ class DeviceTime:
         self.latest: dict[Lane, Span] = {}
         self._beside_decode = cost.overlap_slowdown
         self._beside_prefill = cost.prefill_overlap_slowdown or cost.overlap_slowdown
-        self._prefills = False  # the latest language batch
+        self._prefills = False  # whether the latest language batch prefills
 
     def occupy(self, batch: StepBatch, now: float) -> Span:
-        """Begin the batch now. The span may end later than it says at first, if another batch makes this one wait."""
+        """Begin the batch now. The returned span's end may move later, if another batch makes this one wait."""
         if batch.lane is Lane.LANGUAGE:
             self._prefills = batch.chunked
         work_s, slowdown = self.cost.step_s(batch), self._beside_prefill if self._prefills else self._beside_decode
@@ -139,13 +140,13 @@ class DeviceTime:
 
 
 class SlicedTime(DeviceTime):
-    """The same where lanes share a thread (`--overlap slice`): a vision batch waits for the language batches that are
-    launched meanwhile, each of which it puts off until it has gone on for the batch's `after_s`, or is done. A real one
-    can be interrupted between its operators only, which is left out."""
+    """`DeviceTime` for lanes that share a thread (`--overlap slice`). A vision batch is interrupted by each language
+    batch that is launched meanwhile, after it has run for that batch's `after_s` since it last began or resumed. A real
+    vision batch can be interrupted only between its operators, which is not modelled."""
 
     def __init__(self, cost: CostModel) -> None:
         super().__init__(cost)
-        self._resumed_s = 0.0  # when the vision batch began, or went on
+        self._resumed_s = 0.0  # when the vision batch began or resumed
 
     def occupy(self, batch: StepBatch, now: float) -> Span:
         work_s, language, vision = self.cost.step_s(batch), Lane.LANGUAGE, self.latest.get(Lane.VISION)
@@ -164,5 +165,5 @@ class SlicedTime(DeviceTime):
 
 
 def beside_s(work_s: float, shared_s: float, slowdown: float) -> float:
-    """The seconds that a batch of `work_s` takes whose first `shared_s` pass `slowdown` times slower."""
+    """The seconds that a batch of `work_s` takes if it runs `slowdown` times slower for the first `shared_s`."""
     return work_s * slowdown if work_s * slowdown <= shared_s else shared_s + work_s - shared_s / slowdown

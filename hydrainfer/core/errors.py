@@ -1,10 +1,11 @@
-"""Typed errors. Each carries what an OpenAI-style error body needs: HTTP status, type, code, offending parameter."""
+"""Typed errors. Each has the fields of an OpenAI-style error body: HTTP status, type, code, offending parameter."""
 
 from __future__ import annotations
 
 
 class HydraError(Exception):
-    """Base of everything a user, a client or the network can cause. A broken invariant is an `assert` instead."""
+    """The base of all errors that a user, a client or the network can cause. A broken invariant is an `assert`
+    instead."""
 
     status = 500
     type = "internal_error"
@@ -69,7 +70,7 @@ class Unavailable(HydraError):
 
 
 def shutting_down(retry_after_s: float = 5.0) -> Unavailable:
-    """The answer to what comes, or is still under way, while the server shuts down."""
+    """The error for requests that arrive, or are still running, while the server shuts down."""
     return Unavailable("the server is shutting down", retry_after_s=retry_after_s)
 
 
@@ -84,7 +85,7 @@ class InternalError(HydraError):
 
 
 DEVICE_LOST = "device_lost"
-"""Code of an `InternalError` after which this process can compute nothing more."""
+"""The code of an `InternalError` after which this process can compute nothing more."""
 
 
 class ConfigError(HydraError):
@@ -94,7 +95,8 @@ class ConfigError(HydraError):
 
 
 class CheckpointError(HydraError):
-    """A checkpoint is missing, truncated or of an unsupported architecture; raised at start, in one line."""
+    """A checkpoint is missing, truncated or of an unsupported architecture; raised at start, with a message of one
+    line."""
 
     status, type = 400, "checkpoint_error"
 

@@ -35,10 +35,10 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 class Output(msgspec.Struct, frozen=True):
     """New tokens of one request, or its end. Exactly one output per request has a `finish_reason`
-    ("stop", "length", "abort" or "error"), and it is the last. `start`: how many tokens it had before these; outputs of
-    several instances may overtake each other on their way. `n_cached`: prompt tokens that were not computed for it, 0
-    from an instance that did not prefill it. `prompt_logprobs`: with the first token, if they were
-    asked for; of the prompt's tokens from the second on."""
+    ("stop", "length", "abort" or "error"), and it is the last. `start`: how many tokens the request had before these,
+    since outputs of several instances may overtake each other. `n_cached`: prompt tokens that were found in a cache, 0
+    from an instance that did not prefill the request. `prompt_logprobs`: those of the prompt's tokens from the second
+    on, sent with the first token if they were asked for."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -56,8 +56,8 @@ OutputSink = Callable[[list[Output]], None]
 
 
 class EventKind(enum.StrEnum):
-    """`QUEUED`, `STARTED`, `ENDED` and `MIGRATING` (to an instance of it) name a stage in `LifecycleEvent.stage`; the
-    others stand alone."""
+    """The kinds of lifecycle events. `QUEUED`, `STARTED`, `ENDED` and `MIGRATING` (to an instance of the stage) have a
+    stage in `LifecycleEvent.stage`; the others have none."""
 
     ARRIVED = "arrived"
     QUEUED = "queued"
@@ -71,8 +71,8 @@ class EventKind(enum.StrEnum):
 
 
 class LifecycleEvent(NamedTuple):
-    """One arrow of a request's life. `at_s` is the engine's clock; `detail` a finish reason; `n` the prompt
-    tokens of an arrival."""
+    """One event in a request's life. `at_s`: by the engine's clock; `detail`: a finish reason; `n`: the prompt tokens
+    of an arrival."""
 
     request_id: str
     kind: EventKind
@@ -83,12 +83,12 @@ class LifecycleEvent(NamedTuple):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The work that waits at an instance and what such work has lately cost, for placement.
+    """The work that waits at an instance, and the recent costs of such work, for placement.
 
-    `n_pictures` to encode, `n_tokens` to prefill, `n_decoding` sequences that decode or come to; `picture_s`,
-    `token_s`, `decode_s` (one token of one sequence) and `pull_s` (one token whose KV is copied to here) are running
-    means of measured seconds, 0 before the first measurement. `sizes`: where short prompts go before long ones, how
-    many prompts and tokens those `n_tokens` are, for each power of two of a prompt's tokens."""
+    `n_pictures` to encode, `n_tokens` to prefill, `n_decoding` sequences that decode or will; `picture_s`, `token_s`,
+    `decode_s` (one token of one sequence) and `pull_s` (one token whose KV is copied here) are running means of
+    measured seconds, 0 before the first measurement. `sizes`: if short prompts go before long ones, the (prompts,
+    tokens) that make up `n_tokens`, for each power of two of a prompt's tokens."""
 
     n_pictures: int = 0
     n_tokens: int = 0
@@ -100,14 +100,14 @@ class Load(msgspec.Struct, frozen=True):
     sizes: tuple[tuple[int, int], ...] = ()
 
     def n_before(self, n_tokens: int) -> int:
-        """The waiting tokens that go before those of a prompt of which so many are to be computed. Of a longer one it
-        is as many: the rest comes later, or would have been computed by now."""
+        """The number of waiting tokens that go before a prompt with `n_tokens` tokens to compute. A longer prompt
+        counts with `n_tokens`: its rest comes later, or would have been computed by now."""
         return self.n_tokens - sum(max(0, tokens - n * n_tokens) for n, tokens in self.sizes)
 
 
 class Cached(msgspec.Struct, frozen=True):
-    """The keys of prefixes (`core.chain`), in blocks of `block_tokens`, that an instance has had computed or has
-    evicted since it last said so."""
+    """The keys of prefixes (`core.chain`), in blocks of `block_tokens`, that an instance has computed or evicted since
+    its last report."""
 
     block_tokens: int
     added: tuple[bytes, ...] = ()
@@ -115,8 +115,8 @@ class Cached(msgspec.Struct, frozen=True):
 
 
 class InstanceStats(msgspec.Struct, frozen=True):
-    """Load of one instance, for `/health`, `/metrics` and the router. `stalled_s`: how long work has been there
-    without progress."""
+    """The statistics of one instance, for `/health`, `/metrics` and the router. `stalled_s`: how long there has been
+    work without progress."""
 
     role: str
     n_waiting: int
@@ -125,25 +125,25 @@ class InstanceStats(msgspec.Struct, frozen=True):
     n_prefilling: int
     n_decoding: int
     cache_blocks: dict[str, tuple[int, int, int]]  # spec -> (total, leased, cached)
-    pictures_found: int  # in the cache, of those that requests wanted encoded here
+    pictures_found: int  # those in the cache, of `pictures_wanted`, which requests wanted encoded here
     pictures_wanted: int
     n_preemptions: int
     n_steps: int
     stalled_s: float
-    hung_s: float = 0.0  # how long a lane has been at one batch
-    n_migrating: int = 0  # wait for another instance to pull them
-    n_arriving: int = 0  # offered by other instances, and not here yet
+    hung_s: float = 0.0  # how long a lane has been at its present batch
+    n_migrating: int = 0  # requests that wait for another instance to pull them
+    n_arriving: int = 0  # requests offered by other instances, not here yet
     blocks_pulled: dict[str, int] = {}  # spec -> blocks copied from other instances so far
     n_landed: int = 0
-    tokens_found: int = 0  # computed already, of those that requests wanted prefilled here
+    tokens_found: int = 0  # those already computed, of `tokens_wanted`, which requests wanted prefilled here
     tokens_wanted: int = 0
-    tokens_missed: int = 0  # of those not found: kept by the caches of all tokens, but by another not so far
-    n_parked: int = 0  # came to decode and wait in host memory
+    tokens_missed: int = 0  # not found, though the caches of all tokens have them: another cache does not
+    n_parked: int = 0  # sequences that wait in host memory to decode
 
 
 class InstanceInfo(msgspec.Struct, frozen=True):
     """One instance of the layout, for `/v1/instances`. `state`: "alive", "suspect" (silent for a while) or "dead";
-    `heard_s`: seconds since it was last heard of; `trouble`: why a dead one has not come back, as far as known."""
+    `heard_s`: seconds since its last message; `trouble`: why a dead one has not come back, if known."""
 
     name: str
     role: str
@@ -156,7 +156,7 @@ class InstanceInfo(msgspec.Struct, frozen=True):
 
 
 def total(parts: list[InstanceStats]) -> InstanceStats:
-    """All instances as one: counts add up, and it stalls where the worst of them does."""
+    """The statistics of all instances as one. Counts are added up; `stalled_s` and `hung_s` are the largest."""
     if not parts:
         return InstanceStats("", 0, 0, 0, 0, 0, {}, 0, 0, 0, 0, 0.0)
     blocks: dict[str, tuple[int, int, int]] = {}

@@ -5,10 +5,11 @@
       <───────────────────────  Admit   room is reserved, the copy begins
       <──────────────────────  Landed   the bytes are here: did the lease hold?
       Confirm(held)   ─────────────>  held: it is the target's from now on
-      <─────────────────────  Release   this copy is over: nothing of it reads or asks any more
+      <─────────────────────  Release   this copy is over: it reads and asks nothing any more
 
-Reject sends the offer back, Withdraw takes it back. Every message names (request, attempt) and may come twice, late or
-never. An instance hands a request's outputs and lifecycle events out before it offers it, so neither travels with it.
+With Reject the target refuses the offer; with Withdraw the source takes it back. Every message names (request, attempt)
+and may come twice, late or never. An instance hands out a request's outputs and lifecycle events before it offers the
+request, so they do not travel with it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hydrainfer.core.sequence import LiveSequence
 from hydrainfer.core.stage import Stage
 
 Key = tuple[str, int]
-"""(request id, attempt): an attempt is offered to one peer, once."""
+"""(request id, attempt). An attempt is offered once, to one peer."""
 
 
 def owner_of(name: str, incarnation: int) -> str:
@@ -31,8 +32,8 @@ def owner_of(name: str, incarnation: int) -> str:
 
 class ExportHandle(msgspec.Struct, frozen=True):
     """The place where a peer finds the blocks of one cache. `owner`: the instance and its incarnation, by `owner_of`.
-    `host`, `process`: equal to the reader's if they are the same. `device`: cpu, or cuda:UUID. `ways`: transport ->
-    address."""
+    `host`, `process`: equal to the reader's if it is the same host or process. `device`: cpu, or cuda:UUID. `ways`:
+    transport -> address."""
 
     owner: str
     host: str = ""
@@ -44,9 +45,9 @@ class ExportHandle(msgspec.Struct, frozen=True):
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
-    """A request between two stages. `produced`: its tokens so far. `n_computed`: tokens whose KV lies in the blocks.
-    `order`, `hops`: see `LiveSequence`. `blocks`: per cache spec the source's block ids, in token order, of what the
-    next stage reads; empty when all is to be computed again. `exports`: where those blocks are."""
+    """A request between two stages. `produced`: the tokens produced so far. `n_computed`: the tokens whose KV is in the
+    blocks. `order`, `hops`: see `LiveSequence`. `blocks`: per cache spec, the source's ids, in token order, of the
+    blocks that the next stage reads; empty if everything must be computed again. `exports`: where those blocks are."""
 
     request: Request
     cursor: int
@@ -100,12 +101,12 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
         seq.hops = self.hops + 1
         seq.n_computed = self.n_computed
         if self.stage is Stage.DECODE:
-            seq.latest_s = now  # it had its latest token elsewhere, about now
+            seq.latest_s = now  # its latest token was sampled elsewhere, about now
         return seq
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True):
-    """Source: come and get it."""
+    """Source: offers a request."""
 
     handoff: Handoff
 
@@ -121,7 +122,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reject(msgspec.Struct, frozen=True, tag=True):
-    """Target: not here. `error`: why it could never run here."""
+    """Target: refuses the request. `error`: why it could never run here."""
 
     key: Key
     error: ErrorInfo | None = None
@@ -150,13 +151,13 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag=True):
-    """Source: the offer holds no longer. Answered by `Release` once no copy reads."""
+    """Source: takes the offer back. Answered by `Release` once no copy reads."""
 
     key: Key
 
 
 class Renew(msgspec.Struct, frozen=True, tag=True):
-    """Target: these offers are known and waited for; renews their leases."""
+    """Target: these offers have arrived and wait. Renews their leases."""
 
     keys: tuple[Key, ...]
 
@@ -165,7 +166,7 @@ Message = Offer | Admit | Reject | Landed | Confirm | Release | Withdraw | Renew
 
 
 class Parcel(msgspec.Struct, frozen=True, tag=True):
-    """All that one instance has to say to another after one step, and how busy it is."""
+    """All messages of one instance to another after one step, and the sender's load."""
 
     sender: str
     incarnation: int

@@ -1,4 +1,4 @@
-"""A request once it is validated and tokenised: immutable, torch-free, fit to travel between instances."""
+"""A validated and tokenised request: immutable, torch-free, and sent between instances."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_PRIORITY = 2
-MAX_TOKEN_IDS = 1024  # of stop_token_ids and of logit_bias: all are looked at for every token
+MAX_TOKEN_IDS = 1024  # of stop_token_ids and logit_bias, which are all examined for every token
 MAX_GRAMMAR_CHARS = 1 << 16
 
 PixelSource = Callable[[str], Any]
@@ -22,9 +22,9 @@ PixelSource = Callable[[str], Any]
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The form of a whole answer. `text` is, by `kind`: a JSON schema, a regular expression, a grammar (Lark, or
-    GBNF), or a JSON list of the possible answers. Raises `InvalidRequest` if it is too long; whether it can be used is
-    found when it is compiled."""
+    """The form that a whole answer must have. By `kind`, `text` is a JSON schema, a regular expression, a grammar (Lark
+    or GBNF), or a JSON list of the possible answers. Raises `InvalidRequest` if it is too long. Other errors are found
+    when it is compiled."""
 
     kind: Literal["json", "regex", "lark", "choice"]
     text: str
@@ -35,8 +35,8 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The begin of the answer that a grammar holds: behind token `closes`, if the prompt has `begun` a reasoning or the
-    answer begins with token `opens`."""
+    """The tokens around the reasoning before an answer. If the prompt has `begun` a reasoning, or the answer begins
+    with token `opens`, the grammar applies only after token `closes`."""
 
     opens: int
     closes: int
@@ -44,13 +44,13 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The way tokens are chosen and when a choice ends. Field names and defaults are vLLM's, but for `grammar`
-    and its `reasoning`, which the processor knows.
+    """The way tokens are sampled and a choice ends. Field names and defaults are vLLM's, except for `grammar` and its
+    `reasoning`, which the processor sets.
 
     `max_tokens=None` means: up to the context length. `seed=None` is replaced by a random seed when the request is
     made, so that a recomputed request draws the same numbers. `logprobs=k` asks for the chosen token's log-probability
-    and the k most likely ones, `prompt_logprobs=k` for those of the prompt's tokens: then all of it is computed, found
-    or not. Raises `InvalidRequest` naming the field.
+    and the k most likely tokens; `prompt_logprobs=k` asks for the same of the prompt's tokens, which are then all
+    computed, cached or not. Raises `InvalidRequest` naming the field.
     """
 
     n: int = 1
@@ -128,14 +128,14 @@ def _check(ok: bool, param: str, rule: str, value: object) -> None:
 
 
 class MediaSpan(msgspec.Struct, frozen=True):
-    """One picture, or those frames of a video that are encoded at once.
+    """One picture, or the frames of a video that are encoded together.
 
-    `start`, `n_tokens`: its placeholder positions in the prompt. `key`: content key of its embedding.
-    `pixels`: reference to its array, which travels outside the message. `grid`: what the vision tower must know besides
-    the pixels; for models with multimodal rotary positions (frames, rows, columns) of its tokens, for LLaVA-NeXT (rows
-    of tiles; rows, columns of patches that are no padding). `times`: positions of those frames in time, () for 0, 1,
-    ...; `joined`: it goes on with what the span before it began, whose positions count from the same origin. `whole`:
-    its tokens see each other whatever their order, so that one chunk has to have all of them.
+    `start`, `n_tokens`: its placeholder tokens in the prompt. `key`: the content key of its embedding. `pixels`: a
+    reference to its array, which travels outside the message. `grid`: what the vision tower needs besides the pixels:
+    for models with multimodal rotary positions (frames, rows, columns) of its tokens; for LLaVA-NeXT (rows of tiles,
+    rows of patches, columns of patches), both without padding. `times`: the positions of its frames in time, () for 0,
+    1, ...; `joined`: it continues the span before it, so that its positions count from the same origin. `whole`: its
+    tokens see each other in both directions, so that one chunk must have all of them.
     """
 
     start: int
@@ -153,7 +153,7 @@ class MediaSpan(msgspec.Struct, frozen=True):
 
 
 class Share(NamedTuple):
-    """The tenant of a request and its weight beside others; "" is everybody without a name."""
+    """The tenant of a request, and its weight relative to others. "" stands for all requests without a tenant."""
 
     tenant: str = ""
     weight: float = 1.0
@@ -172,11 +172,11 @@ _PLANS = {
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of one API request, ready to run on any instance.
 
-    `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are seconds of
-    the engine's clock: `arrival_s` None means when it reaches the engine; `deadline_s` travels to the last copy.
-    `priority`: levels by which it goes before others (or, negative, behind), within the scheduler's bounds.
-    `share`: by which the scheduler divides an instance among tenants.
-    `keys`: the chain of its prompt (`core.chain`) by which KV is shared; empty if it shares none.
+    `max_tokens` is resolved (never None). `eos_ids` end the choice unless `sampling.ignore_eos`. Times are in seconds
+    of the engine's clock. `arrival_s`: None means the time at which it reaches the engine. `deadline_s` travels with
+    the request to every instance. `priority`: by how many levels it goes before others (or, if negative, after them),
+    within the scheduler's bounds. `share`: its tenant, among which the scheduler divides an instance. `keys`: the chain
+    of its prompt's keys (`core.chain`), by which KV is shared; empty if it shares none.
     """
 
     id: str
@@ -198,5 +198,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.prompt_ids)
 
     def plan(self) -> tuple[Stage, ...]:
-        """The steps this request visits, in order; decode is one repeating step."""
+        """The stages that this request visits, in order. Decode is one repeated step."""
         return _PLANS[bool(self.media), self.max_tokens > 1]

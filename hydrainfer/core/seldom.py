@@ -1,4 +1,4 @@
-"""Log lines that strangers can cause, so that nobody can fill a disk with them."""
+"""Rate-limited log lines, for events that strangers can cause, so that nobody can fill a disk with them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 
 class SeldomLog:
-    """Writes at most `n_lines` in `every_s` seconds, of whatever text; the first of the next ones tells how many were
-    left out. Any thread."""
+    """A log that writes at most `n_lines` lines in `every_s` seconds. The next line after that is preceded by the
+    number of lines left out. Any thread may call it."""
 
     def __init__(
         self,

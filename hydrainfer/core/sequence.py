@@ -1,4 +1,4 @@
-"""The live state of one request at one instance, and the batches made of it.
+"""The live state of one request at one instance, and the batches made from such sequences.
 
     tokens     = prompt_ids + produced so far
     n_computed = tokens whose KV is written
@@ -7,7 +7,7 @@
         |  n_computed  |   next chunk   |    |     prefill: the chunk ends at or before len(tokens)
         |         n_computed             | 1 |     decode:  exactly the last token is not computed yet
 
-Chunked prefill, decode and recomputation after preemption are this one arithmetic; only the cursor says which step the
+Chunked prefill, decode and recomputation after preemption all use this arithmetic. Only the cursor tells which step the
 request is in.
 """
 
@@ -25,22 +25,22 @@ from hydrainfer.core.stage import Lane, Stage
 
 
 class LiveSequence:
-    """Owner: the scheduler, which alone mutates it. A runner reads it while it packs a batch, never later.
+    """One request at one instance. The scheduler owns it and alone mutates it. A runner reads it while it packs a
+    batch, never later.
 
-    `order`: (arrival time, rank at the instance it came to first), smaller is older; it keeps its age wherever it goes.
-    `attempt`: times it was placed; `hops`: times it came to another instance. `blocks`: per cache spec, the block ids
-    of the present lease, of which the first is the request's block number `first_block[spec]`. `remapped`: times that
-    some of them became others. `capacity`: tokens that can be computed with them. `n_settled`, `due`: how many tokens
-    were computed when the room last did something for it, and are when it next has to. `stops`: numbers of computed
-    tokens at which a chunk of it ends. `n_cached`: tokens that were
-    found computed when it first came to be prefilled here, -1 before. `pending_media`: indices of pictures that are
-    still to be encoded. `in_flight`: work items of it that lanes are executing. `started`: its present stage has been
-    part of a batch. `rest`: tokens and pictures that were to be computed when `rank` was made, by which the scheduler
-    says who goes first (smaller), as `order` says who is older. `token_s`: seconds per token of the latest batch that
-    had a chunk of it, 0 before. `latest_s`, `n_late`: when it got its latest token here, and how many have come later
-    than a limit of the scheduler (`scheduler/gap.py`). `n_most`, `ends`: how many tokens it may have, and which end it
-    once it has `min_tokens`. `prompt_logprobs`: of the prompt's tokens from the second on, as far as computed and asked
-    for, until they are handed out with the first token.
+    `order`: (arrival time, number at the instance it first came to), its age, which it keeps everywhere; smaller is
+    older. `attempt`: how often it was placed; `hops`: how often it moved to another instance. `blocks`: per cache spec,
+    the block ids of the present lease, of which the first is the request's block number `first_block[spec]`.
+    `remapped`: how often some of them were replaced. `capacity`: the number of tokens that can be computed with them.
+    `n_settled`, `due`: the number of computed tokens at the last `SequenceRoom.settle`, and at the next one. `stops`:
+    numbers of computed tokens at which its chunks end. `n_cached`: the cached tokens found when its prefill here first
+    got room, -1 before. `pending_media`: indices of pictures still to be encoded. `in_flight`: how many of its work
+    items lanes are executing. `started`: whether its present stage has been in a batch. `rank`: the scheduler's order,
+    smaller goes first; `rest`: the tokens and pictures to compute when `rank` was made. `token_s`: seconds per token of
+    the latest batch with a chunk of it, 0 before. `latest_s`, `n_late`: when it got its latest token here, and how many
+    tokens came later than the scheduler's limit (`scheduler/gap.py`). `n_most`: the most tokens it may have; `ends`:
+    tokens that end it once it has `min_tokens`. `prompt_logprobs`: those computed and asked for, of the prompt's tokens
+    from the second on, until they are handed out with the first token.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class LiveSequence:
     )
 
     def __init__(self, request: Request, order: tuple[float, int], now: float, produced: tuple[int, ...] = ()) -> None:
-        """`produced`: tokens it already has, of a life that was lost; only its KV has to be computed again."""
+        """`produced`: tokens from an earlier run that was lost. Only their KV has to be computed again."""
         self.request, self.id = request, request.id
         self.n_prompt = len(request.prompt_ids)
         self.n_most = self.n_prompt + request.max_tokens
@@ -119,7 +119,8 @@ class LiveSequence:
         return len(self.tokens) - self.n_prompt
 
     def rewind(self) -> None:
-        """Back to the first step, nothing computed; produced tokens are kept. Used by preemption and failure."""
+        """Go back to the first step, with nothing computed. Produced tokens are kept. Used by preemption and
+        failure."""
         self.cursor = 0
         self.attempt += 1
         self.n_computed = 0
@@ -136,10 +137,10 @@ class LiveSequence:
         return found
 
     def finish_reason(self, token: int) -> str | None:
-        """Whether the just appended `token` ends the choice: "stop", "length" or None. (Stop strings are found where
-        text is made.)"""
+        """The reason why the just appended `token` ends the choice: "stop", "length", or None if it does not. (Stop
+        strings are found during detokenisation.)"""
         if token in self.ends and self.n_produced > self.request.sampling.min_tokens:
-            return "stop"  # as vLLM: min_tokens, then possibly an end
+            return "stop"  # as in vLLM: min_tokens first, then possibly an end
         return "length" if len(self.tokens) >= self.n_most else None
 
     def __repr__(self) -> str:
@@ -148,8 +149,9 @@ class LiveSequence:
 
 class TokenWork(msgspec.Struct, frozen=True):
     """Compute `count` tokens of `seq` from position `start`; sample a token after the last one if `sample`. The last of
-    them are `drafts`, which may follow its tokens: a token is sampled before each of them, too. What is launched while
-    the batch before it is computed may begin with the token that this one samples: then it is that one alone."""
+    these tokens may be `drafts`, guesses of what follows; a token is sampled before each draft, too. Work that is
+    launched while the previous batch is computed may consist of the single token that the previous batch samples
+    (`unknown`)."""
 
     seq: LiveSequence
     start: int
@@ -159,15 +161,15 @@ class TokenWork(msgspec.Struct, frozen=True):
 
     @property
     def unknown(self) -> bool:
-        """Whether its token is being sampled by the batch before it."""
+        """Whether the work's token is being sampled by the previous batch."""
         return self.start >= len(self.seq.tokens)
 
     @property
     def asked(self) -> range:
-        """Positions of the prompt's tokens whose log-probabilities were asked for and follow from this work."""
+        """The positions of the prompt's tokens whose log-probabilities were asked for and are computed by this work."""
         seq = self.seq
         if seq.request.sampling.prompt_logprobs is None or len(seq.tokens) > seq.n_prompt:
-            return range(0)  # who has a first token has been told
+            return range(0)  # already returned, with the first token
         return range(self.start + 1, min(self.start + self.count + 1, seq.n_prompt))
 
 
@@ -181,9 +183,9 @@ class EncodeWork(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class StepBatch:
     """The work that one lane executes next. `work` holds `EncodeWork` on the vision lane, `TokenWork` on the language
-    lane. `n_items` is images or tokens. The first `n_decodes` items of a language batch decode, the others prefill.
-    `after_s`: a vision batch that this one interrupts goes on so long first (`--overlap slice`). `n_drafts`: tokens
-    that are only verified."""
+    lane. `n_items`: the number of pictures or tokens. The first `n_decodes` items of a language batch decode, the
+    others prefill. `after_s`: how long a vision batch that this batch interrupts runs on first (`--overlap slice`).
+    `n_drafts`: the number of tokens that are drafts."""
 
     id: int
     lane: Lane
@@ -199,12 +201,14 @@ class StepBatch:
 
     @property
     def chunked(self) -> bool:
-        """Whether it prefills more than a token of some sequence: what a chunk of one costs is what a decode costs."""
+        """Whether the batch prefills more than one token of some sequence. A chunk of one token costs as much as a
+        decode."""
         return self.n_items - self.n_drafts > len(self.work)
 
 
 class TokenLogprobs(NamedTuple):
-    """`logprob` of the chosen token and the `top` (token, logprob) pairs, natural log, of the raw distribution."""
+    """The `logprob` and rank of the chosen token, and the `top` (token, logprob) pairs, in natural log, of the raw
+    distribution."""
 
     logprob: float
     rank: int
@@ -213,10 +217,10 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """The result of a batch. `tokens[i]` belongs to the i-th row that is sampled: one of each work item with `sample`,
-    after one for each of its drafts. `logprobs`: by the same i, only where asked for; `prompt_logprobs`: by the work
-    item's place, what it `asked`. `failed`: by request id. `error`: the whole batch failed and nothing in it may be
-    used. `own_s`: how long it was executed by itself; None: from launch to result."""
+    """The result of a batch. `tokens[i]` belongs to the i-th sampled row; a work item with `sample` has one row for
+    each of its drafts and one more. `logprobs`: by the same i, if asked for; `prompt_logprobs`: by the index of the
+    work item, for its `asked` positions. `failed`: errors by request id. `error`: the whole batch failed, and nothing
+    in it may be used. `own_s`: how long the batch itself was executed; None: the time from launch to result."""
 
     batch: StepBatch
     tokens: list[int] = field(default_factory=list)
@@ -227,5 +231,5 @@ class StepResult:
     own_s: float | None = None
 
     def error_of(self, seq: LiveSequence) -> HydraError | None:
-        """The error because of which nothing of this result may be used for the request, None if there is none."""
+        """The error that makes this result useless for the request; None if there is none."""
         return self.error or self.failed.get(seq.id)

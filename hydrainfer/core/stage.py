@@ -1,4 +1,4 @@
-"""Stages of a multimodal request, the roles made of them, and layouts made of roles."""
+"""The stages of a multimodal request, the roles made of stages, and the layouts made of roles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROLE_NAMES = ("E", "P", "D", "EP", "ED", "PD", "EPD")
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The set of stages an instance runs. Which weights load and which caches exist follow from it."""
+    """The set of stages that an instance runs. It determines which weights are loaded and which caches exist."""
 
     stages: frozenset[Stage]
 
@@ -64,8 +64,8 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Groups of count and role, joined by nothing or `+`. Raises `ConfigError` on anything else, or if no instance
-        prefills or none decodes. Whether one must encode depends on the model."""
+        """A layout from groups of count and role, joined by nothing or `+`. Raises `ConfigError` for any other text, or
+        if no instance prefills or none decodes. Whether one must encode depends on the model."""
         groups = re.findall(r"(\d+)([EPD]+)", text)
         if not groups or "".join(n + r for n, r in groups) != text.replace("+", ""):
             raise ConfigError(f"cannot read layout {text!r}; write counts and roles such as 1EPD, 1E1P1D or 1E2PD+1EPD")
@@ -78,8 +78,8 @@ class Layout:
         return cls(roles)
 
     def __str__(self) -> str:
-        """As people write it, `1E1P1D`: with `+` only before a role that repeats a stage (`1E2PD+1EPD`), or after one
-        that names its device (`1E@h20+7PD@h800`)."""
+        """The layout in its usual spelling, `1E1P1D`, with `+` only before a role that repeats a stage (`1E2PD+1EPD`),
+        or after one that names its device (`1E@h20+7PD@h800`)."""
         text, stages = "", frozenset[Stage]()
         for role, n in Counter(self.instances).items():
             apart = not stages.isdisjoint(role.stages) or "@" in text
