@@ -1,5 +1,5 @@
-"""The one room that names concrete classes: from a configuration to running instances. Nobody but the commands and the
-offline API imports it."""
+"""The assembly of running instances from a configuration; the only package that names the others' concrete classes.
+Only the commands and the offline API import it."""
 
 from hydrainfer.assemble.model import Progress
 from hydrainfer.assemble.server import ServerParts, start_instance

@@ -1,4 +1,4 @@
-"""Blocks moved between two processes by each transport, as when a request migrates."""
+"""Measured copies of blocks between two processes by each transport, as when a request migrates."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def measure_copies(
     seconds: float,
     say: Callable[[float, str], None] = lambda _share, _what: None,
 ) -> list[Copies]:
-    """Measured copies of blocks of the last spec, which lie scattered as after some time of service. The transports
-    share `seconds`, without the time that their peers take to start. A transport that does not work here is left out;
-    raises `ConfigError` if none does."""
+    """Measure copies of blocks of the last spec, which are scattered as after some time of service. The transports
+    share `seconds`, not counting the time that their peers take to start. Transports that do not work here are left
+    out. Raises `ConfigError` if none works."""
     spec, found, failed = specs[-1], [], []
     sizes = sorted({max(1, n // spec.block_bytes) for n in _SIZES})
     for transport in transports:
@@ -51,7 +51,7 @@ def measure_copies(
 
 
 def _over_link(copies: Copies) -> Copies:
-    """Copies within one GPU as they would be between two: no faster than the link that its data sheet gives."""
+    """Copies measured within one GPU, slowed down to the link between two GPUs as given in the data sheet."""
     link = link_of_gpu(torch.cuda.get_device_name())
     if link is None:
         return copies
@@ -61,8 +61,8 @@ def _over_link(copies: Copies) -> Copies:
 
 
 def link_of_gpu(name: str) -> float | None:
-    """Bytes per second between two GPUs of this kind in one machine, of the file in `configs/hardware` that is named
-    like it; None if there is none."""
+    """Bytes per second between two GPUs of this kind in one machine, from the file in `configs/hardware` whose name
+    matches; None if there is none."""
     known = sorted((p.stem for p in (shipped("configs") / "hardware").glob("*.yaml")), key=len, reverse=True)
     found = next((kind for kind in known if kind in name.lower()), None)
     return None if found is None else read_hardware(found).link.bytes_per_s
@@ -83,7 +83,7 @@ def _by(transport: str, device: str, spec: CacheSpec, sizes: list[int], seconds:
         routes = Routes(transport, torch.device(device), secret=_SECRET)
         store = _store(spec, n_blocks, device, transport)
         draw, until_s, found = random.Random(0), time.perf_counter() + seconds, []
-        stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None  # as pulls have
+        stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None  # as in pulls
         for n in sizes:
             took: list[float] = []
             while len(took) < _ROUNDS + 1 and (len(took) < 3 or time.perf_counter() < until_s):
@@ -92,7 +92,7 @@ def _by(transport: str, device: str, spec: CacheSpec, sizes: list[int], seconds:
                 with torch.cuda.stream(stream):
                     routes.copy(handle, ids, store, into)
                 took.append(time.perf_counter() - begin_s)
-            times = sorted(took[1:])  # the first opens the way
+            times = sorted(took[1:])  # the first one opens the connection
             p50, p90 = statistics.median(times), at_quantile(times, 0.9)
             found.append(
                 Copies(

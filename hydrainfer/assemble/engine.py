@@ -1,4 +1,5 @@
-"""One engine: weights and caches of its role, lanes, scheduler, and its dealings with peers if it has any."""
+"""Assembly of one engine: the weights and caches of its role, lanes, scheduler, and moves between instances if it has
+peers."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ _BROKEN_AFTER = 3  # failed batches
 
 
 class Surroundings(NamedTuple):
-    """An engine's surroundings: where its outputs go, where time and pictures come from. `node`: its place among
-    several instances, which share `local` if they are of one process. `grammars`: None where no request has one."""
+    """An engine's surroundings: the sinks of its outputs, and the sources of time and pictures. `node`: its place among
+    several instances, which share `local` if they are in one process. `grammars`: None if no request has one."""
 
     sink: OutputSink
     record: EventSink
@@ -67,7 +68,8 @@ class Surroundings(NamedTuple):
 
 
 class Sizing(NamedTuple):
-    """`share`: of the memory that is free. `cost`: of an emulated device."""
+    """The resources of an engine. `share`: its share of the free memory. `cost`: the cost model of an emulated
+    device."""
 
     n_context: int
     share: float = 1.0
@@ -76,7 +78,8 @@ class Sizing(NamedTuple):
 
 
 class Built(NamedTuple):
-    """`kv_tokens`: what its whole KV cache holds, None if that has no limit or there is none."""
+    """An engine and its facts. `kv_tokens`: the tokens that fit its whole KV cache; None without a limit or a KV
+    cache."""
 
     engine: Engine
     caches: CacheSet
@@ -85,7 +88,7 @@ class Built(NamedTuple):
 
 
 class _Settled(NamedTuple):
-    """The options that may say `auto`, as this machine settles them. `ahead`: `--async-scheduling`."""
+    """The options that may be `auto`, resolved for this machine. `ahead`: `--async-scheduling`."""
 
     device: torch.device
     dtype: str
@@ -101,7 +104,7 @@ def build_engine(
     sizing: Sizing,
     on_progress: Progress | None = None,
 ) -> Built:
-    """Load what the role needs and put it together. Raises `ConfigError` or `CheckpointError`."""
+    """Load what the role needs and assemble the engine. Raises `ConfigError` or `CheckpointError`."""
     device, node = torch_device(config), around.node
     dtype, overlap = dtype_of(config, device, described.dtype), overlap_of(config, device)
     settled = _Settled(device, dtype, overlap, ahead_of(config, device))
@@ -115,10 +118,10 @@ def build_engine(
     stores, clear = _stores(sizes, device, shared=node is not None and needs_shared(config.transport, device))
     hosted = _host_stores(landing, device)
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # lanes and copies have streams of their own, which wait for no other
+        torch.cuda.synchronize(device)  # lanes and copies have their own streams, which do not wait for this one
     caches = CacheSet(*sizes, None if model is None else clear)
     scheduler = _scheduler(config, role, caches, overlap, CacheSet(landing))
-    engines: list[Engine] = []  # the one, once it is there: lanes work before, to capture graphs
+    engines: list[Engine] = []  # the engine, once it exists: lanes already run before, to capture graphs
     if model is None:
         assert sizing.cost is not None
         runners = _emulated(described, role, stores, around, sizing.cost, overlap)
@@ -134,7 +137,7 @@ def build_engine(
         overlap,
         moves=None if node is None else _moves(config, node, around.local, scheduler, stores, hosted),
         moved=None if node is None else node.moved,
-        give_up_after=float("inf") if node is None else _BROKEN_AFTER,  # who is alone is not started again
+        give_up_after=float("inf") if node is None else _BROKEN_AFTER,  # a single instance is not restarted
         expect=None if around.grammars is None else around.grammars.expect,
         shifts=_shifts(scheduler, stores, hosted, around.wake) if hosted else None,
         ahead=settled.ahead,
@@ -153,7 +156,8 @@ def _facts(
     hosted: dict[str, BlockStore],
     model: Model | None,
 ) -> Facts:
-    """The resolved options of the engine, for people. `blocks`: of each cache; `hosted`: the stores in host memory."""
+    """The resolved options of the engine, for people. `blocks`: the number of each cache; `hosted`: the stores in host
+    memory."""
     return {
         "device": str(settled.device) if model is not None else "emulated",
         "dtype": settled.dtype,
@@ -170,8 +174,8 @@ def _facts(
 def _stores(
     sizes: CacheSizes, device: torch.device, shared: bool
 ) -> tuple[dict[str, BlockStore], Callable[[int], None] | None]:
-    """The bytes of the caches, and what zeroes an extent of those that share memory: what was a number for one of them
-    may be none for another, and rows that are masked are read, too."""
+    """The stores of the caches, and a function that zeroes an extent of shared memory; None if none is shared. Zeroing
+    is needed because one cache's numbers may be NaNs for another, and masked rows are read, too."""
     blocks, split = sizes
     try:
         if split is None:
@@ -184,7 +188,7 @@ def _stores(
             else BlockStore(spec, n, device, shared)
             for spec, n in blocks.items()
         }
-    except (MemoryError, RuntimeError, OSError):  # torch's own kinds of being out of memory are RuntimeErrors
+    except (MemoryError, RuntimeError, OSError):  # torch's out-of-memory errors are RuntimeErrors
         raise no_memory(blocks) from None
     return stores, lambda extent: region.clear(extent * size, size)
 
@@ -229,8 +233,8 @@ def _moves(
     stores: dict[str, BlockStore],
     hosted: dict[str, BlockStore],
 ) -> Moves:
-    """The engine's dealings with its peers: its caches offered to them, and the ways from theirs, to those in host
-    memory (`hosted`), too."""
+    """The engine's moves: its caches exported to peers, and routes from theirs to its own and to those in host memory
+    (`hosted`)."""
     device = next(iter(stores.values())).device
     owner, secret, host = owner_of(node.name, node.incarnation), node.plan.secret, node.ip
     exports = Exports(owner, stores, config.transport, host=host, secret=secret, local=local)
@@ -258,7 +262,8 @@ def _gib_by_option(sizes: dict[CacheSpec, int]) -> Facts:
 
 
 def _operators(model: Model) -> Facts:
-    """The operators of each variant that runs, and why others do not, one line each; how matrices are multiplied."""
+    """The facts about operators: those of each variant, and why others do not run, one line each; and the ways that
+    matrices are multiplied."""
     by_variant: dict[str, list[str]] = {}
     for op, variant in model.ops.describe():
         by_variant.setdefault(variant, []).append(op)

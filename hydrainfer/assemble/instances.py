@@ -1,4 +1,4 @@
-"""Starts the instances of a layout: the only one on a thread, or several, with the hub in front of them."""
+"""The start of a layout's instances: a single one on a thread, or several behind a hub."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 
 class Started(NamedTuple):
-    """The engines of a server, as one. `facts`: the resolved values of their options. `kv_tokens`: what the smallest
-    whole KV cache holds, None if that has no limit. `pools`: the caches of the instances in this process, by name."""
+    """A server's engines, as one. `facts`: the resolved values of their options. `kv_tokens`: the tokens that fit the
+    smallest KV cache, None without a limit. `pools`: the caches of the instances in this process, by name."""
 
     engine: EngineHandle
     facts: dict[str, Any]
@@ -59,8 +59,8 @@ def start_one(
     surroundings: Callable[..., Surroundings],
     on_progress: Progress | None,
 ) -> Started:
-    """The only instance's engine, on a thread of this process, with nothing between it and the server.
-    `surroundings`: takes what wakes the thread. Raises `ConfigError` or `CheckpointError`."""
+    """Start a single instance's engine on a thread of this process, directly behind the server. `surroundings` is
+    called with `wake`, which wakes the thread. Raises `ConfigError` or `CheckpointError`."""
     thread = EngineThread(time.monotonic, spec.name)
     n_threads = spec.share.threads or config.threads or _n_cores()
     share = config.gpu_share if torch_device(config).type == "cuda" else 1.0
@@ -73,8 +73,8 @@ def start_one(
 
 
 class Birth(NamedTuple):
-    """The facts that an instance needs beside its `NodePlan` to build its engine. `eos_ids`: the tokens that end an
-    answer. `block_bytes`: by cache, what its peers have."""
+    """The facts that an instance needs, besides its `NodePlan`, to build its engine. `eos_ids`: the tokens that end an
+    answer. `block_bytes`: by cache, the block size that its peers have."""
 
     config: ServeConfig
     described: ModelConfig
@@ -88,7 +88,8 @@ class Birth(NamedTuple):
 def build_node(
     births: Mapping[str, Birth], local: LocalExports | None, plan: NodePlan
 ) -> Callable[[Node], tuple[Engine, Facts]]:
-    """Builds an instance's engine in its own thread or process. `local`: the stores of all instances of one process."""
+    """A function that builds an instance's engine, in the instance's own thread or process. `local`: the stores of all
+    instances in one process."""
 
     def build(node: Node) -> tuple[Engine, Facts]:
         config, described, n_context, eos_ids, share, cost, theirs = births[plan.name]
@@ -160,7 +161,7 @@ def start_cluster(
 def _plans(
     config: ServeConfig, specs: Sequence[InstanceSpec], hub: Hub, bind: str, keys: Keys | None
 ) -> list[NodePlan]:
-    """The plan of each instance. `bind`: the pattern of the address at which it listens."""
+    """The plan of each instance. `bind`: the pattern of the address that an instance listens at."""
     plan = partial(
         NodePlan,
         roles={spec.name: str(spec.role) for spec in specs},
@@ -177,7 +178,7 @@ def _plans(
 
 
 def _check_alike(name: str, caches: CacheSet, theirs: Mapping[str, int]) -> None:
-    """Raises `ConfigError` if requests could not move between this instance and its peers."""
+    """Check that requests can move between this instance and its peers. Raises `ConfigError`."""
     for cache, spec in caches.specs.items():
         if spec.block_bytes != theirs.get(cache):
             raise ConfigError(
@@ -190,7 +191,7 @@ def _check_alike(name: str, caches: CacheSet, theirs: Mapping[str, int]) -> None
 def _launcher_of(
     config: ServeConfig, specs: Sequence[InstanceSpec], births: dict[str, Birth]
 ) -> tuple[InProcess | RayLauncher, RunFolder]:
-    """The launcher of the instances, and the folder of the run."""
+    """The launcher of the instances, and the run's folder."""
     if choose_launcher(config, specs) != "ray":
         check_in_process(config.transport)
         return InProcess(partial(build_node, births, LocalExports())), RunFolder(for_ray=False)
@@ -208,7 +209,7 @@ def _pools(launcher: Launcher) -> dict[str, CacheSet]:
 
 
 def own_options(config: ServeConfig, spec: InstanceSpec) -> ServeConfig:
-    """The options of one instance: `config`, overridden by its entry in the layout's file."""
+    """The options of one instance: `config`, overridden by the instance's entry in the layout file."""
     return msgspec.structs.replace(config, **spec.own)
 
 
@@ -217,7 +218,7 @@ def _n_cores() -> int:
 
 
 def _together(facts: dict[str, Facts]) -> dict[str, Any]:
-    """The facts of all instances in one table: what differs is listed."""
+    """The facts of all instances in one table. Values that differ are listed."""
     merged: dict[str, list[str]] = {}
     for name in sorted(facts):
         for option, value in facts[name].items():

@@ -1,7 +1,7 @@
-"""Measures a model on the present device: stages over a grid, lanes beside each other, blocks between processes.
+"""Measurement of a model on the present device: stages over a grid, lanes side by side, copies between processes.
 
-What was measured is written line by line and found again by the next run, which goes on where this one stopped. Passes
-over all cases are repeated until the time is up, so that little time gives all cases few samples and not few cases all.
+Samples are written to a journal line by line, and the next run continues from it. Passes over all cases are repeated
+until the time is up, so that in a short time all cases get a few samples, and not a few cases all samples.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from hydrainfer.planner.costs import BatchShape, BatchTime, Copies, CostFile, fi
 
 OnMeasured = Callable[[float, str], None]
 _PACKAGES = ("hydrainfer", "torch", "transformers", "numpy", "apache-tvm-ffi", "flashinfer-python")
-_LEAST_S = 0.03  # a case is repeated for so long in each pass
-_BESIDE_S = 0.3  # and a pair of lanes
-_ENOUGH = 40  # samples of a case
-_FEW = 10  # samples that may be enough
-_KNOWN = 0.02  # standard error of a case's median that is enough, as a share of it
-_COPIES_SHARE = 0.15  # share of the time that copies get
-_QUIET_CORES = 0.1  # of each, that others take before we begin
+_LEAST_S = 0.03  # how long a case is repeated in each pass
+_BESIDE_S = 0.3  # and how long a pair of lanes
+_ENOUGH = 40  # samples of a case that are always enough
+_FEW = 10  # the fewest samples that may be enough
+_KNOWN = 0.02  # the standard error of a median, as a share of it, below which samples are enough
+_COPIES_SHARE = 0.15  # the share of the time for copies
+_QUIET_CORES = 0.1  # the share of the cores that other processes may use before the measurement
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """The grid of measurements. `sizes`: of pictures in pixels. Chunks are prefilled alone behind each of `starts`, and
-    beside `mixed` decodes of every context; each of `beside` (decodes, chunk) runs beside vision batches of
-    `pictures_beside`. What does not fit the model's context is left out."""
+    """The grid of measurements. `sizes`: those of pictures, in pixels. Chunks are prefilled alone after a context of
+    each of `starts`, and together with `mixed` decodes of every context. Each of `beside`, (decodes, chunk), runs
+    beside vision batches of `pictures_beside` pictures. Cases that do not fit the model's context are left out."""
 
     sizes: tuple[tuple[int, int], ...] = ((336, 336), (640, 480), (1024, 768))
     pictures: tuple[int, ...] = (1, 2, 4, 8)
@@ -72,18 +72,18 @@ GPU_GRID = Grid(
     mixed=(16, 64),
     beside=((1, 0), (64, 0), (64, 256), (64, 1024), (0, 2048)),
 )
-"""What a GPU serves at once is more, and longer."""
+"""The grid for a GPU, which serves more and longer requests at once."""
 
 
 class _Case(NamedTuple):
-    """A batch of one lane or, with `beside`, batches of both: vision first."""
+    """A batch of one lane or, with `beside`, batches of both lanes, the vision batch first."""
 
     work: BatchShape
     beside: BatchShape | None = None
 
 
 class _JournalLine(msgspec.Struct, omit_defaults=True):
-    """A journal's line: samples of a case, of both lanes if there are two."""
+    """A line of a journal: samples of a case, for both lanes if it has two batches."""
 
     work: BatchShape
     seconds: list[float]
@@ -92,7 +92,7 @@ class _JournalLine(msgspec.Struct, omit_defaults=True):
 
 
 class _JournalHead(msgspec.Struct):
-    """A journal's first line: what was measured, on what."""
+    """The first line of a journal: the model that was measured, and how."""
 
     model: str
     device: str
@@ -111,10 +111,10 @@ def measure_model(
     transports: Sequence[str] | None = None,
     on_progress: OnMeasured | None = None,
 ) -> CostFile:
-    """Load it, measure for about so many minutes (loading comes before them) and fit. `journal`: a file of JSON lines
-    to write as it goes, and to go on from. `config`: device, dtype, threads, kernels. `grid` and `transports`: by
-    default what the device serves. Raises `ConfigError`, also if the journal is of another measurement, or
-    `CheckpointError`."""
+    """Load the model, measure it for about `minutes` (not counting the loading) and fit a cost model. `journal`: a file
+    of JSON lines to write to and to continue from. `config`: device, dtype, threads, kernels. `grid` and `transports`:
+    by default, those for the device. Raises `CheckpointError`, or `ConfigError`, also if the journal is of another
+    measurement."""
     if minutes <= 0.0:
         raise ConfigError(f"--measure-minutes must be positive, not {minutes:g}", param="measure_minutes")
     config = msgspec.structs.replace(config or ServeConfig(model=model), model=model)
@@ -144,7 +144,8 @@ def measure_model(
 
 
 def _fitted(head: _JournalHead, note: str, points: Sequence[BatchTime], copies: Sequence[Copies]) -> CostFile:
-    """The file of a measurement, with the cost model that fits it best. `note`: of a machine that was not quiet."""
+    """The file of a measurement, with the cost model that fits it best. `note`: a warning if the machine was not
+    quiet."""
     fitted = fit_cost(points, "min_s" if note else "p50_s")
     return CostFile(
         kind="measured",
@@ -165,7 +166,7 @@ def _fitted(head: _JournalHead, note: str, points: Sequence[BatchTime], copies: 
 
 
 def _check_seen(points: Sequence[BatchTime], sees: bool, minutes: float) -> None:
-    """A stage that was never measured would cost nothing. Raises `ConfigError`."""
+    """Check that every stage was measured: one without samples would cost nothing. Raises `ConfigError`."""
     works = [p.work for p in points]
     seen = {
         "encode": not sees or any(w.is_vision for w in works),
@@ -181,7 +182,7 @@ def _check_seen(points: Sequence[BatchTime], sees: bool, minutes: float) -> None
 
 
 def _cases(grid: Grid, rig: Rig) -> list[_Case]:
-    """All cases of `grid` that fit the model, the short ones first."""
+    """All cases of `grid` that fit the model, short ones first."""
     limit = rig.n_context
     contexts = [c for c in grid.contexts if c < limit]
     context = contexts[len(contexts) // 2]
@@ -202,7 +203,8 @@ def _cases(grid: Grid, rig: Rig) -> list[_Case]:
 
 
 def _measure(rig: Rig, cases: list[_Case], samples: _Journal, budget_s: float, say: OnMeasured) -> None:
-    """Passes over all cases until the time is up or each is known; at least one case, so that there is a result."""
+    """Repeat passes over all cases until the time is up or each is known; at least one case, so that there is a
+    result."""
     begin_s = time.perf_counter()
     warm: set[_Case] = set()
     while todo := [c for c in cases if not samples.known(c)]:
@@ -229,7 +231,7 @@ def _sample(rig: Rig, case: _Case) -> tuple[list[float], list[float]]:
 
 
 class _Journal:
-    """Samples by case, kept in a file if there is one."""
+    """The samples by case, kept in a file if one is given."""
 
     def __init__(self, path: Path | None, head: _JournalHead) -> None:
         self._path = path
@@ -246,7 +248,7 @@ class _Journal:
             raise ConfigError(f"cannot write {path}: {e.strerror}", param="out") from None
 
     def known(self, case: _Case) -> bool:
-        """Whether there are enough samples of a case, or their median is certain."""
+        """Whether there are enough samples of a case, or their median is certain enough."""
         return all(map(_is_known, self._seen.get(case, ([], []))[: 1 if case.beside is None else 2]))
 
     def add(self, case: _Case, seconds: list[float], beside_seconds: list[float]) -> None:
@@ -258,7 +260,7 @@ class _Journal:
                 file.write(msgspec.json.encode(line) + b"\n")
 
     def points(self) -> list[BatchTime]:
-        """A point per case, two where both lanes ran."""
+        """One point per case, or two if both lanes ran."""
         found = []
         for (work, beside), (seconds, others) in self._seen.items():
             found.append(_point(work, beside, seconds))
@@ -287,12 +289,12 @@ class _Journal:
             try:
                 entry = msgspec.json.decode(line, type=_JournalLine)
             except msgspec.DecodeError:
-                continue  # cut off when it was stopped
+                continue  # cut off when the run was stopped
             self._keep(_Case(entry.work, entry.beside), entry.seconds, entry.beside_seconds)
 
 
 def _is_known(seconds: Sequence[float]) -> bool:
-    """Whether there are many samples, or a few whose median has a small standard error, as their quartiles tell."""
+    """Whether there are many samples, or a few whose median has a small standard error, judging by their quartiles."""
     if len(seconds) < _FEW or len(seconds) >= _ENOUGH:
         return len(seconds) >= _ENOUGH
     low, middle, high = statistics.quantiles(seconds, n=4)

@@ -1,4 +1,4 @@
-"""The options for pictures and where they may come from, as the processor's limits and workers."""
+"""The processor's limits and workers, from the options for pictures and their sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_backends(config: ServeConfig) -> None:
-    """Raises `ConfigError` if a decoder that is asked for is not installed."""
+    """Check that the chosen decoders are installed. Raises `ConfigError`."""
     for option, backend, module, extra in _EXTRAS:
         if getattr(config, option) == backend and not _installed(module):
             raise ConfigError(f"{backend} is not installed: pip install 'hydrainfer[{extra}]'", param=option)
@@ -28,12 +28,12 @@ def check_backends(config: ServeConfig) -> None:
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
 def media_limits(config: ServeConfig, resampler: str = "") -> MediaLimits:
-    """The limits on pictures that the options set. `resampler`: the library that `resampler()` gives."""
+    """The limits on pictures set by the options. `resampler`: the result of `resampler()`."""
     return MediaLimits(
         max_images=config.max_images,
         max_videos=config.max_videos,
@@ -46,18 +46,19 @@ def media_limits(config: ServeConfig, resampler: str = "") -> MediaLimits:
 
 
 def resampler(config: ServeConfig) -> str:
-    """The compiled resizing, if it is wanted, can be had and agrees with the Pillow installed here; else empty."""
+    """The path of the compiled resizing library; empty if it is not wanted, cannot be compiled, or differs from the
+    installed Pillow."""
     if config.image_backend == "pillow" or not config.native_kernels:
         return ""
     library = build_resampler()
     if library and not agrees(library):
-        _log.warning("this version of Pillow resizes otherwise than our kernel; using Pillow (slower)")
+        _log.warning("this version of Pillow resizes differently from our kernel; using Pillow (slower)")
         return ""
     return library
 
 
 def backend_name(limits: MediaLimits) -> str:
-    """The name, for people, of the libraries that decode and resize pictures."""
+    """The names, for people, of the libraries that decode and resize pictures."""
     return ("dali, else " if limits.dali else "") + ("pillow, our resizing" if limits.resampler else "pillow")
 
 
@@ -71,13 +72,13 @@ def video_reading(config: ServeConfig, resampler: str = "") -> VideoReading:
 
 
 def media_workers(config: ServeConfig, limits: MediaLimits) -> MediaWorkers | None:
-    """The processes that decode, or None if the preparation threads do."""
+    """The processes that decode pictures; None if the preparation threads do."""
     n = min(len(os.sched_getaffinity(0)), _MOST_WORKERS) if config.media_workers is None else config.media_workers
     return MediaWorkers(n, limits, job_limit_s=config.media_timeout_s) if n else None
 
 
 def fetch_limits(config: ServeConfig) -> FetchLimits:
-    """Raises `ConfigError`."""
+    """The limits on downloads set by the options. Raises `ConfigError`."""
     roots = tuple(Path(name).expanduser() for name in _listed(config.media_roots))
     for root in roots:
         if not root.is_dir():

@@ -1,4 +1,4 @@
-"""A model on its device: loaded for a role, and the runners that execute its batches on lanes."""
+"""A model loaded on its device for a role, and the runners that execute its batches on lanes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def load_for(
     on_progress: Progress | None = None,
     pause: Callable[[], None] | None = None,
 ) -> Model:
-    """The model with what the role needs, in `dtype`, by the fastest operators for the device. `pause`: called between
-    the vision tower's matrix products. Raises `ConfigError` or `CheckpointError`."""
+    """Load what the role needs of the model, in `dtype`, with the fastest operators for the device. `pause`: called
+    between the vision tower's matrix products. Raises `ConfigError` or `CheckpointError`."""
     device, kind = torch_device(config), DTYPES[dtype]
     ops = select_ops(
         device,
@@ -52,9 +52,9 @@ def lanes_for(
     fixed: bool = False,
     priority: int = -1,
 ) -> dict[Lane, LaneThread]:
-    """The threads of the lanes that the model has something for, or the one that they share. A batch is computed by at
-    most `n_threads` while the other lane is not `busy`, by half of them while it is; `fixed`: by just so many.
-    `priority`: of the language lane, as `LaneThread` takes it."""
+    """The threads of the lanes that the model needs, or the one that they share. A batch is computed by at most
+    `n_threads` CPU threads while the other lane is not `busy`, and by half of them while it is; `fixed`: always by as
+    many. `priority`: the language lane's, see `LaneThread`."""
 
     def lane(name: str, other: Lane, priority: int = 0) -> LaneThread:
         n_beside = max(1, n_threads // 2)
@@ -79,7 +79,7 @@ def runners_for(
     pixels: PixelSource,
     grammars: Grammars | None = None,
 ) -> dict[Lane, Runner]:
-    """The runner of each lane, its graphs captured. `stores`: the caches by name."""
+    """The runner of each lane, with its CUDA graphs captured. `stores`: the caches by name."""
     runners: dict[Lane, Runner] = {}
     if model.vision is not None:
         embeds = for_stage((store.spec for store in stores.values()), Stage.ENCODE)

@@ -1,4 +1,4 @@
-"""One model on the present device behind its runners, and batches to run on them that no scheduler made."""
+"""A test rig: one model on the present device with its runners, and batches to run on them without a scheduler."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ from hydrainfer.processor import Picture, Pixels, image_adapter
 from hydrainfer.storage import BlockStore
 
 _STEP_LIMIT_S = 300.0
-_TEXT = 300  # any ordinary token id
+_TEXT = 300  # some ordinary token id
 
 
 class Rig:
-    """`sizes`: pictures in pixels, `n_pictures` of each; `n_sequences` of at most `n_context` tokens hold KV of their
-    own, of all tokens in each cache, also where a window would leave some out. Batches leave everything as it was, but
-    for states, and can be repeated. `model`: one that is there already; else `config`'s is loaded. `priority`: of the
-    language lane, as `LaneThread` takes it. Raises `ConfigError` or `CheckpointError`."""
+    """One model with its runners and caches. There are `n_pictures` pictures of each of `sizes`, in pixels, and
+    `n_sequences` sequences of at most `n_context` tokens. Each sequence has its own KV of all its tokens in every
+    cache, even where a window would leave some out. Batches change nothing but recurrent states, and can be repeated.
+    `model`: a loaded model; by default `config`'s is loaded. `priority`: the language lane's, see `LaneThread`. Raises
+    `ConfigError` or `CheckpointError`."""
 
     def __init__(
         self,
@@ -85,11 +86,11 @@ class Rig:
 
     @property
     def picture_tokens(self) -> list[int]:
-        """The embedding tokens of the pictures that can be encoded, ascending."""
+        """The numbers of embedding tokens of the pictures that can be encoded, ascending."""
         return sorted(self._pictures)
 
     def run(self, work: BatchShape) -> float:
-        """Seconds from launch to result, with both lanes idle before."""
+        """Run a batch on idle lanes. Returns the seconds from launch to result."""
         start_s = time.perf_counter()
         self._wait([self._launch(work)])
         return time.perf_counter() - start_s
@@ -97,8 +98,8 @@ class Rig:
     def run_beside(
         self, vision: BatchShape, language: BatchShape, seconds: float, least: int
     ) -> tuple[list[float], list[float]]:
-        """Run both repeatedly, each launched as soon as it is done, for `seconds` and at least `least` times. Returns
-        how long each run took, without the first and the last."""
+        """Run both batches repeatedly, each launched again as soon as it is done, for `seconds` and at least `least`
+        times. Returns the seconds of each run, without the first and the last one."""
         took: dict[Lane, list[float]] = {Lane.VISION: [], Lane.LANGUAGE: []}
         works = {Lane.VISION: vision, Lane.LANGUAGE: language}
         begin_s = time.perf_counter()
@@ -155,7 +156,7 @@ class Rig:
         return lane, self._runners[lane].launch(StepBatch(1, lane, items, n))
 
     def _wait(self, tickets: list) -> list[Lane]:
-        """Wait until at least one is done and return the lanes of those that are. Raises what a batch failed with."""
+        """Wait until at least one batch is done. Returns the lanes of finished ones. Raises a failed batch's error."""
         while True:
             self._woken.clear()
             done: list[Lane] = []
@@ -186,7 +187,7 @@ def _sequence(name: str, prompt: tuple[int, ...], media: tuple[MediaSpan, ...] =
 
 
 def _filled(spec: CacheSpec, n_blocks: int, device: torch.device) -> BlockStore:
-    """A store of which every page is written: unwritten memory would be read from the processor's cache."""
+    """A store with every page written: reads of unwritten memory would be served from the processor's cache."""
     store = BlockStore(spec, n_blocks, device)
-    store.bytes.fill_(7)  # a small number in every type
+    store.bytes.fill_(7)  # a small number in every dtype
     return store

@@ -1,4 +1,5 @@
-"""Builds a running server, without its HTTP, from a configuration: processor, sessions, one engine or a cluster."""
+"""Assembly of a running server, without its HTTP part, from a configuration: processor, sessions, one engine or a
+cluster."""
 
 from __future__ import annotations
 
@@ -44,14 +45,13 @@ from hydrainfer.scheduler import Policy
 from hydrainfer.server import AdmissionControl, Intake, Sessions, Traces, open_traces
 from hydrainfer.storage import check_transport
 
-_QUEUE_S = 10.0  # of waiting work, where no SLO says what is too long
+_QUEUE_S = 10.0  # of waiting work, if no SLO limits it
 
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """The running parts of a server, and what it and the offline API need beside them. `engine`: the only instance, or
-    the hub of several. `facts`: the resolved values of options that were `auto`. `traces`: None if nobody
-    wants them."""
+    """The running parts of a server, as the server and the offline API need them. `engine`: the single instance, or the
+    hub of several. `facts`: the resolved values of options that were `auto`. `traces`: None if they are not wanted."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -65,17 +65,17 @@ class ServerParts:
 
     @property
     def name(self) -> str:
-        """The first of its names."""
+        """The first of the served names."""
         return self.names[0]
 
     @property
     def caches(self) -> CacheSet:
-        """The caches of the only instance."""
+        """The caches of the single instance."""
         (caches,) = self.pools().values()
         return caches
 
     def close(self) -> None:
-        """End what runs, stop every thread and process. Safe to repeat."""
+        """End running requests and stop every thread and process. Safe to repeat."""
         self.intake.close()
         self.engine.close()
         self.sessions.settle_all()
@@ -84,7 +84,7 @@ class ServerParts:
 
 
 def start_instance(config: ServeConfig, on_progress: Progress | None = None) -> ServerParts:
-    """Load the model and start the engines. Raises `ConfigError` or `CheckpointError`, one line each."""
+    """Load the model and start the engines. Raises `ConfigError` or `CheckpointError` with a message of one line."""
     specs = read_layout(config.layout)
     check_backends(config)
     fetcher = Fetcher(fetch_limits(config))
@@ -138,8 +138,8 @@ def _description(config: ServeConfig, parsed: ParsedConfig) -> ModelDescription:
 
 
 def _settled(config: ServeConfig, model: ModelConfig) -> ServeConfig:
-    """The options with the type of numbers that all instances compute in. Raises `ConfigError` for what the device
-    cannot do."""
+    """The options with the dtype that all instances compute in. Raises `ConfigError` if the device does not support an
+    option."""
     device = torch_device(config)
     check_transport(config.transport, device)
     quantization_of(config, device)
@@ -159,7 +159,7 @@ def _admission(config: ServeConfig, model: ModelConfig, specs: Sequence[Instance
 
 
 def _chat_template(config: ServeConfig) -> str | None:
-    """Raises `ConfigError`."""
+    """The text of the chat template that the options name, if any. Raises `ConfigError`."""
     if config.chat_template is None:
         return None
     try:
@@ -180,8 +180,8 @@ def _names(config: ServeConfig) -> tuple[str, ...]:
 
 
 def _check_layout(layout: str, specs: Sequence[InstanceSpec], model: ModelConfig) -> None:
-    """Raises `ConfigError` if pictures can be encoded nowhere, or an instance would have nothing else to do and there
-    are none."""
+    """Check that some instance encodes if the model takes pictures, and that none only encodes if it does not. Raises
+    `ConfigError`."""
     encoders = [s for s in specs if s.role.runs(Stage.ENCODE)]
     idle = [s.name for s in encoders if len(s.role.stages) == 1]
     if model.vision is not None and not encoders:
@@ -224,6 +224,6 @@ def _intake(
         sessions,
         fetcher=fetcher,
         n_threads=config.preprocess_threads,
-        n_media_threads=2 * workers.n if workers else config.preprocess_threads,  # who waits for a worker takes no time
+        n_media_threads=2 * workers.n if workers else config.preprocess_threads,  # waiting for a worker takes no CPU
         timeout_s=config.request_timeout_s,
     )

@@ -1,4 +1,4 @@
-"""Resolves options that say `auto` on this machine: device, type of numbers, sizes of caches, context length."""
+"""The resolution of options that are `auto` on this machine: device, dtype, cache sizes, context length."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from hydrainfer.scheduler import ENOUGH_S, Budgets
 
 GIB = 1 << 30
 _CUDA_WORKSPACE_BYTES = 2 * GIB
-"""What is left free on a GPU for all that is neither weights nor caches: the widest rows of a pass, FlashInfer's
-workspace, the graphs of both lanes. These compute in a pool for each lane, of what their largest needs."""
+"""The GPU memory kept free for everything except weights and caches: the widest rows of a pass, FlashInfer's workspace,
+the CUDA graphs of both lanes. Each lane's graphs share a memory pool of the size that the largest one needs."""
 _SHORT_CHAT, _USUAL_PICTURE = 64, 1024  # tokens
 
 
@@ -44,11 +44,11 @@ def torch_device(config: ServeConfig) -> torch.device:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda, but torch sees no CUDA device; use --device cpu", param="device")
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    return torch.device("cuda", 0) if cuda else torch.device("cpu")  # CUDA_VISIBLE_DEVICES says which is 0
+    return torch.device("cuda", 0) if cuda else torch.device("cpu")  # CUDA_VISIBLE_DEVICES selects device 0
 
 
 def check_in_process(transport: str) -> None:
-    """Raises `ConfigError` if instances of one process cannot use it."""
+    """Check that instances in one process can use the transport. Raises `ConfigError`."""
     if transport in ("nccl", "cuda-ipc"):
         raise ConfigError(
             f"transport {transport} is for instances in processes of their own; use local or auto", param="transport"
@@ -56,7 +56,7 @@ def check_in_process(transport: str) -> None:
 
 
 def check_between_processes(transport: str) -> None:
-    """Raises `ConfigError` if instances in processes of their own cannot use it."""
+    """Check that instances in separate processes can use the transport. Raises `ConfigError`."""
     if transport == "local":
         raise ConfigError(
             "transport local is for instances in one process: add --launcher inproc, or use shared-memory or auto",
@@ -65,8 +65,9 @@ def check_between_processes(transport: str) -> None:
 
 
 def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
-    """How the two lanes overlap. On a CPU they would halve each other's cores: there they take turns, which serves
-    most, or with an SLO pictures yield to decodes, which bounds the gaps (benchmarks/b05). Raises `ConfigError`."""
+    """The way the two lanes overlap. On a CPU, side by side, each would get half of the cores. So they take turns,
+    which gives the highest throughput, or, with an SLO, pictures yield to decodes, which bounds the gaps
+    (benchmarks/b05). Raises `ConfigError`."""
     if config.overlap == "slice" and device.type == "cuda" and config.device != "emulated":
         raise ConfigError("--overlap slice is for lanes that share a CPU; use free", param="overlap")
     if config.overlap == "auto":
@@ -77,9 +78,8 @@ def overlap_of(config: ServeConfig, device: torch.device) -> Overlap:
 
 
 def ahead_of(config: ServeConfig, device: torch.device) -> bool:
-    """Whether the next step is launched while one is computed. By default only on CUDA: on a CPU the host's work takes
-    cores from the step that it would hide behind. A server that drafts is to have it off (see `Engine`). Raises
-    `ConfigError`."""
+    """Whether the next step is launched while one is computed. By default only on CUDA: on a CPU, the host's work takes
+    cores from the step that is to hide it. It must be off if drafts are used (see `Engine`). Raises `ConfigError`."""
     if config.device == "emulated":
         if config.async_scheduling:
             raise ConfigError("an emulated device takes no time between steps to be hidden", param="async_scheduling")
@@ -106,8 +106,8 @@ def budgets_of(config: ServeConfig, overlap: Overlap) -> Budgets:
 
 
 def dtype_of(config: ServeConfig, device: torch.device, checkpoint: str) -> str:
-    """The type to compute in. CPU: the checkpoint's if this processor is faster in it than in float32, which is
-    measured once. CUDA: the checkpoint's, or bfloat16 if that is float32."""
+    """The dtype to compute in. CPU: the checkpoint's if this processor is faster in it than in float32, which is
+    measured once, else float32. CUDA: the checkpoint's, or bfloat16 if that is float32."""
     if config.dtype != "auto":
         return config.dtype
     if device.type == "cpu":
@@ -119,7 +119,7 @@ def dtype_of(config: ServeConfig, device: torch.device, checkpoint: str) -> str:
 
 
 def quantization_of(config: ServeConfig, device: torch.device) -> Quantization:
-    """The kind of weights. Raises `ConfigError` where there are none of that kind."""
+    """The quantization of the weights. Raises `ConfigError` if the device does not support it."""
     if config.quantization != "none" and (config.device == "emulated" or device.type != "cpu"):
         where = (
             "an emulated device has no weights" if config.device == "emulated" else "there are no CUDA kernels for it"
@@ -129,7 +129,7 @@ def quantization_of(config: ServeConfig, device: torch.device) -> Quantization:
 
 
 def with_dtype(config: ServeConfig) -> ServeConfig:
-    """`config` with the type that it computes in on this machine. Raises `CheckpointError`."""
+    """`config` with the dtype for this machine. Raises `CheckpointError`."""
     dtype = dtype_of(config, torch_device(config), read_config(model_folder(config)).dtype)
     return msgspec.structs.replace(config, dtype=dtype)
 
@@ -144,8 +144,8 @@ def cache_sizes(
     share: float,
     weight_bytes: int = 0,
 ) -> CacheSizes:
-    """Blocks per cache of an instance, from the options or from its `share` of the memory that is free. `weight_bytes`:
-    what it has loaded. Raises `ConfigError` if there is too little."""
+    """The number of blocks of each cache of an instance, from the options or from its `share` of the free memory.
+    `weight_bytes`: the bytes of the loaded weights. Raises `ConfigError` if there is too little memory."""
     specs = cache_specs(model, role, dtype, config.block_tokens)
     n_tokens = max(config.max_running * TOKENS_PER_RUNNING, n_context) if device.type == "cpu" else None
     wishes = Wishes(model.vision.tokens if model.vision else 0, config.max_images, n_tokens, n_context)
@@ -165,8 +165,8 @@ def cache_sizes(
 
 
 def _check_given(given: Mapping[str, int], specs: Sequence[CacheSpec], wishes: Wishes) -> None:
-    """Raises `ConfigError` where an option fixes caches that hold not even a short chat, with a usual picture if the
-    model sees."""
+    """Check that caches fixed by an option can hold at least a short chat, with a usual picture if the model takes
+    pictures. Raises `ConfigError`."""
     n_tokens = _SHORT_CHAT + min(wishes.picture_tokens, _USUAL_PICTURE)
     n_tokens = min(n_tokens, wishes.n_longest or n_tokens)
     for option, n_bytes in given.items():
@@ -184,8 +184,8 @@ def _check_given(given: Mapping[str, int], specs: Sequence[CacheSpec], wishes: W
 def landing_sizes(
     config: ServeConfig, model: ModelConfig, role: Role, dtype: str, n_context: int
 ) -> dict[CacheSpec, int]:
-    """Blocks per cache in host memory of an instance that decodes; empty if it is to have none. Raises `ConfigError`
-    if it cannot."""
+    """The number of blocks of each cache in host memory of an instance; empty if it does not decode or the option is 0.
+    Raises `ConfigError` if such caches are impossible."""
     if not config.landing_gib or not role.runs(Stage.DECODE):
         return {}
     if config.transport == "nccl":
@@ -200,8 +200,8 @@ def landing_sizes(
 
 
 def block_bytes(config: ServeConfig, model: ModelConfig, role: Role) -> dict[str, int]:
-    """The bytes of a block of each cache, by name. Instances copy whole blocks, so these must be alike. `config`: its
-    type of numbers is settled."""
+    """The bytes of a block of each cache, by name. Instances copy whole blocks, so the sizes must be equal.
+    `config.dtype` must be resolved."""
     return {spec.name: spec.block_bytes for spec in _specs_in_blocks(config, model, role, config.dtype)}
 
 
@@ -218,7 +218,8 @@ def no_memory(sizes: dict[CacheSpec, int]) -> ConfigError:
 
 
 def fit_context(config: ServeConfig, description: ModelDescription, kv_tokens: int) -> ModelDescription:
-    """The context length can be no longer than what a whole KV cache holds."""
+    """The description with a context no longer than the tokens that fit the KV cache. Raises `ConfigError` if
+    `max_model_len` asks for more."""
     if kv_tokens >= description.n_context:
         return description
     if config.max_model_len is not None:
@@ -237,13 +238,13 @@ def _total_bytes(device: torch.device) -> int:
 
 
 def _free_bytes(config: ServeConfig, device: torch.device, share: float, weight_bytes: int) -> float:
-    """The bytes left for caches. `share` is, on CUDA, of the device, this instance's weights included, whatever others
-    of the process hold; on a CPU, of half of the free memory."""
+    """The bytes left for caches. On CUDA, `share` is a share of the device, including this instance's weights, whatever
+    others in the process hold. On a CPU it is a share of half of the free memory."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         ours = config.gpu_memory_fraction * share * total - weight_bytes
         return min(free - (1 - config.gpu_memory_fraction) * total, ours) - _CUDA_WORKSPACE_BYTES
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 / 2 * share  # half: the rest of the machine lives here, too
+            return int(line.split()[1]) * 1024 / 2 * share  # half: other processes need memory, too
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 * share
