@@ -1,7 +1,7 @@
-"""Frozen configuration schemas and the one loader (defaults < YAML < environment < flags).
+"""Frozen configuration schemas and their loader (defaults < YAML < environment < flags).
 
-Called by the CLI and the offline API. Never mutates a configuration, never looks at the machine but for where files
-may lie.
+Called by the CLI and the offline API. Never mutates a configuration, and never inspects the machine, except for the
+places of files.
 """
 
 from hydrainfer.config.cost import cost_model_of, read_cost_model

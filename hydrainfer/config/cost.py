@@ -1,4 +1,4 @@
-"""Reads the cost model of an emulated device."""
+"""Reading of cost models, such as that of an emulated device."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _FIELDS = {f.name: f for f in msgspec.structs.fields(CostModel)}
 
 
 def cost_model_of(config: ServeConfig) -> CostModel | None:
-    """The cost model of an emulated device, None for a real one. Raises `ConfigError` if one is given without the
-    other, or for what is wrong in the file."""
+    """The cost model of an emulated device; None for a real one. Raises `ConfigError` if one is given without the
+    other, or for errors in the file."""
     emulated = config.device == "emulated"
     if emulated and config.cost_model is None:
         raise ConfigError(
@@ -36,8 +36,8 @@ def cost_model_of(config: ServeConfig) -> CostModel | None:
 
 
 def read_cost_model(path: Path) -> CostModel:
-    """The cost model of a YAML or JSON file; of a measurement (configs/cost_models), its `cost`. Raises `ConfigError`
-    naming file, key and rule in one line."""
+    """The cost model in a YAML or JSON file; for a file of a measurement (configs/cost_models), its `cost`. Raises
+    `ConfigError` that names file, key and rule in one line."""
     content = read_yaml(path)
     found = content.get("cost")
     terms = found if isinstance(found, dict) else content
@@ -54,7 +54,7 @@ def _number(path: Path, key: str, value: Any) -> float:
         hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(_FIELDS)}"
         raise ConfigError(f"{path}: unknown key {key!r}; {hint}", param=key)
     least = 1.0 if key.endswith("overlap_slowdown") else 0.0
-    try:  # text, too: YAML 1.1 takes 1e-3 for a string
+    try:  # text is accepted, too: in YAML 1.1, 1e-3 is a string
         number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
         number = math.nan

@@ -1,4 +1,4 @@
-"""The folder of files that a user keeps from one run to the next."""
+"""The cache folder of a user, which is kept from run to run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """An existing folder: `$XDG_CACHE_HOME/hydrainfer`, else `~/.cache/hydrainfer`; where neither can be written (a
-    read-only home, or none), one under the temporary directory that is this user's alone. Raises `OSError` if that is
-    full."""
-    with suppress(OSError, RuntimeError):  # read-only; no home is known
+    """The cache folder, which exists: `$XDG_CACHE_HOME/hydrainfer`, else `~/.cache/hydrainfer`. If that cannot be
+    written (a read-only home, or none), a private folder of this user under the temporary directory. Raises `OSError`
+    if that is full."""
+    with suppress(OSError, RuntimeError):  # read-only, or no home directory
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(base) / "hydrainfer"
         folder.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,8 @@ def cache_folder() -> Path:
 
 
 def _private() -> Path:
-    """The same one for every process of this user; what is in it is executed, so nobody else may have made it."""
+    """The private folder, the same for every process of this user. Code in it is executed, so no other user may have
+    made it."""
     folder = Path(tempfile.gettempdir()) / f"hydrainfer.cache-{os.getuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A layout with what each instance gets of its machine: `1E1P1D`, or a YAML file as in configs/layouts."""
+"""Layouts, with each instance's share of its machine: `1E1P1D`, or a YAML file as in configs/layouts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _Core = Annotated[int, Meta(ge=0)]
 
 
 class MachineShare(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance's part of a machine. `cpus`, `gpus`, `resources`: of a Ray node, for placement; a part of one GPU
-    shares it. `cores`: pinned to these. `threads`: for compute. None is decided later: `cpus` by the launcher, `gpus`
-    by the device, `threads` by the cores."""
+    """An instance's share of a machine. `cpus`, `gpus`, `resources`: those of a Ray node, for placement; a fraction of
+    one GPU shares it. `cores`: the cores that the instance is pinned to. `threads`: the number of compute threads. None
+    is resolved later: `cpus` by the launcher, `gpus` by the device, `threads` by the cores."""
 
     cpus: _Share | None = None
     gpus: _Share | None = None
@@ -34,7 +34,7 @@ class MachineShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceSpec(NamedTuple):
-    """One instance of a layout. `own`: options that are its own, in place of those of the whole server."""
+    """One instance of a layout. `own`: its own options, which replace those of the whole server."""
 
     name: str
     role: Role
@@ -43,7 +43,7 @@ class InstanceSpec(NamedTuple):
 
 
 class _LayoutEntry(MachineShare, frozen=True, kw_only=True):
-    """An entry of the file: `count` instances of a kind."""
+    """An entry of a layout file: `count` instances of a kind."""
 
     role: str
     count: _Count = 1
@@ -61,7 +61,8 @@ _GROUP_KEYS = [f.name for f in msgspec.structs.fields(_LayoutEntry)]
 
 
 def read_layout(text: str) -> tuple[InstanceSpec, ...]:
-    """`text`: a layout or the path of a file (.yaml, .yml). Raises `ConfigError`, one line."""
+    """The instances of a layout. `text`: a layout or the path of a file (.yaml, .yml). Raises `ConfigError` with a
+    message of one line."""
     if text == "auto":
         raise ConfigError("--layout auto is for `hydrainfer serve`; here, name one such as 1E1PD", param="layout")
     if Path(text).suffix not in (".yaml", ".yml"):
@@ -82,8 +83,8 @@ def read_layout(text: str) -> tuple[InstanceSpec, ...]:
 
 
 def settle(specs: Sequence[InstanceSpec], config: ServeConfig, on_gpu: bool) -> tuple[InstanceSpec, ...]:
-    """The instances with what the layout leaves open filled in from the options: `cpu_share`, `gpu_share` (0 where
-    instances run on the CPU), `threads` (of all instances together)."""
+    """The instances with open shares filled in from the options `cpu_share`, `gpu_share` (0 if instances run on the
+    CPU) and `threads` (the total of all instances)."""
 
     def settled(share: MachineShare) -> MachineShare:
         cpus = config.cpu_share if share.cpus is None else share.cpus
@@ -97,8 +98,8 @@ def settle(specs: Sequence[InstanceSpec], config: ServeConfig, on_gpu: bool) -> 
 
 
 def choose_launcher(config: ServeConfig, specs: Sequence[InstanceSpec]) -> Literal["inproc", "ray"]:
-    """auto: Ray for several instances, or if there is something to place. Raises `ConfigError` if `inproc` cannot do
-    what is asked."""
+    """The launcher of the instances. With auto it is Ray for several instances, or if there is something to place.
+    Raises `ConfigError` if `inproc` cannot do what is asked."""
     placed = [f"{s.name}'s share of a node" for s in specs if s.share.resources or s.share.cores]
     placed += [f"{s.name}'s share of a node" for s in specs if s.share.cpus or s.share.gpus]
     placed += ["--cpu-share"] if config.cpu_share is not None else []
@@ -129,7 +130,7 @@ def _group(entry: Any, where: str) -> _LayoutEntry:
 
 
 def _wrong(group: _LayoutEntry) -> str | None:
-    """The error of a group beyond its types, in words, or None."""
+    """A message about values in a group that have the right types but are wrong; None if there are none."""
     for key, value in {**msgspec.structs.asdict(group), **group.resources}.items():
         if isinstance(value, float) and not math.isfinite(value):
             return f"{key} must be finite, got {value}"
@@ -142,7 +143,7 @@ def _wrong(group: _LayoutEntry) -> str | None:
 
 
 def _named(groups: list[tuple[Role, _LayoutEntry]]) -> tuple[InstanceSpec, ...]:
-    """E0, E1, P0 …"""
+    """The instances with their names: E0, E1, P0 …"""
     seen: Counter[Role] = Counter()
     specs = []
     for role, g in groups:

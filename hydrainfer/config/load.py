@@ -1,4 +1,4 @@
-"""One loader: defaults < YAML file < environment < flags, with the provenance of every value."""
+"""The configuration loader: defaults < YAML file < environment < flags, with the provenance of every value."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ _OF_SERVICE = {
     r"PORT(_\d+_(TCP|UDP|SCTP))?": r"(tcp|udp|sctp)://\S+:\d+",
     r"PORT_\d+_(TCP|UDP|SCTP)_PROTO": r"tcp|udp|sctp",
 }
-"""Names and values of the variables that Kubernetes gives every container for a service, after the service's name."""
+"""The variables that Kubernetes sets in every container for each service: patterns of their names, after the service's
+name, and of their values."""
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _SIGNS = {">=": "of at least", "<=": "up to", ">": "above", "<": "below"}
 
 
 class Loaded(NamedTuple):
-    """`provenance[field]` is "default", "built-in" (the model), the YAML file's path, the variable's name or "flag"."""
+    """A loaded configuration. `provenance[field]` is "default", "built-in" (the model), the YAML file's path, the
+    variable's name or "flag"."""
 
     config: ServeConfig
     provenance: dict[str, str]
@@ -54,8 +56,8 @@ def options(schema: type[msgspec.Struct] = ServeConfig) -> Iterator[Option]:
 
 
 def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
-    """`flags` holds only what was given; of `environ`, what Kubernetes puts there for a service is left alone. Raises
-    `ConfigError` naming the source, the key and what is accepted."""
+    """Load the configuration. `flags` holds only the given flags. Variables in `environ` that Kubernetes sets for a
+    service are ignored. Raises `ConfigError` that names the source, the key and the accepted values."""
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
     layers: list[tuple[str, Mapping[str, Any]]] = []
@@ -78,8 +80,8 @@ def load(flags: Mapping[str, Any], yaml_path: Path | None = None, environ: Mappi
 
 
 def _is_of_service(key: str, text: str) -> bool:
-    """Whether the variable says where a Kubernetes service called `hydrainfer` or `hydrainfer-…` is. HYDRAINFER_PORT
-    is our option if it is a number, and the service's if it is a URL."""
+    """Whether Kubernetes set the variable for a service called `hydrainfer` or `hydrainfer-…`. HYDRAINFER_PORT is our
+    option if it is a number, and the service's address if it is a URL."""
     rest = key.removeprefix(ENV_PREFIX)
     return any(
         re.fullmatch(f"([A-Z\\d_]+_)?({name})", rest) and re.fullmatch(value, text)
@@ -88,10 +90,10 @@ def _is_of_service(key: str, text: str) -> bool:
 
 
 def _convert(key: str, value: Any, source: str) -> Any:
-    """Check one value against its field, strings (from the environment) converted."""
+    """Check one value against its field, and convert strings (from the environment)."""
     field = next(f for f in msgspec.structs.fields(ServeConfig) if f.name == key)
     if value in ("auto", "") and isinstance(value, str) and field.default is None and key != "api_key":
-        return None  # (an empty key, of an unset shell variable, must not open the server to all)
+        return None  # (an empty api_key, from an unset shell variable, must not open the server to all)
     try:
         converted = msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError as e:
@@ -104,7 +106,7 @@ def _convert(key: str, value: Any, source: str) -> Any:
 
 
 def _rule(annotated: Any) -> str:
-    """The values that a field may have, in words, if there is a list of them; else ""."""
+    """The values that a field may have, in words, if it has a list of choices; else ""."""
     kinds = get_args(annotated.__origin__) if get_origin(annotated.__origin__) in (Union, UnionType) else ()
     literals = [kind for kind in (annotated.__origin__, *kinds) if get_origin(kind) is Literal]
     if not literals:
@@ -115,14 +117,15 @@ def _rule(annotated: Any) -> str:
 
 
 def _number(annotated: Any) -> str:
-    """ "a whole number of at least 1"."""
+    """The accepted numbers in words, such as "a whole number of at least 1"."""
     least = next((meta.ge for meta in annotated.__metadata__ if getattr(meta, "ge", None) is not None), None)
     what = _KINDS[annotated.__origin__.__name__]
     return what if least is None else f"{what} {_SIGNS['>=']} {least:g}"
 
 
 def _in_words(message: str) -> str:
-    """msgspec's "Expected `int | null` >= 1, got `str`" as "a whole number of at least 1"."""
+    """A rule in words from msgspec's message: "Expected `int | null` >= 1, got `str`" → "a whole number of at least
+    1"."""
     found = re.match(r"Expected `([^`]+)`(?: (of length )?(>=|<=|>|<) (\S+?))?(?:,|$| -)", message)
     if found is None:
         return message.lower()

@@ -1,4 +1,4 @@
-"""Reading YAML, with errors that fit on one line."""
+"""Reading of YAML files, with error messages of one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A file of keys and values, which may be a shipped one; an empty one has none. Raises `ConfigError`."""
+    """The keys and values of a file, which may be a shipped one; none if it is empty. Raises `ConfigError`."""
     try:
         content = yaml.safe_load(here_or_shipped(path).read_text("utf-8"))
     except OSError as e:
@@ -32,7 +32,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def check_known(key: object, known: Iterable[str], source: str) -> None:
-    """Raises `ConfigError` that names the key which was meant, if one is near."""
+    """Check that a key is known. Raises `ConfigError` that suggests a similar key, if there is one."""
     names = list(known)
     if key not in names:
         near = difflib.get_close_matches(str(key), names, 1)
@@ -41,8 +41,8 @@ def check_known(key: object, known: Iterable[str], source: str) -> None:
 
 
 def converted(content: Any, kind: type[T], where: str, param: str) -> T:
-    """The content of a file as a `kind`, a struct or a tuple of such. Raises `ConfigError` that begins with `where` for
-    a wrong value, and for an unknown key of a struct."""
+    """The content of a file as a `kind`, which is a struct or a tuple of structs. Raises `ConfigError` for a wrong
+    value or an unknown key of a struct; its message names `where`."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         for key in content:
             check_known(key, [f.name for f in msgspec.structs.fields(kind)], where)
@@ -53,8 +53,8 @@ def converted(content: Any, kind: type[T], where: str, param: str) -> T:
 
 
 def locate(kind: str, name: str | Path) -> Path:
-    """The file of that path, or the shipped `configs/KIND/NAME.yaml`. Raises `ConfigError` that names those there
-    are."""
+    """The path of a file given by its path or as the name of a shipped `configs/KIND/NAME.yaml`. Raises `ConfigError`
+    that lists the shipped ones."""
     path = Path(name).expanduser()
     if path.suffix in (".yaml", ".yml", ".jsonl") or path.is_file():
         return path

@@ -1,4 +1,5 @@
-"""Every option of a server, once: type, default, help. Flags, environment and YAML are three spellings of it."""
+"""All options of a server, each with its type, default and help text. Flags, environment and YAML use the same
+options."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def _help(group: str, text: str, **bounds: Any) -> Meta:
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`None` means `auto`: resolved once, into a new object, when the model and the device are known."""
+    """The options of a server. `None` means `auto`, which is resolved once, into a new object, when the model and the
+    device are known."""
 
     model: Annotated[
         str,

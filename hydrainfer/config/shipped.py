@@ -1,4 +1,4 @@
-"""The places of files that ship beside the code: `kernels/` and `configs/`."""
+"""The places of files that ship with the code: `kernels/` and `configs/`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped(folder: str) -> Path:
-    """`kernels` or `configs`: inside the package in an installation (setup.py puts them there), beside it in the source
-    tree."""
+    """The path of `kernels` or `configs`: inside the package in an installation (setup.py puts them there), beside it
+    in the source tree."""
     inside = _PACKAGE / "_data" / folder
     return inside if inside.is_dir() else _PACKAGE.parent / folder
 
 
 def here_or_shipped(path: Path) -> Path:
-    """The path, which may begin with `~`. One like `configs/layouts/1epd.yaml`, as the documentation writes them, is
-    the shipped one where the working directory has none."""
+    """The path with `~` expanded. A path like `configs/layouts/1epd.yaml`, as in the documentation, is the shipped file
+    if the working directory has none."""
     path = path.expanduser()
     if path.parts[:1] == ("configs",) and not path.exists():
         return shipped("configs").joinpath(*path.parts[1:])

@@ -1,4 +1,5 @@
-"""Service level objectives: what a request has to reach, from the command line or from files as in configs/slo."""
+"""Service level objectives: the limits that a request must meet, from the command line or from files as in
+configs/slo."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from hydrainfer.config.read import check_known, read_yaml
 from hydrainfer.core import ConfigError
 
 _PART = re.compile(r"(ttft|tpot|e2el|e2e)([:=])(.+)")
-_NUMBER = re.compile(r"\w+=[\d.]+")  # a limit, if of nothing that is known: no file and no preset is called so
+_NUMBER = re.compile(r"\w+=[\d.]+")  # also an unknown limit: no file or preset has such a name
 _SCALE = {":": 1e-3, "=": 1.0}  # ttft:250 is in ms, ttft=0.25 in s
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits in seconds; None is no limit. A request meets it if its first token comes within `ttft_s`, a share of at
-    least `token_share` of its token intervals is within `tpot_s` (paper, section 2.3: 90 %), and it ends within
-    `e2e_s`. Raises `ConfigError`."""
+    """A service level objective: limits in seconds; None is no limit. A request meets it if its first token comes
+    within `ttft_s`, at least the share `token_share` of its token intervals is within `tpot_s` (paper, section 2.3: 90
+    %), and it ends within `e2e_s`. Raises `ConfigError`."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -44,7 +45,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def inline(self) -> str:
-        """The limits as `parse_slo` reads them."""
+        """The limits as text that `parse_slo` reads."""
         return ",".join(f"{name}={seconds:g}" for name, seconds in self._limits.items() if seconds is not None)
 
     @property
@@ -57,8 +58,8 @@ def is_slo_part(text: str) -> bool:
 
 
 def parse_slo(parts: Iterable[str]) -> Slo:
-    """`["ttft:250", "tpot:40"]`, milliseconds, or `["ttft=0.25", "tpot=0.04"]`, seconds; also as one string with blanks
-    or commas. Raises `ConfigError`."""
+    """The objective given by `["ttft:250", "tpot:40"]`, in milliseconds, or `["ttft=0.25", "tpot=0.04"]`, in seconds;
+    also as one string with blanks or commas. Raises `ConfigError`."""
     limits: dict[str, float] = {}
     for part in " ".join(parts).replace(",", " ").split():
         match = _PART.fullmatch(part)
@@ -74,14 +75,14 @@ def parse_slo(parts: Iterable[str]) -> Slo:
 
 
 def inline_slo(text: str | None) -> Slo | None:
-    """The limits that an option says; None if it is not given or names a preset or a file. Raises `ConfigError`."""
+    """The limits written in an option; None if it is not given, or names a preset or a file. Raises `ConfigError`."""
     parts = (text or "").replace(",", " ").split()
     return parse_slo(parts) if parts and (is_slo_part(parts[0]) or _NUMBER.fullmatch(parts[0])) else None
 
 
 def read_slo(path: Path, dataset: str | None) -> Slo:
-    """A file of one model: `dataset: {ttft_ms, tpot_ms, e2e_ms, token_share}`. Raises `ConfigError` that names what
-    there is."""
+    """The objective for a dataset in a model's file: `dataset: {ttft_ms, tpot_ms, e2e_ms, token_share}`. Raises
+    `ConfigError` that lists the datasets there."""
     table = read_yaml(path)
     if dataset is None or dataset not in table:
         wanted = "which one is not said" if dataset is None else f"none for {dataset!r}"

@@ -11,8 +11,8 @@ from hydrainfer.config.load import Loaded, options
 
 
 def config_table(loaded: Loaded, facts: Mapping[str, Any]) -> Table:
-    """The options that the server runs with, and where each value came from; defaults that stayed defaults are left out
-    unless they were resolved from `auto`."""
+    """The options that the server runs with, and the source of each value. Unchanged defaults are left out, unless they
+    were resolved from `auto`."""
     table = Table(title="hydrainfer", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
     for o in options():
         source = loaded.provenance[o.name]
