@@ -1,5 +1,5 @@
-// Attention over a paged cache: one query row per request (keys and values are read once, in their own precision), and
-// chunks of many.
+// Attention over a paged cache, for decodes (one query row per request; keys and values are read once, in their own
+// precision) and for chunks of many rows.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -22,7 +22,7 @@ struct Pages {
 
 template <class T>
 struct PagedArgs {
-  const T* q;  // [rows, heads, keys.dim], row stride q_stride; decodes have the first rows
+  const T* q;  // [rows, heads, keys.dim], row stride q_stride; decodes come first
   Pages<T> keys, values;
   T* out;  // [rows, heads, values.dim], contiguous
   const int32_t* tables;  // [requests, table_stride]
@@ -47,8 +47,8 @@ inline float dot(const float* q, const T* k, int64_t D) {
   return s;
 }
 
-// Scores [padded], of which the first L count, become probabilities; the rest becomes zero. `sink`, unless null: one more
-// score, whose probability goes nowhere.
+// Turns the first L of the scores [padded] into probabilities, and the rest into zeros. `sink`, unless null: one more
+// score, whose probability is dropped.
 inline void softmax(float* s, int64_t L, int64_t padded, const float* sink) {
   const float most = *std::max_element(s, s + L), top = sink ? std::max(most, *sink) : most;
   vec total{};
@@ -67,7 +67,7 @@ inline void softmax(float* s, int64_t L, int64_t padded, const float* sink) {
 template <class T>
 inline void weigh(float* acc, const float* s, const T* v, int64_t n, int64_t stride, int64_t D) {
   int64_t d = 0;
-  for (; d + 4 * W <= D; d += 4 * W) {  // four accumulators hide the latency of one
+  for (; d + 4 * W <= D; d += 4 * W) {  // four accumulators hide latency
     vec a0 = load(acc + d), a1 = load(acc + d + W), a2 = load(acc + d + 2 * W), a3 = load(acc + d + 3 * W);
     for (int64_t t = 0; t < n; ++t) {
       const T* row = v + t * stride + d;
@@ -85,9 +85,9 @@ inline void weigh(float* acc, const float* s, const T* v, int64_t n, int64_t str
     for (int64_t t = 0; t < n; ++t) acc[d] += s[t] * to_float(v[t * stride + d]);
 }
 
-// Request r, KV heads h0 .. h1 - 1; G = heads / kv_heads queries share every key and value. The heads of a token lie
-// side by side, so taking them together streams through a block; the next block is fetched meanwhile. `scratch` is the
-// thread's own.
+// Attention of request r for KV heads h0 .. h1 - 1; G = heads / kv_heads queries share every key and value. The heads
+// of a token lie side by side, so computing them together streams through a block; the next block is prefetched
+// meanwhile. `scratch` belongs to the thread.
 template <class T>
 inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1, std::vector<float>& scratch) {
   const int64_t G = a.heads / a.kv_heads, D = a.keys.dim, V = a.values.dim, end = a.lengths[r], bt = a.block_tokens;
@@ -131,12 +131,13 @@ inline void decode_one(const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1,
   for (int64_t i = 0; i < n_heads * V; ++i) from_float(acc[i], to[i]);
 }
 
-// Into so many parts the KV heads of each of `n` decodes are cut, for `decode_one`: with few of them, every thread has one.
+// The number of parts that the KV heads of each of `n` decodes are cut into for `decode_one`, so that every thread has
+// work.
 inline int64_t decode_parts(int64_t n, int64_t kv_heads, int64_t threads) {
   return n >= 2 * threads ? 1 : std::min<int64_t>(kv_heads, 4);
 }
 
-// Rows row … end - 1 of KV head `head` of request r, whose first token is row `start` of the batch.
+// Attention of rows row … end - 1 of KV head `head` of request r, whose first token is row `start` of the batch.
 template <class T>
 inline void attend_pages(const PagedArgs<T>& a, int64_t r, int64_t head, int64_t start, int64_t tokens, int64_t row,
                          int64_t end, std::vector<float>& scratch) {

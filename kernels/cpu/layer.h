@@ -1,5 +1,5 @@
-// Decoder layers one after the other in one parallel region, for one token each of a few requests. Every number is what
-// the operators of ops.cpp give when they are called by themselves.
+// Consecutive decoder layers in one parallel region, for one token each of a few requests. The results are
+// bit-identical to those of the single operators in ops.cpp.
 #pragma once
 #include <omp.h>
 
@@ -13,7 +13,7 @@
 
 namespace hydra {
 
-// A weight [N, K], its scales [N] if it is of 8 bits, and a bias [N] or null.
+// A weight [N, K], its scales [N] if it is int8, and a bias [N] or null.
 template <class T, class Q>
 struct Matrix {
   const Q* w;
@@ -26,12 +26,12 @@ struct Matrix {
 template <class T, class Q>
 struct DecoderLayer {
   const T *input_norm, *mlp_norm;  // [hidden]
-  const T *q_norm, *k_norm;  // [dim], of each head before it is turned, or null
+  const T *q_norm, *k_norm;  // [dim], for each head before RoPE, or null
   const float* sinks;  // [heads] or null
   Matrix<T, Q> qkv, out, gate_up, down;
 };
 
-// The rows of a call, one token of a request each; `paged` without what belongs to a layer.
+// The rows of a call, one token each of several requests. In `paged`, the fields of a layer are not set.
 template <class T>
 struct Decodes {
   T* x;  // [rows, hidden], contiguous
@@ -42,13 +42,13 @@ struct Decodes {
   PagedArgs<T> paged;
 };
 
-// What the threads write for each other.
+// Buffers that the threads share.
 template <class T>
 struct Between {
   std::unique_ptr<T[]> qkv, mixed, gate_up, hidden;  // `rows` rows each
 };
 
-// One of the threads that compute a call; each of them passes through all of it.
+// One of the threads that compute a call. Each thread runs through all steps of the call.
 template <class T, class Q>
 struct DecodeThread {
   using X = typename Rows<Q>::X;
@@ -76,7 +76,7 @@ struct DecodeThread {
     multiply(by, x, out, accumulate, share(by.N, me, threads));
   }
 
-  // KV heads h0 .. h1 - 1 of request r: nothing else reads or writes what this does.
+  // KV heads h0 .. h1 - 1 of request r. No other thread reads or writes the same data.
   void attend(const DecoderLayer<T, Q>& layer, const PagedArgs<T>& a, int64_t r, int64_t h0, int64_t h1) {
     const int64_t G = a.heads / a.kv_heads, D = a.keys.dim, V = a.values.dim;
     const int64_t block = d.slots[r] / a.block_tokens, offset = d.slots[r] % a.block_tokens;
@@ -110,7 +110,7 @@ struct DecodeThread {
     multiply(layer.out, lay(to.mixed.get(), layer.out.K), d.x, true);
 #pragma omp barrier
     const X* x = normalise(layer.mlp_norm, gate_up.K);
-    const auto [i0, i1] = share(down.K, me, threads, W);  // whole vectors, but for the last
+    const auto [i0, i1] = share(down.K, me, threads, W);  // whole vectors, except for the last
     multiply(gate_up, x, to.gate_up.get(), false, {i0, i1});
     multiply(gate_up, x, to.gate_up.get(), false, {down.K + i0, down.K + i1});
     for (int64_t m = 0; m < d.rows; ++m) {
@@ -123,7 +123,7 @@ struct DecodeThread {
   }
 };
 
-// Layers whose matrices have the same shapes; keys and values: the cache of each.
+// Layers whose matrices have the same shapes. keys, values: the cache of each layer.
 template <class T, class Q>
 void decode_layers(const std::vector<DecoderLayer<T, Q>>& layers, const std::vector<std::pair<Pages<T>, Pages<T>>>& caches,
                    const Decodes<T>& d) {

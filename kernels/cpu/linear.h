@@ -1,4 +1,4 @@
-// out[m, n] (+)= sum_k x[m, k] * w[n, k] (* scale[n]) (+ bias[n]) for few rows m: reads each weight from memory once.
+// out[m, n] (+)= sum_k x[m, k] * w[n, k] (* scale[n]) (+ bias[n]) for few rows m. Each weight is read from memory once.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -9,14 +9,15 @@
 
 namespace hydra {
 
-// How a row of x lies in memory, and how vectors of it meet those of a weight. `PART` elements are multiplied at a time.
+// The layout of a row of x in memory, and the way its vectors are multiplied with those of a weight, `PART` elements at
+// a time.
 //
-// float, f16, int8: x as float in its order.
+// float, f16, int8: x as float, in its own order.
 template <class T>
 struct Rows {
   using X = float;
   static constexpr bool as_is = std::is_same_v<T, float>;
-  static constexpr int PART = W, SPAN = W;  // SPAN: elements of w behind the parts that are read together
+  static constexpr int PART = W, SPAN = W;  // SPAN: elements of w that are read together
   static vec weights(const T* w, int) { return load(w); }
   static vec values(const X* x) { return load(x); }
   static vec fma(vec a, vec b, vec c) { return hydra::fma(a, b, c); }
@@ -27,7 +28,7 @@ struct Rows {
 };
 
 #if defined(__AVX512BF16__)
-// bf16 with its own instruction: pairs are multiplied exactly and summed in float. x stays as it is.
+// bf16 with the dot product instruction: pairs are multiplied exactly and summed in float. x keeps its layout.
 template <>
 struct Rows<bf16> {
   using X = bf16;
@@ -39,8 +40,9 @@ struct Rows<bf16> {
   static void lay(const bf16*, X*, int64_t) {}
 };
 #else
-// bf16 without: of 2 W weights read as W pairs, the first of each pair becomes a float by a shift and the second by a
-// mask, which is less work than widening them in order. x as float, in every 2 W first the even elements, then the odd.
+// bf16 without that instruction: 2 W weights are read as W pairs. A shift makes the first of each pair a float, a mask
+// the second, which is less work than widening them in order. x as float, with the even elements first in every 2 W,
+// then the odd ones.
 template <>
 struct Rows<bf16> {
   using X = float;
@@ -86,7 +88,7 @@ inline void tile(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t 
   vec acc[MR][NR] = {};
   int64_t k = 0;
   for (; k + LINE <= K; k += LINE) {
-    for (int n = 0; n < NR; ++n) __builtin_prefetch(w + (NR + n) * K + k);  // the next panel, while this one computes
+    for (int n = 0; n < NR; ++n) __builtin_prefetch(w + (NR + n) * K + k);  // the next panel
     for (int i = 0; i < LINE; i += PART) step<MR, NR>(x + k + i, ldx, w + k + i, K, i % SPAN / PART, acc);
   }
   for (; k + SPAN <= K; k += SPAN)
@@ -101,7 +103,7 @@ inline void tile(const typename Rows<T>::X* x, int64_t ldx, const T* w, int64_t 
 
 template <class T, class O = T>
 struct LinearArgs {
-  const typename Rows<T>::X* x;  // [M, K], as Rows<T> lays it
+  const typename Rows<T>::X* x;  // [M, K], in the layout of Rows<T>
   const T* w;  // [N, K], contiguous
   const float* scales;  // [N] or null
   const O* bias;  // [N] or null
@@ -124,7 +126,7 @@ inline void tile_out(const LinearArgs<T, O>& a, int64_t m0, int64_t n0) {
     }
 }
 
-// The `left` rows from m0 on, at most MR.
+// Computes the `left` rows from m0 on, at most MR.
 template <int MR, int NR, class T, class O>
 inline void rest(const LinearArgs<T, O>& a, int64_t m0, int64_t n0, int64_t left) {
   if constexpr (MR > 0) {
@@ -133,7 +135,7 @@ inline void rest(const LinearArgs<T, O>& a, int64_t m0, int64_t n0, int64_t left
   }
 }
 
-// Columns [n0, n1) for all rows; a panel of NR weight rows stays in L1 while every group of rows passes over it.
+// Computes columns [n0, n1) for all rows. A panel of NR weight rows stays in L1 while all groups of rows use it.
 template <int MR, int NR, class T, class O>
 inline void panels(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
   int64_t n = n0;
@@ -146,7 +148,7 @@ inline void panels(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < a.M; ++m) tile_out<1, 1>(a, m, n);
 }
 
-// Never inlined, so that whoever calls it gets the same bits.
+// Never inlined, so that all callers get the same bits.
 template <class T, class O>
 [[gnu::noinline]] void columns(const LinearArgs<T, O>& a, int64_t n0, int64_t n1) {
   if (a.M == 1) return panels<1, 8>(a, n0, n1);
@@ -166,7 +168,7 @@ template <class T, class O>
   return panels<4, 3>(a, n0, n1);
 }
 
-// x [M, K] as Rows<T> lays it: itself, or `laid`.
+// x [M, K] in the layout of Rows<T>: x itself, or a copy in `laid`.
 template <class T, class O>
 inline const typename Rows<T>::X* lay_rows(const O* x, int64_t M, int64_t K, std::vector<typename Rows<T>::X>& laid) {
   if constexpr (Rows<T>::as_is && std::is_same_v<typename Rows<T>::X, O>) {
@@ -178,7 +180,7 @@ inline const typename Rows<T>::X* lay_rows(const O* x, int64_t M, int64_t K, std
   }
 }
 
-// The share of `n` columns that thread `i` of `threads` has, a multiple of `unit` unless it is the last.
+// The share of `n` columns for thread `i` of `threads`, a multiple of `unit` unless it is the last.
 inline std::pair<int64_t, int64_t> share(int64_t n, int64_t i, int64_t threads, int64_t unit = 24) {
   const int64_t each = ((n + threads - 1) / threads + unit - 1) / unit * unit;
   return {std::min(n, i * each), std::min(n, (i + 1) * each)};

@@ -1,4 +1,4 @@
-// A layer of experts: rows that go to the same expert are multiplied together, so each weight is read once. For few rows.
+// A layer of experts, for few rows. Rows of the same expert are multiplied together, so that each weight is read once.
 #pragma once
 #include <omp.h>
 
@@ -11,9 +11,9 @@
 
 namespace hydra {
 
-// The matrices and biases of all experts lie one after the other. Each gated MLP is down(silu(gate) * up), where the rows
-// of gates come before those of ups. With a `limit` gates and ups lie by turns, and it is down((up + 1) * gate *
-// sigmoid(alpha * gate)), both clamped to the limit.
+// The matrices and biases of all experts lie one after the other. Each gated MLP is down(silu(gate) * up), with the
+// gate rows before the up rows. With a `limit`, gate and up rows are interleaved, and the MLP is down((up + 1) * gate *
+// sigmoid(alpha * gate)), with gate and up clamped to the limit.
 template <class T>
 struct Experts {
   const T *gate_up, *gate_up_bias;  // [experts * 2 * inner, width], [experts * 2 * inner] or null
@@ -22,7 +22,7 @@ struct Experts {
   float limit, alpha;
 };
 
-// Slots are (row, expert) pairs in the order of experts; those of an expert are a group.
+// Slots are (row, expert) pairs sorted by expert. The slots of one expert form a group.
 struct Group {
   int64_t expert, first, n;
 };
@@ -40,7 +40,7 @@ inline std::vector<Group> group_slots(const int64_t* chosen, int64_t n, std::vec
   return groups;
 }
 
-// Columns [i0, i1) of what goes into `down`, of `n` rows. wide [n, 2 * inner] → hidden [n, inner].
+// Computes columns [i0, i1) of the input of `down`, for `n` rows: wide [n, 2 * inner] → hidden [n, inner].
 template <class T>
 inline void gate(const Experts<T>& e, const T* wide, T* hidden, int64_t n, int64_t i0, int64_t i1) {
   for (int64_t m = 0; m < n; ++m) {
@@ -60,7 +60,8 @@ inline void gate(const Experts<T>& e, const T* wide, T* hidden, int64_t n, int64
 template <class T>
 using Laid = std::vector<typename Rows<T>::X>;
 
-// out [rows, width] += the sum over `each` experts of a row, weights [rows, each], of what they make of x [rows, width].
+// out [rows, width] += the sum of the outputs of each row's `each` experts for x [rows, width], with weights [rows,
+// each].
 template <class T>
 void run_experts(const Experts<T>& e, const T* x, const int64_t* chosen, const T* weights, int64_t rows, int64_t each,
                  T* out) {

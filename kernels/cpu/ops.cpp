@@ -1,5 +1,5 @@
-// The CPU kernels behind hydrainfer.ops.native. Threads come from the OpenMP pool that torch uses, so that
-// torch.set_num_threads in the calling thread holds here too.
+// The CPU kernels behind hydrainfer.ops.native. Threads come from the OpenMP pool that torch uses, so
+// torch.set_num_threads in the calling thread applies here, too.
 #include <omp.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
@@ -40,7 +40,7 @@ T* data(const TensorView& t) {
   return reinterpret_cast<T*>(static_cast<char*>(t.data_ptr()) + t.byte_offset());
 }
 
-// Shares the columns out. `args(x)` makes the arguments of x as Rows<T> lays it.
+// Divides the columns among threads. `args(x)` makes the arguments for x in the layout of Rows<T>.
 template <class T, class O, class Args>
 void multiply_rows(const O* x, int64_t M, int64_t N, int64_t K, Args&& args) {
   std::vector<typename Rows<T>::X> laid;
@@ -107,13 +107,13 @@ void widen_int8(TensorView w, TensorView scales, TensorView out) {
   });
 }
 
-// Rows row … end - 1 of what a KV head of request (or segment) i has.
+// A task: rows row … end - 1 of a KV head of request (or segment) i.
 struct Part {
   int64_t i, head, row, end;
 };
 
-// Of `rows` query rows, those with the most keys first; whole panels each, and several tasks for every thread if there are
-// that many. `total`: rows of all that are cut.
+// Cuts `rows` query rows into tasks of whole panels, those with the most keys first; several tasks per thread if there
+// are enough. `total`: the rows of all requests or segments.
 template <class Each>
 void cut(int64_t rows, int64_t total, Each&& each) {
   const int64_t panel = PANEL * W, shares = total / (6 * omp_get_max_threads() * panel);
@@ -129,9 +129,10 @@ Pages<T> pages(const TensorView& t) {
   return {data<T>(t), t.stride(0), t.stride(1), t.stride(2), t.size(3)};
 }
 
-// Decodes, the first `n_decodes` requests, and chunks in one go. q [rows, heads, dim] with any row stride; keys and values
-// of one layer [blocks, block_tokens, kv_heads, dim]; tables [requests, blocks]; lengths [requests]; starts [requests + 1]:
-// their first rows; out contiguous. `ends` [rows] and `sinks` [heads] (either may be empty) and `window`: see Queries.
+// Attention of decodes (the first `n_decodes` requests) and chunks in one call. q [rows, heads, dim] with any row
+// stride; keys and values of one layer [blocks, block_tokens, kv_heads, dim]; tables [requests, blocks]; lengths
+// [requests]; starts [requests + 1]: their first rows; out contiguous. `ends` [rows] and `sinks` [heads] (either may be
+// empty) and `window`: see Queries.
 void attention(TensorView q, TensorView keys, TensorView values, TensorView tables, TensorView lengths, TensorView starts,
                TensorView ends, TensorView sinks, int64_t n_decodes, int64_t window, TensorView out, double scale) {
   by_dtype(q, [&](auto zero) {
@@ -197,7 +198,7 @@ void attention_segments(TensorView q, TensorView k, TensorView v, TensorView sta
   });
 }
 
-// keys and values [rows, kv_heads, dim] with any row stride → those of the cache at slots [rows].
+// Writes keys and values [rows, kv_heads, dim], with any row stride, to the cache at slots [rows].
 void write_kv(TensorView keys, TensorView values, TensorView key_cache, TensorView value_cache, TensorView slots) {
   by_dtype(keys, [&](auto zero) {
     using T = decltype(zero);
@@ -213,8 +214,8 @@ void write_kv(TensorView keys, TensorView values, TensorView key_cache, TensorVi
   });
 }
 
-// qk [rows, heads, dim] with any row stride, rotated in place; cos, sin [rows, dim / 2] float32, or fewer columns: then the
-// rest of each head stays as it is.
+// Rotates qk [rows, heads, dim], with any row stride, in place. cos, sin [rows, dim / 2] float32; with fewer columns
+// the rest of each head stays as it is.
 void rope(TensorView qk, TensorView cos, TensorView sin) {
   by_dtype(qk, [&](auto zero) {
     using T = decltype(zero);
@@ -267,9 +268,10 @@ void quick_gelu(TensorView x) {
   });
 }
 
-// One row each of several requests, of any row stride: qkv [rows, channels], gate [rows, heads * dim], beta, step [rows,
-// heads]. conv [channels, width], norm [dim]; rate, bias [heads] float32; tails [blocks, width - 1, channels] and states
-// [blocks, heads, keys, dim] float32, whose blocks may lie apart; sources, targets int64; out [rows, heads * dim].
+// A step of the gated delta rule for one row each of several requests, with any row stride: qkv [rows, channels], gate
+// [rows, heads * dim], beta, step [rows, heads]. conv [channels, width], norm [dim]; rate, bias [heads] float32; tails
+// [blocks, width - 1, channels] and states [blocks, heads, keys, dim] float32, blocks with any stride; sources, targets
+// int64; out [rows, heads * dim].
 void gated_delta(TensorView qkv, TensorView gate, TensorView beta, TensorView step, TensorView conv, TensorView norm,
                  TensorView rate, TensorView bias, TensorView tails, TensorView states, TensorView sources,
                  TensorView targets, TensorView out, double eps) {
@@ -354,9 +356,10 @@ Function decoder_of(const Array<Tensors>& kept, int64_t heads, double eps, doubl
   });
 }
 
-// Layers that follow each other, with matrices of the same shapes → the call that takes rows through all of them: x [rows,
-// hidden], contiguous, one token of a request each, overwritten; cos, sin [rows, dim / 2] as for `rope`; keys and values
-// of each layer in turn, tables [rows, blocks], lengths [rows], window as for `attention`, slots [rows] as for `write_kv`.
+// Makes a function that runs rows through consecutive layers whose matrices have the same shapes. Its arguments: x
+// [rows, hidden], contiguous, one token each of several requests, overwritten; cos, sin [rows, dim / 2] as for `rope`;
+// keys and values of each layer in turn, tables [rows, blocks], lengths [rows], window as for `attention`, slots [rows]
+// as for `write_kv`.
 Function decoder(Array<Tensors> layers, int64_t heads, double eps, double scale) {
   Function made;
   const Tensor norm = *layers[0][0], qkv = *layers[0][5];

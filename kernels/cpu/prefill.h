@@ -1,13 +1,13 @@
-// Attention of many query rows over keys and values that stay where they lie (the blocks of a cache, or rows of a
-// batch): online softmax over tiles of keys, both products in registers.
+// Attention of many query rows over keys and values that are read in place (from the blocks of a cache, or rows of a
+// batch): online softmax over tiles of keys, with both products in registers.
 //
-// A row of queries is a *lane*. A panel is up to PANEL vectors of lanes that share keys and values: the query heads of a
-// group and following tokens. Everything is computed with lanes side by side:
+// A row of queries is a *lane*. A panel is up to PANEL vectors of lanes that share keys and values: the query heads of
+// a group, for consecutive tokens. Everything is computed with lanes side by side:
 //
 //     scores [keys, lanes] = K [keys, dim] x Q [dim, lanes]        out [dim, lanes] += V^T [dim, keys] x P [keys, lanes]
 //
-// so the left factor is broadcast number by number from the cache, and softmax needs no sum across a vector. Where the
-// processor has matrix tiles for T, they multiply; then V^T lies in rows, too.
+// so the left factor is broadcast number by number from the cache, and softmax needs no sum across a vector. If the
+// processor has matrix tiles for T, they multiply; then V^T is stored by rows, too.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -23,12 +23,13 @@ constexpr int PANEL = 3, DEEP = 8;  // vectors of lanes and rows of a product th
 #else
 constexpr int PANEL = 3, DEEP = 4;
 #endif
-constexpr int64_t KEYS = 96;  // of a tile; its scores and a panel's queries fit into the first cache
+constexpr int64_t KEYS = 96;  // of a tile; its scores and a panel's queries fit the L1 cache
 
-// How a tile is laid out in units, the 32 bits that one lane multiplies by at a time: float, and narrower numbers widened.
+// The layout of a tile in units, the 32 bits that one lane multiplies at a time. Here: floats, and narrower numbers
+// widened.
 template <class T>
 struct Units {
-  static constexpr int EACH = 1;  // numbers of a unit
+  static constexpr int EACH = 1;  // numbers per unit
   static vec fma(vec sum, float a, vec b) { return hydra::fma(splat(a), b, sum); }
   static void keys(const T* from, float* to, int64_t dim) { widen(from, to, dim); }
   static void values(const T* from, const T*, float* to, int64_t dim) { widen(from, to, dim); }
@@ -41,7 +42,7 @@ struct Units {
 };
 
 #if defined(__AVX512BF16__)
-// bf16 with its own instruction: pairs along the head of keys, pairs of tokens for values.
+// bf16 with the dot product instruction: pairs along the head for keys, pairs of tokens for values.
 template <>
 struct Units<bf16> {
   static constexpr int EACH = 2;
@@ -51,7 +52,7 @@ struct Units<bf16> {
     return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
   }
   static void keys(const bf16* from, float* to, int64_t dim) { std::memcpy(to, from, dim * sizeof(bf16)); }
-  static void values(const bf16* a, const bf16* b, float* to, int64_t dim) {  // `b` null: nothing follows `a`
+  static void values(const bf16* a, const bf16* b, float* to, int64_t dim) {  // `b` null: `a` is the last
     int64_t i = 0;
     for (; i + W <= dim; i += W) {
       const uvec low = bits(a + i), high = b ? bits(b + i) : uvec{};
@@ -80,8 +81,8 @@ struct Units<bf16> {
 };
 #endif
 
-// out[M, lanes] = or, with `keep` per lane, = out * keep +, the sum over k < K of a[m * down + k * right] * b[k, lanes]; N
-// vectors of lanes. Never inlined: where it is, GCC leaves the sums in memory.
+// out[M, lanes] = the sum over k < K of a[m * down + k * right] * b[k, lanes], plus out * keep if there is a `keep` per
+// lane; N vectors of lanes. Never inlined, because GCC would then keep the sums in memory.
 template <class T, int M, int N>
 [[gnu::noinline]] void multiply(int64_t K, const float* a, int64_t down, int64_t right, const float* b, float* out,
                      const vec* keep) {
@@ -108,19 +109,19 @@ template <class T, int M, int N>
     }
 }
 
-// Rows of queries of one KV head, of one request or segment. Row r is query head r % group of token r / group.
+// The query rows of one KV head of one request or segment. Row r is query head r % group of token r / group.
 template <class T>
 struct Queries {
   const T* q;
   T* out;
   int64_t token_stride, head_stride, out_token_stride;  // out's heads lie side by side
   int64_t group, dim, v_dim;
-  int64_t keys;  // how many there are
+  int64_t keys;  // the number of keys
   int64_t context;  // token i sees no key after context + i; at least `keys` without a mask
-  int64_t window;  // and none that is so many or more before that one; 0: there is no such limit
+  int64_t window;  // and only the `window` keys up to that one; 0: no limit
   float scale;
-  const int32_t* ends = nullptr;  // the last key that each token sees, which never becomes less, instead of `context`'s
-  const float* sinks = nullptr;  // [group]: one more score of each head, whose share of its attention gives nothing
+  const int32_t* ends = nullptr;  // the last key that each token sees, never decreasing; replaces `context`
+  const float* sinks = nullptr;  // [group]: one more score per head, for a key without a value
 
   int64_t first_key(int64_t row) const {
     return window ? std::max<int64_t>(0, context + row / group - window + 1) : 0;
@@ -130,15 +131,15 @@ struct Queries {
   T* to(int64_t row) const { return out + row / group * out_token_stride + row % group * v_dim; }
 };
 
-// The tile of keys and values at hand, in units, dense: in a cache, rows of a head lie a power of two apart, which is the
-// same few sets of the first cache.
+// The present tile of keys and values in units, copied densely: in the KV cache the rows of a head lie a power of two
+// apart, and would share a few sets of the L1 cache.
 template <class T>
 struct Tile {
   static constexpr int EACH = Units<T>::EACH;
   static constexpr int64_t V_UNITS = KEYS / EACH;  // whole tiles
   const T *k_rows[KEYS], *v_rows[KEYS];
   float *k, *v;  // [keys, k_stride], [keys / EACH, v_stride]
-  float* turned;  // v by rows of the head: [v_dim, V_UNITS], where matrix tiles multiply
+  float* turned;  // v by rows of the head, [v_dim, V_UNITS], for matrix tiles
   int64_t dim, v_dim, units, k_stride, v_stride;
   bool tiled;
 
@@ -153,7 +154,7 @@ struct Tile {
     v = k + KEYS * k_stride, turned = v + V_UNITS * v_stride;
     if (!tiled) return;
     units = whole_tiles(units);
-    std::fill(room, room + floats(a), 0.0f);  // a number that is left over, times zero, would be a NaN if it is one
+    std::fill(room, room + floats(a), 0.0f);  // a NaN that is left over would give NaN times zero
   }
 
   void lay(int64_t n) {
@@ -174,13 +175,13 @@ struct Tile {
   }
 };
 
-// What is kept of a panel between tiles of keys; N vectors of lanes. `room`: `floats(a)` of them.
+// The state of a panel that is kept between tiles of keys; N vectors of lanes. `room`: memory for `floats(a)` floats.
 template <class T, int N>
 struct Panel {
   static constexpr int EACH = Units<T>::EACH, LANES = N * W;
   float *q, *out;  // [dim / EACH, lanes], [v_dim, lanes]
   vec top[N], total[N];
-  ivec first[N], last[N];  // keys that a lane sees
+  ivec first[N], last[N];  // the keys that a lane sees
   int64_t row, rows;
 
   Panel(const Queries<T>& a, int64_t row, int64_t rows, float* room) : q(room), row(row), rows(rows) {
@@ -188,7 +189,7 @@ struct Panel {
     out = q + whole_tiles(units) * LANES;
     std::fill(q, out + dim * LANES, 0.0f);
     for (int n = 0; n < N; ++n) {
-      top[n] = splat(-1e30f), total[n] = vec{};  // finite: a lane may see nothing of a tile
+      top[n] = splat(-1e30f), total[n] = vec{};  // finite, because a lane may see no key of a tile
       for (int i = 0; i < W; ++i) {
         const int64_t at = std::min(row + n * W + i, row + rows - 1);
         first[n][i] = int32_t(a.first_key(at)), last[n][i] = int32_t(a.last_key(at));
@@ -227,7 +228,7 @@ struct Panel {
       for (int64_t i = 0; i < lanes; ++i) q[u * LANES + n * W + i] = number(i, u);
   }
 
-  // Keys t … t + n - 1, which `tile` holds; `scores` has room for KEYS rows.
+  // Takes in keys t … t + n - 1, which are in `tile`. `scores` has room for KEYS rows.
   void add(const Queries<T>& a, int64_t t, int64_t n, const Tile<T>& tile, float* scores) {
     n = std::min<int64_t>(n, a.last_key(row + rows - 1) + 1 - t);
     if (n <= 0 || t + n <= a.first_key(row)) return;
@@ -253,7 +254,7 @@ struct Panel {
     }
   }
 
-  // Scores become weights, in units; `keep` is what everything before is worth now.
+  // Turns scores into weights, in units. `keep`: the factor for the earlier sums.
   template <bool masked>
   void soften(float* scores, int64_t t, int64_t n, float scale, vec* keep) {
     const float c = scale * 1.44269504f;  // exp(x) = exp2(x log2 e)
@@ -319,7 +320,8 @@ inline void attend_panels(const Queries<T>& a, int64_t row, int64_t end, const L
   for (const Panel<T, N>& panel : some) panel.finish(a);
 }
 
-// Rows row … end - 1. `locate(t, n, k, v)` says where keys and values t … t + n - 1 lie. `scratch` is the thread's own.
+// Attention of rows row … end - 1. `locate(t, n, k, v)` finds keys and values t … t + n - 1. `scratch` belongs to the
+// thread.
 template <class T, class Locate>
 inline void attend(const Queries<T>& a, int64_t row, int64_t end, const Locate& locate, std::vector<float>& scratch) {
   const TileRegisters registers(TILED<T> && tiles_allowed());

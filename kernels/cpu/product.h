@@ -1,8 +1,8 @@
-// out[m, n] (+)= sum_k x[m, k] * w[n, k] (* scale[n]) (+ bias[n]) for many rows m, from weights as they lie.
+// out[m, n] (+)= sum_k x[m, k] * w[n, k] (* scale[n]) (+ bias[n]) for many rows m, with weights in their stored layout.
 //
-// As in prefill.h, a row is a *lane*: x is transposed once, into panels [K, lanes], and weights are broadcast number by
-// number, or by matrix tiles where the processor has them for T. So a weight needs no other order, and what comes of a row
-// does not depend on the rows beside it.
+// As in prefill.h, a row is a *lane*. x is transposed once, into panels [K, lanes], and weights are broadcast number by
+// number, or multiplied by matrix tiles if the processor has them for T. So weights need no other layout, and the
+// result of a row does not depend on the other rows.
 #pragma once
 #include <omp.h>
 
@@ -14,14 +14,14 @@
 
 namespace hydra {
 
-constexpr int64_t DEPTH = 512;  // units of K that are multiplied at a time: so many of DEEP weights fit the first cache
-constexpr int64_t TILED_DEPTH = 128;  // as many of a panel of x do
-constexpr int64_t COLUMNS = 128;  // of a task, at most: DEPTH units of each fit the second cache, beside a panel of x
+constexpr int64_t DEPTH = 512;  // units of K that are multiplied at a time; with DEEP weights they fit the L1 cache
+constexpr int64_t TILED_DEPTH = 128;  // likewise; with a panel of x they fit the L1 cache
+constexpr int64_t COLUMNS = 128;  // the most of a task; DEPTH units of each fit the L2 cache, beside a panel of x
 constexpr int64_t PANEL_LANES = PANEL * W, MOST_LANES = 16 * PANEL_LANES;  // that are transposed together, at most
-constexpr int64_t LAID_FLOATS = 4 << 20;  // and together take, at most
-constexpr int64_t TILED_FLOATS = 256 << 10;  // where tiles multiply: they are so fast that the second cache has to hold them
+constexpr int64_t LAID_FLOATS = 4 << 20;  // and the most floats that they take
+constexpr int64_t TILED_FLOATS = 256 << 10;  // with tiles, which are so fast that the L2 cache has to hold them
 
-// Rows are T, weights Q: T, or int8 with scales.
+// Rows are of type T, weights of type Q, which is T, or int8 with scales.
 template <class T, class Q = T>
 struct ProductArgs {
   const T* x;  // [M, K], rows `x_stride` apart
@@ -33,7 +33,7 @@ struct ProductArgs {
   bool accumulate;
   const bool tiled = TILED<T> && tiles_allowed();
 
-  int64_t units() const;  // of a row; whole tiles, the rest of which is zeros
+  int64_t units() const;  // of a row, rounded up to whole tiles, filled with zeros
 };
 
 template <class T>
@@ -42,7 +42,7 @@ constexpr int64_t units_of(int64_t K) { return (K + Units<T>::EACH - 1) / Units<
 template <class T, class Q>
 int64_t ProductArgs<T, Q>::units() const { return tiled ? whole_tiles(units_of<T>(K)) : units_of<T>(K); }
 
-// `n` numbers as units of T, the last of which is filled up with a zero.
+// Writes `n` numbers as units of T. An incomplete last unit is filled with a zero.
 template <class T, class Q>
 inline void lay_units(const Q* from, int64_t n, float* to) {
   if constexpr (Units<T>::EACH == 1) {
@@ -51,7 +51,7 @@ inline void lay_units(const Q* from, int64_t n, float* to) {
     to[units_of<T>(n) - 1] = 0.0f;
     if constexpr (std::is_same_v<T, Q>) {
       std::memcpy(to, from, n * sizeof(T));
-    } else {  // every int8 is a bf16
+    } else {  // bf16 can represent every int8
       for (int64_t k = 0; k < n; k += W) {
         T some[W];
         const int64_t left = std::min<int64_t>(W, n - k);
@@ -65,10 +65,10 @@ inline void lay_units(const Q* from, int64_t n, float* to) {
   }
 }
 
-// Up to `vectors * W` rows of x [rows, K] → [units, lanes]; lanes and units that are left over hold zeros.
+// Transposes up to `vectors * W` rows of x [rows, K] → [units, lanes]. Lanes and units beyond them hold zeros.
 template <class T>
 inline void lay_panel(const T* x, int64_t x_stride, int64_t rows, int64_t K, int64_t vectors, int64_t units, float* to) {
-  const int64_t whole = K / Units<T>::EACH / W * W, lanes = vectors * W;  // whole: units that are transposed
+  const int64_t whole = K / Units<T>::EACH / W * W, lanes = vectors * W;  // whole: units transposed by vectors
   const int64_t left = K - whole * Units<T>::EACH;
   std::fill(to + units_of<T>(K) * lanes, to + units * lanes, 0.0f);
   for (int64_t n = 0; n < vectors; ++n) {
@@ -89,7 +89,7 @@ inline void lay_panel(const T* x, int64_t x_stride, int64_t rows, int64_t K, int
 }
 
 #if defined(__AVX512BF16__)
-// W sums each of W lanes, `lanes` apart → rows of out, `N` apart, of which there are `rows`.
+// Writes W sums each of W lanes, `lanes` apart, to `rows` rows of out, `N` apart.
 inline void put_rounded(const float* sums, int64_t lanes, const float* scales, const bf16* bias, bf16* out, int64_t N,
                         int64_t rows) {
   const auto sum_of = [&](int n) { return load(sums + n * lanes) * (scales ? scales[n] : 1.0f) + (bias ? to_float(bias[n]) : 0.0f); };
@@ -104,7 +104,7 @@ inline void put_rounded(const float* sums, int64_t lanes, const float* scales, c
 }
 #endif
 
-// The sums of a panel [columns, lanes] → rows m0 … of out, from column n0 on.
+// Writes the sums of a panel [columns, lanes] to rows m0 … of out, from column n0 on.
 template <class T, class Q>
 inline void put(const ProductArgs<T, Q>& a, const float* sums, int64_t m0, int64_t vectors, int64_t n0, int64_t columns) {
   const int64_t lanes = vectors * W;
@@ -138,8 +138,8 @@ inline void put(const ProductArgs<T, Q>& a, const float* sums, int64_t m0, int64
   }
 }
 
-// sums [columns, lanes] (+)= `depth` units of `columns` weights, rounded up to DEEP or to TILE, times those of a panel of N
-// vectors.
+// sums [columns, lanes] (+)= `depth` units of `columns` weights (rounded up to DEEP or TILE) times those of a panel of
+// N vectors.
 template <class T, int N>
 inline void multiply_panel(bool tiled, const float* w, int64_t stride, int64_t columns, int64_t depth, const float* x,
                            float* sums, bool add) {
@@ -150,7 +150,7 @@ inline void multiply_panel(bool tiled, const float* w, int64_t stride, int64_t c
     multiply<T, DEEP, N>(depth, w + n * stride, stride, 1, x, sums + n * N * W, add ? ones : nullptr);
 }
 
-// Columns n0 … n0 + columns - 1 of `rows` rows from m0 on, which `laid` holds. `room`: the thread's own.
+// Computes columns n0 … n0 + columns - 1 of `rows` rows from m0 on, which are in `laid`. `room` belongs to the thread.
 template <class T, class Q>
 void multiply_columns(const ProductArgs<T, Q>& a, const float* laid, int64_t m0, int64_t rows, int64_t n0, int64_t columns,
                       std::vector<float>& room) {
@@ -159,7 +159,7 @@ void multiply_columns(const ProductArgs<T, Q>& a, const float* laid, int64_t m0,
   const int64_t units = a.units(), whole = a.tiled ? TILE : DEEP, most = a.tiled ? TILED_DEPTH : DEPTH;
   const int64_t as_is = plain && a.K == units * EACH ? columns / whole * whole : 0;
   const int64_t panels = (rows + PANEL_LANES - 1) / PANEL_LANES, left = columns - as_is;
-  const int64_t kept = units > most ? panels : 1;  // panels whose sums are added to
+  const int64_t kept = units > most ? panels : 1;  // panels with partial sums
   float* const copied = aligned_room(room, COLUMNS * (kept * PANEL_LANES + most));
   float* const sums = copied + COLUMNS * most;
   const Q* w = a.w + n0 * a.K;
@@ -187,7 +187,7 @@ void multiply_columns(const ProductArgs<T, Q>& a, const float* laid, int64_t m0,
 
 template <class T, class Q>
 void multiply_many(const ProductArgs<T, Q>& a) {
-  static thread_local std::vector<float> kept;  // freed and taken again for each product, it would be new pages
+  static thread_local std::vector<float> kept;  // kept, because a new allocation per product would get fresh pages
   const int64_t units = a.units(), fit = (a.tiled ? TILED_FLOATS : LAID_FLOATS) / units;
   const int64_t most = std::max<int64_t>(1, std::min(MOST_LANES, fit) / PANEL_LANES);  // panels
   const int64_t panels = (a.M + PANEL_LANES - 1) / PANEL_LANES, turns = std::max<int64_t>(1, (panels + most - 1) / most);

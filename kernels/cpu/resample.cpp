@@ -1,5 +1,5 @@
-// Antialiased resizing of 8-bit RGB, bit by bit as Pillow does it: one axis after the other, rounded to 8 bits between
-// them, with weights of 22 fractional bits. Plain C symbols: a process without torch loads it.
+// Antialiased resizing of 8-bit RGB, bit-identical to Pillow's: one axis after the other, rounded to 8 bits in between,
+// with weights of 22 fractional bits. The symbols are plain C, so that a process without torch can load the library.
 #include <cstdint>
 #include <cstring>
 
@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int FRACTION_BITS = 22;
-constexpr int CHUNK = 32;  // bytes of a row made at once, down the columns
+constexpr int CHUNK = 32;  // bytes of a row computed at once, down the columns
 
 typedef int32_t i32x4 __attribute__((vector_size(16)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
@@ -20,14 +20,14 @@ inline i32x8 widened(const uint8_t* at) {
   return (i32x8)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at));
 }
 
-// the four bytes that four sums are rounded to
+// four sums rounded to four bytes
 inline uint32_t rounded(i32x4 sum) {
   sum = (sum + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS;
   const __m128i words = _mm_packs_epi32((__m128i)sum, (__m128i)sum);
   return _mm_cvtsi128_si32(_mm_packus_epi16(words, words));
 }
 
-// `R` rows share each load of weights; a vector holds two taps of four channels
+// Computes `R` rows, which share each load of weights. A vector holds two taps of four channels.
 template <int R>
 void along(const uint8_t* in, int64_t in_bytes, const int32_t* first, const int32_t* weights, int64_t taps,
            int64_t width, uint8_t* out, int64_t out_bytes) {
@@ -48,7 +48,7 @@ void along(const uint8_t* in, int64_t in_bytes, const int32_t* first, const int3
   }
 }
 
-// `n` bytes, at most CHUNK, of one row
+// Computes `n` bytes, at most CHUNK, of one row.
 void down(const uint8_t* in, int64_t in_bytes, const int32_t* weights, int64_t taps, int64_t n, uint8_t* out) {
   i32x8 sum[CHUNK / 8] = {};
   uint8_t part[CHUNK] = {};
@@ -68,9 +68,9 @@ void down(const uint8_t* in, int64_t in_bytes, const int32_t* weights, int64_t t
 
 extern "C" {
 
-// Rows of four-byte pixels, `in_bytes` apart, to rows of `width` three-byte pixels, `out_bytes` (more than 3 * width)
-// apart. Pixel x is the sum of the `taps` (an even number) from first[x] on, times weights [width, taps, 4], which are
-// there four times.
+// Resizes rows of four-byte pixels, `in_bytes` apart, to rows of `width` three-byte pixels, `out_bytes` (more than 3 *
+// width) apart. Pixel x is the sum of `taps` pixels (an even number) from first[x] on, times weights [width, taps, 4],
+// in which each weight is repeated four times.
 void hydra_resample_along(const uint8_t* in, int64_t in_bytes, int64_t rows, const int32_t* first,
                           const int32_t* weights, int64_t taps, int64_t width, uint8_t* out, int64_t out_bytes) {
   int64_t y = 0;
@@ -80,7 +80,8 @@ void hydra_resample_along(const uint8_t* in, int64_t in_bytes, int64_t rows, con
     along<1>(in + y * in_bytes, in_bytes, first, weights, taps, width, out + y * out_bytes, out_bytes);
 }
 
-// `height` rows of `row_bytes`: row y is the sum of the `taps` rows from first[y] on, times weights [height, taps].
+// Computes `height` rows of `row_bytes`: row y is the sum of `taps` rows from first[y] on, times weights [height,
+// taps].
 void hydra_resample_down(const uint8_t* in, int64_t in_bytes, int64_t row_bytes, const int32_t* first,
                          const int32_t* weights, int64_t taps, int64_t height, uint8_t* out, int64_t out_bytes) {
   for (int64_t y = 0; y < height; ++y)

@@ -1,11 +1,11 @@
-// Work on single rows, for operators of their own (ops.cpp) and for whole layers (layer.h). Never inlined, so that both
-// get the same bits.
+// Operations on single rows, used by the single operators (ops.cpp) and by whole layers (layer.h). Never inlined, so
+// that both give the same bits.
 #pragma once
 #include "simd.h"
 
 namespace hydra {
 
-// x [width], normalised, times weight [width] → out, which may be x.
+// RMS norm: x [width], normalised, times weight [width] → out, which may be x.
 template <class T>
 [[gnu::noinline]] void rms_norm_row(const T* x, const T* weight, T* out, int64_t width, float eps) {
   vec squares{};
@@ -18,7 +18,7 @@ template <class T>
   for (; d < width; ++d) from_float(to_float(x[d]) * scale * to_float(weight[d]), out[d]);
 }
 
-// The first 2 * half numbers of a head, turned in place by angles of these cos and sin [half].
+// RoPE: rotates the first 2 * half numbers of a head in place, given cos and sin [half].
 template <class T>
 [[gnu::noinline]] void rope_head(T* head, const float* cos, const float* sin, int64_t half) {
   T *a = head, *b = head + half;
@@ -35,7 +35,7 @@ template <class T>
   }
 }
 
-// silu(gate) * up → out, [width] each. The last width % W numbers are rounded otherwise than whole vectors.
+// silu(gate) * up → out, [width] each. The last width % W numbers are rounded differently from whole vectors.
 template <class T>
 [[gnu::noinline]] void silu_and_mul_row(const T* gate, const T* up, T* out, int64_t width) {
   int64_t d = 0;

@@ -1,4 +1,4 @@
-// One step of the gated delta rule: what it needs of a layer in one pass, and the state of each head, which is read from
+// One step of the gated delta rule in one pass, with a layer's other operations. The state of each head is read from
 // memory once and written once.
 #pragma once
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace hydra {
 
-// N vectors of columns of a head's state, or one column if N is 0. See `delta_step`.
+// Computes N vectors of columns of a head's state, or one column if N is 0. See `delta_step`.
 template <int N>
 inline void delta_columns(
     const float* from, float* to, const float* q, const float* k, const float* v, float fall, float beta, float both,
@@ -41,7 +41,7 @@ inline void delta_columns(
   }
 }
 
-// from, to [keys, dim], `from` null for zeros, may be `to`; q, k [keys]; v, out [dim].
+// One head's step. from, to [keys, dim]; `from` may be null, for zeros, or `to`; q, k [keys]; v, out [dim].
 //
 //   known = fall * k S        u = beta (v - known)
 //   S'    = fall * S + k u    out = q S' = fall * q S + (q . k) u
@@ -61,8 +61,8 @@ inline void delta_step(
   while (d < dim) step(std::integral_constant<int, 0>{}, 1);
 }
 
-// One layer of Qwen3-Next or Qwen3.5 between the matrices around it; the last `width - 1` inputs of a request's
-// convolution [width - 1, channels] and its states [heads, keys, dim] lie in blocks.
+// One layer of Qwen3-Next or Qwen3.5, without the matrices around it. Blocks hold a request's last `width - 1` inputs
+// of the convolution [width - 1, channels] and its states [heads, keys, dim].
 template <class T>
 struct DeltaLayer {
   const T *conv, *norm;  // [channels, width], [dim]
@@ -73,7 +73,7 @@ struct DeltaLayer {
   float eps;
 };
 
-// A row's convolution, then silu, for channels [c0, c1): x [channels] → to [channels]. Its tail moves on by the row.
+// A row's convolution, then silu, for channels [c0, c1): x [channels] → to [channels]. The tail is shifted by the row.
 template <class T>
 inline void convolve(const DeltaLayer<T>& a, const T* x, const T* from, T* tail, int64_t c0, int64_t c1, float* to) {
   const int64_t kept = a.width - 1;
@@ -90,7 +90,7 @@ inline void convolve(const DeltaLayer<T>& a, const T* x, const T* from, T* tail,
   for (; c < c1; ++c) to[c] = to[c] / (1.0f + std::exp(-to[c]));
 }
 
-// `from` [n] brought to length `scale`, but for a small term in the root.
+// Scales `from` [n] to length `scale`, except for a small term in the root.
 inline void normalise(const float* from, int64_t n, float scale, float* to) {
   float squares = 1e-6f;
   for (int64_t i = 0; i < n; ++i) squares += from[i] * from[i];
@@ -98,7 +98,8 @@ inline void normalise(const float* from, int64_t n, float scale, float* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = from[i] * scale;
 }
 
-// One head of a row: mixed [channels] is what `convolve` makes; out [dim], normalised and gated. work [2 * keys + dim].
+// One head of a row. mixed [channels]: the result of `convolve`; out [dim]: normalised and gated; work [2 * keys +
+// dim].
 template <class T>
 inline void delta_head(
     const DeltaLayer<T>& a, int64_t head, const float* mixed, T beta, T step, const T* gate, int64_t source,

@@ -1,4 +1,4 @@
-// Vectors of float through GCC's vector extension: AVX-512, AVX2 or whatever the compiler is told the machine has.
+// Float vectors through GCC's vector extension: AVX-512, AVX2 or whatever the compiler is told that the machine has.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -122,23 +122,23 @@ inline void store(f16* p, vec v) {
 #endif
 }
 
-// `n` floats of `kept`, which grows where it has to, from the start of a cache line on: 64 bytes that are read together
-// shall not lie in two.
+// `n` floats in `kept`, which grows if necessary. They start at a cache line, so that 64 bytes that are read together
+// do not lie in two.
 inline float* aligned_room(std::vector<float>& kept, int64_t n) {
   constexpr int64_t LINE = 64 / sizeof(float);
   if (kept.size() < size_t(n + LINE)) kept.resize(n + LINE);
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept.data()) + 63) / 64 * 64);
 }
 
-// Keeps the compiler from loading a value again at each use, which would make the loads the bottleneck.
+// Keeps the compiler from reloading a value at each use, which would make the loads the bottleneck.
 inline void in_register(vec& v) {
 #if defined(__x86_64__)
   asm("" : "+v"(v));
 #endif
 }
 
-// a * b + c, rounded once. Said so and not left to the compiler: tuned for a Zen, GCC takes two instructions in some loops and
-// one in others, and a row would have other bits beside others than alone.
+// a * b + c, rounded once. This is explicit because GCC, tuned for a Zen, uses two instructions in some loops and one
+// in others, so that a row would have other bits alone than beside other rows.
 inline vec fma(vec a, vec b, vec c) {
 #if defined(__AVX512F__)
   return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -169,7 +169,7 @@ inline vec max(vec a, vec b) {
 #endif
 }
 
-// Row i and column i change places, in each block of R x R.
+// Transposes each block of R x R.
 template <int R>
 inline void transpose(vec (&v)[R]) {
   ivec lane;
@@ -192,10 +192,10 @@ inline vec nearest(vec x) { return (vec)_mm512_roundscale_ps((__m512)x, _MM_FROU
 inline vec times_power(vec x, vec n) { return (vec)_mm512_scalef_ps((__m512)x, (__m512)n); }
 #else
 inline vec nearest(vec x) {
-  const vec shifted = x + 12582912.0f;  // its last bits are the integer
+  const vec shifted = x + 12582912.0f;  // its low bits are the integer
   return shifted - 12582912.0f;
 }
-// x * 2^n for an integer n that leaves the product a normal number.
+// x * 2^n for an integer n, if the product is a normal number.
 inline vec times_power(vec x, vec n) {
   uvec bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -205,7 +205,7 @@ inline vec times_power(vec x, vec n) {
 }
 #endif
 
-// 1 / x for x of at least 1, relative error below 2e-7.
+// 1 / x for x >= 1, relative error below 2e-7.
 inline vec reciprocal(vec x) {
 #if defined(__AVX512F__)  // a division takes as long as some ten multiplications
   const vec r = (vec)_mm512_rcp14_ps((__m512)x);

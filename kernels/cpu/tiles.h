@@ -1,6 +1,6 @@
-// Products of bf16 by the processor's matrix tiles (AMX): eight registers of 16 rows of 64 bytes. One instruction adds to
-// 16 x 16 sums the products of 16 x 32 numbers and 32 x 16, that is 16 rows of 16 *units* and 16 units of 16 lanes. A unit
-// is 32 bits, here a pair of bf16 (see Units in prefill.h).
+// Products of bf16 by the processor's matrix tiles (AMX): eight registers of 16 rows of 64 bytes. One instruction adds
+// the product of 16 x 32 and 32 x 16 numbers, that is of 16 rows of 16 *units* and 16 units of 16 lanes, to 16 x 16
+// sums. A unit is 32 bits, here a pair of bf16 (see Units in prefill.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -26,15 +26,15 @@ inline int64_t whole_tiles(int64_t n) { return (n + TILE - 1) / TILE * TILE; }
 template <class T>
 constexpr bool TILED = std::is_same_v<T, bf16>;
 
-// Whether this process may use them: Linux wants to be asked, once.
+// Whether this process may use tiles. Linux grants that on request, once per process.
 inline bool tiles_allowed() {
   constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool allowed = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
   return allowed;
 }
 
-// While one lives that is `wanted`, its thread can multiply by tiles. Do not nest them, nor call oneDNN meanwhile: either
-// replaces the configuration or ends it.
+// While an object that is `wanted` lives, its thread can multiply by tiles. Do not nest these objects, and do not call
+// oneDNN meanwhile: both would replace or end the configuration.
 struct TileRegisters {
   const bool wanted;
   explicit TileRegisters(bool wanted) : wanted(wanted) {
@@ -84,7 +84,7 @@ inline void multiply_block(int64_t K, const float* a, int64_t stride, const floa
     each<M>([&](auto m) {
       tile_load<A>(a + m * TILE * stride + k, stride);
       each<N>([&](auto i) {
-        constexpr int n = m % 2 ? N - 1 - i : i;  // the second row begins with the tile of b that is at hand
+        constexpr int n = m % 2 ? N - 1 - i : i;  // odd rows begin with the tile of b that is loaded
         constexpr int B = N < 3 ? LAST - 3 * n : LAST;
         if constexpr (m == 0 || (N == 3 && i > 0)) tile_load<B>(b + n * TILE, LANES);
         tile_fma<m * N + n, A, B>();
