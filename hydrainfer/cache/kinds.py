@@ -88,8 +88,8 @@ class WindowSpec(FullSpec, frozen=True):
         return cls(f"{full.name}.{window}", full.block_tokens, full.parts, layers, window, ahead=ahead)
 
     def stale(self, n_computed: int) -> int:
-        """As in `CacheSpec`. Blocks that tokens after the last whole block see are kept, so that the request can be
-        resumed there."""
+        """See `CacheSpec.stale`. Blocks that tokens after the last whole block see are kept, so that a request can
+        resume there."""
         whole = n_computed // self.block_tokens * self.block_tokens
         return max(0, whole - self.window + 1) // self.block_tokens
 

@@ -53,7 +53,8 @@ _LIVE = (State.OFFERED, State.ADMITTED)
 
 class Timing(NamedTuple):
     """`lease_s`: an offer whose target is silent this long has expired. `renew_s`: how often a target renews offers.
-    `resend_s`: when an unanswered message is sent again. `patience_s`: how long a request waits for a stage that no
+    `resend_s`: how long until an unanswered message is sent again.
+    `patience_s`: how long a request waits for a stage that no
     instance runs now."""
 
     lease_s: float = 10.0
@@ -290,7 +291,7 @@ class Target:
         return queues[0] if len(queues) == 1 else sorted(chain(*queues), key=lambda pair: self._rank(pair[1]))
 
     def reorder(self) -> None:
-        """Sort the offers anew: the ranks have changed."""
+        """Sort the offers again, because the ranks have changed."""
         for queue in self._waiting.values():
             queue.sort(key=self._rank)
 

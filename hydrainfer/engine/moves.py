@@ -115,7 +115,7 @@ class Moves:
         self._dead: set[tuple[str, int]] = set()  # (peer, incarnation); their messages are ignored
         self._outbox: dict[str, list[Message]] = {}
         self._out: dict[str, _Departure] = {}
-        self._unplaced: dict[str, _Departure] = {}  # of them, those without an open offer
+        self._unplaced: dict[str, _Departure] = {}  # departures without an open offer
         self._holds: dict[int, Lease | None] = {}
         self._n_holds = 0
         self._copies: dict[Key, CopyTicket] = {}
@@ -194,7 +194,7 @@ class Moves:
             self._do(self.source.close(request_id, departure.hold, now), now)
 
     def reorder(self) -> None:
-        """Sort the offers anew: the scheduler's ranks have changed."""
+        """Sort the offers again, because the scheduler's ranks have changed."""
         self._target.reorder()
 
     def cancel_arrival(self, request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""One loaded model: the towers that a role needs, behind the calls the runners make."""
+"""A loaded model: the towers that a role needs, behind the calls that runners make."""
 
 from __future__ import annotations
 

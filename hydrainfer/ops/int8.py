@@ -102,12 +102,12 @@ class Int8Products:
             self._narrow.way_of_many(weight)
 
     def compiles(self, x: Tensor, weight: Tensor | Int8Weight) -> bool:
-        """As `Products.compiles`. Int8 weights count if they are widened first, not if our kernel multiplies them."""
+        """`Products.compiles` for both kinds of weight. Int8 weights count only if they are widened first."""
         wide = isinstance(weight, Tensor) or self._narrow.way(x, weight).name == "widened"
         return wide and self._wide.compiles(x, weight)
 
     def packs(self, weight: Tensor) -> bool:
-        """As `Products.packs`."""
+        """`Products.packs` for wide weights."""
         return self._wide.packs(weight)
 
     def describe(self) -> list[str]:

@@ -270,7 +270,8 @@ class Admission:
                 del self._being_encoded[span.key]
 
     def reorder(self) -> None:
-        """Sort anew, because all ranks have changed. Forget who found no room: they will ask again."""
+        """Sort again, because all ranks have changed. Requests that found no room are forgotten here, and will ask
+        again."""
         self._blocked.clear()
         self._lent.clear()
         self.waiting.sort()

@@ -176,7 +176,8 @@ class Parking:
 
     @property
     def n_coming(self) -> int:
-        """How many sequences are about to run, in addition to those that arrive (which include landing ones)."""
+        """How many more sequences are about to run than those that arrive: entering ones, less landing ones, which will
+        park."""
         return len(self.entering) - len(self.landing)
 
     @property

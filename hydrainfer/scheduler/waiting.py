@@ -69,7 +69,7 @@ class Line:
         return None
 
     def sort(self) -> None:
-        """Sort anew, because ranks have changed."""
+        """Sort again, because ranks have changed."""
         for queue in self._queues.values():
             queue.sort(key=rank_of)
 
@@ -121,7 +121,7 @@ class Waiting:
         return sorted((s for s in heads if s is not None), key=self._fair.turn_of)
 
     def sort(self) -> None:
-        """Sort anew, because ranks have changed."""
+        """Sort again, because ranks have changed."""
         for line in self._lines.values():
             line.sort()
 
