@@ -53,9 +53,8 @@ _LIVE = (State.OFFERED, State.ADMITTED)
 
 class Timing(NamedTuple):
     """`lease_s`: an offer whose target is silent this long has expired. `renew_s`: how often a target renews offers.
-    `resend_s`: how long until an unanswered message is sent again.
-    `patience_s`: how long a request waits for a stage that no
-    instance runs now."""
+    `resend_s`: how long until an unanswered message is sent again. `patience_s`: how long a request waits for a stage
+    that no instance runs now."""
 
     lease_s: float = 10.0
     renew_s: float = 2.0
