@@ -1,7 +1,8 @@
-"""Text and pictures to `core.Request`s, token ids back to text: templates, tokenising, image decoding, stop strings.
+"""The preparation of requests: text and pictures become `core.Request`s, and token ids become text again. Covers chat
+templates, tokenising, image decoding and stop strings.
 
-Called by `server` and the offline API, in threads off the event loop and off the step loop; `Fetcher`, which alone
-touches a network, has an event loop of its own. Never schedules, never touches a device.
+Called by `server` and the offline API, in threads other than those of the event loop and the step loop. `Fetcher`, the
+only part that touches a network, has an event loop of its own. Never schedules, never touches a device.
 """
 
 from hydrainfer.processor.fetching import Fetcher, FetchLimits, Wanted

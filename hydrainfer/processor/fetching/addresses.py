@@ -1,4 +1,4 @@
-"""The rules for which URLs may be fetched and which addresses connected to. A URL is parsed only once."""
+"""The rules for which URLs may be fetched and which addresses may be connected to. A URL is parsed only once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PRIVATE = tuple(
         ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7"),
     )
 )
-# services of cloud machines for their guests, outside link-local
+# cloud providers' services for their virtual machines, outside the link-local networks
 _NEVER = tuple(map(ip_network, ("100.100.100.200/32", "168.63.129.16/32", "fd00:ec2::/32", "fd20:ce::/32")))
 _NOT_PUBLIC_4 = tuple(
     map(
@@ -39,14 +39,14 @@ _NOT_PUBLIC_4 = tuple(
         ),
     )
 )
-# public IPv6 is 2000::/3 without Teredo and other protocols, documentation and 6to4; mapped and NAT64 lie outside of it
+# public IPv6 is 2000::/3 less Teredo and other protocols, documentation and 6to4; mapped and NAT64 lie outside
 _PUBLIC_6 = ip_network("2000::/3")
 _NOT_PUBLIC_6 = tuple(map(ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 
 
 class Address(NamedTuple):
-    """The place an http(s) URL points to. `host`: lower case, ASCII, no brackets; `ip`: set if the host is an address;
-    `target`: path and query as sent."""
+    """The place that an http(s) URL points to. `host`: lower case, ASCII, no brackets; `ip`: set if the host is an
+    address; `target`: path and query as they are sent."""
 
     scheme: str
     host: str
@@ -66,8 +66,8 @@ class Address(NamedTuple):
 
 
 def may_connect(ip: IP, hosts: Hosts) -> bool:
-    """Whether an address is public or, with `hosts="any"`, private. Link-local, multicast, reserved, mapped and
-    translated addresses never are."""
+    """Whether the server may connect to an address: a public one or, with `hosts="any"`, also a private one.
+    Link-local, multicast, reserved, mapped and translated addresses are never allowed."""
     if hosts == "none" or any(ip in net for net in _NEVER):
         return False
     if hosts == "any" and any(ip in net for net in _PRIVATE):
@@ -78,8 +78,8 @@ def may_connect(ip: IP, hosts: Hosts) -> bool:
 
 
 def is_listed(host: str, domains: Sequence[str]) -> bool:
-    """Whether `host` is one of `domains`; `*.example.com` stands for every name below example.com. An empty list lists
-    everything."""
+    """Whether `host` is one of `domains`, or `domains` is empty. `*.example.com` stands for every name below
+    example.com."""
     return not domains or any(host.endswith(d[1:]) if d.startswith("*.") else host == d for d in domains)
 
 
@@ -124,8 +124,8 @@ def check_host(address: Address, hosts: Hosts, domains: Sequence[str], param: st
 
 
 def _literal(host: str, bracketed: bool, param: str) -> IP | None:
-    """The address that `host` spells, None for a name. Only the canonical spellings of IPv4 are read: `127.1`,
-    `0x7f000001`, `2130706433` and `0177.0.0.1` mean different things to different readers."""
+    """The address that `host` spells; None for a name. Only the canonical spelling of IPv4 is accepted, since programs
+    disagree on what `127.1`, `0x7f000001`, `2130706433` and `0177.0.0.1` mean."""
     if bracketed:
         try:
             if "%" in host:
@@ -142,7 +142,7 @@ def _literal(host: str, bracketed: bool, param: str) -> IP | None:
 
 
 def _name(host: str, param: str) -> str:
-    """A host name in lower case and ASCII, without the dot of the root."""
+    """The host name in lower case and ASCII, without the dot of the root."""
     try:
         name = host if host.isascii() else idna.encode(host, uts46=True).decode("ascii")
     except idna.IDNAError:
@@ -154,7 +154,7 @@ def _name(host: str, param: str) -> str:
 
 
 def to_ip(text: str) -> IP | None:
-    """An address as a resolver gives it; None if it has a zone or cannot be read."""
+    """The address in a resolver's answer; None if it has a zone or cannot be read."""
     try:
         ip = ip_address(text)
     except ValueError:

@@ -16,10 +16,10 @@ from hydrainfer.processor.fetching.addresses import Address, Hosts, may_connect,
 from hydrainfer.version import __version__
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-MAX_TRIED = 3  # addresses of one name
-MAX_INTERIM = 100  # 1xx answers before the real one
+MAX_TRIED = 3  # addresses of a name that are tried
+MAX_INTERIM = 100  # 1xx responses before the final one
 MAX_HEAD_BYTES = 32 << 10
-_ALL_HEADS_BYTES = 2 * MAX_HEAD_BYTES  # interim answers included
+_ALL_HEADS_BYTES = 2 * MAX_HEAD_BYTES  # including those of 1xx responses
 _HEAD_READ_BYTES = 4 << 10
 _BODY_READ_BYTES = 64 << 10
 _HEADERS = (
@@ -31,8 +31,8 @@ _HEADERS = (
 
 
 class NoPublicAddress(Exception):
-    """The name has no address, or one that is not allowed. The two look the same, since the difference would tell what
-    exists in the server's network."""
+    """The name has no address, or one that is not allowed. Both cases raise the same error, since the difference would
+    reveal which hosts exist in the server's network."""
 
 
 class Patience(NamedTuple):
@@ -43,7 +43,7 @@ class Patience(NamedTuple):
 
 
 class HttpResponse(NamedTuple):
-    """The answer to a request. `headers`: lower-case names, the last value of each. `chunks` ends with the body."""
+    """The response to a request. `headers`: lower-case names, each with its last value. `chunks`: the body."""
 
     status: int
     headers: dict[str, str]
@@ -51,8 +51,9 @@ class HttpResponse(NamedTuple):
 
 
 class PieceBudget:
-    """A limit on what small pieces of all downloads cost together, since each takes as much work as a large one. A
-    download pays for a piece with `PIECE_BYTES` received; pieces that are not paid for wait their turn."""
+    """A limit on the number of small pieces that all downloads together may receive per second, since a small piece
+    takes as much work as a large one. A download may receive one piece per `PIECE_BYTES` without waiting; the pieces
+    beyond that wait their turn."""
 
     PIECE_BYTES = 1 << 10
     AT_ONCE = 64
@@ -68,14 +69,14 @@ class PieceBudget:
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Every address of a name, by the system's resolver. Raises `OSError`."""
+    """All addresses of a name, from the system's resolver. Raises `OSError`."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """A network that resolves a name once, checks every address and connects only to those. The resolver is never asked
-    a second time, so rebinding a name changes nothing. TLS and the Host header go by the name."""
+    """A network backend that resolves a name once, checks all its addresses and connects only to these. The resolver is
+    not asked a second time, so DNS rebinding has no effect. TLS and the Host header use the name."""
 
     def __init__(self, hosts: Hosts, resolve: Resolve, network: httpcore.AsyncNetworkBackend) -> None:
         self._hosts = hosts
@@ -91,7 +92,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Raises `NoPublicAddress` and what httpcore raises."""
+        """Connect to the first address that answers. Raises `NoPublicAddress` and what httpcore raises."""
         failure: Exception = NoPublicAddress()
         for ip in (await self._addresses(host, port, timeout))[:MAX_TRIED]:
             try:
@@ -118,7 +119,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         return [str(ip) for ip in found]
 
     async def close(self) -> None:
-        """Close every connection made, also one whose TLS handshake was interrupted. Safe to repeat."""
+        """Close every connection, including one whose TLS handshake was interrupted. Safe to repeat."""
         while self._open:
             await self._open.pop().aclose()
 
@@ -127,8 +128,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 async def request(
     address: Address, network: CheckedNetwork, tls: ssl.SSLContext | None, patience: Patience, pace: PieceBudget
 ) -> AsyncIterator[HttpResponse]:
-    """Send a GET. The connection is closed at the end, however it comes. Raises `NoPublicAddress`,
-    `h11.RemoteProtocolError` and what httpcore's network raises."""
+    """Send a GET request. The connection is closed when the block ends, for whatever reason. Raises `NoPublicAddress`,
+    `h11.RemoteProtocolError` and what httpcore's network backend raises."""
     try:
         stream = await network.connect_tcp(address.host, address.port, patience.connect_s)
         if tls is not None:
@@ -141,7 +142,7 @@ async def request(
 
 
 class _Conversation:
-    """One request and its answer. Other tasks of the loop run between two pieces of the answer."""
+    """One request and its response. Other tasks of the event loop run between two pieces of the response."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream, patience: Patience, pace: PieceBudget) -> None:
         self._stream = stream
@@ -149,7 +150,7 @@ class _Conversation:
         self._pace = pace
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._n_received = 0
-        self._n_pieces = 0  # those that have waited do not count
+        self._n_pieces = 0  # without those that `PieceBudget` has let through
 
     async def ask(self, address: Address) -> HttpResponse:
         headers = [(b"Host", address.netloc.encode()), *_HEADERS]
@@ -178,7 +179,7 @@ class _Conversation:
                 return
 
     async def _next(self, n_bytes: int) -> Any:
-        """The next event; `NEED_DATA` after more has been read."""
+        """The next event, or `NEED_DATA` if more bytes had to be read first."""
         event = self._http.next_event()
         if event is h11.NEED_DATA:
             data = await self._stream.read(n_bytes, self._patience.read_s)

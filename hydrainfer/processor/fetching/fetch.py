@@ -1,4 +1,5 @@
-"""The one place that gets bytes from elsewhere: URLs at checked addresses, and files under named directories."""
+"""Downloads from URLs at checked addresses, and files under named directories. No other module gets bytes from
+outside."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ _PAGES = ("text/html", "application/xhtml", "application/json", "application/xml
 
 
 class Wanted(NamedTuple):
-    """The kind of file to fetch, in an error's words, and its limits. `not_types`: beginnings of refused content
-    types."""
+    """The kind of file to fetch and its limits. `noun`: what error messages call it. `not_types`: prefixes of content
+    types that are refused."""
 
     noun: str
     max_bytes: int
@@ -46,10 +47,10 @@ class Wanted(NamedTuple):
 
 
 class FetchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of all downloads. `hosts`: public addresses only, private ones too, or no http(s) at all. `domains`:
-    if any, only these hosts. `roots`: directories that `file:` URLs may read. `held_bytes` bounds what is downloaded
-    and not yet decoded. `connect_s`, `read_s`: longest silence while connecting and between two reads; a whole download
-    has its `Wanted.total_s`."""
+    """The limits of all downloads. `hosts`: "public" allows public addresses only, "any" also private ones, "none" no
+    http(s) at all. `domains`: the only hosts allowed, if not empty. `roots`: directories that `file:` URLs may read.
+    `held_bytes`: limit on the bytes downloaded and not yet decoded. `connect_s`, `read_s`: time limits for connecting
+    and for each read. A whole download is limited by `Wanted.total_s`."""
 
     hosts: Hosts = "public"
     domains: tuple[str, ...] = ()
@@ -72,8 +73,8 @@ class FetchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fetcher:
-    """Bytes of URLs, several at a time, fetched on a thread of its own: a server that answers in a million pieces keeps
-    nobody but other downloads waiting. `resolve`, `network` and `tls` are there for tests."""
+    """Downloads of URLs, several at a time, on a thread of its own: a server that answers in a million small pieces
+    delays nothing but other downloads. `resolve`, `network` and `tls` are there for tests."""
 
     def __init__(
         self,
@@ -95,9 +96,9 @@ class Fetcher:
 
     @asynccontextmanager
     async def fetched(self, messages: Sequence[ChatMessage]) -> AsyncIterator[Sequence[ChatMessage]]:
-        """The messages with the bytes of every picture and video that a URL names, fetched in parallel; `data:` URLs
-        stay. Their memory counts until the end of the block. Raises what `get` raises, of the first that fails; no
-        download is left behind."""
+        """The messages with the bytes of every picture and video in place of its URL, fetched in parallel; `data:` URLs
+        stay. The bytes count against `held_bytes` until the end of the block. If a download fails, the others are
+        cancelled, and the first error is raised, which is one of those of `get`."""
         parts = {str(part.source): part for m in messages for part in m.media if _is_elsewhere(part.source)}
         if not parts:
             yield messages
@@ -112,10 +113,11 @@ class Fetcher:
     async def get(self, url: str, wanted: Wanted, param: str) -> bytes:
         """The bytes of one URL. Raises
 
-        - `InvalidRequest` if it is malformed, of another kind, or names what is not allowed;
-        - `MediaError` if it cannot be reached, redirects elsewhere, answers with an error or with a web page;
-        - `RequestTooLarge`; `Overloaded` if too much is held already; `Unavailable` when closed;
-        - `DeadlineExceeded` if it takes longer than `wanted.total_s`.
+        - `InvalidRequest` if the URL is malformed, has another scheme, or names a host or file that is not allowed;
+        - `MediaError` if the server cannot be reached, redirects to a URL that is not allowed, or answers with an error
+          or a web page;
+        - `RequestTooLarge`; `Overloaded` if `held_bytes` is exceeded; `Unavailable` when closed;
+        - `DeadlineExceeded` if the download takes longer than `wanted.total_s`.
         """
         held = DownloadMemory(self)
         try:
@@ -124,11 +126,11 @@ class Fetcher:
             held.release()
 
     def close(self) -> None:
-        """End all downloads; who waits for them gets `Unavailable`. Safe to repeat."""
+        """End all downloads; their callers get `Unavailable`. Safe to repeat."""
         self._thread.close()
 
     def locate(self, url: str, param: str) -> Address | Path:
-        """Parse and check, without touching the network. Raises `InvalidRequest`."""
+        """The checked address or path that a URL names, without touching the network. Raises `InvalidRequest`."""
         scheme = url[:16].partition(":")[0].lower()
         if scheme == "file":
             return locate_file(url, self.limits.roots, param)
@@ -146,7 +148,7 @@ class Fetcher:
     # ---- on the thread
 
     async def _all(self, parts: Mapping[str, Any], held: DownloadMemory) -> dict[str, bytes]:
-        """The bytes of each URL. Every URL is checked before any is fetched."""
+        """The bytes of each URL. All URLs are checked before the first is fetched."""
         picture, video = self.limits.picture(), self.limits.video()
         places = {url: self.locate(url, part.param) for url, part in parts.items()}
         tasks = [
@@ -191,7 +193,7 @@ class Fetcher:
         raise MediaError(f"the {wanted.noun}'s URL redirects more than {self.limits.max_redirects} times", param=param)
 
     async def _ask(self, address: Address, wanted: Wanted, param: str, held: DownloadMemory) -> bytes | str:
-        """The body, or the location it redirects to."""
+        """The body, or the location that the server redirects to."""
         limits = self.limits
         network = CheckedNetwork(limits.hosts, self._resolve, self._network)
         tls = self._context() if address.scheme == "https" else None
@@ -200,7 +202,7 @@ class Fetcher:
             if answer.status in _REDIRECTS and "location" in answer.headers:
                 return answer.headers["location"]
             _check_head(answer.status, answer.headers, wanted, param)
-            data = io.BytesIO()  # hands out what it holds without a copy, which would keep the interpreter's lock
+            data = io.BytesIO()  # getvalue() makes no copy; a copy would hold the GIL
             async with aclosing(answer.chunks) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
                     if data.tell() + len(chunk) > wanted.max_bytes:
@@ -223,14 +225,14 @@ class Fetcher:
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
-            import httpx  # slow to import; a media worker imports this module and never needs it
+            import httpx  # slow to import; media workers import this module but never need httpx
 
             self._tls = httpx.create_ssl_context()
         return self._tls
 
 
 class DownloadMemory:
-    """Memory of one request's downloads. Thread-safe."""
+    """The memory of one request's downloads, counted in `held_bytes` of the fetcher. Thread-safe."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
@@ -238,7 +240,7 @@ class DownloadMemory:
         self._released = False
 
     def take(self, n_bytes: int) -> None:
-        """Raises `Overloaded`."""
+        """Count `n_bytes` more. Raises `Overloaded` beyond the limit."""
         fetcher = self._fetcher
         with fetcher.lock:
             if self._released or fetcher.held_bytes + n_bytes > fetcher.limits.held_bytes:
@@ -247,7 +249,7 @@ class DownloadMemory:
             self._n_bytes += n_bytes
 
     def release(self) -> None:
-        """Give the memory back for good: a download that is still being ended takes nothing any more."""
+        """Give the memory back. Afterwards `take` refuses, since a cancelled download may still be running."""
         with self._fetcher.lock:
             self._fetcher.held_bytes -= self._n_bytes
             self._n_bytes, self._released = 0, True

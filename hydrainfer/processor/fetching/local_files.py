@@ -1,4 +1,5 @@
-"""`file:` URLs: regular files under directories that the operator has named, whatever links lie on the way."""
+"""`file:` URLs: regular files under directories that the operator has named. Symbolic links are resolved before the
+check."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 def locate_file(url: str, roots: Sequence[Path], param: str) -> Path:
-    """The real path of a `file:` URL. Raises `InvalidRequest` if it is not under one of `roots`, whether or not it
-    exists."""
+    """The path that a `file:` URL names, with symbolic links resolved. Raises `InvalidRequest` if it is not under one
+    of `roots`, whether or not the file exists."""
     if not roots:
         raise InvalidRequest(
             "file: URLs are not read by this server; send the file itself as a data: URL",
@@ -40,8 +41,8 @@ def locate_file(url: str, roots: Sequence[Path], param: str) -> Path:
 def read_file(
     path: Path, roots: Sequence[Path], max_bytes: int, noun: str, param: str, take: Callable[[int], None]
 ) -> bytes:
-    """The bytes of a file found by `locate_file`, which is checked again once it is open. `take(n_bytes)` is asked for
-    their memory first. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge` or what `take` does."""
+    """The bytes of a file found by `locate_file`. Its path is checked again once it is open. `take(n_bytes)` is called
+    before the file is read. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge` or what `take` raises."""
     try:
         with open(os.open(path, _OPEN), "rb") as file:
             if not _is_under(_path_of(file.fileno(), path), roots):
@@ -60,7 +61,7 @@ def read_file(
 
 
 def _path_of(fd: int, path: Path) -> Path:
-    """The real path of an open file; a directory on the way may have become a link since."""
+    """The real path of an open file. It may differ from `path`, since a directory may have been replaced by a link."""
     link = f"/proc/self/fd/{fd}"
     return Path(os.readlink(link)) if os.path.lexists(link) else path
 

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for work that must not hold up the server's."""
+"""An event loop in a thread of its own, for work that must not delay the server's event loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _CLOSE_S = 5.0
 
 
 class LoopThread:
-    """A thread with an event loop, started when it is first needed. `n_blocking`: threads for what blocks (`to_thread`,
-    names). Thread-safe."""
+    """A thread with an event loop, started when it is first needed. `n_blocking`: number of threads for blocking calls
+    (`to_thread`, name resolution). Thread-safe."""
 
     def __init__(self, name: str, n_blocking: int) -> None:
         self._name = name
@@ -33,8 +33,9 @@ class LoopThread:
         return len(self._tasks)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` there; returns or raises what it does. If the caller is cancelled, the work is cancelled too and
-        has ended when this returns. Raises `Unavailable` when closed, `Overloaded` if the thread cannot be started."""
+        """Run `work` on the thread and return or raise what it does. If the caller is cancelled, the work is cancelled
+        too and has ended when this method returns. Raises `Unavailable` when closed, `Overloaded` if the thread cannot
+        be started."""
         done: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
         with self._lock:
@@ -45,7 +46,7 @@ class LoopThread:
                 raise
             loop.call_soon_threadsafe(self._begin, work, done, tasks)
         outcome = asyncio.wrap_future(done)
-        outcome.add_done_callback(lambda o: o.cancelled() or o.exception())  # also if nobody waits for it any more
+        outcome.add_done_callback(lambda o: o.cancelled() or o.exception())  # even if the caller has gone
         try:
             return await asyncio.shield(outcome)
         except asyncio.CancelledError:
@@ -57,7 +58,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancel what runs there and end the thread. Safe to repeat."""
+        """Cancel all work and end the thread. Safe to repeat."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -72,7 +73,7 @@ class LoopThread:
         if self._loop is None:
             try:
                 loop = asyncio.new_event_loop()
-            except OSError:  # no descriptor
+            except OSError:  # no file descriptor left
                 raise _full() from None
             thread = threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True)
             try:
@@ -86,7 +87,7 @@ class LoopThread:
     # ---- on the thread
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the loop until `close`; the runner cancels what is left."""
+        """Run the loop until `close`. The runner then cancels the tasks that are left."""
         loop.set_default_executor(ThreadPoolExecutor(self._n_blocking, f"{self._name}-blocking"))
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(self._until_closed())
