@@ -1,4 +1,4 @@
-"""A client's messages and prompts, checked and typed, and the parts they consist of.
+"""A client's messages and prompts, checked and typed, and the parts that they consist of.
 
 Called by `server` and the offline API (`parse_messages`, `parse_prompts`); `text`, `fetching` and `workers` use its
 types. Never fetches a URL, never tokenises.

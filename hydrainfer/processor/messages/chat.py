@@ -1,4 +1,4 @@
-"""Parsing of chat messages: from what clients write to a checked and typed form."""
+"""Parsing of chat messages into a checked and typed form."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TextPart(msgspec.Struct, frozen=True):
 
 class ImagePart(msgspec.Struct, frozen=True):
     """A picture of a message. `source`: a URL, the file's bytes or, from Python callers only, an opened picture or a
-    path. Only `data:` URLs are loaded; `Fetcher.fetched` has replaced the others by their bytes. `param`: where the
-    request has it."""
+    path. Only `data:` URLs are read here; `Fetcher.fetched` has replaced other URLs by the bytes. `param`: the field of
+    the request that holds the picture."""
 
     source: str | bytes | Path | Image.Image
     param: str
@@ -58,9 +58,9 @@ ContentPart = TextPart | ImagePart | VideoPart
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a chat. `role` is one a chat template knows (`developer` has become `system`). `calls`: what an
-    assistant's message calls; `call_id`, `name`: the call that a tool's message answers, and its function if the client
-    says so. `reasoning`: what an assistant thought before, for templates that show it."""
+    """One message of a chat. `role`: one that chat templates know (`developer` has become `system`). `calls`: the tool
+    calls of an assistant's message. `call_id`: the call that a tool's message answers; `name`: its function, if the
+    client gives it. `reasoning`: the reasoning of an assistant's message, for templates that show it."""
 
     role: str
     parts: tuple[ContentPart, ...]
@@ -80,9 +80,9 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 def parse_messages(messages: object, *, local: bool = False) -> tuple[ChatMessage, ...]:
-    """Parse OpenAI's `messages`. `local=True`, for Python callers, also takes `{"type": "image", "image": ...}` (or
+    """Parse OpenAI's `messages`. `local=True`, for Python callers, also accepts `{"type": "image", "image": ...}` (or
     `image_pil`) with an opened picture, bytes, a path or an array, and `{"type": "video", "video": ...}` with bytes, a
-    path or frames (and their "fps"). Raises `InvalidRequest` naming the place."""
+    path or frames (and their "fps"). Raises `InvalidRequest` naming the field."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise InvalidRequest("messages must be a list of messages", param="messages")
     if not messages:
@@ -107,7 +107,7 @@ def _parse_message(message: object, where: str, local: bool) -> ChatMessage:
 
 
 def _parse_tool_message(message: Mapping, role: str, where: str, local: bool) -> ChatMessage:
-    """A message with calls, or with what one returned."""
+    """Parse an assistant's message with tool calls, or a tool's message with the result of one."""
     content = message.get("content")
     if role == "tool":
         call_id, name = message.get("tool_call_id"), message.get("name")
@@ -125,7 +125,7 @@ def _parse_tool_message(message: Mapping, role: str, where: str, local: bool) ->
 
 
 def _reasoning(message: Mapping, role: str) -> str | None:
-    """The reasoning of an assistant's message, in either spelling that clients send back; None for other roles."""
+    """The reasoning of an assistant's message, under either of the names that clients use; None for other roles."""
     said = message.get("reasoning_content") or message.get("reasoning")
     return said if role == "assistant" and isinstance(said, str) else None
 
@@ -184,7 +184,7 @@ def local_image(source: object, where: str) -> bytes | Path | Image.Image:
 
 
 def local_video(part: Mapping, where: str) -> VideoPart:
-    """A video given by a Python caller: `part` has `video`, and `fps` of its frames. Raises `InvalidRequest`."""
+    """A video given by a Python caller. `part` has `video` and, for frames, their `fps`. Raises `InvalidRequest`."""
     source, fps = part.get("video"), part.get("fps", 2.0)
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= 1000:
         raise InvalidRequest(f"{where}.fps must be a number over 0 and at most 1000", param=f"{where}.fps")

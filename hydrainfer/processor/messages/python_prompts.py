@@ -1,4 +1,4 @@
-"""Parsing of the prompts of `LLM.generate` (texts, token ids and vLLM's dicts) to a checked and typed form."""
+"""Parsing of the prompts of `LLM.generate` (texts, token ids and vLLM's dicts) into a checked and typed form."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _FORMS = "a text, a list of token ids, or a dict with prompt or prompt_token_ids
 
 
 class PythonPrompt(msgspec.Struct, frozen=True):
-    """A parsed prompt. `prompt`: the text or the ids, with the model's own placeholders for the pictures and videos of
-    `message`, which is None if there are none. `options`: its `mm_processor_kwargs`."""
+    """A parsed prompt. `prompt`: the text or the token ids, with the model's placeholders for pictures and videos.
+    `message`: these pictures and videos, None if there are none. `options`: the prompt's `mm_processor_kwargs`."""
 
     prompt: str | tuple[int, ...]
     message: ChatMessage | None = None
@@ -27,7 +27,7 @@ class PythonPrompt(msgspec.Struct, frozen=True):
 
 
 def parse_prompts(prompts: object) -> list[PythonPrompt]:
-    """Parse one prompt or several; a list of ids is one prompt. Raises `InvalidRequest` naming the place."""
+    """Parse one prompt or several; a list of token ids is one prompt. Raises `InvalidRequest` naming the field."""
     if isinstance(prompts, str | Mapping):
         return [_parse(prompts, "prompts")]
     if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
@@ -60,7 +60,7 @@ def _parse_dict(given: Mapping[Any, Any], where: str) -> PythonPrompt:
         raise InvalidRequest(f"{where}.multi_modal_data must be a dict, not {_named(data)}", param=where)
     parts = _media(data, f"{where}.multi_modal_data")
     message = ChatMessage("user", tuple(parts)) if parts or options else None
-    if "prompt_token_ids" in found:  # a text beside the ids only says what they mean, as in vLLM
+    if "prompt_token_ids" in found:  # as in vLLM, a text beside the ids is only for information
         return PythonPrompt(_ids(found["prompt_token_ids"], f"{where}.prompt_token_ids"), message, options)
     if not isinstance(found.get("prompt"), str):
         raise InvalidRequest(f"{where} needs prompt, a text, or prompt_token_ids", param=f"{where}.prompt")
@@ -74,7 +74,7 @@ def _ids(given: object, where: str) -> tuple[int, ...]:
 
 
 def _media(data: Mapping[Any, Any], where: str) -> list[ImagePart | VideoPart]:
-    """The pictures, then the videos; None and an empty list count as none."""
+    """The pictures, then the videos of `multi_modal_data`. None and an empty list mean that there are none."""
     unknown = [key for key in data if key not in ("image", "video")]
     if unknown:
         raise InvalidRequest(f"{where}: {unknown[0]!r} is not supported; give image or video", param=where)
@@ -101,7 +101,8 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _fps(frames: object, metadata: Mapping[Any, Any]) -> object:
-    """The number of given frames per second. `fps` of the metadata is the file's; the frames may be a sample of it."""
+    """The frame rate of the given frames. `fps` of the metadata is the file's rate, but the frames may be a sample of
+    the file."""
     duration_s = metadata.get("duration")
     if isinstance(frames, np.ndarray) and isinstance(duration_s, int | float) and duration_s > 0:
         return len(frames) / duration_s

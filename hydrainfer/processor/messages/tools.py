@@ -1,4 +1,4 @@
-"""The functions that an answer may call, as a client names them, and the calls that a chat already has."""
+"""The functions that an answer may call, as a client lists them, and the calls in earlier messages of a chat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additi
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call in a chat's past."""
+    """A call in an earlier message of the chat."""
 
     id: str
     name: str
@@ -25,9 +25,9 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """The functions that an answer may call. `given`: as the client wrote them, for the chat template. `schemas`: JSON
-    schema of the arguments of each function that may be called. `required`: the answer is calls and nothing else.
-    `parallel`: it may have more than one."""
+    """The functions that an answer may call. `given`: the client's list as it was sent, for the chat template.
+    `schemas`: by function, the JSON schema of its arguments, for those that may be called. `required`: the answer must
+    consist of calls only. `parallel`: it may have more than one."""
 
     given: tuple[dict[str, Any], ...]
     schemas: dict[str, Mapping[str, Any]]
@@ -36,8 +36,8 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 def parse_tools(tools: object, choice: object = None, parallel: bool | None = None) -> Tools | None:
-    """Parse OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. None: there is nothing to call. Raises
-    `InvalidRequest` naming the place."""
+    """Parse OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. Returns None if no function may be called.
+    Raises `InvalidRequest` naming the field."""
     if tools is None or tools == []:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice needs tools", param="tool_choice")
@@ -95,7 +95,7 @@ def _parse_tool(tool: object, where: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def _name(entry: object, where: str) -> str:
-    """The name of the function that `entry` is about. Raises `InvalidRequest`."""
+    """The function's name in `entry`, a tool, a call or a choice. Raises `InvalidRequest`."""
     if not isinstance(entry, Mapping) or entry.get("type", "function") != "function":
         raise InvalidRequest(f"{where}.type must be function", param=f"{where}.type")
     function = entry.get("function")

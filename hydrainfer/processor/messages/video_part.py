@@ -1,4 +1,4 @@
-"""A video of a message: where it comes from, and its frames by index."""
+"""A video of a message: its source, and its frames by index."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hydrainfer.processor.video import Video, VideoBackend, VideoLimits, open_vi
 
 
 class VideoReading(NamedTuple):
-    """The way files are read: `n_decoders` threads decode a part of the frames each; `resampler` is that of
-    `MediaLimits`."""
+    """The settings for reading video files. `n_decoders` threads decode a part of the frames each; `resampler` is that
+    of `MediaLimits`."""
 
     limits: VideoLimits = VideoLimits()
     n_decoders: int = 1
@@ -25,7 +25,7 @@ class VideoReading(NamedTuple):
 
 
 class Frames(Protocol):
-    """A video that has been checked."""
+    """The frames of a checked video."""
 
     shape: VideoShape
 
@@ -35,14 +35,14 @@ class Frames(Protocol):
 
 class VideoPart(msgspec.Struct, frozen=True):
     """A video of a message. `source`: a URL, the file's bytes or, from Python callers only, a path or the frames
-    themselves, uint8 [n, height, width, 3], `fps` of them a second. URLs and `param` are as in `ImagePart`."""
+    themselves, uint8 [n, height, width, 3], with `fps` frames per second. URLs and `param` are as in `ImagePart`."""
 
     source: str | bytes | Path | np.ndarray
     param: str
     fps: float = 2.0
 
     def read(self, reading: VideoReading) -> VideoPart:
-        """The same part with the bytes themselves in place of a URL or path. Raises `InvalidRequest` or
+        """The same part with the file's bytes in place of a URL or path. Raises `InvalidRequest` or
         `RequestTooLarge`."""
         source = self.source
         if isinstance(source, str):
