@@ -1,5 +1,5 @@
-"""Bytes of pictures to the pixels that a model takes: decoding, resizing, and one adapter per model family, which for
-the Qwen families also prepares the frames of videos. `PixelStore` holds the results.
+"""Pictures decoded, resized and made into the pixel arrays that a model takes. There is one adapter per model family;
+those of the Qwen families also prepare the frames of videos. `PixelStore` holds the results.
 
 Called by `messages`, `text` and `workers`. Never fetches a URL, never starts a process.
 """

@@ -1,4 +1,4 @@
-"""The protocols of the adapters, one small adapter per model family, that turn pictures and frames into pixels."""
+"""The protocols of the adapters that turn pictures and frames into pixels. Each model family has a small adapter."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hydrainfer.processor.pictures.pixels import Pixels
 
 
 class MediaItem(NamedTuple):
-    """The part of a picture or video that is encoded at once: `core.MediaSpan` without its place. `before`, `after`:
-    texts around its placeholders. `whole`: its tokens see each other."""
+    """A picture, or the part of a video that is encoded at once: `core.MediaSpan` without its position in the prompt.
+    `before`, `after`: texts around its placeholders. `whole`: all its tokens attend to each other."""
 
     n_tokens: int
     grid: tuple[int, int, int] | None = None
@@ -30,8 +30,8 @@ class MediaItem(NamedTuple):
 
 class ImageAdapter(Protocol):
     """The preprocessing of pictures for one model: stateless, thread-safe, picklable. `parameters`: the resolved
-    preprocessing, as part of a picture's key. `fit` needs the size only, so that a prompt's length can be known before
-    any resizing."""
+    preprocessing, which is part of a picture's key. `fit` needs only the size, so that a prompt's length is known
+    before any picture is resized."""
 
     parameters: bytes
 
@@ -39,15 +39,15 @@ class ImageAdapter(Protocol):
         """The adapter with a request's `mm_processor_kwargs`. Raises `InvalidRequest` naming what it does not know."""
 
     def fit(self, width: int, height: int) -> MediaItem:
-        """The tokens and grid of a picture of this size, in pixels."""
+        """The tokens and grid of a picture of this size in pixels."""
 
     def pixels(self, picture: Picture) -> Pixels:
-        """The uint8 array that the runtime uploads; rescaling and normalising happen on the device."""
+        """The uint8 array that the runtime uploads. Rescaling and normalising happen on the device."""
 
 
 class VideoShape(NamedTuple):
-    """Number, rate and size of a video's frames. `sampled`: the frames are already those that the model shall see,
-    `fps` of them a second."""
+    """The number, rate and size of a video's frames. `sampled`: the frames are already those that the model is to see,
+    `fps` of them per second."""
 
     n_frames: int
     fps: float
@@ -76,19 +76,20 @@ class VideoAdapter(Protocol):
 
 
 def image_adapter(model: ModelConfig) -> ImageAdapter | None:
-    """The adapter that the table of families names for this model; None for one that takes text only."""
+    """The adapter that the table of families names for this model; None for a text-only model."""
     pictures = family_of(model).pictures
     return resolve_name(pictures)(model) if pictures else None
 
 
 def video_adapter(model: ModelConfig, around: Sequence[str]) -> VideoAdapter | None:
-    """The same for videos. `around`: the texts before and after each picture."""
+    """The video adapter that the table of families names for this model, or None. `around`: the texts before and after
+    each picture."""
     videos = family_of(model).videos
     return resolve_name(videos)(model, *around) if videos else None
 
 
 def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageAdapter:
-    """The `configured` of a family that has no options. Raises `InvalidRequest`."""
+    """The `configured` method of a family without options. Raises `InvalidRequest` if options are given."""
     if options:
         raise InvalidRequest(
             f"mm_processor_kwargs: this model takes none, not {', '.join(map(repr, options))}",
@@ -98,15 +99,16 @@ def without_options(options: Mapping[str, Any], adapter: ImageAdapter) -> ImageA
 
 
 def content_key(picture: Picture, pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
-    """The name of a picture's embedding, 32 bytes: a digest of what the adapter made of it, which is all that the tower
-    sees, of its size and mode before, resolved preprocessing, vision-weights fingerprint and dtype."""
+    """The key of a picture's embedding, 32 bytes. It is a digest of the adapter's pixels, which are all that the vision
+    tower sees, the picture's original size and mode, the resolved preprocessing, the fingerprint of the vision weights,
+    and the dtype."""
     size = "x".join(map(str, picture.size))
     head = f"{picture.mode}|{picture.image.mode}|{size}|{pixels.shape}|{dtype}|".encode()
     return _digest((head, parameters, weights), pixels)
 
 
 def frames_key(pixels: Pixels, parameters: bytes, weights: bytes, dtype: str) -> bytes:
-    """The name of the embedding of a video's frames as they are encoded, made like `content_key`."""
+    """The key of the embedding of a video's frames that are encoded together, made like `content_key`."""
     head = f"frames|{'x'.join(map(str, pixels.shape))}|{dtype}|".encode()
     return _digest((head, parameters, weights), pixels)
 

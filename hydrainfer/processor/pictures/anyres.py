@@ -1,4 +1,4 @@
-"""Pictures for LLaVA-NeXT: the whole picture and its tiles, on PIL, as `LlavaNextImageProcessorPil` makes them."""
+"""Pictures for LLaVA-NeXT: the whole picture and its tiles, with the same result as `LlavaNextImageProcessorPil`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hydrainfer.processor.pictures.pixels import Pixels
 
 
 class AnyresSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """preprocessor_config.json, resolved. `tile`: side of the tower's square; `pinpoints`: (height, width) that a
-    picture may be brought to, multiples of `tile`; `patch`: side of a patch. All in pixels. `clip`: how squares are
-    resized and, on the device, scaled."""
+    """The resolved preprocessor_config.json. `tile`: side of the tower's square; `pinpoints`: each (height, width) that
+    a picture may be resized to, multiples of `tile`; `patch`: side of a patch. All in pixels. `clip`: how squares are
+    resized and, on the device, rescaled and normalised."""
 
     tile: int
     patch: int
@@ -27,14 +27,14 @@ class AnyresSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Canvas(NamedTuple):
-    """The canvas a picture is put on, and the picture's size there, both (height, width) in pixels."""
+    """The canvas that a picture is placed on, and the picture's size there, both (height, width) in pixels."""
 
     canvas: tuple[int, int]
     size: tuple[int, int]
 
 
 class AnyresImages:
-    """An `ImageAdapter`. A picture's grid is (rows of tiles; rows, columns of patches that are no padding)."""
+    """An `ImageAdapter`. A picture's grid is (rows of tiles; rows, columns of patches without padding)."""
 
     def __init__(self, settings: AnyresSettings) -> None:
         self.settings = settings
@@ -45,7 +45,8 @@ class AnyresImages:
         return without_options(options, self)
 
     def fit(self, width: int, height: int) -> MediaItem:
-        """One token per patch of the whole picture; then, row by row, one per patch of the tiles and a newline."""
+        """One token per patch of the whole picture, then for each row of patches of the tiles, without padding, one
+        token per patch and a newline."""
         s = self.settings
         canvas = self._place(width, height).canvas
         rows, columns = (n // s.tile * self._side for n in canvas)
@@ -56,7 +57,7 @@ class AnyresImages:
         return MediaItem(self._side**2 + rows * (columns + 1), (canvas[0] // s.tile, rows, columns))
 
     def pixels(self, picture: Picture) -> Pixels:
-        """uint8 [1 + tiles, tile, tile, 3]: the whole picture, squeezed into a square, then the tiles row by row."""
+        """uint8 [1 + tiles, tile, tile, 3]: the whole picture, resized to a square, then the tiles row by row."""
         s, image = self.settings, picture.image
         (high, wide), (height, width) = self._place(image.width, image.height)
         canvas = np.zeros((high, wide, 3), dtype=np.uint8)
@@ -69,7 +70,8 @@ class AnyresImages:
         return squares
 
     def _place(self, width: int, height: int) -> _Canvas:
-        """The pinpoint that keeps most of the picture and, of those, wastes least."""
+        """The canvas for a picture of this size: the pinpoint that keeps most of its pixels and, among those, has the
+        least padding."""
         best, most = self.settings.pinpoints[0], (-1, 0)
         for high, wide in self.settings.pinpoints:
             scale = min(wide / width, high / height)

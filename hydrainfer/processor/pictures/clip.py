@@ -1,4 +1,4 @@
-"""Pictures for LLaVA-1.5 and Gemma 3: resize and centre crop to one fixed size, on PIL, as `CLIPImageProcessorPil`."""
+"""Pictures for LLaVA-1.5 and Gemma 3: resize and centre crop to one fixed size, like `CLIPImageProcessorPil`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hydrainfer.processor.pictures.resample import Box
 
 
 class ClipImages:
-    """An `ImageAdapter` whose pictures all become `height x width` and `n_tokens` placeholders."""
+    """An `ImageAdapter` that makes all pictures the same size and gives each `n_tokens` placeholders."""
 
     def __init__(self, settings: ClipSettings, n_tokens: int, *, whole: bool = False) -> None:
         self.settings = settings
@@ -50,7 +50,8 @@ class ClipImages:
 
 
 def llava_images(model: ModelConfig) -> ClipImages:
-    """The adapter of a LLaVA-1.5 checkpoint, and of any whose `ClipConfig` says how many tokens a picture has."""
+    """The adapter of a LLaVA-1.5 checkpoint, and of any other whose `ClipConfig` gives the number of tokens of a
+    picture."""
     return ClipImages(model.vision.pixels, model.vision.tokens)
 
 
@@ -60,7 +61,8 @@ def gemma_images(model: ModelConfig) -> ClipImages:
 
 
 def _target(width: int, height: int, resize: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) after resizing: given, or with the short edge given and the long one truncated."""
+    """(height, width) after resizing: `resize` itself or, if it is the length of the short edge, with the long edge in
+    proportion, truncated."""
     if isinstance(resize, tuple):
         return resize
     long = int(resize * max(width, height) / min(width, height))
@@ -68,13 +70,13 @@ def _target(width: int, height: int, resize: int | tuple[int, int]) -> tuple[int
 
 
 def _middle(width: int, height: int, crop: tuple[int, int]) -> Box:
-    """The box that a centre crop to (height, width) leaves of a picture."""
+    """The box that a centre crop to (height, width) keeps."""
     top, left = max(0, height - crop[0]) // 2, max(0, width - crop[1]) // 2
     return left, top, min(width, left + crop[1]), min(height, top + crop[0])
 
 
 def _surrounded(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """An array [h, w, 3] in the middle of a black one of (height, width)."""
+    """An array [h, w, 3], padded on all sides with black to (height, width)."""
     missing = [want - have for want, have in zip(size, array.shape[:2], strict=True)]
     return np.pad(array, [*((-(-n // 2), n // 2) for n in missing), (0, 0)]) if any(missing) else array
 

@@ -1,5 +1,5 @@
-"""JPEGs decoded and resized by DALI (the `dali` extra): on a GPU if there is one, else on the CPU, where it gains
-nothing over Pillow and serves tests. Its pixels are not the reference's: 0.1 of 255 off on average."""
+"""JPEGs decoded and resized by DALI (the `dali` extra): on a GPU if there is one, else on the CPU, which is no faster
+than Pillow and serves only for tests. The pixels differ from the reference by 0.1 of 255 on average."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FILTERS = {int(Image.Resampling.BILINEAR): types.INTERP_LINEAR, int(Image.Resam
 
 @cache
 def decoder() -> DaliDecoder:
-    """The decoder of this process, which has a CUDA context and buffers."""
+    """The decoder of this process. It holds a CUDA context and buffers."""
     return DaliDecoder(0 if GetCUDADeviceCount() else None)
 
 
 def warm() -> None:
-    """Make what takes time and address space: CUDA's context, the pipeline of most models."""
+    """Create the CUDA context and the pipeline that most models use. Both take time and address space."""
     file = io.BytesIO()
     Image.new("RGB", (64, 64)).save(file, "JPEG")
     decoder().resized(file.getvalue(), 32, 32, Image.Resampling.BICUBIC)
@@ -39,8 +39,8 @@ class DaliDecoder:
         self._lock = threading.Lock()
 
     def resized(self, data: bytes, width: int, height: int, resample: int) -> np.ndarray | None:
-        """A JPEG as uint8 [height, width, 3] RGB, antialiased; None if DALI does not decode it or has no such filter.
-        Whether it may be decoded, and turning it upright, is the caller's business."""
+        """A JPEG as uint8 [height, width, 3] RGB, resized with antialiasing; None if DALI cannot decode it or lacks the
+        filter. The caller checks limits and turns the picture upright."""
         if resample not in _FILTERS:
             return None
         with self._lock:

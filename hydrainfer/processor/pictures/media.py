@@ -1,4 +1,4 @@
-"""Bytes of a picture from outside to an upright RGB picture, or a `MediaError` that says what to send instead."""
+"""Decoding a picture from a client to an upright RGB picture, or to a `MediaError` that says what to send instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hydrainfer.processor.pictures.resample import Box, resized
 
 Size = tuple[int, int]
 SUPPORTED = "JPEG, PNG, WebP and GIF"
-_PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)  # importing registers their formats
+_PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)  # importing these registers their formats
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -43,10 +43,10 @@ _FOREIGN = (
 
 class MediaLimits(msgspec.Struct, frozen=True):
     """The limits on the pictures of one request, and how they are decoded. `max_pixels` is checked against the header,
-    before decoding; `max_aspect` bounds the memory that resizing the short edge takes. `fast_jpeg`: decode a JPEG at
-    1/2, 1/4 or 1/8 of its size where that is still at least the size wanted; the result is not the reference's.
-    `resampler`: the `library` of `resample.resized`. `dali`: DALI decodes and resizes what it can; not the reference's
-    pixels either."""
+    before decoding. `max_aspect` bounds the memory for resizing the short edge. `fast_jpeg`: decode a JPEG at 1/2, 1/4
+    or 1/8 of its size if that is still at least the target size; the pixels differ from the reference. `resampler`: the
+    `library` of `resample.resized`. `dali`: DALI decodes and resizes what it can; these pixels, too, differ from the
+    reference."""
 
     max_images: int = 16
     max_videos: int = 2
@@ -59,7 +59,7 @@ class MediaLimits(msgspec.Struct, frozen=True):
 
 
 class ResizeTarget(NamedTuple):
-    """The size a picture will be resized to, and Pillow's filter for it."""
+    """The size that a picture will be resized to, and Pillow's filter for it."""
 
     width: int
     height: int
@@ -67,8 +67,8 @@ class ResizeTarget(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A decoded picture. `image` is RGB and upright; `mode` is the mode it was stored in. `resampler` is that of
-    `MediaLimits`. `full`: its width and height, if the decoder has made it smaller."""
+    """A decoded picture. `image` is RGB and upright; `mode` is the mode of the file. `resampler` is that of
+    `MediaLimits`. `full`: the original width and height, if the decoder has made the picture smaller."""
 
     image: Image.Image
     mode: str
@@ -77,22 +77,22 @@ class Picture(NamedTuple):
 
     @property
     def size(self) -> Size:
-        """Width and height as the client sent it."""
+        """Width and height of the picture that the client sent, upright."""
         return self.full or self.image.size
 
     def resized(self, width: int, height: int, resample: int, box: Box | None = None) -> np.ndarray:
-        """uint8 [height, width, 3], or the `box` of that."""
+        """The resized picture, uint8 [height, width, 3], or the `box` of it."""
         return resized(self.image, width, height, resample, box, self.resampler)
 
 
 def read_image_url(url: str, limits: MediaLimits, param: str) -> bytes:
-    """The bytes of a picture's `data:` URL. Raises as `read_data_url`."""
+    """The bytes of a picture's `data:` URL. Raises what `read_data_url` raises."""
     return read_data_url(url, "picture", "image/jpeg", limits.max_image_bytes, param)
 
 
 def read_data_url(url: str, noun: str, example: str, max_bytes: int, param: str) -> bytes:
-    """The bytes of a `data:` URL; `example`: a content type. Raises `InvalidRequest` for anything else,
-    `RequestTooLarge`."""
+    """The bytes of a `data:` URL. `example`: a content type for the error message. Raises `InvalidRequest` for any
+    other URL and for invalid base64, or `RequestTooLarge`."""
     scheme = url[:16].partition(":")[0].lower()
     if scheme != "data":
         raise InvalidRequest(
@@ -117,11 +117,12 @@ def read_data_url(url: str, noun: str, example: str, max_bytes: int, param: str)
 def decode_image(
     data: bytes, limits: MediaLimits, param: str = "messages", wanted: Callable[[int, int], ResizeTarget] | None = None
 ) -> Picture:
-    """Check, decode, turn upright and convert to RGB; of an animation, the first frame. `wanted` maps width and height
-    to the size after resizing; used if `limits.fast_jpeg` or `limits.dali`.
+    """Check a picture, decode it, turn it upright and convert it to RGB. Only the first frame of an animation is
+    decoded. `wanted` maps width and height to the size after resizing; it is used if `limits.fast_jpeg` or
+    `limits.dali`.
 
-    Transparency is composited onto white and 16-bit grey keeps its high byte, as `transformers` and PIL's own 16-bit
-    RGB do. Raises `MediaError` (never with a decoder's own words) or `RequestTooLarge`.
+    Transparency is composited onto white, and 16-bit grey keeps its high byte, as in `transformers` and as PIL does for
+    16-bit RGB. Raises `MediaError`, whose message never quotes the decoder, or `RequestTooLarge`.
     """
     _check_bytes(len(data), limits.max_image_bytes, param)
     kind = _sniff(data)
@@ -154,14 +155,14 @@ def decode_image(
 
 
 def silence_pillow() -> None:
-    """Keep Pillow's warnings off this process's console: a client is told what is wrong with a picture, and nobody else
-    can mend it."""
+    """Keep Pillow's warnings off this process's console. The client is told what is wrong with a picture, and only the
+    client can correct it."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def _by_dali(data: bytes, image: Image.Image, target: ResizeTarget) -> Image.Image | None:
-    """The resized picture, made by DALI from a file of which only the header has been read. None leaves it to Pillow,
-    which has words for what is wrong and knows every kind of JPEG."""
+    """The resized picture, decoded by DALI. Of the file in `image` only the header has been read. Returns None to leave
+    the picture to Pillow, which supports every kind of JPEG and whose errors lead to a message."""
     plain = image.format == "JPEG" and image.mode == "RGB" and image.info.get("adobe_transform", 1) == 1
     if not plain or _turn(image) is not None or target[:2] == image.size:
         return None
@@ -172,12 +173,12 @@ def _by_dali(data: bytes, image: Image.Image, target: ResizeTarget) -> Image.Ima
 
 
 def header_pixels(data: bytes) -> int:
-    """Width times height in the file's header, without decoding; 0 for what `decode_image` will not decode."""
+    """Width times height by the file's header, without decoding; 0 if `decode_image` will refuse the file."""
     kind = _sniff(data)
     try:
         with Image.open(io.BytesIO(data), formats=[kind] if kind else []) as image:
             return image.width * image.height
-    except Exception:  # decode_image has the words for it
+    except Exception:  # decode_image raises the error for it
         return 0
 
 
@@ -190,7 +191,7 @@ def from_image(image: Image.Image, limits: MediaLimits, param: str = "messages")
 def to_rgb(image: Image.Image) -> Image.Image:
     """The picture in RGB, without transparency."""
     if image.mode in ("I", "I;16", "I;16B", "I;16L", "I;16N"):
-        deep = np.asarray(image)  # its type holds 0xFFFF
+        deep = np.asarray(image)  # a dtype that holds 0xFFFF
         image = Image.fromarray((np.clip(deep, 0, 0xFFFF) >> 8).astype(np.uint8))
     elif "A" in image.getbands() or image.info.get("transparency") is not None:
         rgba = image.convert("RGBA")
@@ -199,7 +200,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """The transposition that turns a picture upright; None if there is none."""
+    """The transposition that turns a picture upright; None if it is upright already."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG)
     except Exception:  # damaged EXIF says nothing about the picture

@@ -1,4 +1,5 @@
-"""The pictures of live requests, owned by the server under a byte budget; those of ended ones while there is room."""
+"""The pictures of live requests, held by the server within a budget of bytes. Pictures of ended requests stay as a
+cache while there is room."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ import numpy as np
 from hydrainfer.core import Overloaded, RequestTooLarge
 
 Pixels = np.ndarray
-"""uint8, shaped by the model's adapter; `[height, width, 3]` for LLaVA. Read-only once stored."""
+"""A uint8 array whose shape the model's adapter decides; `[height, width, 3]` for LLaVA. Read-only once stored."""
 
 
 class PixelStore:
-    """Arrays by content key, counted by holder: the same picture in two requests is kept once. Thread-safe.
+    """Arrays by content key, with a count of holders: a picture that is in two requests is stored once. Thread-safe.
 
-    Up to `keep_bytes` of the budget stay filled with what nobody holds any more, the most recent: `hold` finds them
-    again. They give way to pictures that are needed.
+    Up to `keep_bytes` of the budget may be used for the pictures that were released last and have no holder any more.
+    `hold` can take these up again. They are dropped when their room is needed.
     """
 
     def __init__(self, budget_bytes: int, keep_bytes: int = 0) -> None:
@@ -26,13 +27,13 @@ class PixelStore:
         self._arrays: dict[str, Pixels] = {}
         self._holders: dict[str, int] = {}
         self._n_bytes = 0
-        self._kept: OrderedDict[str, Pixels] = OrderedDict()  # the next to go first
+        self._kept: OrderedDict[str, Pixels] = OrderedDict()  # least recently released first
         self._n_kept_bytes = 0
         self._lock = threading.Lock()
 
     def put(self, key: bytes, array: Pixels) -> str:
-        """Store a picture, or add a holder to it. Returns the reference for `get` and `release`. Raises `Overloaded`
-        beyond the budget, `RequestTooLarge` if it alone is beyond it."""
+        """Store a picture, or add a holder to a stored one. Returns the reference for `get` and `release`. Raises
+        `Overloaded` if the budget is used up, `RequestTooLarge` if the picture alone exceeds it."""
         ref = key.hex()
         if array.nbytes > self.budget_bytes:
             raise RequestTooLarge(
@@ -55,17 +56,19 @@ class PixelStore:
             return ref
 
     def hold(self, ref: str) -> bool:
-        """Add a holder if the picture is still there, and return whether it is. It counts against the budget again."""
+        """Add a holder if the picture is still stored, and return whether it is. A picture without holders counts
+        against the budget again."""
         with self._lock:
             return self._hold(ref)
 
     def get(self, ref: str) -> Pixels:
-        """The array, as a `core.PixelSource` gives it. Raises `KeyError` once the last holder has released it."""
+        """The array of a picture, as `core.PixelSource` requires. Raises `KeyError` once the last holder has released
+        it."""
         with self._lock:
             return self._arrays[ref]
 
     def release(self, ref: str) -> None:
-        """Remove a holder; after the last one the picture may go."""
+        """Remove a holder. A picture without holders may be dropped."""
         with self._lock:
             self._holders[ref] -= 1
             assert self._holders[ref] >= 0, f"pixels {ref} released twice"
@@ -79,20 +82,20 @@ class PixelStore:
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of pictures that are held."""
+        """The bytes of pictures that have holders."""
         return self._n_bytes
 
     @property
     def n_kept_bytes(self) -> int:
-        """The bytes of pictures that nobody holds."""
+        """The bytes of pictures without holders."""
         return self._n_kept_bytes
 
     def __len__(self) -> int:
-        """The number of pictures that are held."""
+        """The number of pictures that have holders."""
         return len(self._arrays)
 
     def check(self, idle: bool = False) -> None:
-        """Check that counts and bytes agree and, with `idle`, that nothing is held. Raises `AssertionError`."""
+        """Check that counts and bytes agree and, with `idle`, that no picture has holders. Raises `AssertionError`."""
         with self._lock:
             assert self._arrays.keys() == self._holders.keys(), "a picture without holders, or holders without picture"
             assert not self._arrays.keys() & self._kept.keys(), "held, and held by nobody"

@@ -1,4 +1,5 @@
-"""Pictures for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: every size its own grid, on PIL, as `Qwen2VLImageProcessorPil`."""
+"""Pictures for Qwen2-VL, Qwen2.5-VL and Qwen3-VL. The grid depends on the picture's size, as in
+`Qwen2VLImageProcessorPil`."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ KNOWN = ("min_pixels", "max_pixels", "size", "fps", "num_frames", "max_frames")
 
 
 class QwenOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A request's `mm_processor_kwargs`, checked. `size` is what transformers calls shortest and longest edge; both are
-    numbers of pixels."""
+    """A request's `mm_processor_kwargs`, checked. `size`: the values that transformers calls shortest_edge and
+    longest_edge; for these models both are numbers of pixels."""
 
     min_pixels: int | None = None
     max_pixels: int | None = None
@@ -30,7 +31,7 @@ class QwenOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> QwenOptions:
-        """Check a request's options. Raises `InvalidRequest` naming what is wrong, and what is known."""
+        """The checked options of a request. Raises `InvalidRequest` naming the wrong option, and the known ones."""
         unknown = [name for name in given if name not in KNOWN]
         if unknown:
             raise _wrong(f"{unknown[0]!r} is not known; this model takes {', '.join(KNOWN)}")
@@ -50,8 +51,8 @@ class QwenOptions(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**values)
 
     def bounds(self, default: PixelBounds, limit: int, factor: int) -> PixelBounds:
-        """`default` changed by these options. Raises `InvalidRequest` unless the bounds are in order, at least a token
-        and at most `limit`, the checkpoint's own."""
+        """The bounds that result from `default` and these options. Raises `InvalidRequest` if the least exceeds the
+        most, or if the most is below one token or above `limit`, the checkpoint's own."""
         least = self.size.least if self.size else self.min_pixels or default.least
         most = self.size.most if self.size else self.max_pixels or max(default.most, least)
         least = least if self.size or self.min_pixels else min(least, most)
@@ -63,10 +64,10 @@ class QwenOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QwenImages:
-    """An `ImageAdapter` that keeps a picture's shape: both sides become multiples of a token's square."""
+    """An `ImageAdapter` that keeps a picture's aspect ratio: both sides are rounded to multiples of a token's side."""
 
     def __init__(self, settings: QwenSettings, limit: int | None = None) -> None:
-        """`limit` is the most pixels that a request may ask for."""
+        """`limit` is the highest number of pixels that a request may ask for."""
         self.settings = settings
         self._limit = limit or settings.bounds.most
         self.parameters = b"qwen|" + msgspec.json.encode(settings)
@@ -90,7 +91,7 @@ class QwenImages:
         return ResizeTarget(w * self.settings.factor, h * self.settings.factor, self.settings.resample)
 
     def _target(self, width: int, height: int) -> tuple[int, int]:
-        """(rows, columns) in tokens."""
+        """(rows, columns) of a picture in tokens."""
         s = self.settings
         if not s.resize:
             if width % s.factor or height % s.factor:
@@ -100,13 +101,13 @@ class QwenImages:
 
 
 def qwen_images(model: ModelConfig) -> QwenImages:
-    """The adapter of a checkpoint of the three families."""
+    """The adapter of a checkpoint of one of the three families."""
     return QwenImages(model.vision.pixels)
 
 
 def smart_resize(height: int, width: int, factor: int, bounds: PixelBounds) -> tuple[int, int]:
-    """(rows, columns) in squares of `factor` pixels: the nearest to the picture's size within the bounds, keeping its
-    shape as nearly as possible. Raises `MediaError` for a picture too narrow."""
+    """(rows, columns) in squares of `factor` pixels: the size nearest to the picture's within the bounds, with nearly
+    the same aspect ratio. Raises `MediaError` for too narrow a picture."""
     check_aspect(width, height)
     rows, columns = round(height / factor), round(width / factor)
     if rows * columns * factor**2 > bounds.most:

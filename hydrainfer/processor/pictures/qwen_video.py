@@ -1,9 +1,9 @@
-"""Videos for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: which frames, how large, and where in time, as their processors do it.
+"""Videos for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: which frames, how large, and at which times, as in their processors.
 
     frames of a file -> sampled -> resized -> pairs (temporal patches), each a grid of tokens of its own
 
-Qwen2-VL counts the pairs, Qwen2.5-VL places them at their time, and both join them; before each pair Qwen3-VL's prompt
-says its time in words. Frames sampled by the caller are taken as they are.
+Qwen2-VL numbers the pairs, Qwen2.5-VL gives each its position in time, and both encode several pairs together.
+Qwen3-VL's prompt has the time of each pair as text before the pair. Frames that the caller has sampled are all used.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from hydrainfer.processor.pictures.pixels import Pixels
 from hydrainfer.processor.pictures.qwen import QwenOptions, check_aspect, smart_resize
 from hydrainfer.processor.pictures.resample import resized
 
-_FPS = 24.0  # assumed for a file that gives no rate
-_JOINED_TOKENS = 1024  # most tokens of the pairs that are encoded at once, unless it is a single pair
+_FPS = 24.0  # assumed for a file without a frame rate
+_JOINED_TOKENS = 1024  # maximum tokens of pairs that are encoded together; a single pair may have more
 
 
 class QwenVideos:
-    """A `VideoAdapter` of the three families."""
+    """The `VideoAdapter` of the three families."""
 
     def __init__(self, settings: QwenVideoSettings, limit: int | None = None) -> None:
-        """`limit` is the most pixels that a request may ask for."""
+        """`limit` is the highest number of pixels that a request may ask for."""
         self.settings = settings
         self._limit = limit or settings.frames.bounds.most
-        content = msgspec.structs.replace(settings.frames, bounds=PixelBounds(0, 0))  # the size is the pixels' own
+        content = msgspec.structs.replace(settings.frames, bounds=PixelBounds(0, 0))  # they decide only the size
         self.parameters = b"qwen video|" + msgspec.json.encode(content)
 
     def configured(self, options: Mapping[str, Any]) -> VideoAdapter:
         if not options:
             return self
         given, s = QwenOptions.read(options), self.settings
-        if s.times == "told":  # its bounds are of a whole video, those of min_pixels and max_pixels of a picture
+        if s.times == "told":  # its bounds are for a whole video, min_pixels and max_pixels for a picture
             given = msgspec.structs.replace(given, min_pixels=None, max_pixels=None)
         frames, changed = s.frames, {}
         if given.size or given.min_pixels or given.max_pixels:
@@ -98,7 +98,7 @@ class QwenVideos:
             out = np.empty((n, size[1], size[0], 3), np.uint8)  # [frames, height, width, rgb]
             for j, frame in enumerate(some):
                 out[j] = resized(Image.fromarray(frame), *size, s.resample, library=resampler)
-            out[len(some) :] = out[len(some) - 1]  # an odd last frame is its own pair
+            out[len(some) :] = out[len(some) - 1]  # an odd last frame is repeated to make a pair
             found.append(out)
         return found
 
@@ -113,7 +113,7 @@ class QwenVideos:
         return [(at[i] + at[i + pair - 1]) / 2 for i in range(0, len(at), pair)]
 
     def _positions(self, video: VideoShape, n_frames: int, n_pairs: int) -> list[int]:
-        """The position in time of each pair. transformers computes it in float32 and truncates; so does this."""
+        """The position in time of each pair, computed in float32 and truncated as in transformers."""
         s = self.settings
         if s.times == "counted":
             return list(range(n_pairs))
@@ -140,14 +140,16 @@ class QwenVideos:
 
 
 def qwen_videos(model: ModelConfig, start: str, end: str) -> QwenVideos:
-    """The adapter of a checkpoint of the three families. `start` and `end` are the texts around each frame pair."""
+    """The adapter of a checkpoint of one of the three families. `start` and `end` are the texts around each frame
+    pair."""
     return QwenVideos(msgspec.structs.replace(model.vision.videos, start=start, end=end))
 
 
 def _resize_in_time(
     n_frames: int, height: int, width: int, pair: int, factor: int, bounds: PixelBounds
 ) -> tuple[int, int]:
-    """`smart_resize` with bounds for all frames together; frames smaller than a token are first made larger."""
+    """`smart_resize` with bounds on the pixels of all frames together. Frames smaller than a token are enlarged
+    first."""
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)

@@ -1,5 +1,5 @@
-"""Resizing pictures to arrays: by Pillow, or by `kernels/cpu/resample.cpp` where a server has compiled it, several
-times as fast and the same to the last bit."""
+"""Resizing of pictures, by Pillow or by the compiled kernel `kernels/cpu/resample.cpp`. The kernel is several times as
+fast and gives the same result to the last bit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 
 Box = tuple[int, int, int, int]
-"""Left, top, right, bottom, in pixels of the resized picture."""
+"""Left, top, right and bottom in pixels of the resized picture."""
 
 _FRACTION_BITS = 22
 _REACH = {Image.Resampling.BILINEAR: 1.0, Image.Resampling.BICUBIC: 2.0}
-_STRIP_BYTES = 15 << 20  # Pillow keeps so much in one piece
+_STRIP_BYTES = 15 << 20  # Pillow stores pictures of up to this size in one block of memory
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -26,14 +26,14 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 def resized(
     image: Image.Image, width: int, height: int, resample: int, box: Box | None = None, library: str = ""
 ) -> np.ndarray:
-    """An RGB picture as uint8 [height, width, 3], or the `box` of that. `library`: the compiled kernel. Pillow does
-    what the kernel is not made for, and everything without it."""
+    """The resized RGB picture as uint8 [height, width, 3], or the `box` of it. `library`: path of the compiled kernel.
+    Pillow resizes if there is none, and in cases that the kernel does not support."""
     box = box or (0, 0, width, height)
     if library and image.mode == "RGB" and (width, height) != image.size:
         columns = _taps(image.width, width, box[0], box[2], resample)
         rows = _taps(image.height, height, box[1], box[3], resample)
         if columns is not None and rows is not None:
-            # Pillow 13 goes down the columns first where that leaves much less for the rows
+            # like Pillow 13: the vertical pass comes first if it leaves much less work for the horizontal one
             shrunk = image.width - width, image.height - height
             passes = _down_first if shrunk[1] > max(0, 2 * shrunk[0]) else _along_first
             return passes(_kernel(library), image, columns, rows)
@@ -42,7 +42,8 @@ def resized(
 
 
 def agrees(library: str) -> bool:
-    """Whether the kernel makes the pixels of the installed Pillow; another version may round or order otherwise."""
+    """Whether the kernel gives the same pixels as the installed Pillow. Another version may round differently or have
+    the passes in another order."""
     noise = np.random.default_rng(0).integers(0, 2, (99, 131, 3), np.uint8) * np.uint8(255)
     image = Image.fromarray(noise)
     sizes = ((40, 30), (150, 20), (170, 120), (131, 50), (50, 99))
@@ -54,7 +55,8 @@ def agrees(library: str) -> bool:
 
 
 class _Taps(NamedTuple):
-    """One axis: output i is the sum of the n inputs from `first[i]` on, times `weights[i]` ([outputs, n], int32)."""
+    """The filter taps of one axis: output i is the sum of the n inputs from `first[i]` on, times `weights[i]`
+    ([outputs, n], int32)."""
 
     first: np.ndarray
     weights: np.ndarray
@@ -65,14 +67,14 @@ class _Taps(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """The range of inputs used: begin and end."""
+        """The range of inputs that are used: begin and end."""
         return int(self.first.min()), int(self.first.max()) + self.n
 
 
 def _taps(n_in: int, n_out: int, begin: int, end: int, resample: int) -> _Taps | None:
-    """The taps of outputs `begin` to `end` of one axis, an even number each and all within the input; None if there is
-    no room for them or the filter is another. The arithmetic is Pillow's: double precision, in its order, then fixed
-    point."""
+    """The taps of outputs `begin` to `end` of one axis. Each output has the same even number of taps, all within the
+    input. None if the input is too short for that or the filter is not supported. The arithmetic is Pillow's: double
+    precision, in the same order, then fixed point."""
     reach = _REACH.get(Image.Resampling(resample))
     if reach is None:
         return None
@@ -91,14 +93,14 @@ def _taps(n_in: int, n_out: int, begin: int, end: int, resample: int) -> _Taps |
     weights = curve(np.abs((at - centres[:, None] + 0.5) * (1.0 / stretch)))
     weights[(at < low[:, None]) | (at >= high[:, None])] = 0.0
     total = np.zeros(len(centres))
-    for tap in range(n):  # one after the other: another order rounds otherwise
+    for tap in range(n):  # one after the other, since another order rounds differently
         total += weights[:, tap]
     weights = weights / total[:, None] * (1 << _FRACTION_BITS)
     return _Taps(first.astype(np.int32), np.trunc(weights + np.copysign(0.5, weights)).astype(np.int32))
 
 
 def _bicubic(x: np.ndarray) -> np.ndarray:
-    """Keys' kernel with a = -0.5 (Keys 1981, equation 15) at these distances."""
+    """The cubic convolution kernel with a = -0.5 (Keys 1981, equation 15) at these distances."""
     near = (1.5 * x - 2.5) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * -0.5
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
@@ -138,7 +140,8 @@ def _down_first(kernel: ctypes.CDLL, image: Image.Image, columns: _Taps, rows: _
 
 
 class _Plane(NamedTuple):
-    """A block of memory: `n_rows` of `row_bytes`, `stride` apart, from `address` on, valid as long as `owner` lives."""
+    """A block of memory with `n_rows` rows of `row_bytes` bytes, `stride` bytes apart, starting at `address`. It is
+    valid as long as `owner` lives."""
 
     owner: Any
     address: int
@@ -148,7 +151,8 @@ class _Plane(NamedTuple):
 
     @classmethod
     def of(cls, image: Image.Image, box: Box) -> _Plane:
-        """A part of an RGB picture, four bytes a pixel: in Pillow's own memory if that is in one piece, else a copy."""
+        """A part of an RGB picture, with four bytes per pixel: in Pillow's own memory if that is one block, else in a
+        copy."""
         left, top, right, bottom = box
         width, n_rows = right - left, bottom - top
         if 4 * image.width * image.height > _STRIP_BYTES:
@@ -192,7 +196,7 @@ def _down(kernel: ctypes.CDLL, plane: _Plane, rows: _Taps, out: np.ndarray) -> N
 
 
 class _ArrowArray(ctypes.Structure):
-    """The head of the struct of Arrow's C data interface."""
+    """The first fields of `ArrowArray` of Arrow's C data interface."""
 
     _fields_ = (
         ("length", _SIZE),
