@@ -1,5 +1,5 @@
-"""Text to token ids and back: what a checkpoint says about tokenizer, chat template and pictures (`ModelDescription`),
-prompts with their placeholders, detokenising and stop strings.
+"""The conversion of text to token ids and back: a checkpoint's tokenizer, chat template and placeholders
+(`ModelDescription`), prompts with their placeholders, detokenising and stop strings.
 
 Called by `Processor`, by `server` for streams, by `assemble` and `planner` for the description. Never decodes pictures.
 """

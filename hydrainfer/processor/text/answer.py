@@ -1,4 +1,4 @@
-"""The reader of an answer, by how its model writes."""
+"""The choice of the reader for an answer, by the format in which the model writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hydrainfer.processor.text.tool_format import HARMONY, ToolFormat
 
 
 class MarkedStream(AnswerStream):
-    """An answer with marks around its reasoning, and calls behind that."""
+    """The reader of an answer with marks around its reasoning, and tool calls after that."""
 
     def __init__(
         self, thinking: Thinking | None, tools: Tools | None, how: ToolFormat | None, *, forced: bool = False
@@ -41,7 +41,8 @@ class MarkedStream(AnswerStream):
 def answer_stream(
     thinking: Thinking | None, tools: Tools | None = None, how: ToolFormat | None = None, *, forced: bool = False
 ) -> AnswerStream:
-    """The reader of one choice. `how`: the model writes calls of `tools`; `forced`: a grammar made the answer."""
+    """The reader of one choice. `how`: the format in which the model writes calls of `tools`. `forced`: the answer was
+    constrained by a grammar."""
     if (thinking is not None and thinking.how.name == HARMONY) or (how is not None and how.name == HARMONY):
         return HarmonyStream(tools.schemas, parallel=tools.parallel) if tools is not None else HarmonyStream()
     return MarkedStream(thinking, tools, how, forced=forced)

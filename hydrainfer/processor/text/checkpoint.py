@@ -1,4 +1,4 @@
-"""The description of a checkpoint: all that the processor needs besides its weights."""
+"""The description of a checkpoint: all that the processor needs of it, without the weights."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from hydrainfer.processor.text.tool_format import FORMATS
 from hydrainfer.processor.text.vocabulary import Vocabulary, read_vocabulary
 
 CACHED_WORDS = 500
-"""The number of words whose ids a tokenizer keeps, for each thread that calls it: the first it meets, none of 256 bytes
-or more. A word takes up to 8.5 KB, so that is 4.3 MB a thread at most; the library's own 10,000 are 85 MB."""
+"""The number of words whose token ids a tokenizer caches, for each thread that calls it: the first words it meets,
+except those of 256 bytes or more. A word takes up to 8.5 KB, so the cache takes at most 4.3 MB per thread; the
+library's default of 10,000 words takes 85 MB."""
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class VideoInput:
-    """The way videos enter the prompt, with the fields of `ImageInput`."""
+    """The placeholder and adapter of videos, with fields as in `ImageInput`."""
 
     adapter: VideoAdapter
     placeholder: str
@@ -31,9 +32,9 @@ class VideoInput:
 
 @dataclass(frozen=True, slots=True)
 class ImageInput:
-    """The way pictures enter the prompt: `placeholder` is the text and `token_id` the id that stands for one embedding.
-    `around`: further special texts of media. `mark` is what the chat template writes for a picture and `framed` what
-    it becomes in the prompt, where these differ. `video`: None for a model that takes none."""
+    """The placeholder and adapter of pictures. `placeholder` is the text and `token_id` the id that stands for one
+    embedding. `around`: further special texts of media. `mark`: what the chat template writes for a picture; `framed`:
+    what this becomes in the prompt, if it differs. `video`: None if the model takes no videos."""
 
     adapter: ImageAdapter
     placeholder: str
@@ -45,7 +46,7 @@ class ImageInput:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """The texts that no user's text may hold."""
+        """The special texts that may not occur in a user's text."""
         return (self.placeholder, *self.around, *((self.video.placeholder,) if self.video else ()))
 
     @property
@@ -55,9 +56,9 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A checkpoint as the processor sees it. `tokenizer` is a `tokenizers.Tokenizer`; `images` is None for text-only
-    models; `n_context` counts prompt and answer; `sampling_defaults` are what generation_config.json says of the fields
-    of `SamplingParams`."""
+    """The facts about a checkpoint that the processor needs. `tokenizer` is a `tokenizers.Tokenizer`; `images` is None
+    for text-only models; `n_context` counts prompt and answer; `sampling_defaults` are the fields of `SamplingParams`
+    that generation_config.json sets."""
 
     path: Path
     tokenizer: Any
@@ -79,9 +80,10 @@ def load_description(
     reasoning: str = "auto",
     parsed: ParsedConfig | None = None,
 ) -> ModelDescription:
-    """Read a checkpoint directory. `max_context` lowers the context length; `chat_template` replaces the checkpoint's;
-    `tool_calls`: how the model writes them (a name of `FORMATS`), or as the template says; `reasoning`: the same of
-    what it thinks (`REASONING`, or "none"); `parsed`: its configuration, if it has been read already.
+    """The description of a checkpoint directory. `max_context` lowers the context length; `chat_template` replaces the
+    checkpoint's; `tool_calls`: the format of tool calls (a name of `FORMATS`), or "auto" to derive it from the
+    template; `reasoning`: likewise for the reasoning (a name of `REASONING`, or "none"); `parsed`: the configuration,
+    if it has been read already.
 
     Raises `CheckpointError`, one line that says what is missing or unsupported.
     """
@@ -133,13 +135,13 @@ def _load_tokenizer(path: Path, hf: Any) -> Any:
         return tokenizer
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as e:  # a panic of the library is no Exception
+    except BaseException as e:  # a panic of the Rust library is not an Exception
         raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {_one_line(e)}") from None
 
 
 def _bound_cache(tokenizer: Any) -> None:
-    """Keep at most `CACHED_WORDS` in a tokenizer that has a cache. Emptying it now and then would not do:
-    `_clear_cache` hides what is there and frees nothing."""
+    """Limit a tokenizer's cache, if it has one, to `CACHED_WORDS`. Clearing the cache from time to time would not help:
+    `_clear_cache` frees no memory."""
     if hasattr(tokenizer.model, "_resize_cache"):
         tokenizer.model._resize_cache(CACHED_WORDS)
 
@@ -171,7 +173,8 @@ def _special(path: Path, tokenizer: Any, token_id: Any, noun: str) -> str:
 
 
 def _written_template(path: Path) -> str | None:
-    """The template in chat_template.jinja or, without it, in chat_template.json (`default`, if there are several)."""
+    """The template in chat_template.jinja or, if there is none, in chat_template.json (the one called `default`, if
+    there are several)."""
     file = path / "chat_template.jinja"
     try:
         if file.is_file():
@@ -193,8 +196,8 @@ def _eos_ids(generation: Mapping[str, Any], text: Any, tokenizer: Any) -> tuple[
 
 
 def _sampling_defaults(generation: Mapping[str, Any], path: Path) -> dict[str, float]:
-    """The checkpoint's own sampling parameters. If it says not to sample they are greedy, whatever temperature stands
-    beside that, as in transformers."""
+    """The checkpoint's own sampling parameters. As in transformers, do_sample false means greedy sampling, whatever the
+    temperature is."""
     found = {k: generation[k] for k in _SAMPLING_DEFAULTS if generation.get(k) is not None}
     try:
         SamplingParams(**found)

@@ -1,4 +1,4 @@
-"""Token ids to text, as they come: never half a character, never part of a stop string."""
+"""Incremental detokenisation. It never emits half a character or part of a stop string."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hydrainfer.processor.text.vocabulary import REPLACEMENT, Vocabulary
 
 
 class Detokenizer:
-    """The text of one choice. The joined results of `push` and `flush` are what the tokenizer makes of all ids at once.
+    """The detokenizer of one choice. The results of `push` and `flush`, joined, are what the tokenizer makes of all ids
+    at once.
 
-    `continues=True`: the text goes on after a prompt, so that its first space stays (completions); False: it stands
-    alone, as a chat answer does. Time per token is constant, amortised.
+    `continues=True` is for completions: the text continues a prompt, so its leading space stays. `continues=False` is
+    for chat answers, whose text stands alone. The time per token is constant, amortised.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = True, continues: bool = False) -> None:
@@ -22,7 +23,7 @@ class Detokenizer:
         self._skipped = vocabulary.special_ids if skip_special else frozenset()
         self._strip = 0 if continues else vocabulary.n_strip
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if vocabulary.byte_level else None
-        self._run = bytearray()  # byte-fallback tokens whose run has not ended
+        self._run = bytearray()  # the bytes of a run of byte-fallback tokens that has not ended
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these ids complete."""
@@ -42,7 +43,7 @@ class Detokenizer:
         return self._stripped("".join(texts))
 
     def flush(self) -> str:
-        """The text that was held back; call once, at the end."""
+        """The text that was held back. Call this once, at the end."""
         if self._utf8 is not None:
             return self._utf8.decode(b"", final=True)
         return self._stripped(self._end_run())
@@ -65,7 +66,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """A search for the stop string that is complete first, wherever token and chunk boundaries fall."""
+    """A search for the stop string that is completed first, independent of token and chunk boundaries."""
 
     def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
         self._stop = stop
@@ -74,7 +75,7 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is safe to send. The calls after `found` is set return none."""
+        """The text that may be sent now. After the call that sets `found` no more text is returned."""
         if not self._stop or self.found is not None:
             return text if self.found is None else ""
         text = self._held + text
@@ -92,14 +93,14 @@ class StopStrings:
         return held
 
     def _n_held(self, text: str) -> int:
-        """The length of the longest end of `text` with which a stop string begins."""
+        """The length of the longest suffix of `text` that is a proper prefix of a stop string."""
         longest = min(len(text), max(map(len, self._stop)) - 1)
         return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in self._stop)), 0)
 
 
 class Piece(NamedTuple):
-    """A part of the answer: `text` may be sent, `n_tokens` count (those after a stop string do not), `stop` was
-    found."""
+    """A part of the answer. `text` may be sent. `n_tokens`: the tokens that count, which excludes those after a stop
+    string. `stop`: the stop string that was found."""
 
     text: str
     n_tokens: int
@@ -107,8 +108,8 @@ class Piece(NamedTuple):
 
 
 class TextStream:
-    """The stream of one choice, from ids to text that may be sent: detokeniser, then stop strings after
-    `min_tokens`."""
+    """The stream of one choice, from token ids to text that may be sent. Stop strings are searched for in the
+    detokenised text after `min_tokens`."""
 
     def __init__(self, vocabulary: Vocabulary, sampling: SamplingParams, *, continues: bool = False) -> None:
         self._text = Detokenizer(vocabulary, skip_special=sampling.skip_special_tokens, continues=continues)
@@ -119,8 +120,8 @@ class TextStream:
         self._n_tokens = 0
 
     def push(self, ids: Sequence[int], *, ended_by_token: bool = False, last: bool = False) -> Piece:
-        """The text of these ids that may be sent. `ended_by_token`: the last id is an end or stop token, whose spelling
-        is not part of the text unless stop strings are. `last`: no more will come."""
+        """The text of these ids that may be sent. `ended_by_token`: the last id is an end or stop token; its text is
+        left out unless stop strings are included in the output. `last`: no more ids will come."""
         n = len(ids)
         if not self._has_stop:
             text = self._text.push(ids[:-1] if ended_by_token and not self._include_stop else ids)

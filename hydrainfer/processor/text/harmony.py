@@ -1,10 +1,10 @@
-"""gpt-oss's answers ("harmony"): messages in channels, told apart as they come.
+"""The reader of gpt-oss's answers (the "harmony" format): messages in channels, separated as the text arrives.
 
 HEAD ──<|message|>──> BODY ──<|end|>, <|call|>, <|return|>, or the next head──> HEAD
 
-A head names the channel (analysis: reasoning; commentary and final: for the reader) and, of a call, the function:
-`<|start|>assistant to=functions.NAME<|channel|>commentary json`, or `to=…` behind the channel. The prompt has the first
-message's `<|start|>assistant` already. https://cookbook.openai.com/articles/openai-harmony
+A head names the channel (analysis: reasoning; commentary and final: text for the user) and, for a call, the function:
+`<|start|>assistant to=functions.NAME<|channel|>commentary json`, or `to=…` after the channel. The first message's
+`<|start|>assistant` is part of the prompt. https://cookbook.openai.com/articles/openai-harmony
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _Body = Literal["reasoning", "content", "call"]
 
 
 class HarmonyStream(AnswerStream):
-    """One choice's answer. Only functions of `names` are calls; a message to anybody else stays as it is, and so does
-    what is in no message. `parallel=False`: calls after the first are left out. A line's end joins messages of a
-    kind."""
+    """The reader of one choice. Only calls of functions in `names` count; a message to any other recipient stays text
+    with its marks, as does text outside messages. `parallel=False`: calls after the first are left out. Messages of the
+    same kind are joined by a newline."""
 
     def __init__(self, names: Collection[str] = (), *, parallel: bool = True) -> None:
         self._calls = _Calls(parallel=parallel)
         self._names = names
         self._held = ""
-        self._body: _Body | None = None  # what the open message is; None: in a head
-        self._begun = {"reasoning": False, "content": False}  # some of it was said
-        self._apart = False  # the next piece of text begins a message
-        self._as_it_is = False  # the open message, its marks too
+        self._body: _Body | None = None  # the kind of the open message; None within a head
+        self._begun = {"reasoning": False, "content": False}  # whether some text of that kind was emitted
+        self._apart = False  # the next piece of text is the first of a message
+        self._as_it_is = False  # the open message stays text, with its marks
 
     @property
     def n_calls(self) -> int:
@@ -66,9 +66,9 @@ class HarmonyStream(AnswerStream):
         elif len(text) > _MOST_HEAD:
             self._open("content")
             self._tell(text[0])
-            self._held = text[1:]  # no mark any more
+            self._held = text[1:]  # without its first character it is no mark
         else:
-            return False  # cut off here, nothing of the message has come
+            return False  # if the answer is cut off here, the message has no text yet
         return True
 
     def _read_message(self, head: str) -> None:
@@ -121,7 +121,7 @@ class HarmonyStream(AnswerStream):
 
 
 class _Calls:
-    """The calls of an answer, each as its arguments come."""
+    """The calls of an answer, whose arguments are sent piece by piece."""
 
     def __init__(self, *, parallel: bool) -> None:
         self.n_calls = 0
@@ -138,7 +138,7 @@ class _Calls:
         return self._send(CallDelta(self.n_calls - 1, arguments)) if arguments else []
 
     def end(self) -> list[CallDelta]:
-        """End the call. One that brought no arguments gets an empty object."""
+        """End the call. Without arguments it gets an empty object."""
         return self._send(CallDelta(self.n_calls - 1, "{}")) if self._empty else []
 
     def _send(self, delta: CallDelta) -> list[CallDelta]:

@@ -1,4 +1,4 @@
-"""Grammars of gpt-oss's answers: what it thinks is free, the message behind that has a form."""
+"""Grammars of gpt-oss's answers. The reasoning is free, and the message after it is constrained."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hydrainfer.processor.text.lark import json_of, literal, rules_of
 
 _THOUGHT = (
     'thought: <|channel|> "analysis" <|message|> FREE <|end|> <|start|> "assistant"',
-    "FREE: /(.|\\n)*/",  # of ordinary tokens, so it ends where a mark comes
+    "FREE: /(.|\\n)*/",  # ordinary tokens only, so it ends at the first mark
 )
 
 
 def harmony_grammar(answer: Grammar | None, tools: Tools | None = None) -> Grammar:
-    """The grammar of an answer that may reason first, and then calls one of `tools` or says what `answer` allows; of
-    either there must be one. Raises `InvalidRequest`."""
+    """The grammar of an answer that may reason first, and then calls one of `tools` or follows the grammar `answer`. At
+    least one of the two must be given. Raises `InvalidRequest`."""
     ends: list[str] = []
     rules: list[str] = []
     for i, (name, schema) in enumerate(tools.schemas.items() if tools is not None else ()):

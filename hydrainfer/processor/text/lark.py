@@ -1,4 +1,4 @@
-"""Pieces of grammars in Lark, as llguidance reads it."""
+"""Parts of grammars in the Lark syntax of llguidance."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Mapping
 from hydrainfer.core import Grammar, InvalidRequest
 from hydrainfer.grammar import JSON_STYLE, without_unknown_formats
 
-_TOLD = re.compile(r"\\.|/|\n", re.DOTALL)  # of a regular expression: what is escaped, or written otherwise in Lark
+_TOLD = re.compile(r"\\.|/|\n", re.DOTALL)  # in a regular expression: escapes, and what Lark writes differently
 _WRITTEN = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 
 
 def literal(text: str) -> str:
-    """A string, or nothing."""
+    """A string literal; empty for an empty string."""
     return json.dumps(text) if text else ""
 
 
 def json_of(schema: object) -> str:
-    """JSON of a schema in our style; the schema stays the root that its references mean. Raises `InvalidRequest`."""
+    """The rule for JSON that follows a schema, in the JSON style of this engine. The schema stays the root for its own
+    references. Raises `InvalidRequest`."""
     if isinstance(schema, Mapping):
         schema = {**schema, "x-guidance": JSON_STYLE}
     try:
@@ -29,7 +30,7 @@ def json_of(schema: object) -> str:
 
 
 def rules_of(name: str, grammar: Grammar) -> list[str]:
-    """The rules of a grammar of any kind, the first called `name`. Raises `InvalidRequest`."""
+    """The rules of a grammar of any kind. The first rule is called `name`. Raises `InvalidRequest`."""
     text = grammar.text
     if grammar.kind == "json":
         return [f"{name}: {json_of(json.loads(text))}"]

@@ -1,4 +1,4 @@
-"""The parts of an answer, as it comes."""
+"""The parts of an answer, in the order in which they arrive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class CallDelta(msgspec.Struct):
-    """The new part of call number `index`; `id` and `name` come once, with its first."""
+    """The new part of call number `index`. `id` and `name` are set only in the first part of a call."""
 
     index: int
     arguments: str
@@ -18,7 +18,7 @@ class CallDelta(msgspec.Struct):
 
 
 class AnswerPiece(msgspec.Struct):
-    """A piece of an answer: the model's reasoning, its text, its calls, in this order."""
+    """A piece of an answer: reasoning, then text, then calls."""
 
     reasoning: str = ""
     content: str = ""
@@ -29,7 +29,8 @@ class AnswerPiece(msgspec.Struct):
 
 
 class PieceList(list[AnswerPiece]):
-    """The pieces that a text adds, one after the other. A new one is begun where the order asks for it."""
+    """The pieces that a part of the text adds, in order. A new piece is begun when the current one cannot keep the
+    order of its parts."""
 
     def think(self, text: str) -> None:
         if not self or self[-1].content or self[-1].calls:
@@ -48,20 +49,20 @@ class PieceList(list[AnswerPiece]):
 
 
 class AnswerStream(ABC):
-    """The reader of one choice's text, which tells reasoning, text and calls apart."""
+    """The reader of one choice's text. It separates reasoning, text and calls."""
 
     @property
     @abstractmethod
     def n_calls(self) -> int:
-        """The calls found so far, those that are left out among them."""
+        """The number of calls found so far, including those that are left out."""
 
     @abstractmethod
     def push(self, text: str, *, last: bool = False) -> Sequence[AnswerPiece]:
-        """Read the next piece of text; the parts are in order. `last`: no more will come."""
+        """Read the next piece of text and return its parts in order. `last`: no more text will come."""
 
 
 def together(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
-    """One piece of all, for readers that are not told the order of texts and calls."""
+    """All pieces merged into one, for API responses that do not give the order of text and calls."""
     if len(pieces) == 1:
         return pieces[0]
     calls = [call for piece in pieces for call in piece.calls]

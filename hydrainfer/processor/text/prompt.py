@@ -1,4 +1,4 @@
-"""The token ids of a prompt, checked, with every picture's placeholder repeated once per embedding."""
+"""The token ids of a prompt, checked. Each picture's placeholder is repeated once per embedding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ T = TypeVar("T")
 
 
 class Expanded(NamedTuple):
-    """A prompt with all its placeholders. `starts[i]`: where those of item i begin, counted over all pictures."""
+    """A prompt with its placeholders repeated. `starts[i]`: the position of the first placeholder of item i, counted
+    over all pictures and videos."""
 
     ids: tuple[int, ...]
     starts: tuple[int, ...]
 
 
 def check_length(text: str, model: ModelDescription, param: str) -> None:
-    """Refuse a text that cannot fit the context before spending time on tokenising it: no token is longer than the
+    """Refuse, before tokenising it, a text that is too long for the context even if all its tokens are as long as the
     vocabulary's longest. Raises `InvalidRequest`."""
     limit = model.n_context * model.vocabulary.n_longest
     if len(text) > limit:
@@ -33,15 +34,16 @@ def check_length(text: str, model: ModelDescription, param: str) -> None:
 
 
 def check_text(text: str, model: ModelDescription, param: str) -> None:
-    """Refuse the model's placeholders and other texts of media in a user's text. Raises `InvalidRequest`."""
+    """Refuse a user's text that has the model's placeholders or other special texts of media. Raises
+    `InvalidRequest`."""
     for special in model.images.reserved if model.images is not None else ():
         if special in text:
             raise _placeholder_in_text(special, param)
 
 
 def encode(text: str, model: ModelDescription, *, add_special: bool | None = None) -> list[int]:
-    """The token ids, of marks of pictures with what frames them. `add_special=None`: add the tokenizer's special tokens
-    unless the text already begins with BOS."""
+    """The token ids of a text, in which the template's marks of pictures are replaced by the framed placeholders.
+    `add_special=None`: add the tokenizer's special tokens unless the text begins with BOS already."""
     if model.images is not None and model.images.mark:
         text = text.replace(model.images.mark, model.images.framed)
     if add_special is None:
@@ -52,8 +54,8 @@ def encode(text: str, model: ModelDescription, *, add_special: bool | None = Non
 def expand(
     ids: Sequence[int], media: Sequence[Sequence[MediaItem]], model: ModelDescription, placeholders: Sequence[int]
 ) -> Expanded:
-    """Repeat each placeholder for the items of its picture or video; `placeholders[i]` is the id that stands for
-    `media[i]`. Raises `InvalidRequest` unless the placeholders are those of `media`."""
+    """Repeat each placeholder for the items of its picture or video. `placeholders[i]` is the id that stands for
+    `media[i]`. Raises `InvalidRequest` unless the placeholders in `ids` are these, in this order."""
     if model.images is None:
         return Expanded(tuple(ids), ())
     known = model.images.token_ids
@@ -86,8 +88,9 @@ def expand(
 
 
 def in_order(ids: Sequence[int], parts: Sequence[T], token_id: Callable[[T], int], model: ModelDescription) -> list[T]:
-    """The pictures and videos in the prompt's order: each placeholder takes the next part of its kind; `token_id` gives
-    the placeholder of a part. Raises `InvalidRequest` unless there is one for each."""
+    """The pictures and videos in the order of the prompt's placeholders: each placeholder takes the next part of its
+    kind. `token_id` gives the placeholder of a part. Raises `InvalidRequest` unless there is one placeholder per
+    part."""
     known = model.images.token_ids if model.images is not None else ()
     waiting = {i: [part for part in parts if token_id(part) == i] for i in known}
     found = [i for i in ids if i in known]
@@ -102,7 +105,7 @@ def in_order(ids: Sequence[int], parts: Sequence[T], token_id: Callable[[T], int
 
 
 def check_ids(ids: Sequence[int], model: ModelDescription, *, with_media: bool = False) -> None:
-    """Check token ids that a client sent; `with_media`: placeholders may be among them. Raises `InvalidRequest`."""
+    """Check the token ids that a client sent. `with_media`: placeholders are allowed. Raises `InvalidRequest`."""
     n = model.vocabulary.n_tokens
     bad = next((i for i in ids if not 0 <= i < n), None)
     if bad is not None:
@@ -117,7 +120,8 @@ def check_ids(ids: Sequence[int], model: ModelDescription, *, with_media: bool =
 
 
 def resolve_max_tokens(n_prompt: int, asked: int | None, model: ModelDescription, param: str) -> int:
-    """The number of tokens that may be produced. Raises `InvalidRequest` with the numbers, as OpenAI's API does."""
+    """The number of tokens that may be generated. Raises `InvalidRequest`, whose message has the numbers, as in
+    OpenAI's API."""
     limit = model.n_context
     if n_prompt == 0:
         raise InvalidRequest(f"{param} is empty: there is nothing to continue", param=param)

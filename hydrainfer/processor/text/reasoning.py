@@ -1,4 +1,4 @@
-"""The reasoning before an answer, told from the answer as it comes."""
+"""The reader that separates a model's reasoning from its answer as the text arrives."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ REASONING: Mapping[str, ReasoningFormat] = {
 
 
 class Thinking(NamedTuple):
-    """How an answer reasons. `begun`: the prompt has begun it, else the answer may."""
+    """The way an answer reasons. `begun`: the prompt has opened the reasoning; otherwise the answer may open it."""
 
     how: ReasoningFormat
     begun: bool
 
     @classmethod
     def after(cls, prompt: str, how: ReasoningFormat) -> Thinking | None:
-        """How the answer to this prompt reasons. None if the prompt has ended the reasoning already, as templates do
-        that are told not to think."""
+        """The way the answer to this prompt reasons. None if the prompt has closed the reasoning already, as templates
+        do when thinking is turned off."""
         end = prompt[-64:].rstrip()
         return None if end.endswith(how.closing) else cls(how, end.endswith(how.opening))
 
     def n_tokens(self, ids: Sequence[int], words: Vocabulary) -> int:
-        """The number of an answer's tokens that are reasoning, its marks among them."""
+        """The number of an answer's tokens that belong to the reasoning, including its marks."""
         pieces = [words.spell(i) for i in ids]
         text, how = b"".join(pieces), self.how
         closing = _OTHER_CHANNEL if how.name == HARMONY else re.escape(how.closing.encode())
@@ -58,14 +58,15 @@ class Thinking(NamedTuple):
 
 
 class Thought(NamedTuple):
-    """The parts of a piece of text."""
+    """A piece of text, separated into reasoning and answer."""
 
     reasoning: str
     content: str
 
 
 class ReasoningStream:
-    """One choice's text, told apart. White space around the reasoning is in neither part.
+    """The separation of one choice's text into reasoning and answer. White space around the reasoning is in neither
+    part.
 
     before ──opening──> inside ──closing──> behind       (`begun`: from inside; anything but an opening: behind)
     """
@@ -74,12 +75,12 @@ class ReasoningStream:
         self._how = thinking.how
         self._inside = thinking.begun
         self._behind = False
-        self._opened = False  # by a mark of the answer's
+        self._opened = False  # by an opening mark in the answer
         self._held = ""
-        self._said = False  # something of the reasoning, or of what follows it
+        self._said = False  # some text of the current part was returned
 
     def push(self, text: str, *, last: bool = False) -> Thought:
-        """Read the next piece of text; `last`: no more will come."""
+        """Separate the next piece of text. `last`: no more text will come."""
         if self._behind and self._said:
             return Thought("", text)
         self._held += text
@@ -91,7 +92,7 @@ class ReasoningStream:
         return Thought(reasoning, self._answer() if self._behind else "")
 
     def _open(self, last: bool) -> None:
-        """Look for the opening, which may also stand where the prompt has begun the reasoning."""
+        """Look for the opening mark. The answer may repeat it even if the prompt has opened the reasoning."""
         if self._said or self._opened:
             return
         head, opening = self._held.lstrip(), self._how.opening
@@ -106,7 +107,7 @@ class ReasoningStream:
         if not self._said:
             text = text.lstrip()
             if not (last or self._opened) and text and self._how.opening.startswith(text):
-                return ""  # may become an opening
+                return ""  # may become an opening mark
         at = text.find(closing)
         if at >= 0:
             self._inside, self._behind, self._said = False, True, False

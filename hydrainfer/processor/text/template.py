@@ -1,4 +1,4 @@
-"""The checkpoint's chat template: messages to text, in transformers' sandboxed environment."""
+"""The checkpoint's chat template, rendered in transformers' sandboxed environment."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hydrainfer.processor.text.tool_format import HARMONY, ToolFormat, format_of
 
 _PROBE = "zqprobe"
 _TRACKED = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags that only transformers knows
-_GIVEN = ("messages", "raise_exception", "strftime_now")  # what transformers sets beside its own parameters
+_GIVEN = ("messages", "raise_exception", "strftime_now")  # variables that transformers sets besides its own parameters
 
 
 class ChatTemplate:
-    """A chat template, compiled and probed once. `takes_parts`: content may be a list of parts; else pictures and text
-    are joined into one string. `takes_tools`: it shows tools to the model; `tools`: how the model then writes calls, if
-    that is known. `reasoning`: how it writes what it thinks, None if it does not."""
+    """A chat template, compiled and probed once. `takes_parts`: content may be a list of parts; otherwise pictures and
+    text are joined into one string. `takes_tools`: the template shows tools to the model. `tools`: the format in which
+    the model then writes calls, if known. `reasoning`: the format of its reasoning, None if it has none."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class ChatTemplate:
         tool_format: ToolFormat | None = None,
         reasoning: str = "auto",
     ) -> None:
-        """`tokenizer`: the transformers one; it lends its sandbox and its special tokens. `image`, `video`: their
-        placeholders. `tool_format`, `reasoning` (a name of `REASONING` or "none"): in place of what the template says.
+        """`tokenizer`: the tokenizer of transformers, for its sandbox and special tokens. `image`, `video`: the
+        placeholders. `tool_format`, `reasoning` (a name of `REASONING` or "none"): replace what the template shows.
         Raises `CheckpointError`."""
         self._tokenizer = tokenizer
         self._source = source
@@ -56,9 +56,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[ChatMessage], tools: Tools | None = None, own: Mapping[str, Any] | None = None
     ) -> str:
-        """The prompt text, with the model's turn opened. `own`: values of the template's own variables; those that it
-        does not have change nothing. Raises `InvalidRequest` with the template's complaint, or if it does not show
-        tools, or if `own` has what is not the request's to set."""
+        """The prompt text, which ends where the model's turn begins. `own`: values of the template's own variables;
+        other names have no effect. Raises `InvalidRequest` if the template refuses the messages or does not show tools,
+        or if `own` sets a variable that a request may not set."""
         forbidden = self._ours.intersection(own or ())
         if forbidden:
             raise InvalidRequest(f"chat_template_kwargs may not set {min(forbidden)}", param="chat_template_kwargs")
@@ -80,7 +80,7 @@ class ChatTemplate:
             raise InvalidRequest(f"the model's chat template cannot render these {what}", param=what) from None
 
     def _message(self, message: ChatMessage) -> dict[str, Any]:
-        """The message as transformers' templates read it: arguments of calls are objects."""
+        """The message in the form that transformers' templates read. Arguments of calls are objects."""
         thought = {} if message.reasoning is None else {"reasoning_content": message.reasoning}
         if not message.calls and message.call_id is None:
             return {"role": message.role, "content": self._content(message), **thought}
@@ -89,7 +89,7 @@ class ChatTemplate:
             named = {} if message.name is None else {"name": message.name}
             return {"role": message.role, "content": text, "tool_call_id": message.call_id, **named}
         if text and self.reasoning is REASONING[HARMONY]:
-            thought = {}  # beside calls its templates take one of the two
+            thought = {}  # in a message with calls its templates take text or reasoning, not both
         calls = [
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
             for c in message.calls
@@ -135,9 +135,9 @@ class ChatTemplate:
 
 
 def _variables(source: str) -> set[str]:
-    """The names that a template reads and does not set."""
+    """The names of variables that a template reads and does not set."""
     try:
         environment = Environment(extensions=["jinja2.ext.loopcontrols"])
         return meta.find_undeclared_variables(environment.parse(_TRACKED.sub("", source)))
-    except TemplateError:  # broken, which the probes find out
+    except TemplateError:  # a broken template; the probes report it
         return set()

@@ -1,4 +1,4 @@
-"""Tool calls that are no JSON objects: each is read once it is whole.
+"""Tool calls in formats other than JSON objects. Each block is parsed once it is complete.
 
 TEXT ──trigger──> BLOCK ──its end──> calls, or text if it has none ──> TEXT
 """
@@ -28,7 +28,8 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 class BlockCallStream(ToolCallStream):
-    """A `ToolCallStream` for the formats of `READERS`. `schemas`: of the functions that may be called, by name."""
+    """A `ToolCallStream` for the formats of `READERS`. `schemas`: by name, the schema of each function that may be
+    called."""
 
     def __init__(self, how: ToolFormat, schemas: Schemas, *, parallel: bool = True) -> None:
         super().__init__(how, schemas, parallel=parallel)
@@ -51,7 +52,7 @@ class BlockCallStream(ToolCallStream):
         return True
 
     def _calls(self, block: str) -> list[tuple[str, str]]:
-        """The block's calls of known functions, with their arguments as JSON."""
+        """The calls of known functions in a block, with their arguments as JSON."""
         calls = self._read(block, self._schemas) or []
         try:
             return [(name, dumped(arguments)) for name, arguments in calls if name in self._names]
@@ -59,7 +60,7 @@ class BlockCallStream(ToolCallStream):
             return []
 
     def _block_end(self) -> int | None:
-        """The end of the block that `_held` begins with; None: it has not come."""
+        """The end of the block that `_held` begins with; None if it has not arrived."""
         if self._how.closing and self._raw:
             at = self._held.find(self._how.closing)
             return None if at < 0 else at + len(self._how.closing)
@@ -72,7 +73,7 @@ class BlockCallStream(ToolCallStream):
 
 
 class _Balance:
-    """The search for the end of the first bracket of a growing text, quotes heeded."""
+    """The search for the end of the first bracket in a growing text. Brackets within quotes do not count."""
 
     def __init__(self) -> None:
         self._at = self._depth = 0
@@ -80,7 +81,8 @@ class _Balance:
         self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """The place behind that bracket; None while there is none. `text`: begins with what it was before."""
+        """The position after the closing bracket; None if it has not arrived. `text` must begin with the text of the
+        previous call."""
         for i in range(self._at, len(text)):
             c = text[i]
             if self._quote:
@@ -92,7 +94,7 @@ class _Balance:
                 if not self._depth and _ARGS.startswith(text[i : i + len(_ARGS)]):
                     if len(text) - i < len(_ARGS):
                         self._at = i
-                        return None  # may become Mistral's mark
+                        return None  # may become Mistral's [ARGS]
                     continue
                 self._depth += 1
             elif c in "]})" and self._depth:
@@ -104,7 +106,8 @@ class _Balance:
 
 
 def _qwen(block: str, schemas: Schemas) -> list[Call] | None:
-    """`<function=NAME> <parameter=KEY> VALUE </parameter> …`; a value is JSON, or text if its schema says so."""
+    """The call in `<function=NAME> <parameter=KEY> VALUE </parameter> …`. A value is JSON, or text if its schema says
+    so."""
     found = _FUNCTION.match(block)
     if found is None:
         return None
@@ -123,13 +126,13 @@ def _value(text: str, schema: Any) -> Any:
 
 
 def _mistral(block: str, schemas: Schemas) -> list[Call] | None:  # noqa: ARG001
-    """`NAME[ARGS]{…}`"""
+    """The call in `NAME[ARGS]{…}`."""
     name, _, arguments = block.partition(_ARGS)
     return _one(name.strip(), arguments)
 
 
 def _gemma(block: str, schemas: Schemas) -> list[Call] | None:  # noqa: ARG001
-    """`call:NAME{key:<escape>text<escape>,other:3}`"""
+    """The call in `call:NAME{key:<escape>text<escape>,other:3}`."""
     found = _GEMMA.match(block)
     if found is None:
         return None
@@ -147,7 +150,7 @@ def _one(name: str, arguments: str) -> list[Call] | None:
 
 
 def _python(block: str, schemas: Schemas) -> list[Call] | None:  # noqa: ARG001
-    """`[f(x="text"), g(y=[1, True])]`, or one call by itself."""
+    """The calls in `[f(x="text"), g(y=[1, True])]`, or in a single call without brackets."""
     try:
         tree = ast.parse(block.strip(), mode="eval").body
         calls = tree.elts if isinstance(tree, ast.List) else [tree]
@@ -163,7 +166,7 @@ def _call(node: ast.expr) -> ast.Call:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A literal of Python, with JSON's three names."""
+    """The value of a Python literal, in which JSON's `true`, `false` and `null` are allowed too."""
     if isinstance(node, ast.Name) and node.id in _NAMES:
         return _NAMES[node.id]
     if isinstance(node, ast.List | ast.Tuple):
@@ -182,11 +185,11 @@ READERS: Mapping[str, Callable[[str, Schemas], list[Call] | None]] = {
     "functiongemma": _gemma,
     "pythonic": _python,
 }
-"""By the format's name: the calls of one block, None if it has none."""
+"""By format name, the function that returns the calls of one block, None if it has none."""
 
 
 def call_stream(how: ToolFormat, schemas: Schemas, *, forced: bool = False, parallel: bool = True) -> ToolCallStream:
-    """The reader of one choice's calls. `forced`: a grammar made the answer."""
+    """The reader of one choice's calls. `forced`: the answer was constrained by a grammar."""
     if how.name in READERS and not forced:
         return BlockCallStream(how, schemas, parallel=parallel)
     return ToolCallStream(how.held, schemas, forced=forced, parallel=parallel)

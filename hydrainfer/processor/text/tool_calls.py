@@ -1,4 +1,4 @@
-"""Text to tool calls, as it comes: names and pieces of arguments, and the text that is no call.
+"""The reader of tool calls as the text arrives: names, pieces of arguments, and the text outside of calls.
 
 TEXT ──trigger──> CALLS ──{──> one object ──}──> CALLS ──closing, or anything else──> TEXT
 """
@@ -21,8 +21,9 @@ _HEAD = re.compile(
 
 
 class ToolCallStream:
-    """The calls of one choice. Only functions of `names` are calls; whatever else looks like one stays text. `forced`:
-    a grammar made the answer. `parallel=False`: calls after the first are left out."""
+    """The reader of the calls of one choice. Only calls of functions in `names` count; whatever else looks like a call
+    stays text. `forced`: the answer was constrained by a grammar. `parallel=False`: calls after the first are left
+    out."""
 
     def __init__(self, how: ToolFormat, names: Collection[str], *, forced: bool = False, parallel: bool = True) -> None:
         self._how = how
@@ -30,9 +31,9 @@ class ToolCallStream:
         self._bare = how.bare if forced or not how.bare_if_forced else ""
         self._most = None if parallel else 1
         self.n_calls = 0
-        self._held = ""  # not yet known to be text or call
-        self._raw = ""  # since the trigger, until the first call
-        self._space = ""  # at the end of the text; a call that follows swallows it
+        self._held = ""  # may be text or a call; not known yet
+        self._raw = ""  # the text since the trigger, until the first call
+        self._space = ""  # white space at the end of the text; dropped if a call follows
         self._began = False  # some text was sent
         self._in_calls = False
         self._object: _Object | None = None
@@ -48,7 +49,7 @@ class ToolCallStream:
             self._finish()
         return self._out
 
-    # ---- inside: each returns whether it took something
+    # ---- inside: each returns whether it consumed text
 
     def _read_text(self) -> bool:
         trigger, text = self._how.trigger, self._held
@@ -84,7 +85,7 @@ class ToolCallStream:
         return True
 
     def _read_glue(self) -> bool:
-        """Pass over what stands around calls."""
+        """Skip the separators around calls."""
         how, text = self._how, self._held
         if text[0] == "{":
             self._object = _Object()
@@ -96,19 +97,19 @@ class ToolCallStream:
                 self._in_calls = one != how.closing
                 return True
         if any(one.startswith(text) for one in (how.closing, how.trigger)):
-            return False  # may become one
+            return False  # may become a mark
         self._leave()
         return True
 
     def _leave(self) -> None:
-        """Back to text; what began like calls, and had none, is text."""
+        """Return to text. If there was a trigger but no call, what was read since is text."""
         self._in_calls = False
         raw, self._raw = self._raw, ""
         if raw.strip() and ("{" in raw or not self.n_calls):
             self._say(raw)
 
     def _tell(self, call: _Object) -> None:
-        """Send what is new of a call whose name is known."""
+        """Send the new arguments of a call whose name is known."""
         if call.name not in self._names or (new := call.take()) is None:
             return
         if call.index is None:
@@ -157,7 +158,7 @@ class ToolCallStream:
 
     def _finish(self) -> None:
         if self._object is not None and self._object.index is not None:
-            return  # cut off within a call
+            return  # the answer was cut off within a call
         if self._in_calls:
             rest, self._held = self._held, ""
             self._leave()
@@ -169,8 +170,8 @@ class ToolCallStream:
 
 
 class _Object:
-    """One JSON object as it comes. `name` is known once its head has come, if that is as usual: then `take` gives the
-    arguments piece by piece. `index`: of the call, once it is one."""
+    """One JSON object, read as it arrives. `name` is set once the beginning of the object has arrived in the usual
+    form; then `take` gives the arguments piece by piece. `index`: the number of the call, once the object is one."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -179,12 +180,12 @@ class _Object:
         self._text = ""
         self._depth = 0
         self._quoted = self._escaped = False
-        self._sent = 0  # up to here arguments were taken
-        self._ends: list[int] = []  # of the values of the object
+        self._sent = 0  # the position up to which `take` has returned arguments
+        self._ends: list[int] = []  # the ends of the object's values
         self._arguments_end: int | None = None
 
     def read(self, text: str) -> int:
-        """Read on; returns how many characters belong to the object."""
+        """Read the next text. Returns how many of its characters belong to the object."""
         begin = len(self._text)
         for i, c in enumerate(text):
             if self._quoted:
@@ -213,7 +214,7 @@ class _Object:
             self._arguments_end = next((end for end in self._ends if end > self._sent), None)
 
     def take(self) -> str | None:
-        """The arguments that have come since; None while there is no name."""
+        """The arguments that have arrived since the last call; None while the name is not known."""
         if self.name is None:
             return None
         end = len(self._text) if self._arguments_end is None else self._arguments_end
@@ -221,7 +222,7 @@ class _Object:
         return new
 
     def whole(self) -> Any:
-        """The object, None if it is no JSON."""
+        """The parsed object; None if it is not valid JSON."""
         try:
             return json.loads(self._text)
         except (ValueError, RecursionError):
@@ -229,20 +230,20 @@ class _Object:
 
 
 def new_call_id(n_chars: int = 0) -> str:
-    """A name for a call: `n_chars` letters and digits, or 0 for OpenAI's form."""
-    if n_chars:  # Mistral's templates take no others
+    """A new id for a call: `n_chars` letters and digits, or OpenAI's form if 0."""
+    if n_chars:  # Mistral's templates accept no other ids
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(n_chars))
     return f"call_{secrets.token_hex(12)}"
 
 
 def dumped(arguments: Any) -> str:
-    """The arguments as JSON. Raises `ValueError` if there is none: infinity, say."""
+    """The arguments as JSON. Raises `ValueError` if JSON cannot express them: infinity, for example."""
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     return text if text.isascii() or _encodes(text) else json.dumps(arguments, allow_nan=False)
 
 
 def _encodes(text: str) -> bool:
-    """Whether the text has no half of a surrogate pair, which JSON may only spell."""
+    """Whether the text can be encoded in UTF-8: it has no half of a surrogate pair, which JSON can only escape."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -251,6 +252,6 @@ def _encodes(text: str) -> bool:
 
 
 def overlap(text: str, trigger: str) -> int:
-    """The length of the longest end of `text` with which `trigger` begins."""
+    """The length of the longest suffix of `text` that is a proper prefix of `trigger`."""
     longest = min(len(text), len(trigger) - 1)
     return next((n for n in range(longest, 0, -1) if trigger.startswith(text[-n:])), 0)

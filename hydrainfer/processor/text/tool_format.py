@@ -1,4 +1,5 @@
-"""How the supported families write tool calls: read off the chat template, and as a grammar where they are required."""
+"""The formats in which the supported families write tool calls: recognised from the chat template, and as a grammar
+where calls are required."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from hydrainfer.processor.text.harmony_form import harmony_grammar
 from hydrainfer.processor.text.lark import json_of, literal, rules_of
 
 HARMONY = "harmony"
-"""The name of gpt-oss's format, of calls and of reasoning; it has a reader of its own (harmony.py)."""
+"""The name of gpt-oss's format, for calls and reasoning. It has a reader of its own (harmony.py)."""
 
 
 class ToolFormat(NamedTuple):
-    """`trigger` begins calls within a text, `bare` at the start of an answer; `bare_if_forced`: only where a grammar
-    has left the trigger out. `glue` may stand around calls, `closing` ends one. `key`: of the arguments. `before`,
-    `between` and `after` are what a grammar puts around the calls, `around` around each. `id_chars`: 0 for OpenAI's
-    ids. `held_as`: the format of JSON objects in which a grammar holds calls whose own form is none (as vLLM does)."""
+    """A format of tool calls. `trigger`: text that begins calls anywhere in an answer; `bare`: text that begins calls
+    at the start of an answer; `bare_if_forced`: `bare` applies only if a grammar has left the trigger out. `glue`:
+    separators that may stand around calls; `closing`: text that ends a call. `key`: the JSON key of the arguments.
+    `before`, `between` and `after`: what a grammar puts around the calls; `around`: what it puts around each.
+    `id_chars`: length of the ids, 0 for OpenAI's form. `held_as`: the JSON format that a grammar uses if the family's
+    own is not JSON (as in vLLM)."""
 
     name: str
     trigger: str
@@ -37,7 +40,7 @@ class ToolFormat(NamedTuple):
 
     @property
     def held(self) -> ToolFormat:
-        """The format that a grammar holds calls to."""
+        """The format that a grammar constrains calls to."""
         return FORMATS[self.held_as] if self.held_as else self
 
 
@@ -63,7 +66,7 @@ FORMATS: Mapping[str, ToolFormat] = {
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """The format that a chat template teaches, None if it is none of ours."""
+    """The format that a chat template describes; None if it is none of `FORMATS`."""
     if "<tool_call>" in template:
         return FORMATS["qwen3_coder" if "<function=" in template else "hermes"]
     if "[TOOL_CALLS]" in template:
@@ -80,8 +83,8 @@ def format_of(template: str) -> ToolFormat | None:
 
 
 def calls_grammar(tools: Tools, how: ToolFormat, answer: Grammar | None = None) -> Grammar:
-    """The grammar of an answer that is calls, or what `answer` allows if that can be told from calls. Raises
-    `InvalidRequest`."""
+    """The grammar of an answer that is calls or, if calls can be told from other answers, follows the grammar `answer`.
+    Raises `InvalidRequest`."""
     how = how.held
     tellable = how.name == HARMONY or (answer is not None and answer.kind == "json" and how.around[0])
     if answer is not None and (tools.required or not tellable):

@@ -1,4 +1,4 @@
-"""The spelling of each token id, as bytes, read from the tokenizer's own decoder."""
+"""The bytes of each token id, read from the tokenizer's own decoder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The spellings of all ids. `pieces[id]` is what the id adds to the text; ids without an entry spell nothing.
+    """The bytes of all token ids. `pieces[id]` is what the id adds to the text; ids without an entry add nothing.
 
-    `byte_ids` (SentencePiece's byte fallback, `<0xE4>`): a run of them is text only if the whole run is UTF-8, else one
-    replacement character per byte; that is what `tokenizers` does. Without them (byte-level BPE) the bytes of all
-    tokens are one UTF-8 stream. `n_strip`: spaces taken from the start of a text. `special_ids`: left out of a text on
-    request. `n_longest`: characters of the longest token. `n_tokens`: rows of the model's embedding.
+    `byte_ids`: SentencePiece's byte-fallback tokens (`<0xE4>`). A run of them is text only if the whole run is valid
+    UTF-8, else one replacement character per byte, as in `tokenizers`. `byte_level` (byte-level BPE): the bytes of all
+    tokens are one UTF-8 stream. `n_strip`: spaces removed from the start of a text. `special_ids`: left out of a text
+    on request. `n_longest`: characters of the longest token. `n_tokens`: rows of the model's embedding.
     """
 
     pieces: Mapping[int, bytes]
@@ -32,12 +32,13 @@ class Vocabulary(msgspec.Struct, frozen=True):
         return self.pieces.get(token, b"")
 
     def token_text(self, token: int) -> str:
-        """The text of one token by itself, for log-probabilities; part of a character shows as U+FFFD."""
+        """The text of a single token, for log-probabilities. A part of a character becomes U+FFFD."""
         return self.spell(token).decode("utf-8", "replace")
 
 
 def read_vocabulary(tokenizer: Any, n_tokens: int) -> Vocabulary:
-    """Read a `tokenizers.Tokenizer`. Raises `ValueError` naming a decoder that cannot be streamed exactly."""
+    """The vocabulary of a `tokenizers.Tokenizer`. Raises `ValueError` naming a decoder step that cannot be streamed
+    exactly."""
     spec = json.loads(tokenizer.to_str())
     vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
@@ -63,7 +64,7 @@ def read_vocabulary(tokenizer: Any, n_tokens: int) -> Vocabulary:
 
 
 def _read_decoder(decoder: dict | None) -> tuple[bool, list[tuple[str, str]], bool, int]:
-    """(byte level?, replacements, byte fallback?, leading spaces stripped) of a decoder of `tokenizer.json`."""
+    """(byte level?, replacements, byte fallback?, leading spaces stripped) of the decoder in `tokenizer.json`."""
     if decoder is None:
         raise ValueError("no decoder")
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -97,7 +98,7 @@ def _byte_value(token: str) -> int | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 byte values."""
+    """GPT-2's printable characters that stand for the 256 byte values."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {chr(b): b for b in printable}
     others = (b for b in range(256) if b not in set(printable))
