@@ -1,6 +1,7 @@
-"""Bytes of a video file to RGB frames, by index and within limits of size, duration and time; by PyAV or decord.
+"""The decoding of video files to RGB frames, by index and within limits of size, duration and time. Uses PyAV or
+decord.
 
-Called by `messages`. Knows no model: which frames are read, and how they are resized, the caller decides.
+Called by `messages`. Knows nothing of models: the caller decides which frames are read and how they are resized.
 """
 
 from hydrainfer.processor.video.file import VideoLimits

@@ -1,7 +1,7 @@
-"""Frames by decord (the `video` extra), for one's own files only.
+"""Frames decoded by decord (the `video` extra), for trusted files only.
 
-It brings an FFmpeg of 2021, and damaged files that PyAV refuses end the whole process (a segmentation fault after a few
-hundred random damages). A server that takes videos from outside must not offer it.
+decord bundles an FFmpeg of 2021. Damaged files that PyAV refuses can end the whole process (a segmentation fault after
+a few hundred random damages). A server that accepts videos from outside must not use it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from hydrainfer.processor.video.file import Stopwatch, damaged
 from hydrainfer.processor.video.frames import VideoSource
 from hydrainfer.processor.video.pyav import PyavDecoder
 
-_CODECS = ("h264", "vp8", "vp9")  # for H.265 and MPEG-4 it returns neighbouring frames after a seek
-_AT_ONCE = 4  # frames between two looks at the clock
+_CODECS = ("h264", "vp8", "vp9")  # for H.265 and MPEG-4 decord returns neighbouring frames after a seek
+_AT_ONCE = 4  # frames between two checks of the time limit
 
 
 class DecordDecoder:
-    """A `FrameDecoder` by decord. PyAV does what decord cannot read, does not read exactly or numbers differently."""
+    """A `FrameDecoder` that uses decord. Files that decord cannot read, does not read exactly or numbers differently
+    are left to PyAV."""
 
     def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
         table = source.table
@@ -39,7 +40,7 @@ class DecordDecoder:
 
 
 def _open(source: VideoSource) -> decord.VideoReader | None:
-    decord.logging.set_level(decord.logging.QUIET)  # its FFmpeg's words belong nowhere
+    decord.logging.set_level(decord.logging.QUIET)  # silences the messages of decord's FFmpeg
     try:
         reader = decord.VideoReader(io.BytesIO(source.data), ctx=decord.cpu(0), num_threads=1)
         same = len(reader) == source.facts.n_frames

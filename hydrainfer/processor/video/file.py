@@ -1,4 +1,5 @@
-"""The facts of a video file before anything is decoded: container, completeness, when each frame is shown."""
+"""The facts about a video file that are read before any frame is decoded: container, completeness, the time of each
+frame."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from hydrainfer.core import DeadlineExceeded, MediaError, RequestTooLarge
 
 SUPPORTED = "MP4/MOV, WebM/Matroska and AVI"
 DECODERS = ("h264", "hevc", "mpeg4", "vp8", "vp9", "libdav1d", "av1", "mjpeg")
-_MOV_BOXES = (b"ftyp", b"moov", b"moof", b"mdat", b"mfra")  # boxes that have to be whole
+_MOV_BOXES = (b"ftyp", b"moov", b"moof", b"mdat", b"mfra")  # boxes that must be complete
 _OLD_QUICKTIME = (b"moov", b"mdat", b"wide", b"free", b"skip")
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 _MAX_FRAMES_PER_S = 250
-_CHECK_EVERY = 256  # packets between two looks at the clock
+_CHECK_EVERY = 256  # packets between two checks of the time limit
 
 
 class VideoLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits on a video. `max_duration_s` holds for what the header says and for what the packets say; `max_frames`
-    for the frames asked for, `max_total_pixels` for all of them together (3 bytes each). `decode_s`: longest time for
-    reading a file."""
+    """The limits on a video. `max_duration_s` applies to the header's duration and to that of the packets; `max_frames`
+    to the frames asked for, `max_total_pixels` to all of these together (3 bytes per pixel). `decode_s`: time limit for
+    checking a file and, separately, for each reading of its frames."""
 
     max_bytes: int = 256 << 20
     max_duration_s: float = 3600.0
@@ -40,9 +41,9 @@ class VideoLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class FrameTable(NamedTuple):
     """The times of all frames. `pts`: ticks at which frame i is shown, ascending; `key_pts`, `key_seek`: when each key
-    frame is shown and where to seek to for it, in file order. `open_groups`: frames shown before a key frame come after
-    it in the file. `counted`: the file does not say when frames are shown, so that only decoding from the start tells
-    which is which."""
+    frame is shown and where to seek to for it, in file order. `open_groups`: some frames that are shown before a key
+    frame come after it in the file. `counted`: the file does not say when frames are shown, so a frame's number is
+    known only by decoding from the start."""
 
     pts: np.ndarray  # [frames] int64
     key_pts: np.ndarray  # [keys] int64
@@ -53,14 +54,14 @@ class FrameTable(NamedTuple):
 
 
 class Stopwatch:
-    """A time limit that ends work from within."""
+    """A time limit that the work itself checks."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._end_s = time.monotonic() + limit_s
 
     def check(self, param: str) -> None:
-        """Raises `DeadlineExceeded`."""
+        """Raise `DeadlineExceeded` if the time is up."""
         if time.monotonic() > self._end_s:
             raise DeadlineExceeded(
                 f"the video takes longer than {self.limit_s:g} s to decode", param=param, code="media_timeout"
@@ -68,7 +69,7 @@ class Stopwatch:
 
 
 def sniff(data: bytes, param: str) -> str:
-    """FFmpeg's name of the container, from its first bytes. Raises `MediaError`."""
+    """FFmpeg's name of the container format, found by the file's first bytes. Raises `MediaError`."""
     if data[4:8] == b"ftyp" or data[4:8] in _OLD_QUICKTIME:
         return "mov"
     if data.startswith(_EBML):
@@ -80,7 +81,7 @@ def sniff(data: bytes, param: str) -> str:
 
 
 def check_bytes(data: bytes, limits: VideoLimits, param: str) -> None:
-    """Raises `RequestTooLarge`."""
+    """Raise `RequestTooLarge` if the file is over the limit."""
     if len(data) > limits.max_bytes:
         raise RequestTooLarge(
             f"a video of {len(data)} bytes is over the limit of {limits.max_bytes}; send a smaller one", param=param
@@ -88,7 +89,7 @@ def check_bytes(data: bytes, limits: VideoLimits, param: str) -> None:
 
 
 def check_whole(data: bytes, kind: str, param: str) -> None:
-    """Check that the file is as long as it says. Raises `MediaError`."""
+    """Check that the file has the length that its own headers give. Raises `MediaError` if it is shorter."""
     says = {"mov": _mov_size, "matroska": _matroska_size, "avi": _avi_size}[kind](data)
     if says > len(data):
         raise MediaError("the video is cut off: its file is shorter than it says itself", param=param)
@@ -96,8 +97,8 @@ def check_whole(data: bytes, kind: str, param: str) -> None:
 
 @contextmanager
 def opened(data: bytes, kind: str, max_pixels: int, param: str) -> Iterator[tuple[Any, Any]]:
-    """FFmpeg's container and its video stream, from memory, with one thread and the allowed decoders only. What FFmpeg
-    raises within becomes a `MediaError` without its words."""
+    """FFmpeg's container and its video stream, read from memory with one thread and only the allowed decoders. FFmpeg's
+    errors within the block become a `MediaError` without FFmpeg's message."""
     options = {
         "codec_whitelist": ",".join(DECODERS),
         "protocol_whitelist": "none",
@@ -127,7 +128,8 @@ def damaged(param: str) -> MediaError:
 
 
 def read_table(container: Any, stream: Any, limits: VideoLimits, watch: Stopwatch, param: str) -> FrameTable:
-    """Read every packet, decode none. Raises `MediaError` or `DeadlineExceeded`."""
+    """The table of frames, made by reading every packet without decoding any. Raises `MediaError` or
+    `DeadlineExceeded`."""
     tick_s = float(stream.time_base)
     is_vp8 = stream.codec_context.name == "vp8"
     pts: list[int] = []
@@ -146,7 +148,7 @@ def read_table(container: Any, stream: Any, limits: VideoLimits, watch: Stopwatc
         if packet.is_keyframe:
             keys.append((shown, packet.dts if packet.dts is not None else shown))
         elif not keys or (len(keys) == 1 and shown < keys[0][0]):
-            continue  # its references are not in the file
+            continue  # the frames that it refers to are not in the file
         open_groups = open_groups or shown < keys[-1][0]
         if not pts or shown > latest:
             latest, last_s = shown, (packet.duration or 0) * tick_s
@@ -167,14 +169,15 @@ def read_table(container: Any, stream: Any, limits: VideoLimits, watch: Stopwatc
 
 
 def frames_of(container: Any, stream: Any, watch: Stopwatch, param: str) -> Iterator[Any]:
-    """Decode every frame from here on. Raises `DeadlineExceeded`, also where packets give no frames."""
+    """All frames from the current position on, decoded. Raises `DeadlineExceeded`, also while packets give no
+    frames."""
     for packet in container.demux(stream):
         watch.check(param)
         yield from packet.decode()
 
 
 def header_duration_s(container: Any, stream: Any) -> float:
-    """The longest duration that the header claims, 0 if it claims none."""
+    """The longest duration that the header gives, 0 if it gives none."""
     own = (stream.duration or 0) * float(stream.time_base)
     return max(own, (container.duration or 0) / av.time_base)
 
@@ -184,12 +187,13 @@ def too_long(limits: VideoLimits, param: str) -> MediaError:
 
 
 def _is_hidden_vp8(packet: Any) -> bool:
-    """Whether others are predicted from this frame and nobody sees it (RFC 6386, 9.1: the show_frame bit)."""
+    """Whether this frame only serves as a reference for others and is never shown (RFC 6386, 9.1: the show_frame
+    bit)."""
     return not memoryview(packet)[0] & 0x10
 
 
 def _mov_size(data: bytes) -> int:
-    """The end of the last top-level box that matters; one without size reaches to the end."""
+    """The end of the last top-level box that must be complete. A box without a size reaches to the end of the file."""
     at = 0
     while at + 8 <= len(data):
         size, box = struct.unpack_from(">I4s", data, at)
@@ -213,7 +217,7 @@ def _matroska_size(data: bytes) -> int:
 
 
 def _ebml_number(data: bytes, at: int) -> tuple[int, int]:
-    """A length and where it ends; 0 for an unknown one."""
+    """A length at position `at`, and the position after it. An unknown length is 0."""
     first = data[at] if at < len(data) else 0
     n = 9 - first.bit_length()
     if n > 8 or at + n > len(data):

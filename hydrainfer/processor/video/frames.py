@@ -1,4 +1,4 @@
-"""Videos from outside to RGB frames: what a file holds, and exactly the frames asked for, with bounds."""
+"""Videos from clients to RGB frames: the facts of a file, and exactly the frames asked for, within limits."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ VideoBackend = Literal["auto", "pyav", "decord"]
 
 
 class VideoFacts(NamedTuple):
-    """The facts of a video. `fps`: frames over duration, which is the average if the rate varies. `width`, `height`:
-    upright, in pixels."""
+    """The facts of a video. `fps`: frames over duration, which is the average if the rate varies. `width`, `height`: of
+    upright frames, in pixels."""
 
     n_frames: int
     fps: float
@@ -40,8 +40,8 @@ class VideoFacts(NamedTuple):
 
 
 class VideoSource(NamedTuple):
-    """A checked file. `kind`, `codec`: FFmpeg's names of container and decoder. `turns`: quarter turns
-    counter-clockwise that make a stored frame upright."""
+    """A checked video file. `kind`, `codec`: FFmpeg's names of container and decoder. `turns`: number of
+    counter-clockwise quarter turns that make a stored frame upright."""
 
     data: bytes
     kind: str
@@ -54,16 +54,16 @@ class VideoSource(NamedTuple):
 
 
 class FrameDecoder(Protocol):
-    """A backend that decodes frames."""
+    """A backend that decodes frames of a checked file."""
 
     def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
-        """Write frame `indices[i]` into `out[i]` ([n, height, width, 3] uint8), `indices` ascending. Called from
-        several threads at once; the frames do not depend on which others are asked for. Raises `MediaError` or
+        """Write frame `indices[i]` into `out[i]` ([n, height, width, 3] uint8). `indices` ascend. May be called from
+        several threads at once. A frame does not depend on which others are asked for. Raises `MediaError` or
         `DeadlineExceeded`."""
 
 
 class Video:
-    """A file that has been checked; holds its bytes and a table of its frames, never frames."""
+    """A checked video file. Holds the file's bytes and a table of its frames, but no decoded frames."""
 
     def __init__(self, source: VideoSource, limits: VideoLimits, decoder: FrameDecoder) -> None:
         self._source = source
@@ -72,8 +72,8 @@ class Video:
         self.facts = source.facts
 
     def read(self, indices: Sequence[int], *, n_decoders: int = 1) -> np.ndarray:
-        """The frames as [n, height, width, 3] uint8, in the order asked for, upright. `n_decoders` threads decode a
-        part of the file each; the frames are the same whatever their number. Raises `MediaError` or
+        """The frames as [n, height, width, 3] uint8, upright, in the order of `indices`. `n_decoders` threads decode a
+        part of the frames each; the result does not depend on their number. Raises `MediaError` or
         `DeadlineExceeded`."""
         facts, limits, param = self.facts, self._limits, self._source.param
         assert all(0 <= i < facts.n_frames for i in indices), "no such frame"
@@ -113,11 +113,11 @@ class Video:
 def open_video(
     data: bytes, limits: VideoLimits | None = None, *, backend: VideoBackend = "auto", param: str = "messages"
 ) -> Video:
-    """Check a file: format, completeness, size, duration, and that its first frame can be decoded. `backend="auto"` is
-    PyAV; decord is for one's own files only (see there).
+    """Check a file's format, completeness, size and duration, and that its first frame can be decoded. `backend="auto"`
+    is PyAV; decord is for trusted files only (see decord.py).
 
-    Raises `MediaError`, never with a decoder's own words, `RequestTooLarge`, `DeadlineExceeded`, or `ConfigError` if
-    decord is asked for and not installed.
+    Raises `MediaError`, whose message never quotes the decoder, `RequestTooLarge`, `DeadlineExceeded`, or `ConfigError`
+    if decord is asked for and not installed.
     """
     limits = limits or VideoLimits()
     decoder = _decoder(backend)

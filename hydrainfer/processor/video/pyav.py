@@ -1,4 +1,4 @@
-"""Frames by PyAV: from the key frame before a wanted one, up to it, once per key frame."""
+"""Frames decoded by PyAV: from the key frame before a wanted frame up to that frame, once per key frame."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from hydrainfer.processor.video.file import Stopwatch, damaged, frames_of, opened
 from hydrainfer.processor.video.frames import VideoSource
 
-_SKIPPING = ("h264", "hevc", "mpeg4", "vp8", "vp9")  # decoders that can be told packet by packet what to leave out
+_SKIPPING = ("h264", "hevc", "mpeg4", "vp8", "vp9")  # decoders whose skip_frame can change from packet to packet
 
 
 class PyavDecoder:
-    """A `FrameDecoder`. Every wanted frame is decoded from its own key frame, whatever was decoded before, so that the
-    same frame comes out the same."""
+    """A `FrameDecoder` that uses PyAV. Every wanted frame is decoded from its own key frame, whatever was decoded
+    before, so that the same frame always has the same pixels."""
 
     def read(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
         if source.table.counted:
@@ -43,11 +43,11 @@ class PyavDecoder:
         out: np.ndarray,
         watch: Stopwatch,
     ) -> bool:
-        """Decode from a key frame on. Returns whether every frame of `wanted` (pts → row of `out`) has come."""
+        """Decode from a key frame on. Returns whether every frame of `wanted` (pts → row of `out`) was decoded."""
         last, context = max(wanted), stream.codec_context
         left = dict(wanted)
         for packet in _packets_from(container, stream, source, key, watch):
-            if source.codec in _SKIPPING:  # frames neither wanted nor a reference are not decoded
+            if source.codec in _SKIPPING:  # frames that are neither wanted nor a reference are not decoded
                 context.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in left else "NONREF"
             for frame in packet.decode():
                 row = left.pop(frame.pts, None)
@@ -60,7 +60,7 @@ class PyavDecoder:
         return not left
 
     def _count(self, source: VideoSource, indices: Sequence[int], out: np.ndarray, watch: Stopwatch) -> None:
-        """Decode from the start: frame i is the i-th that comes out."""
+        """Decode from the start. Frame i is the i-th that the decoder returns."""
         rows = {index: row for row, index in enumerate(indices)}
         n_left = len(rows)
         with opened(source.data, source.kind, source.max_pixels, source.param) as (container, stream):
@@ -74,7 +74,8 @@ class PyavDecoder:
 
 
 def upright(frame: Any, source: VideoSource) -> np.ndarray:
-    """[height, width, 3] uint8, at the size of the first frame even where the file changes it."""
+    """The frame, upright, as [height, width, 3] uint8. It has the size of the first frame even if the size changes
+    within the file."""
     facts = source.facts
     width, height = (facts.height, facts.width) if source.turns % 2 else (facts.width, facts.height)
     array = frame.to_ndarray(format="rgb24", width=width, height=height)
@@ -82,8 +83,8 @@ def upright(frame: Any, source: VideoSource) -> np.ndarray:
 
 
 def _packets_from(container: Any, stream: Any, source: VideoSource, key: int, watch: Stopwatch) -> Iterator[Any]:
-    """Packets from key frame `key` on, and a last empty one that flushes the decoder. Where the container's own index
-    leads behind the key frame, from the start."""
+    """The packets from key frame `key` on, and a last empty one that flushes the decoder. If the container's index
+    leads past the key frame, the search starts at the beginning of the file."""
     at_pts = int(source.table.key_pts[key])
     for seek_to in (int(source.table.key_seek[key]), int(source.table.key_seek[0])):
         container.seek(seek_to, stream=stream, backward=True)
