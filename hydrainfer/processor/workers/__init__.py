@@ -1,7 +1,8 @@
-"""A request's pictures and videos prepared: remembered from before, by worker processes, or in the asking thread.
+"""The preparation of a request's pictures and videos: recalled from earlier requests, done by worker processes, or done
+in the calling thread.
 
-Called by `Processor`. A worker runs `worker.main`, shares no memory with the server and answers with arrays and words.
-Never reads text, never fetches.
+Called by `Processor`. A worker runs `worker.main`, shares no memory with the server, and answers with arrays and error
+messages. Never reads text, never fetches.
 """
 
 from hydrainfer.processor.workers.pool import MediaWorkers

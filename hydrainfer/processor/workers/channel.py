@@ -1,4 +1,4 @@
-"""Headers and raw bytes between the server and one of its media workers, over a stream socket."""
+"""Transfer of headers and raw bytes between the server and one of its media workers, over a stream socket."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 
 _LENGTH = struct.Struct("<I")
 _FOREVER_S = 1e9
-_ENOUGH_S = 1e6  # the longest wait asked of the kernel at once
+_ENOUGH_S = 1e6  # the longest timeout given to the kernel
 
 
 class Channel:
-    """A socket for one thread at a time. Each call moves everything or raises: `TimeoutError` when it is not done by
-    `deadline_s` (of `time.monotonic`), `EOFError` when the other side or the socket has gone. The kernel does the
-    waiting, whole arrays at once: a thread that receives 40 MB takes the interpreter's lock once, not once per
-    packet."""
+    """A socket that one thread at a time may use. Each call transfers everything or raises: `TimeoutError` if that is
+    not done by `deadline_s` (of `time.monotonic`), `EOFError` if the other side or the socket is closed. The kernel
+    waits for whole arrays: a thread that receives 40 MB takes the GIL once, not once per packet."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
     def send(self, header: bytes, *bulk: Any, deadline_s: float = _FOREVER_S) -> None:
-        """Send a header and `bulk`, contiguous buffers as they are; the header must say how many bytes they have."""
+        """Send a header and then `bulk`, contiguous buffers, as they are. The header must say how many bytes they
+        have."""
         for data in (_LENGTH.pack(len(header)) + header, *bulk):
             self._move(self._sock.send, data, socket.SO_SNDTIMEO, deadline_s)
 
     def receive(self, max_bytes: int, deadline_s: float = _FOREVER_S) -> bytes:
-        """The next header. One longer than `max_bytes` counts as gone: nobody who is well sends such."""
+        """The next header. A header longer than `max_bytes` raises `EOFError`, since a healthy process sends none."""
         length = bytearray(_LENGTH.size)
         self.receive_into(length, deadline_s)
         (n,) = _LENGTH.unpack(length)
@@ -40,7 +40,7 @@ class Channel:
         return bytes(header)
 
     def receive_into(self, buffer: Any, deadline_s: float = _FOREVER_S) -> None:
-        """Fill an array."""
+        """Fill a buffer with the next bytes."""
         self._move(lambda v: self._sock.recv_into(v, 0, socket.MSG_WAITALL), buffer, socket.SO_RCVTIMEO, deadline_s)
 
     def close(self) -> None:
@@ -65,5 +65,6 @@ class Channel:
 
 
 def timeval(seconds: float) -> bytes:
-    """The kernel's `struct timeval`, rounded up: zero means for ever, and a million microseconds is an error."""
+    """The kernel's `struct timeval`, rounded up, since zero means no timeout. A million microseconds would be an
+    error."""
     return struct.pack("ll", *divmod(math.ceil(seconds * 1e6), 1_000_000))

@@ -1,4 +1,5 @@
-"""Processes that prepare pictures, off the interpreter of the server and apart from it when a decoder goes wrong."""
+"""A pool of processes that prepare pictures, so that this takes no time of the server's interpreter and a crash of a
+decoder does not end the server."""
 
 from __future__ import annotations
 
@@ -41,23 +42,25 @@ _log = logging.getLogger(__name__)
 _COMMAND = "from hydrainfer.processor.workers.worker import main; main()"
 _START_S = 60.0
 _DYING_S = 0.5
-_TRIES = 2  # whoever ends a worker may have meant another picture, or nothing at all
+_TRIES = 2  # a worker may be ended by another process, and not because of its picture
 _STARTS = 3
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _BETWEEN_STARTS_S = 0.1
 _MAX_ANSWER_BYTES = 1 << 24
-_WARM_BLOCKS = 6  # 16 MiB blocks that a worker keeps between pictures: fresh pages cost as much as decoding into them
-_PIXEL_BYTES = 28  # the worst case: RGBA, turned upright, composited, and what the adapter makes of it
+_WARM_BLOCKS = 6  # 16 MiB blocks that a worker keeps between pictures: new pages cost as much as decoding into them
+_PIXEL_BYTES = 28  # the worst case: RGBA, turned upright, composited, and the adapter's arrays
 _BESIDE_BYTES = 512 << 20
 _KINDS = {kind.__name__: kind for kind in KINDS}
 _decode_answer = msgspec.msgpack.Decoder(Wants | Made | JobFailed).decode
 
 
 class MediaWorkers:
-    """A pool of up to `n` processes. Each is started when it is first needed, or by `warm`, and again when it has died.
+    """A pool of up to `n` processes. Each is started when it is first needed, or by `warm`, and restarted if it has
+    ended.
 
-    `job_limit_s`: a job that takes longer ends with its worker. `n_jobs` wait or run; beyond `max_jobs` it is 429. At
-    most `limits.max_pixels` are decoded at once, by all workers together; a worker has memory for that many.
+    `job_limit_s`: a job that takes longer is ended together with its worker. `n_jobs`: jobs that wait or run; more than
+    `max_jobs` are refused with status 429. All workers together decode at most `limits.max_pixels` at once, and each
+    worker has memory for that many.
     """
 
     def __init__(self, n: int, limits: MediaLimits, *, job_limit_s: float = 30.0, max_jobs: int = 256) -> None:
@@ -68,7 +71,7 @@ class MediaWorkers:
         self._max_jobs = max_jobs
         self.n_jobs = 0
         self._room = _Room(limits.max_pixels)
-        self._threads = ThreadPoolExecutor(n, "hydra-media")  # one per worker, which dies with its thread
+        self._threads = ThreadPoolExecutor(n, "hydra-media")  # one per worker, which ends with its thread
         self._mine = threading.local()
         self._workers: set[_Worker] = set()
         self._lock = threading.Lock()
@@ -78,9 +81,9 @@ class MediaWorkers:
         self, prepare: Callable[..., tuple[Encodable, ...]], part: Any, *args: Any
     ) -> Future[tuple[Encodable, ...]]:
         """Run `prepare(part, *args)` in a worker. `part.source` is bytes or text. The future raises what `prepare`
-        does, `MediaError` if two workers die of it, `DeadlineExceeded`, `Unavailable` when closing or if every new
-        worker is killed, or `InternalError` if none starts; cancelling it takes it out of the queue. Raises
-        `Overloaded`."""
+        raises, `MediaError` if two workers crash on the part, `DeadlineExceeded`, `Unavailable` when closing or if
+        every new worker is killed, or `InternalError` if no worker starts. Cancelling the future takes the job out of
+        the queue. Raises `Overloaded`."""
         with self._lock:
             if self.n_jobs >= self._max_jobs:
                 raise Overloaded(
@@ -98,19 +101,19 @@ class MediaWorkers:
         return future
 
     def warm(self) -> None:
-        """Start one worker now and return at once, so that the first picture need not wait for its imports. If it
-        does not start, the log says so, and the first picture tries again."""
+        """Start one worker in the background, so that the first picture does not wait for a worker's imports. If the
+        worker does not start, the log says so, and the first picture tries again."""
         with suppress(RuntimeError):  # closing
             self._threads.submit(self._worker)
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers that run."""
+        """The process ids of the running workers."""
         with self._lock:
             return [w.process.pid for w in self._workers]
 
     def close(self) -> None:
-        """End the workers, whatever they do. Safe to repeat."""
+        """End the workers, even those that are decoding. Safe to repeat."""
         with self._lock:
             self._closing = True
             workers = list(self._workers)
@@ -157,7 +160,7 @@ class MediaWorkers:
                 raise Overloaded("the server has no memory for this now; retry later", retry_after_s=1.0) from None
             except BaseException as e:
                 if isinstance(e, InternalError) or not isinstance(e, HydraError):
-                    self._end(worker)  # who knows what it has become, and what of its answer is still to be read
+                    self._end(worker)  # the worker's state is unknown, and a part of its answer may be unread
                 raise
         raise AssertionError
 
@@ -179,7 +182,7 @@ class MediaWorkers:
             time.sleep(_BETWEEN_STARTS_S)
 
     def _started(self) -> tuple[_Worker | None, int]:
-        """A new worker, or None and the status it ended with before it could greet."""
+        """A new worker, or None and the exit status of a process that ended before its greeting."""
         try:
             worker = _Worker(self.memory_bytes, self.limits.dali)
         except OSError as e:
@@ -227,7 +230,7 @@ class _Worker:
             [sys.executable, "-c", _COMMAND, *map(str, (fd, os.getpid(), memory_bytes, int(dali)))],
             stdin=subprocess.DEVNULL,
             pass_fds=(fd,),
-            process_group=0,  # Ctrl-C is for the server, which ends us
+            process_group=0,  # Ctrl-C must reach only the server, which ends the workers
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(p for p in sys.path if p) or str(Path.cwd()),
@@ -240,8 +243,8 @@ class _Worker:
         self._channel.receive(16, time.monotonic() + _START_S)
 
     def do(self, job: bytes, data: bytes, limit_s: float, room: _Room) -> tuple[Encodable, ...]:
-        """The job's result. Raises what the job does, `TimeoutError`, or `EOFError` or `msgspec.DecodeError` if the
-        worker has died or answers nonsense."""
+        """The job's result. Raises what the job raises, `TimeoutError`, or, if the worker has ended or its answer is
+        invalid, `EOFError` or `msgspec.DecodeError`."""
         channel = self._channel
         channel.send(job, data, deadline_s=time.monotonic() + limit_s)
         answer = self._answer(limit_s)
@@ -270,8 +273,8 @@ class _Worker:
         return tuple(encodables)
 
     def end(self, patience_s: float) -> int:
-        """End the process and return its status. One that is dying gets `patience_s` to do so by itself, so that the
-        status is its own."""
+        """End the process and return its exit status. A process that is ending gets `patience_s` to finish by itself,
+        so that the status is its own."""
         try:
             self.process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -281,7 +284,8 @@ class _Worker:
 
 
 class _Room:
-    """A budget of pixels at once, first come, first served; one picture always fits."""
+    """A budget of pixels that are decoded at once, first come, first served. A picture larger than the budget may use
+    all of it."""
 
     def __init__(self, n_pixels: int) -> None:
         self._free = n_pixels

@@ -1,4 +1,5 @@
-"""Preparing one picture or video, from bytes to what is encoded: the part that takes time. Knows no request."""
+"""The preparation of one picture or video, from its bytes to pixels that can be encoded. This is the part that takes
+time. Knows nothing of requests."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ from hydrainfer.processor.pictures import (
 
 
 class Seal(NamedTuple):
-    """The rest of what decides an embedding: fingerprint of the vision weights, dtype of the embeddings."""
+    """The parts of an embedding's key that are the same for all pictures: the fingerprint of the vision weights and the
+    dtype of the embeddings."""
 
     weights: bytes
     dtype: str
 
 
 class Encodable(NamedTuple):
-    """Pixels ready to be encoded. `key` names their embedding."""
+    """Pixels ready to be encoded. `key` is the key of their embedding."""
 
     item: MediaItem
     key: bytes
@@ -46,11 +48,11 @@ def prepare_image(part: ImagePart, adapter: ImageAdapter, limits: MediaLimits, s
 
 @runtime_checkable
 class Resizing(Protocol):
-    """An adapter that resizes a picture once, and may be given a smaller one (`Picture.full`) that is no smaller than
-    this."""
+    """An adapter that resizes a picture only once. It may be given a picture that the decoder has made smaller
+    (`Picture.full`), but not smaller than the target size."""
 
     def resized(self, width: int, height: int) -> ResizeTarget:
-        """The size that a picture of this size is resized to."""
+        """The target size and filter for a picture of this size."""
 
 
 def prepare_video(
@@ -69,7 +71,8 @@ def prepare_video(
 
 
 def chosen_frames(video: VideoShape, adapter: VideoAdapter, max_frames: int) -> list[int]:
-    """The adapter's sample, or all if the caller has sampled them. Raises `InvalidRequest` if these are too many."""
+    """The frames to read: the adapter's sample, or all if the caller has sampled them. Raises `InvalidRequest` if these
+    are too many."""
     if not video.sampled:
         return adapter.sample(video, max_frames)
     if video.n_frames > max_frames:

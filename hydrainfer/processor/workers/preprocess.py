@@ -1,4 +1,5 @@
-"""A request's pictures and videos made ready to be encoded: found in memory, prepared by workers, or prepared here."""
+"""The preparation of a request's pictures and videos for encoding: recalled from memory, prepared by workers, or
+prepared in the calling thread."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _MAX_REMEMBERED = 4096
 
 
 class HeldItem(NamedTuple):
-    """An item whose pixels are held in the store. `ref`: one share of them. `key` names its embedding."""
+    """An item whose pixels are held in the store. `ref`: the reference to them, which stands for one share. `key`: the
+    key of their embedding."""
 
     item: MediaItem
     key: bytes
@@ -31,7 +33,7 @@ MediaPart = ImagePart | VideoPart
 
 
 class Adapters(NamedTuple):
-    """A model's adapters with a request's options. `ids`: the placeholder of each kind of part."""
+    """A model's adapters, configured with a request's options. `ids`: the placeholder id of each kind of part."""
 
     image: ImageAdapter | None
     video: VideoAdapter | None
@@ -42,7 +44,7 @@ class Adapters(NamedTuple):
 
 
 class JobTicket:
-    """The jobs of one request in the workers' queue. Any thread may cancel it."""
+    """The jobs of one request in the workers' queue. Any thread may cancel them."""
 
     def __init__(self) -> None:
         self._futures: list[Future[tuple[Encodable, ...]]] = []
@@ -57,12 +59,12 @@ class JobTicket:
             future.cancel()
 
     def check(self) -> None:
-        """Raises `CancelledError` if the request is no longer wanted."""
+        """Raise `CancelledError` if the request was cancelled."""
         if self._cancelled:
             raise CancelledError
 
     def cancel(self) -> None:
-        """Take out of the queue what has not begun; a thread that waits for it gets `CancelledError`."""
+        """Take the jobs that have not begun out of the queue. A thread that waits for one gets `CancelledError`."""
         with self._lock:
             self._cancelled = True
             futures = list(self._futures)
@@ -71,10 +73,9 @@ class JobTicket:
 
 
 class Preprocessor:
-    """The preparation of a request's media. Thread-safe; blocks the thread that asks. The same bytes with the same
-    adapter, weights and dtype are decoded again only when their pixels have left the store. Without `workers` it
-    decodes in the asking thread, one picture at a time: one may take 700 MB. Pillow's warnings are silenced in this
-    process."""
+    """The preparation of a request's media. Thread-safe; blocks the calling thread. The same bytes with the same
+    adapter, weights and dtype are decoded again only if their pixels have left the store. Without `workers` the calling
+    thread decodes one picture at a time, which may take 700 MB. Silences Pillow's warnings in this process."""
 
     def __init__(
         self,
@@ -96,14 +97,15 @@ class Preprocessor:
     def prepare(
         self, parts: Sequence[MediaPart], adapters: Adapters, ticket: JobTicket | None = None
     ) -> list[tuple[HeldItem, ...]]:
-        """The items of each part, in order; the caller holds every `ref`. A video waits for those before it: together
-        they have no more frames than one may. Raises `InvalidRequest`, `MediaError`, `RequestTooLarge`,
-        `DeadlineExceeded`, `Overloaded`, `Unavailable` or `CancelledError`; then nothing is held."""
+        """The items of each part, in order. The caller owns a share of every `ref`. A video waits for the videos before
+        it, since all of them together may have only as many frames as one video. Raises `InvalidRequest`, `MediaError`,
+        `RequestTooLarge`, `DeadlineExceeded`, `Overloaded`, `Unavailable` or `CancelledError`; after an error nothing
+        is held."""
         ticket = ticket or JobTicket()
         n_ahead = 1 if self.workers is None else 2 * self.workers.n
         started: deque[Callable[[], tuple[HeldItem, ...]]] = deque()
         found: list[tuple[HeldItem, ...]] = []
-        refs: list[str] = []  # every share taken from the store
+        refs: list[str] = []  # all shares taken from the store
         n_frames = 0
 
         def finish() -> None:
@@ -130,7 +132,7 @@ class Preprocessor:
     def items(
         self, parts: Sequence[MediaPart], adapters: Adapters, ticket: JobTicket | None = None
     ) -> list[list[MediaItem]]:
-        """The items of each part, for the prompt; nothing is held."""
+        """The items of each part, to compute the prompt. No pixels are held afterwards."""
         found = self.prepare(parts, adapters, ticket)
         for held in found:
             for h in held:
@@ -138,15 +140,15 @@ class Preprocessor:
         return [[h.item for h in held] for held in found]
 
     def close(self) -> None:
-        """End the workers; a thread that waits for them gets `Unavailable`. Safe to repeat."""
+        """End the workers. A thread that waits for them gets `Unavailable`. Safe to repeat."""
         if self.workers is not None:
             self.workers.close()
 
     def _start(
         self, part: MediaPart, adapters: Adapters, n_frames: int, ticket: JobTicket, refs: list[str]
     ) -> Callable[[], tuple[HeldItem, ...]]:
-        """Begin with one part; the returned function waits for it. Every share taken is added to `refs`. `n_frames`
-        counts those of the videos before."""
+        """Begin to prepare one part. The returned function waits for the result. Every share taken is added to `refs`.
+        `n_frames`: frames of the videos before this part."""
         if isinstance(part.source, Path):
             part = part.read(self.limits if isinstance(part, ImagePart) else self.videos)  # type: ignore[arg-type]
         source = part.source
@@ -167,7 +169,8 @@ class Preprocessor:
     def _job(
         self, part: MediaPart, adapters: Adapters, n_frames: int
     ) -> tuple[Callable[..., tuple[Encodable, ...]], tuple[Any, ...], bytes]:
-        """The function to call with the part, its further arguments, and a name for all that these decide."""
+        """The function that prepares the part, its further arguments, and bytes that identify the resulting
+        preprocessing."""
         if isinstance(part, ImagePart):
             assert adapters.image is not None
             return prepare_image, (adapters.image, self.limits, self._seal), adapters.image.parameters
@@ -184,7 +187,7 @@ class Preprocessor:
         sizes = {ref: self._pixels.get(ref).nbytes for ref in refs}
         for item, key, pixels in made:
             sizes[key.hex()] = pixels.nbytes
-            if len(sizes) > 1 and sum(sizes.values()) > self._pixels.budget_bytes:  # waiting would not help
+            if len(sizes) > 1 and sum(sizes.values()) > self._pixels.budget_bytes:  # a retry would not help
                 raise _too_large()
             refs.append(self._pixels.put(key, pixels))
             held.append(HeldItem(item, key, refs[-1]))
@@ -196,7 +199,7 @@ class Preprocessor:
         return tuple(held)
 
     def _recall(self, digest: bytes) -> tuple[HeldItem, ...] | None:
-        """The earlier result for these bytes, with one more share of each array, if all are still there."""
+        """The earlier result for these bytes, if all its arrays are still stored. Takes one more share of each."""
         with self._lock:
             held = self._remembered.get(digest)
             if held is None:
@@ -212,7 +215,7 @@ class Preprocessor:
         return None
 
     def _digest(self, source: str | bytes, parameters: bytes) -> bytes:
-        """A digest of everything that decides what a source becomes."""
+        """A digest of everything that decides the result for a source."""
         digest = hashlib.sha256()
         kind = type(source).__name__
         data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source

@@ -1,10 +1,11 @@
-"""The process that decodes what strangers send. Started by `workers.MediaWorkers`, speaks to nobody else.
+"""The process that decodes pictures and videos from clients. It is started by `workers.MediaWorkers` and communicates
+with nothing else.
 
     hello ─> job: function, part, its bytes ─> how many pixels? ─> (the server grants them) ─> result or error ─┐
                 └─────────────────────────────────────────────────────────────────────────────────────────────┘
 
-Jobs come pickled, from the server; answers never are: a worker that has been taken over can only send numbers, arrays
-and words. It ends with the server, whatever the server dies of.
+The server sends jobs pickled; answers are never pickled, so a worker that an attacker controls can send only numbers,
+arrays and text. The worker ends when the server ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _log = logging.getLogger(__name__)
 
 
 class Job(NamedTuple):
-    """A call of `prepare(part, *args)`, where `part.source` is the `n_bytes` that follow, as text if `text`."""
+    """A call of `prepare(part, *args)`. `part.source` is the `n_bytes` that follow; they are decoded to text if
+    `text`."""
 
     prepare: Callable[..., Any]
     part: Any
@@ -53,13 +55,13 @@ class Wants(msgspec.Struct, tag=True, frozen=True):
 
 
 class Made(msgspec.Struct, tag=True, frozen=True):
-    """The `Encodable`s of a job; their uint8 arrays follow, in order."""
+    """The `Encodable`s that a job has made. Their uint8 arrays follow, in order."""
 
     made: tuple[tuple[MediaItem, bytes, tuple[int, ...]], ...]
 
 
 class JobFailed(msgspec.Struct, tag=True, frozen=True):
-    """The error of a job. `kind`: name of a `HydraError`."""
+    """The error of a job. `kind`: name of the `HydraError` class."""
 
     kind: str
     message: str
@@ -68,7 +70,7 @@ class JobFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 def serve(channel: Channel) -> None:
-    """Do jobs until the server hangs up."""
+    """Run jobs until the server closes the connection."""
     with contextlib.suppress(EOFError):
         channel.send(b"hello")
         while True:
@@ -109,15 +111,15 @@ def _do(job: Job, data: bytes, channel: Channel) -> tuple[Made | JobFailed, list
 
 
 def _end_with(parent: int) -> None:
-    """Die as soon as the thread that started us does, decoding or not."""
+    """End this process as soon as the thread that started it ends, even while decoding."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 
 
 def _bound(memory_bytes: int) -> None:
-    """Limit this process to `memory_bytes` more than it has now, and to what it was allowed (`ulimit -v`); no core
-    dumps. When the machine runs out of memory, this process goes first."""
+    """Limit this process to `memory_bytes` more than it has now, within any existing limit (`ulimit -v`), and disable
+    core dumps. When the machine runs out of memory, the kernel ends this process first."""
     most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + memory_bytes
     _, allowed = resource.getrlimit(resource.RLIMIT_AS)
     if allowed != resource.RLIM_INFINITY:
@@ -129,8 +131,8 @@ def _bound(memory_bytes: int) -> None:
 
 
 def _hush() -> None:
-    """Let only our own log reach the server's console: what libraries print, from Python or C, is about what strangers
-    have sent."""
+    """Let only this engine's log reach the server's console. Output of libraries, from Python or C, depends on what
+    clients have sent."""
     handler = logging.StreamHandler(os.fdopen(os.dup(2), "w"))
     log = logging.getLogger("hydrainfer")
     log.addHandler(handler)
@@ -145,7 +147,7 @@ def main() -> None:
     _end_with(parent)
     _hush()
     try:
-        if dali:  # loaded before memory is bounded, since it takes address space that is no memory
+        if dali:  # loaded before the memory limit is set, since DALI reserves address space that it does not use
             from hydrainfer.processor.pictures.dali import warm
 
             warm()
