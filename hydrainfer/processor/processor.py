@@ -1,4 +1,5 @@
-"""Chats and texts to requests that an engine can run; synchronous, thread-safe, meant for a pool of threads."""
+"""The preparation of chats and texts as requests for an engine. Synchronous and thread-safe, meant for a pool of
+threads."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ from hydrainfer.processor.workers import Adapters, JobTicket, MediaWorkers, Prep
 @dataclass(frozen=True, slots=True)
 class RequestTerms:
     """The arrival and deadline of a request, in seconds of the engine's clock, its priority and its tenant. `salt`: KV
-    and embeddings are shared only with requests of the same."""
+    and embeddings are shared only among requests with the same salt."""
 
     arrival_s: float | None = None
     deadline_s: float = float("inf")
@@ -55,8 +56,8 @@ class RequestTerms:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What a chat brings beside its messages. `tools`: shown to the model. `variables`: values of the template's own
-    variables (`chat_template_kwargs`). `media`: how its pictures and videos are prepared (`mm_processor_kwargs`)."""
+    """The options of a chat. `tools`: functions shown to the model. `variables`: values of the template's own variables
+    (`chat_template_kwargs`). `media`: how pictures and videos are prepared (`mm_processor_kwargs`)."""
 
     tools: Tools | None = None
     variables: Mapping[str, Any] | None = None
@@ -69,8 +70,8 @@ _TERMS, _OPTIONS = RequestTerms(), ChatOptions()
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """One API request ready to run: `requests[p * n + c]` is choice c of prompt p. It holds one share of every picture
-    in `pixels`; its owner must give them back exactly once. `continues`: the text goes on after the prompt. `thinking`:
-    how an answer may reason first, None if it does not."""
+    in `pixels`; its owner must release each share exactly once. `continues`: the answer is a continuation of the
+    prompt's text. `thinking`: how an answer may reason first, None if it does not."""
 
     id: str
     requests: tuple[Request, ...]
@@ -92,11 +93,11 @@ class Prepared:
 
 
 class Processor:
-    """The way from chats and texts to requests. It owns nothing but references and its media workers: the model's
-    description, the limits, the picture store.
+    """The preparation of chats and texts as requests. It owns only its media workers and its grammar compiler; the
+    model's description, the limits and the picture store are references.
 
-    `weights`: fingerprint of the vision weights; `dtype`: of the embeddings. Both are part of a picture's key.
-    `block_tokens`: tokens per key of a prompt's chain, by which KV is shared; 0: none is.
+    `weights`: fingerprint of the vision weights; `dtype`: that of the embeddings. Both are part of a picture's key.
+    `block_tokens`: tokens per key of a prompt's chain, by which KV is shared; 0 means that no KV is shared.
     """
 
     def __init__(
@@ -112,8 +113,8 @@ class Processor:
         grammars: Grammars | None = None,
         block_tokens: int = 16,
     ) -> None:
-        """`workers` decode pictures and videos until `close`; without them the asking thread does. `grammars`: compiles
-        those of requests until `close`; without it no request may have one."""
+        """`workers` decode pictures and videos until `close`; without them the calling thread does. `grammars`:
+        compiles the grammars of requests until `close`; without it no request may have one."""
         self.grammars = grammars
         self.model = model
         self.pixels = pixels
@@ -131,9 +132,9 @@ class Processor:
         ticket: JobTicket | None = None,
         prompt: str | Sequence[int] | None = None,
     ) -> Prepared:
-        """Prepare a chat. `ticket`: lets another thread cancel it. `prompt`: stands in place of what the template makes
-        of the messages; it has a placeholder for each of their pictures and videos. Raises `InvalidRequest` or as
-        `Preprocessor.prepare`; then nothing is held."""
+        """Prepare a chat. `ticket`: lets another thread cancel the preparation. `prompt`: replaces the text that the
+        template would make of the messages; it has a placeholder for each of their pictures and videos. Raises
+        `InvalidRequest` or what `Preprocessor.prepare` raises; after an error no picture is held."""
         parts = [part for m in messages for part in m.media]
         thinking: Thinking | None = None
         param: Literal["messages", "prompt"] = "messages" if prompt is None else "prompt"
@@ -172,11 +173,12 @@ class Processor:
         *,
         add_special: bool | None = None,
     ) -> Prepared:
-        """Prepare a text, several texts, the ids of one, or the ids of several. Raises `InvalidRequest`."""
+        """Prepare a completion of a text, several texts, the token ids of one text, or those of several. Raises
+        `InvalidRequest`."""
         self.check_grammar(sampling.grammar)
         token_lists: list[tuple[int, ...]] = []
         texts = _split(prompt)
-        _check_choices(len(texts), sampling.n)  # checked before any work is done for them
+        _check_choices(len(texts), sampling.n)  # before any work is done for the prompts
         for one in texts:
             if isinstance(one, str):
                 token_lists.append(tuple(self.encode(one, add_special=add_special)))
@@ -194,7 +196,8 @@ class Processor:
     def encode_chat(
         self, messages: Sequence[ChatMessage], options: ChatOptions = _OPTIONS, ticket: JobTicket | None = None
     ) -> list[int]:
-        """The prompt ids a chat would have; holds no pictures. `ticket`: as of `chat`. Raises as `chat`."""
+        """The prompt's token ids that `chat` would give these messages. No pictures are held afterwards. `ticket` and
+        errors are as in `chat`."""
         text, adapters = self._read_chat(messages, options)
         ids = encode(text, self.model)
         parts = [part for m in messages for part in m.media]
@@ -202,8 +205,8 @@ class Processor:
         return list(expand(ids, items, self.model, [adapters.token_id(part) for part in parts]).ids)
 
     def check_pictures(self, messages: Sequence[ChatMessage]) -> bool:
-        """Whether there are pictures or videos, before one is fetched. Raises `InvalidRequest` if too many or not
-        taken."""
+        """Whether the messages have pictures or videos. Called before any is fetched. Raises `InvalidRequest` if there
+        are too many, or if the model takes none."""
         n_media, n_images = sum(len(m.media) for m in messages), sum(len(m.images) for m in messages)
         n_videos, images = n_media - n_images, self.model.images
         if n_media and images is None:
@@ -221,8 +224,8 @@ class Processor:
         return n_media > 0
 
     def decode(self, ids: object) -> str:
-        """The text of these ids, special tokens included. Raises `InvalidRequest` if it is no list of ids, or a longer
-        one than a request may have."""
+        """The text of these token ids, special tokens included. Raises `InvalidRequest` if `ids` is not a list of valid
+        ids or is longer than the model's context."""
         n, most = self.model.vocabulary.n_tokens, self.model.n_context
         if not isinstance(ids, list) or len(ids) > most:
             raise InvalidRequest(f"tokens must be a list of at most {most} ids", param="tokens")
@@ -237,7 +240,7 @@ class Processor:
             self.grammars.close()
 
     def check_grammar(self, grammar: Grammar | None) -> None:
-        """Compile it, if there is one. Raises `InvalidRequest` if that cannot be done."""
+        """Compile the grammar, if there is one. Raises `InvalidRequest` if that cannot be done."""
         if grammar is None:
             return
         if self.grammars is None:
@@ -260,8 +263,8 @@ class Processor:
         return Adapters(images.adapter.configured(options), video, ids)
 
     def _read_chat(self, messages: Sequence[ChatMessage], options: ChatOptions) -> tuple[str, Adapters]:
-        """The parts of a chat that need no decoded picture: the text with one placeholder per picture or video, and the
-        adapters that prepare these."""
+        """The text of a chat, with one placeholder per picture or video, and the adapters that prepare these. No
+        picture is decoded."""
         model, tools, variables = self.model, options.tools, options.variables
         if model.template is None:
             raise InvalidRequest(
@@ -289,23 +292,24 @@ class Processor:
         return text, adapters
 
     def _thinking(self, prompt: str) -> Thinking | None:
-        """How the answer to this prompt may reason."""
+        """The way the answer to this prompt may reason; None if it does not."""
         template = self.model.template
         return Thinking.after(prompt, template.reasoning) if template is not None and template.reasoning else None
 
     def _beside(self, thinking: Thinking | None, sampling: SamplingParams, tools: Tools | None) -> SamplingParams:
-        """The sampling of an answer that may reason first: the marks must be seen, and a grammar holds what follows.
-        Raises `InvalidRequest` if that cannot be told from the tokens."""
+        """The sampling parameters of an answer that may reason first. The marks around the reasoning are kept in the
+        text, and a grammar applies only to what follows. Raises `InvalidRequest` if the tokens do not show where the
+        reasoning ends."""
         if thinking is None:
             return sampling
-        if thinking.how.name == HARMONY:  # its grammars are of the whole answer; those of calls are already
+        if thinking.how.name == HARMONY:  # its grammars cover the whole answer; those of calls do so already
             grammar = sampling.grammar and (harmony_grammar(sampling.grammar) if tools is None else sampling.grammar)
             return msgspec.structs.replace(sampling, skip_special_tokens=False, grammar=grammar)
         ids = [self.model.tokenizer.token_to_id(mark) for mark in (thinking.how.opening, thinking.how.closing)]
         if not self.model.vocabulary.special_ids.isdisjoint(ids):
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         if sampling.grammar is None or (None in ids and not thinking.begun):
-            return sampling  # a grammar that begins at once leaves no room to reason
+            return sampling  # a grammar that applies from the start leaves no room to reason
         if None in ids:
             raise InvalidRequest(
                 "this model reasons before it answers, and its tokenizer has no token that ends that; an answer has a "
@@ -315,7 +319,7 @@ class Processor:
         return msgspec.structs.replace(sampling, reasoning=Reasoning(ids[0], ids[1], thinking.begun))
 
     def _read_prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        """The ids of a prompt, placeholders among them. Raises `InvalidRequest`."""
+        """The token ids of a prompt, with its placeholders. Raises `InvalidRequest`."""
         if isinstance(prompt, str):
             check_length(prompt, self.model, "prompt")
             return encode(prompt, self.model)
@@ -333,7 +337,7 @@ class Processor:
         pixels: tuple[str, ...] = (),
         thinking: Thinking | None = None,
     ) -> Prepared:
-        """The requests of these prompts. `param`: the field that they come from, which errors name."""
+        """The requests for these prompts. `param`: the field that the prompts come from, for error messages."""
         n_vocabulary = self.model.vocabulary.n_tokens
         ids = [*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)]
         if any(not 0 <= i < n_vocabulary for i in ids):
@@ -341,7 +345,7 @@ class Processor:
                 f"stop_token_ids and logit_bias take token ids from 0 to {n_vocabulary - 1}", param="logit_bias"
             )
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # what is found has no log-probabilities
+        shares = self._block_tokens > 0 and sampling.prompt_logprobs is None  # cached KV has no log-probabilities
         chains = [self._chain(token_ids, media, terms.salt) if shares else b"" for token_ids in token_lists]
         requests = [
             Request(
@@ -365,13 +369,13 @@ class Processor:
         return Prepared(id, tuple(requests), pixels, param == "prompt", thinking)
 
     def _chain(self, ids: tuple[int, ...], media: tuple[MediaSpan, ...], salt: str) -> bytes:
-        """The keys under which a prompt's KV is found again."""
+        """The keys under which a prompt's KV can be found again."""
         root = chain_root(*self._keyed_by, salt.encode("utf-8", "surrogatepass"))
         return chain_of(root, ids, self._block_tokens, media)
 
 
 def _salted(key: bytes, salt: str) -> bytes:
-    """The key of embeddings that only requests of the same salt share."""
+    """The key of an embedding that is shared only among requests with the same salt."""
     return chain_root(key, salt.encode("utf-8", "surrogatepass")) if salt else key
 
 
