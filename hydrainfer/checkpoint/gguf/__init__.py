@@ -1,4 +1,5 @@
-"""GGUF files, llama.cpp's format: what one says becomes a checkpoint directory's JSON files, its weights stay in it.
+"""GGUF files, llama.cpp's format. The metadata of a file becomes the JSON files of a checkpoint directory; the weights
+stay in the file.
 
 Called by `checkpoint.locate` and, for the table of tensors, by models.
 """

@@ -1,4 +1,4 @@
-"""The config.json that a GGUF file stands for."""
+"""The config.json for a GGUF file."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def text_json(file: GgufFile) -> Json:
 
 
 def _dtype(file: GgufFile) -> str:
-    """The type that most numbers of the matrices were saved in; for quantised ones bfloat16, whose range is that of
-    what they were made from."""
+    """The type in which most weights are stored. For quantised weights, and for Gemma 3 in place of float16, it is
+    bfloat16, which has the range of the type that they were made from."""
     sizes: Counter[str] = Counter()
     for tensor in file.tensors.values():
         sizes[tensor.kind] += math.prod(tensor.shape)
@@ -91,7 +91,7 @@ def _rope(file: GgufFile, head_dim: int) -> Json:
 
 
 def _llama3(frequency: float, factor: float) -> float:
-    """The number that Llama 3 divides this frequency by (model card of Llama 3.1)."""
+    """The factor by which Llama 3 divides this frequency (model card of Llama 3.1)."""
     low, high, context = _LLAMA3.values()
     smooth = min(1.0, max(0.0, (context * frequency / (2 * math.pi) - low) / (high - low)))
     return 1.0 / ((1.0 - smooth) / factor + smooth) if factor > 0 else 0.0
@@ -108,7 +108,8 @@ def _floats(file: GgufFile, name: str) -> list[float]:
 
 
 def _window(file: GgufFile, config: Json) -> Json:
-    """A window that all layers have is Mistral's; those of the others are not told in a file."""
+    """The fields of a sliding window. A window in all layers makes a Llama model Mistral; other architectures' windows
+    are refused, since the file does not say which layers have one."""
     window = file.field("attention.sliding_window") or 0
     if not 0 < window < config["max_position_embeddings"]:
         return {}
@@ -137,8 +138,8 @@ def _gemma(file: GgufFile, config: Json) -> Json:
 
 
 def llava_json(text: Json, vision: GgufFile, image_token: int) -> tuple[Json, Json]:
-    """The configuration and the preprocessing of a LLaVA-1.5 whose vision tower and projector are in a file of their
-    own. The tower ends at the layer that is taken. Raises `CheckpointError`."""
+    """The configuration and the preprocessing of a LLaVA-1.5 model whose vision tower and projector are in a file of
+    their own. The tower in the file ends at the layer whose output is used. Raises `CheckpointError`."""
     fields, path = vision.fields, vision.path
     require(vision.architecture == "clip", path, "is no file of vision weights (mmproj)")
     kind = fields.get("clip.projector_type") or fields.get("clip.vision.projector_type") or "mlp"

@@ -1,7 +1,7 @@
 """The header of a GGUF file: its fields and the table of its tensors (ggml/docs/gguf.md of llama.cpp).
 
-Numbers are little-endian. Magic, version, counts; then fields (name, type, value); then the table (name, sides with the
-fastest first, type, offset); then the tensors, from a multiple of `general.alignment` on.
+Numbers are little-endian. A file has: magic, version and counts; the fields (name, type, value); the table (name,
+dimensions with the fastest first, type, offset); the tensors, starting at a multiple of `general.alignment`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MOST_SIDES, _MOST_ELEMENTS = 4, 1 << 24
 
 
 class GgufTensor(NamedTuple):
-    """One entry of the table. `kind`: ggml's name of the type ("F32", "Q4_K"); `shape` with the fastest side last;
-    `offset` in bytes from the file's start."""
+    """One entry of the table of tensors. `kind`: ggml's name of the type ("F32", "Q4_K"); `shape`: the fastest
+    dimension is last; `offset`: in bytes from the file's start."""
 
     kind: str
     shape: tuple[int, ...]
@@ -34,7 +34,8 @@ class GgufTensor(NamedTuple):
 
 
 class GgufFile(NamedTuple):
-    """Numbers and texts by name, lists of such, and the tensors by name in the order of the table."""
+    """The header of a GGUF file. `fields`: numbers, texts, and lists of these, by name. `tensors`: by name, in the
+    order of the table."""
 
     path: Path
     fields: dict[str, Any]
@@ -45,11 +46,11 @@ class GgufFile(NamedTuple):
         return str(self.fields.get("general.architecture", ""))
 
     def field(self, name: str, default: Any = None) -> Any:
-        """A field under its architecture's name: `attention.head_count` is `llama.attention.head_count`."""
+        """The value of a field of this architecture: `attention.head_count` is `llama.attention.head_count`."""
         return self.fields.get(f"{self.architecture}.{name}", default)
 
     def number(self, name: str, default: float | None = None) -> Any:
-        """A field that must be one number. Raises `CheckpointError`."""
+        """The value of a field that must be one number. Raises `CheckpointError`."""
         value = self.field(name, default)
         known = isinstance(value, int | float) and not isinstance(value, bool)
         what = "is missing" if value is None else "is no number"
@@ -58,11 +59,12 @@ class GgufFile(NamedTuple):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Raises `CheckpointError`, one line, if the file is missing, damaged, truncated or of another version."""
+    """The header of a GGUF file. Raises `CheckpointError`, one line, if the file is missing, damaged, truncated or of
+    an unsupported version."""
     try:
         with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data, path).read()
-    except (struct.error, ValueError, IndexError, OverflowError, MemoryError, RecursionError):  # an empty file, too
+    except (struct.error, ValueError, IndexError, OverflowError, MemoryError, RecursionError):  # also for an empty file
         raise CheckpointError(f"{path}: is damaged or truncated; its header cannot be read as GGUF") from None
     except OSError as e:
         raise CheckpointError(f"{path}: cannot be read: {e.strerror}") from None
@@ -110,9 +112,9 @@ class _Reader:
             return self._text()
         if kind != _ARRAY:
             value = self._number(_NUMBERS.get(kind, "0"))
-            return float(str(np.float32(value))) if kind == _FLOAT else value  # 1e-05, as it was meant
+            return float(str(np.float32(value))) if kind == _FLOAT else value  # 1e-05, not float32's nearest value
         kind, n = self._number("I"), self._number("Q")
-        if n > min(_MOST_ELEMENTS, len(self._data) - self._at):  # whatever it holds, an element takes a byte
+        if n > min(_MOST_ELEMENTS, len(self._data) - self._at):  # an element of any type takes at least a byte
             raise ValueError
         if kind == _STRING:
             return [self._text() for _ in range(n)]

@@ -1,6 +1,7 @@
-"""A checkpoint directory made of a GGUF file: small JSON files, and links to the file itself, which keeps the weights.
+"""A checkpoint directory made of a GGUF file: small JSON files, and a link to the file itself for the weights.
 
-It lies in the user's cache folder under the file's name and a key of what it was made from, and is made once.
+The directory is made once, in the user's cache folder, under the file's name and a key of the files that it was made
+from.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from hydrainfer.checkpoint.gguf.tokenizer import tokenizer_json
 from hydrainfer.config import cache_folder
 
 WEIGHT_FILE, VISION_FILE = "model.gguf", "mmproj.gguf"
-_EDITION = 1  # of what is written here
-_VICUNA = (  # LLaVA-1.5's, for files made before templates were kept in them
+_EDITION = 1  # version of the files that are written here
+_VICUNA = (  # LLaVA-1.5's template, for files made before GGUF stored templates
     "{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + ' ' }}"
     "{% elif message['role'] == 'user' %}{{ 'USER: ' + message['content'] + ' ' }}"
     "{% else %}{{ 'ASSISTANT: ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
@@ -29,8 +30,8 @@ _VICUNA = (  # LLaVA-1.5's, for files made before templates were kept in them
 
 
 def unpack(path: Path, vision: Path | None = None) -> Path:
-    """The checkpoint directory of a GGUF file; `vision`: the file of its vision tower and projector (mmproj). Raises
-    `CheckpointError`, one line, if either is damaged or holds what is not supported."""
+    """The checkpoint directory of a GGUF file. `vision`: the file of its vision tower and projector (mmproj). Raises
+    `CheckpointError`, one line, if either file is damaged or not supported."""
     path, vision = path.resolve(), vision.resolve() if vision is not None else None
     for file in (path, *([vision] if vision else [])):
         require(file.is_file(), file, "no such file")

@@ -1,4 +1,5 @@
-"""The tensors of a GGUF file under the names of a Hugging Face checkpoint, with what its converter did to each."""
+"""The tensors of a GGUF file under the names of a Hugging Face checkpoint, with the changes that llama.cpp's converter
+made to each."""
 
 from __future__ import annotations
 
@@ -50,8 +51,9 @@ _SWAPPED = {"ffn_up": "mlp.fc2", "ffn_down": "mlp.fc1"}
 
 
 class HeldTensor(NamedTuple):
-    """A tensor of the file. `heads`: rows of that many heads stand as llama.cpp's RoPE wants them, the two halves of
-    each by turns; 0: as in the checkpoint. `plus`: what its values lack."""
+    """A tensor of the file. `heads`: if not 0, the rows of each of that many heads are reordered for llama.cpp's RoPE,
+    with the two halves of the head interleaved. `plus`: number to add to the values to restore those of the
+    checkpoint."""
 
     tensor: GgufTensor
     heads: int = 0
@@ -59,8 +61,8 @@ class HeldTensor(NamedTuple):
 
 
 def tensors_of(file: GgufFile, beside_vision: bool = False) -> dict[str, HeldTensor]:
-    """The file's tensors under the names that a Hugging Face checkpoint gives them; those that no model here has keep
-    their own. `beside_vision`: the file is of a language model that a file of vision weights belongs to."""
+    """The file's tensors under the names of a Hugging Face checkpoint. Tensors that no model here has keep their own
+    names. `beside_vision`: the file is a language model with a separate file of vision weights."""
     if file.architecture == "clip":
         return dict(_vision(file))
     prefix = "language_model." if beside_vision else ""
@@ -89,7 +91,7 @@ def _text(file: GgufFile) -> Iterator[tuple[str, HeldTensor]]:
 def _vision(file: GgufFile) -> Iterator[tuple[str, HeldTensor]]:
     width = file.fields.get("clip.vision.embedding_length")
     up = file.tensors.get("v.blk.0.ffn_up.weight")
-    # older converters call what widens ffn_down
+    # older converters swapped the two names
     block = _VISION_BLOCK | (_SWAPPED if up is not None and up.shape[0] == width else {})
     for name, tensor in file.tensors.items():
         parts = name.split(".")

@@ -1,4 +1,5 @@
-"""The tokenizer of a GGUF file as tokenizer.json: SentencePiece's pairs by score, or GPT-2's bytes and merges."""
+"""The tokenizer of a GGUF file as tokenizer.json: SentencePiece's BPE with scores, or GPT-2's byte-level BPE with
+merges."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext
 
 
 class _Words(NamedTuple):
-    """One way of splitting a text before its bytes are merged. `pattern`: "" is GPT-2's own. `whole`: what is a token
-    already is not merged. `bos`: begins a text where the file does not say."""
+    """A pre-tokenizer: how a text is split before its bytes are merged. `pattern`: "" means GPT-2's own. `whole`: words
+    that are tokens are not merged from bytes (`ignore_merges`). `bos`: whether BOS begins a text if the file does not
+    say."""
 
     pattern: str = ""
     single_digits: bool = False
@@ -47,8 +49,8 @@ _WORDS = {
 
 
 class GgufTokenizer(NamedTuple):
-    """`tokenizer` and `config` are tokenizer.json and tokenizer_config.json; `eos_ids` end an answer; `image_token`:
-    the id that stands for a picture, if there was one to be had."""
+    """The files of a tokenizer. `tokenizer` and `config` are tokenizer.json and tokenizer_config.json. `eos_ids`:
+    tokens that end an answer. `image_token`: the id that stands for a picture, None without pictures."""
 
     tokenizer: Json
     config: Json
@@ -57,9 +59,9 @@ class GgufTokenizer(NamedTuple):
 
 
 def tokenizer_json(file: GgufFile, *, pictures: bool = False) -> GgufTokenizer:
-    """`pictures`: the prompt has a placeholder, `<image>`. A file of a model that learned without one lacks it; there
-    it takes the place of the unknown token, which a tokenizer that falls back to bytes never makes. Raises
-    `CheckpointError`."""
+    """The tokenizer of a GGUF file. `pictures`: prompts have a placeholder, `<image>`. The file of a model that was
+    trained without this token lacks it; the placeholder then replaces the unknown token, which a tokenizer with byte
+    fallback never produces. Raises `CheckpointError`."""
     vocabulary = _GgufVocabulary(file)
     image = vocabulary.place_for_pictures() if pictures else None
     kind = file.fields.get("tokenizer.ggml.model")
@@ -85,7 +87,7 @@ def tokenizer_json(file: GgufFile, *, pictures: bool = False) -> GgufTokenizer:
 
 
 class _GgufVocabulary:
-    """What the file says of its tokens, checked. `kinds`: as llama.cpp counts them."""
+    """The tokens of the file, checked. `kinds`: llama.cpp's token types."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
@@ -118,7 +120,7 @@ class _GgufVocabulary:
         return found
 
     def special(self, name: str) -> int | None:
-        """The id under this name, None if there is none."""
+        """The id of the special token of this name, None if there is none."""
         found = self.file.fields.get(f"tokenizer.ggml.{name}_token_id")
         return found if type(found) is int and 0 <= found < len(self.tokens) else None
 
@@ -143,7 +145,7 @@ class _GgufVocabulary:
         return spare
 
     def added(self) -> Iterator[Json]:
-        """The tokens that are found in a text before anything else, byte by byte."""
+        """The entries of added tokens, which are searched for in a text before it is split."""
         for i, kind in enumerate(self.kinds):
             if kind in (_UNKNOWN, _CONTROL, _USER) and self.tokens[i]:
                 switches = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -157,8 +159,8 @@ class _GgufVocabulary:
 
 
 def _pieces(vocabulary: _GgufVocabulary) -> tuple[bool, Json]:
-    """Llama 2's and Gemma's: spaces are marks, characters outside the vocabulary bytes, and of all neighbours that make
-    a token those with the best score are joined first."""
+    """The BOS default and the parts of tokenizer.json for Llama 2's and Gemma's kind: spaces become marks, characters
+    outside the vocabulary become bytes, and the pair that makes the token with the best score is merged first."""
     begun = vocabulary.switch("add_space_prefix", True)
     by_token, unknown = vocabulary.by_token(), vocabulary.special("unknown")
     merges = _by_score(by_token, vocabulary.scores(), vocabulary.kinds)
@@ -195,7 +197,8 @@ def _by_score(by_token: Mapping[str, int], scores: Sequence[float], kinds: Seque
 
 
 def _bytes(vocabulary: _GgufVocabulary) -> tuple[bool, Json]:
-    """GPT-2's and its heirs', which differ in how they cut a text into words."""
+    """The BOS default and the parts of tokenizer.json for GPT-2's kind. Tokenizers of this kind differ in how they
+    split a text into words."""
     name = vocabulary.file.fields.get("tokenizer.ggml.pre", "gpt-2")
     known = name in _WORDS
     require(
@@ -222,7 +225,7 @@ def _model(by_token: Mapping[str, int], merges: list[list[str]]) -> Json:
 
 
 def _around(vocabulary: _GgufVocabulary, first: int | None, last: int | None) -> Json | None:
-    """The post-processor that puts tokens before and after every text; None if there are none."""
+    """The post-processor that adds tokens before and after every text; None if there are none to add."""
     if first is None and last is None:
         return None
     tokens = vocabulary.tokens
