@@ -1,6 +1,7 @@
-"""The place of a checkpoint and its files, read and checked once: configuration, preprocessing, the table of families.
+"""The location of a checkpoint and its configuration files, read and checked once: model, preprocessing, and the table
+of supported families.
 
-Called by models, processor, planner and assemble. Never imports torch, never reads weights or a tokenizer's texts.
+Called by models, processor, planner and assemble. Never imports torch, never reads weights or a tokenizer's vocabulary.
 """
 
 from hydrainfer.checkpoint.clip import AnyresConfig, ClipConfig

@@ -1,4 +1,5 @@
-"""The LLaVA family's eyes: a CLIP tower and its projector, of which LLaVA-NeXT shows the picture whole and in tiles."""
+"""The vision towers of the LLaVA family: a CLIP tower and its projector. LLaVA-NeXT encodes a picture whole and in
+tiles."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ PINPOINTS: Points = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008
 
 @dataclass(frozen=True)
 class ClipConfig(VisionConfig):
-    """A CLIP-style vision tower and its projector. `features`: outputs taken, 0 = the embeddings, i = after layer i;
-    `keep_class`: does the class token's row stay. Sizes in pixels."""
+    """A CLIP-style vision tower and its projector. `features`: the hidden states that are used, 0 for the embeddings, i
+    for the output of layer i. `keep_class`: whether the row of the class token is kept. Sizes in pixels."""
 
     hidden: int
     intermediate: int
@@ -41,11 +42,12 @@ class ClipConfig(VisionConfig):
 
     @property
     def tokens(self) -> int:
-        """Rows of one encoded picture."""
+        """The rows of one encoded picture."""
         return self.patches + self.keep_class
 
     def shape(self, width: int, fit: Fit) -> VisionShape:
-        """One square: every patch row and the class row pass all layers up to the one whose output is taken."""
+        """The tower for one square: all patch rows and the class row pass all layers up to the last one whose output is
+        used."""
         layers, hidden, rows = max(self.features), self.hidden, self.patches + 1
         n_tokens = fit(*REFERENCE)
         return VisionShape(
@@ -61,22 +63,22 @@ class ClipConfig(VisionConfig):
 
 @dataclass(frozen=True)
 class AnyresConfig(VisionConfig):
-    """LLaVA-NeXT's: a CLIP tower that sees a picture whole and in tiles. `pinpoints`: the (height, width) in pixels
-    that a picture may be brought to, multiples of the tower's square."""
+    """The vision tower of LLaVA-NeXT, a CLIP tower that encodes a picture whole and in tiles. `pinpoints`: each
+    (height, width) in pixels that a picture may be resized to, multiples of the tower's square."""
 
     clip: ClipConfig
     pinpoints: Points
 
     @property
     def tokens(self) -> int:
-        """Rows of the largest picture."""
+        """The rows of the largest picture."""
         size, side = self.clip.image_size, self.clip.image_size // self.clip.patch_size
         return self.clip.patches + max(h // size * side * (w // size * side + 1) for h, w in self.pinpoints)
 
     def shape(self, width: int, fit: Fit) -> VisionShape:
-        """The picture and its tiles, a square each, of which padding is cut off after the tower. Patches per token are
-        those of a picture of 4:3, five squares; a square one has a fifth fewer for its tokens, one of 3:2 a tenth
-        more."""
+        """The tower for a picture and its tiles, each a square; padding is removed after the tower. Patches per token
+        are those of a picture of 4:3, which takes five squares. Per token, a square picture has a fifth fewer and one
+        of 3:2 a tenth more."""
         one = self.clip.shape(width, lambda *_: self.clip.patches)
         squares = 1 + max(h * w for h, w in self.pinpoints) // self.clip.image_size**2
         return msgspec.structs.replace(
@@ -87,7 +89,7 @@ class AnyresConfig(VisionConfig):
 
 
 def llava(hf: Any, path: Path) -> ClipConfig:
-    """Check and describe the eyes of a `LlavaConfig`. Raises `CheckpointError`."""
+    """The checked vision tower of a `LlavaConfig`. Raises `CheckpointError`."""
     pixels = ClipSettings.read(_preprocessing(hf, path))
     made = pixels.crop or (pixels.resize if isinstance(pixels.resize, tuple) else None)
     side = hf.vision_config.image_size
@@ -101,7 +103,7 @@ def llava(hf: Any, path: Path) -> ClipConfig:
 
 
 def llava_next(hf: Any, path: Path) -> AnyresConfig:
-    """Check and describe the eyes of a `LlavaNextConfig`. Raises `CheckpointError`."""
+    """The checked vision tower of a `LlavaNextConfig`. Raises `CheckpointError`."""
     given = _preprocessing(hf, path)
     clip = _clip(hf, ClipSettings.read(given | {"do_resize": True, "do_center_crop": True, "do_pad": False}), path)
     require(
@@ -129,7 +131,7 @@ def llava_next(hf: Any, path: Path) -> AnyresConfig:
 
 
 def _preprocessing(hf: Any, path: Path) -> dict[str, Any]:
-    """The preprocessor configuration; without one, what the tower takes."""
+    """The preprocessor configuration. If there is none, the one that fits the tower."""
     v = hf.vision_config
     require(
         v.model_type in ("clip_vision_model", "clip"),

@@ -1,4 +1,4 @@
-"""The decoder of a checkpoint: what config.json says of it, checked."""
+"""The decoder of a checkpoint, as config.json describes it, checked."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Sinks = Literal["none", "all", "windows"]
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding of the first `fraction` of each head. `kind`: "default", "linear" (positions divided by
-    `factor`), "llama3" (by the low and high `freq_factor`), "yarn" (by the betas; `truncate`: rounded to whole pairs)
-    or "proportional" (`fraction` is the share of a head's pairs that are turned; the others stay). cos and sin are
-    multiplied by `scale`. `sections`: pairs turned by (time, row, column), which sum to half of what is turned, None
-    with one position per token; `interleaved`: they take turns instead of following each other."""
+    """The rotary embedding of the first `fraction` of each head. `kind`: "default", "linear" (positions divided by
+    `factor`), "llama3" (by the low and high `freq_factor`), "yarn" (by the betas; `truncate`: their bounds are rounded
+    to whole pairs) or "proportional" (`fraction` is the share of a head's pairs that are rotated; the others stay). cos
+    and sin are multiplied by `scale`. `sections`: numbers of pairs rotated by (time, row, column), which sum to half of
+    the rotated dimensions; None if there is one position per token. `interleaved`: the sections alternate instead of
+    following each other."""
 
     theta: float
     kind: str = "default"
@@ -40,21 +41,21 @@ class Rope:
     interleaved: bool = False
 
     def dim(self, head_dim: int) -> int:
-        """The numbers of a head that are turned, be it by nothing."""
+        """The number of a head's dimensions that the rotation covers, including pairs with angle 0."""
         return head_dim if self.kind == "proportional" else int(head_dim * self.fraction)
 
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """A Llama-style decoder. `context` is the longest sequence in tokens; `qk_norm`: queries and keys are normalised
-    per head before they are turned. `windows`: for each layer, how many tokens a token sees there, itself included; 0
-    for all. `local_rope` and `local_kv_heads` are those of layers with a window. Heads of keys have `head_dim` numbers,
-    those of values `value_dim`, which are multiplied by `value_scale`. Scores of attention are multiplied by
-    `attention_scale`, embeddings of tokens by `embed_scale`. `sinks`: the layers whose heads have a sink.
-    `centred_norms`: RMSNorm multiplies by one plus its weight; `sandwich`: what attention and MLP add is normalised,
-    too. `experts`: of the layers that have such instead of one MLP; `recurrence`: of those that have no attention.
-    `gate_dim`: what each head of attention gives is multiplied with so many gates: `head_dim`, that stand behind the
-    head's queries, or 1, by a matrix of its own, or 0."""
+    """A Llama-style decoder. `context` is the longest sequence in tokens. `qk_norm`: queries and keys are normalised
+    per head before they are rotated. `windows`: for each layer, how many tokens a token sees there, itself included; 0
+    for all. `local_rope` and `local_kv_heads` are those of layers with a window. `head_dim` is the width of a query or
+    key head, `value_dim` that of a value head; values are multiplied by `value_scale`. Attention scores are multiplied
+    by `attention_scale`, token embeddings by `embed_scale`. `sinks`: the layers whose heads have an attention sink.
+    `centred_norms`: RMSNorm multiplies by one plus its weight. `sandwich`: the outputs of attention and MLP are
+    normalised, too. `experts`: those of the layers that have experts instead of one MLP; `recurrence`: the layers that
+    have no attention. `gate_dim`: how many gates multiply each head's attention output: `head_dim` (stored after the
+    head's queries), 1 (from a matrix of its own) or 0."""
 
     vocab: int
     hidden: int
@@ -87,7 +88,7 @@ class TextConfig:
     gate_dim: int = 0
 
     def kv_heads_of(self, window: int) -> int:
-        """The KV heads of layers with this window."""
+        """The number of KV heads of layers with this window."""
         return self.local_kv_heads if window else self.kv_heads
 
     def has_sinks(self, layer: int) -> bool:
@@ -98,14 +99,19 @@ class TextConfig:
 
 
 class Decoder(NamedTuple):
-    """The decoder of one `model_type`, as far as it differs from Llama's: biases (None: as `attention_bias` and
-    `mlp_bias` say; a name: as that field says), normalised queries and keys, the default `sections` of `Rope`, and
-    which layers slide: all, those that `layer_types` names, or none (of which "refused" wants to be told). `ropes`:
-    those layers turn by parameters of their own; `partial`: the part of each head that `partial_rotary_factor` says.
-    `gemma`: it scales, activates and normalises as Gemma 3 does. `mimo`: keys and values are as MiMo-V2-Flash's.
-    `experts(hf, path)` checks and describes those; `quantized`: the methods by which published weights may be made
-    smaller. `named(hf, path)`: its configuration by the names of Llama's; `recurrence(hf, path)`: its layers without
-    attention. `gated`, `lfm3`: it gates attention and normalises as Qwen3-Next, or LFM3, does."""
+    """The decoder of one `model_type`, described by its differences from Llama's.
+
+    Biases: True or False, None if `attention_bias` and `mlp_bias` of config.json decide, or the name of the field that
+    does. `qk_norm`, `sections`, `interleaved`, `sinks`: as in `TextConfig` and `Rope`; `sections` is the default.
+    `sliding`: the layers with a window, all, those that `layer_types` names, or none; "refused" means none, and an
+    error if a file has them. `ropes`: layers with a window have rotary parameters of their own. `partial`:
+    `partial_rotary_factor` gives the rotated part of each head. `gemma`: scales, activation and norms as in Gemma 3.
+    `mimo`: keys and values as in MiMo-V2-Flash. `gated`, `lfm3`: gated attention and norms as in Qwen3-Next or LFM3.
+
+    `experts(hf, path)` checks and describes the experts; `recurrence(hf, path)` the layers without attention.
+    `named(hf, path)` returns the configuration under Llama's field names. `quantized`: the quantisation methods that
+    are accepted in published weights.
+    """
 
     model_type: str
     qkv_bias: bool | str | None = None
@@ -133,8 +139,8 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig:
-    """A decoder's configuration from that of transformers, whose defaults fill what the file leaves out. Raises
-    `CheckpointError`."""
+    """The configuration of a decoder, from that of transformers, whose defaults replace fields missing in the file.
+    Raises `CheckpointError`."""
     hf = hf if kind.named is None else kind.named(hf, path)
     activation, supported = ("hidden_activation", "gelu_pytorch_tanh") if kind.gemma else ("hidden_act", "silu")
     found = getattr(hf, activation)
@@ -153,7 +159,7 @@ def text_config(hf: Any, kind: Decoder, path: Path, *, tied: bool) -> TextConfig
     return TextConfig(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
-        intermediate=getattr(hf, "intermediate_size", 0),  # Qwen3.5 with experts has no other layers
+        intermediate=getattr(hf, "intermediate_size", 0),  # absent in Qwen3.5 with experts, which has no other MLPs
         layers=hf.num_hidden_layers,
         heads=hf.num_attention_heads,
         kv_heads=kv_heads,
@@ -188,8 +194,8 @@ def _gate_dim(hf: Any, kind: Decoder, head_dim: int) -> int:
 
 
 def _gemma_scalar(hf: Any, path: Path) -> float:
-    """The number by the root of which the scores of attention are divided. Raises `CheckpointError` for what published
-    Gemma 3 models do not have."""
+    """The number whose square root divides the attention scores. Raises `CheckpointError` for settings that no
+    published Gemma 3 model has."""
     for field in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         value = getattr(hf, field, None)
         require(not value, path, f"{field} {value} is not supported; supported: null")
@@ -198,14 +204,14 @@ def _gemma_scalar(hf: Any, path: Path) -> float:
 
 
 def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rope]:
-    """The rotary embeddings of layers that see all tokens, and of those with a window."""
+    """The rotary embeddings of layers with full attention, and of those with a window."""
     given = getattr(hf, "rope_parameters", None) or {}
     outside = {name: getattr(hf, name, None) for name in ("partial_rotary_factor", _ORIGINAL)}
 
     def read(parameters: Mapping[str, Any] | None) -> Rope:
         told = outside | dict(parameters or {})
         if outside[_ORIGINAL] and not kind.ropes:
-            told[_ORIGINAL] = outside[_ORIGINAL]  # which transformers takes first
+            told[_ORIGINAL] = outside[_ORIGINAL]  # transformers gives it precedence
         rope = rope_config(told, hf.max_position_embeddings, kind.partial, path)
         dim = rope.dim(head_dim)
         fits = dim > 0 and dim % 2 == 0
@@ -224,14 +230,14 @@ def _ropes(hf: Any, kind: Decoder, head_dim: int, path: Path) -> tuple[Rope, Rop
 
 
 def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
-    """`TextConfig.windows`. A window that holds the whole context is none, but where layers that have one differ from
-    others in more than that."""
+    """The value of `TextConfig.windows`. A window as long as the context counts as none, unless layers with a window
+    also differ from others in other ways."""
     types, n = getattr(hf, "layer_types", None), hf.num_hidden_layers
     named = list(types) if types else ["full_attention"] * n
     require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
     others = " and ".join(sorted(set(named) - {"full_attention", *(["sliding_attention"] * (kind.sliding == "named"))}))
     require(
-        kind.sliding in ("none", "all") or kind.recurrence is not None or not others,  # that knows all names
+        kind.sliding in ("none", "all") or kind.recurrence is not None or not others,  # recurrence checks the names
         path,
         f"{others} is not supported; supported: full_attention (use_sliding_window false)",
     )
@@ -247,7 +253,7 @@ def _windows(hf: Any, kind: Decoder, path: Path) -> tuple[int, ...]:
 
 
 def _with_sections(rope: Rope, parameters: Mapping[str, Any], kind: Decoder, head_dim: int, path: Path) -> Rope:
-    """The rotary embedding with the sections of multimodal positions, where this kind of decoder has such."""
+    """The rotary embedding with the sections of multimodal positions, if this kind of decoder has them."""
     if kind.sections is None:
         return rope
     sections = tuple(parameters.get("mrope_section") or kind.sections)
@@ -257,8 +263,8 @@ def _with_sections(rope: Rope, parameters: Mapping[str, Any], kind: Decoder, hea
 
 
 def rope_config(parameters: Mapping[str, Any] | None, context: int, partial: bool, path: Path) -> Rope:
-    """The rotary embedding, by `rope_parameters` (transformers 5), which also holds older files' `rope_scaling`.
-    `partial`: whether every kind may turn a part of each head only."""
+    """The rotary embedding that `rope_parameters` (transformers 5) describes; the `rope_scaling` of older files is part
+    of it. `partial`: whether every kind may rotate only a part of each head."""
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     kind = given.get("rope_type") or given.get("type") or "default"
     require(kind in ROPE_KINDS, path, f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
@@ -285,7 +291,8 @@ def rope_config(parameters: Mapping[str, Any] | None, context: int, partial: boo
 
 
 def _yarn(rope: Rope, given: Mapping[str, Any], context: int) -> Rope:
-    """`rope` as YaRN's. `context`: of the model, whose ratio to the original one is the factor where none is given."""
+    """`rope` with YaRN's parameters. `context`: the model's context length. If no factor is given, it is the ratio of
+    `context` to the original context length."""
     original = int(given[_ORIGINAL])
     factor = float(given.get("factor") or context / original)
 

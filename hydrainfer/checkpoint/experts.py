@@ -1,4 +1,4 @@
-"""The experts of a decoder's layers: what config.json says of them, checked, family by family."""
+"""The experts of a decoder's layers, as config.json describes them, checked, for each family."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from hydrainfer.checkpoint.files import require
 @dataclass(frozen=True, slots=True)
 class Experts:
     """The experts of a checkpoint. In the layers that `layers` marks, each token goes through `chosen` of `count` gated
-    MLPs of width `intermediate`, and what they give is summed by weights.
+    MLPs of width `intermediate`, and their outputs are summed with weights.
 
-    `router`: "softmax" chooses by the probabilities of all experts, "chosen" by scores, of which those chosen become
-    probabilities, "sigmoid" by probabilities of their own plus a correction, among the experts of `groups_chosen` of
-    `groups`. `normed`: the weights sum to one; then they are multiplied by `scale`. `shared`: the width of an MLP that
-    all tokens go through, times a gate of its own; 0: there is none. `biased`: router and experts have biases.
-    `limit`: gates and what they multiply are clamped to it, as GPT-OSS does, whose `alpha` that is; 0: silu.
-    `stored`: the weights of each expert by itself, those of all one after the other, those by [in, out], or those in
-    MXFP4. Files may have them one after the other whatever it says.
+    `router`: "softmax" chooses by the softmax over all experts; "chosen" chooses by scores and takes the softmax over
+    the chosen ones; "sigmoid" chooses by the sigmoid of each score plus a correction, among the experts of
+    `groups_chosen` of `groups` groups. `normed`: the weights are normalised to sum to one. They are then multiplied by
+    `scale`.
+
+    `shared`: the width of an MLP that all tokens go through, multiplied by a gate of its own; 0 if there is none.
+    `biased`: router and experts have biases. `limit`: the bound that gates and the values they multiply are clamped to,
+    as in GPT-OSS, and `alpha` the factor of its activation; with limit 0 the activation is silu.
+
+    `stored`: the layout of the weights: a tensor per expert ("apart"), all experts in one tensor ("stacked"), the same
+    as [in, out] ("together"), or in MXFP4. Whatever `stored` says, a file may also have them stacked.
     """
 
     layers: tuple[bool, ...]
@@ -63,7 +67,7 @@ def mixtral(hf: Any, path: Path) -> Experts:
 
 
 def qwen3(hf: Any, path: Path) -> Experts:
-    """Qwen3-MoE's. Qwen3.5's configuration has no word for layers without experts."""
+    """The experts of Qwen3-MoE. Qwen3.5's configuration has no field for layers without experts."""
     dense, step = getattr(hf, "mlp_only_layers", ()), getattr(hf, "decoder_sparse_step", 1)
     layers = tuple(i not in dense and (i + 1) % step == 0 for i in range(hf.num_hidden_layers))
     normed = getattr(hf, "norm_topk_prob", True)
@@ -72,17 +76,17 @@ def qwen3(hf: Any, path: Path) -> Experts:
 
 
 def qwen3_vl(hf: Any, path: Path) -> Experts:
-    """Qwen3-VL's."""
+    """The experts of Qwen3-VL."""
     return replace(qwen3(hf, path), normed=True, stored="together")
 
 
 def qwen2(hf: Any, path: Path) -> Experts:
-    """Qwen2-MoE's, Qwen3-Next's and Qwen3.5's, beside which stands an expert for all."""
+    """The experts of Qwen2-MoE, Qwen3-Next and Qwen3.5, which also have a shared expert."""
     return replace(qwen3(hf, path), shared=hf.shared_expert_intermediate_size)
 
 
 def mimo(hf: Any, path: Path) -> Experts:
-    """MiMo-V2-Flash's."""
+    """The experts of MiMo-V2-Flash."""
     kinds = list(hf.mlp_layer_types)
     fits = len(kinds) == hf.num_hidden_layers and set(kinds) <= {"dense", "sparse"}
     require(fits, path, f"mlp_layer_types must name {hf.num_hidden_layers} layers, each dense or sparse")

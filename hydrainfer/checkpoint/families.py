@@ -1,6 +1,6 @@
-"""The table of families, and how a checkpoint directory becomes a `ModelConfig` by it.
+"""The table of supported families, by which a checkpoint directory is read as a `ModelConfig`.
 
-A new family is one entry here and one file of layers; a file in `processor.pictures` besides if its pictures are
+A new family needs one entry here and one file of layers, and a file in `processor.pictures` if its pictures are
 prepared in a new way.
 """
 
@@ -23,15 +23,16 @@ from hydrainfer.core import CheckpointError
 
 
 class Family(NamedTuple):
-    """One architecture. `layers`, `pictures` and `videos` are "module:name", imported when they are needed: the
-    `models.Layers`, and what makes the processor's adapters from a `ModelConfig`.
+    """One supported architecture. `layers`, `pictures` and `videos` are "module:name" and imported when they are
+    needed: the `models.Layers`, and the functions that make the processor's adapters from a `ModelConfig`.
 
-    `decoder`: its own one; None if config.json names that of another family. `vision(hf, path)` checks and describes
-    its eyes, None: takes text only. `around`: the fields of config.json that name the tokens around each picture.
-    `frame`: what the first of those, which the chat template writes for a picture, becomes in a prompt, with the
-    placeholder and the other; "" if the template writes all of it. `sees_whole`: see `ModelConfig`.
-    `dtype`: assumed where config.json names none. `n_template` and `n_around` are the planner's, where there is no
-    tokenizer: tokens of the chat template with the system text that it puts in, and beside each picture."""
+    `decoder`: the family's decoder; None if config.json names another family's. `vision(hf, path)` checks and describes
+    the vision tower; None for text-only models. `around`: the fields of config.json that name the tokens around each
+    picture. `frame`: the text that the first of these tokens, which is all that the chat template writes for a picture,
+    becomes in a prompt; "" if the template writes the whole text itself. `sees_whole`: see `ModelConfig`. `dtype`: the
+    default if config.json names none. `n_template` and `n_around` are for the planner, which has no tokenizer: the
+    number of tokens of the chat template, including its default system text, and of those around each picture.
+    """
 
     model_type: str
     layers: str
@@ -54,7 +55,7 @@ def _text_only(decoder: Decoder) -> Family:
 _GEMMA = Decoder("gemma3_text", qk_norm=True, sliding="named", ropes=True, gemma=True)
 _GPT_OSS = Decoder(
     "gpt_oss", sliding="named", sinks="all", experts=experts.gpt_oss, quantized=("mxfp4",)
-)  # biases as `attention_bias` says
+)  # `attention_bias` decides about biases
 _MIMO = Decoder(
     "mimo_v2_flash",
     out_bias=False,
@@ -80,7 +81,7 @@ _QWEN = Family(
     videos=f"{_PICTURES}.qwen_video:qwen_videos",
     around=("vision_start_token_id", "vision_end_token_id"),
     dtype="bfloat16",
-    n_template=20,  # "You are a helpful assistant." and three turns' marks
+    n_template=20,  # "You are a helpful assistant." and the marks of three turns
     n_around=2,
 )
 FAMILIES = {
@@ -126,7 +127,7 @@ FAMILIES = {
         frame="\n\n{start}{picture}{end}\n\n",
         sees_whole=True,
         dtype="bfloat16",
-        n_template=10,  # BOS and two turns' marks
+        n_template=10,  # BOS and the marks of two turns
         n_around=4,
     ),
     "Lfm3VlForConditionalGeneration": _QWEN._replace(
@@ -168,7 +169,8 @@ FAMILIES = {
 
 
 class ParsedConfig(NamedTuple):
-    """config.json, read once: what it says of the model, and `hf`, all of it as transformers' own object."""
+    """The contents of config.json, read once. `model`: the model that it describes; `hf`: all of it as transformers'
+    configuration object."""
 
     model: ModelConfig
     hf: Any
@@ -179,13 +181,13 @@ def family_of(model: ModelConfig) -> Family:
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """Describe a Hugging Face checkpoint directory. Raises `CheckpointError` in one line."""
+    """The model in a Hugging Face checkpoint directory. Raises `CheckpointError` in one line."""
     return parse_config(path).model
 
 
 def architecture_of(path: str | Path) -> str:
-    """The architecture of a checkpoint directory, one of `FAMILIES`. It takes milliseconds, so that a wrong model is
-    refused before torch is imported. Raises `CheckpointError` in one line."""
+    """The architecture of a checkpoint directory, one of `FAMILIES`. This takes milliseconds, so that an unsupported
+    model is refused before torch is imported. Raises `CheckpointError` in one line."""
     path = Path(path).expanduser()
     what = "pass a Hugging Face checkpoint directory, a GGUF file, or a name on the hub such as owner/name"
     require(path.exists(), path, f"no such directory; {what}")
@@ -211,8 +213,8 @@ def parse_config(path: str | Path) -> ParsedConfig:
 
 
 def _check_wide(raw: dict[str, Any], family: Family, path: Path) -> None:
-    """Refuse weights that somebody has quantised, but in a way that the family is read in: AWQ, GPTQ,
-    compressed-tensors, FP8 and others all say so here."""
+    """Refuse quantised weights, unless the family supports the method. AWQ, GPTQ, compressed-tensors, FP8 and others
+    all set these fields."""
     text = raw.get("text_config") or {}
     found = raw.get("quantization_config") or raw.get("compression_config") or text.get("quantization_config")
     if found is None:
@@ -228,7 +230,7 @@ def _check_wide(raw: dict[str, Any], family: Family, path: Path) -> None:
 
 
 def _supported() -> str:
-    """The known architectures, those of one ending together."""
+    """The supported architectures, grouped by the ending of their names."""
     by_ending: dict[str, list[str]] = {}
     for name in FAMILIES:
         stem, _, ending = name.partition("For")

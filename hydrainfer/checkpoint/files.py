@@ -1,4 +1,5 @@
-"""The JSON files of a checkpoint directory. Their numbers are checked as they are read, before anything is computed."""
+"""The JSON files of a checkpoint directory. Their values are checked when they are read, before anything is computed
+from them."""
 
 from __future__ import annotations
 
@@ -11,18 +12,18 @@ from typing import Any
 from hydrainfer.core import CheckpointError
 
 Rule = Callable[[Any], str | None]
-"""Returns what a value must be, in words, if it is not; None if it is. `None` as a value is JSON's null."""
+"""A function that returns None for a valid value, else a description of valid ones. The value `None` is JSON's null."""
 
 
 def require(ok: bool, path: Path, problem: str) -> None:
-    """Raise `CheckpointError` naming the checkpoint, or the file, unless `ok`."""
+    """Raise `CheckpointError` with this problem of the checkpoint, or file, `path` unless `ok`."""
     if not ok:
         raise CheckpointError(f"{path}: {problem}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object of a checkpoint directory. Raises `CheckpointError`, one line that names the file and, for a
-    value out of range, the field."""
+    """The JSON object in a file of a checkpoint directory. Raises `CheckpointError`, one line that names the file and,
+    for an invalid value, the field."""
     if not path.exists():
         raise CheckpointError(f"{path.parent}: {path.name} is missing")
     try:
@@ -36,14 +37,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def find_json(path: Path) -> dict[str, Any] | None:
-    """The object that `read_json` reads; None if there is no such file."""
+    """The JSON object in a file; None if there is no such file. Raises as `read_json` does."""
     return read_json(path) if path.exists() else None
 
 
 def preprocessing(path: Path, kind: str = "image") -> dict[str, Any] | None:
-    """How a checkpoint directory says that its pictures (or, of the kind "video", videos) are prepared: a file of its
-    own, or a part of processor_config.json. What is null is left out, in its parts too. None if there is neither.
-    Raises `CheckpointError`."""
+    """The preprocessor configuration of pictures (or, with kind "video", of videos): a file of its own, or a section of
+    processor_config.json. Nulls are left out, also in nested objects. None if there is neither. Raises
+    `CheckpointError`."""
     found = find_json(path / ("preprocessor_config.json" if kind == "image" else f"{kind}_preprocessor_config.json"))
     if found is None:
         found = (find_json(path / "processor_config.json") or {}).get(f"{kind}_processor")
@@ -78,7 +79,7 @@ def _number(least: float, most: float) -> Rule:
 
 
 def _maybe(rule: Rule) -> Rule:
-    """`null` stands for a field that is left out."""
+    """The rule for a value that may be null, which stands for a missing field."""
     return lambda value: None if value is None or rule(value) is None else f"{rule(value)}, or null"
 
 
@@ -87,7 +88,7 @@ def _called(words: str, rule: Rule) -> Rule:
 
 
 def _list(rule: Rule, n: int | None = None) -> Rule:
-    """`rule` is that of each, which must not be null; `n`: how many there are."""
+    """The rule for a list whose values follow `rule` and are not null. `n`: the length of the list, if fixed."""
 
     def check(value: Any) -> str | None:
         if isinstance(value, list) and n in (None, len(value)) and all(rule(v) is None for v in value):
@@ -98,7 +99,7 @@ def _list(rule: Rule, n: int | None = None) -> Rule:
 
 
 def _or_list(rule: Rule, least: int = 0) -> Rule:
-    """The rule of one value, or of a list of at least `least`."""
+    """The rule for one value, or for a list of at least `least` such values."""
 
     def check(value: Any) -> str | None:
         if isinstance(value, list) and len(value) >= least and _list(rule)(value) is None:
@@ -189,7 +190,7 @@ _PREPROCESSING: dict[str, Rule] = {
     "image_std": _maybe(_list(_POSITIVE, 3)),
     **_POINTS,
 }
-_GENERATION: dict[str, Rule] = {  # what of these numbers may be asked for is for core.SamplingParams to say
+_GENERATION: dict[str, Rule] = {  # core.SamplingParams checks which values are allowed
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _maybe(_number(-1e6, 1e6))),
     "top_k": _maybe(_whole(-(2**31), 2**31 - 1)),
     "eos_token_id": _maybe(_or_list(_TOKEN)),

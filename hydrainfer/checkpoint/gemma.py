@@ -1,4 +1,4 @@
-"""Gemma 3's eyes: a SigLIP tower whose patches are averaged to a fixed number of tokens."""
+"""The vision tower of Gemma 3: a SigLIP tower whose patches are averaged to a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from hydrainfer.checkpoint.files import preprocessing, require
 from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionConfig, VisionShape
 from hydrainfer.checkpoint.pixels import ClipSettings
 
-_BILINEAR = 2  # as Pillow numbers its filters
+_BILINEAR = 2  # Pillow's number of the filter
 
 
 @dataclass(frozen=True)
 class SiglipConfig(VisionConfig):
-    """A SigLIP tower and its projector. `side`: rows, and columns, of a picture's tokens. Sizes in pixels."""
+    """A SigLIP tower and its projector. `side`: the number of rows, and of columns, of a picture's tokens. Sizes in
+    pixels."""
 
     hidden: int
     intermediate: int
@@ -34,7 +35,7 @@ class SiglipConfig(VisionConfig):
 
     @property
     def tokens(self) -> int:
-        """Rows of one encoded picture."""
+        """The rows of one encoded picture."""
         return self.side**2
 
     def shape(self, width: int, fit: Fit) -> VisionShape:  # noqa: ARG002  # all pictures have one size
@@ -51,7 +52,7 @@ class SiglipConfig(VisionConfig):
 
 
 def gemma3(hf: Any, path: Path) -> SiglipConfig:
-    """Check and describe the eyes of a `Gemma3Config`. Raises `CheckpointError`."""
+    """The checked vision tower of a `Gemma3Config`. Raises `CheckpointError`."""
     v = hf.vision_config
     require(v.model_type == "siglip_vision_model", path, f"vision model {v.model_type!r} is not supported")
     require(v.num_channels == 3, path, f"num_channels {v.num_channels} is not supported; supported: 3")
@@ -80,7 +81,7 @@ def gemma3(hf: Any, path: Path) -> SiglipConfig:
 
 
 def _pixels(side: int, path: Path) -> ClipSettings:
-    """The preprocessing that makes pictures squares of `side` pixels."""
+    """The checked preprocessing, which must resize pictures to squares of `side` pixels. Raises `CheckpointError`."""
     given = preprocessing(path) or {}
     crops = bool(given.get("do_pan_and_scan"))
     require(not crops, path, "preprocessor_config.json: do_pan_and_scan true is not supported; supported: false")

@@ -1,4 +1,4 @@
-"""transformers' view of config.json, for its defaults."""
+"""config.json as transformers reads it, with the defaults of missing fields."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _VALIDATORS, _ACTIVATIONS = "transformers.utils.type_validators", "transformers.
 
 
 def hf_config(path: Path) -> Any:
-    """The configuration of a checkpoint directory. Raises `CheckpointError`, one line."""
+    """The configuration of a checkpoint directory, as an object of transformers. Raises `CheckpointError`, one line."""
     import transformers
 
     _import_validators()
     try:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as e:  # huggingface_hub's strict dataclasses raise kinds of their own
+    except Exception as e:  # huggingface_hub's strict dataclasses raise their own types
         first = " ".join(str(e).split())[:200] or type(e).__name__
         raise CheckpointError(f"{path}: config.json is not valid: {first}") from None
 
 
 def _import_validators() -> None:
-    """Import the validators of transformers' configurations without its activations.
+    """Import the validators of transformers' configurations without the module of activation functions.
 
     Llama's configuration imports the validators. One of them compares names with the table of activations, whose module
-    imports torch's compiler and sympy: 110 MB and two seconds for each server. With an empty table, as where torch is
-    missing, that validator accepts every name; `text_config` and the vision towers check the names themselves. If the
-    import fails here, transformers repeats it in its own way.
+    imports torch's compiler and sympy, which costs each server 110 MB and two seconds. With an empty table, as if torch
+    were missing, that validator accepts every name; `text_config` and the vision towers check the names themselves. If
+    the import fails here, transformers repeats it in its own way.
     """
     if _VALIDATORS in sys.modules or _ACTIVATIONS in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""LFM3-VL's eyes: a tower for pictures and frames of any size, of convolutions and attention."""
+"""The vision tower of LFM3-VL, for pictures and frames of any size, with layers of convolution and attention."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hydrainfer.checkpoint.qwen import FramesConfig, frame_pixels, frame_theta
 
 @dataclass(frozen=True)
 class Lfm3VisionConfig(FramesConfig):
-    """Layers `attending` have attention with `kv_heads`, the others a convolution over squares of `kernel` patches.
-    `projector`: its inner width."""
+    """The vision tower of LFM3-VL. The layers in `attending` have attention with `kv_heads`, the others a convolution
+    over squares of `kernel` patches. `projector`: the projector's inner width."""
 
     kv_heads: int
     attending: tuple[int, ...]
@@ -24,8 +24,8 @@ class Lfm3VisionConfig(FramesConfig):
     projector_bias: bool
 
     def shape(self, width: int, fit: Fit) -> VisionShape:
-        """Patches of two frames (a still picture counts as two) attend to each other in some layers; in the others they
-        see their square. A merge square becomes a token."""
+        """The tower as numbers for the planner. Patches of two frames (a still picture counts as two) attend to each
+        other in some layers; in the others they see only their square. A merged square of patches becomes a token."""
         hidden, n_merged, n_attend = self.hidden, self.merge**2, len(self.attending)
         attention = 2 * hidden**2 * (1 + self.kv_heads / self.heads)
         return VisionShape(
@@ -43,7 +43,7 @@ class Lfm3VisionConfig(FramesConfig):
 
 
 def lfm3_vl(hf: Any, path: Path) -> Lfm3VisionConfig:
-    """Check and describe the eyes of an `Lfm3VlConfig`. Raises `CheckpointError`."""
+    """The checked vision tower of an `Lfm3VlConfig`. Raises `CheckpointError`."""
     v = hf.vision_config
     heads, kv_heads, types = v.num_attention_heads, v.num_key_value_heads, list(v.layer_types)
     require(v.in_channels == 3, path, f"in_channels {v.in_channels} is not supported; supported: 3")

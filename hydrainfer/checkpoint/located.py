@@ -1,4 +1,4 @@
-"""The place of a named model: the built-in one, a directory, a GGUF file, or a name on the Hugging Face hub."""
+"""The location of a named model: the built-in one, a directory, a GGUF file, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from hydrainfer.core import CheckpointError, ConfigError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
-_NOT_WANTED = ["consolidated*", "*/*"]  # the same weights again, as some authors' own programs read them
+_NOT_WANTED = ["consolidated*", "*/*"]  # the same weights in the format of the authors' own programs
 
 
 def is_hub_name(model: str) -> bool:
-    """`owner/name`, and nothing of that name is here."""
+    """Whether `model` has the form `owner/name`, and is neither a local path nor a GGUF file."""
     return _HUB_NAME.fullmatch(model) is not None and not Path(model).exists() and not model.endswith(".gguf")
 
 
 def locate(model: str, *, revision: str | None = None, mmproj: str | None = None) -> Path:
-    """The checkpoint directory of `model`: the one it names, or that of `builtin`; one made of a GGUF file, with its
-    vision weights in the file `mmproj`; or the snapshot of a model on the hub, `revision` of it, from the Hugging Face
-    cache or, where that lacks it and there is a network, from the hub. Raises `CheckpointError` in one line."""
+    """The checkpoint directory of `model`. For a directory or `builtin`, the directory itself. For a GGUF file, a
+    directory made of it, with the vision weights in the file `mmproj`. For a name on the hub, the snapshot of
+    `revision`, from the Hugging Face cache or, if it is not there and there is a network, from the hub. Raises
+    `CheckpointError` in one line."""
     path = builtin.MODEL if model == builtin.NAME else Path(model).expanduser()
     is_file = path.suffix == ".gguf" or path.is_file()
     require(mmproj is None or is_file, path, "takes no --mmproj, which is for GGUF files")
@@ -41,7 +42,7 @@ def locate(model: str, *, revision: str | None = None, mmproj: str | None = None
 
 def locate_model(name: str) -> Path:
     """The directory of a checkpoint, or of a configuration without weights that is shipped in configs/models. Raises
-    `ConfigError` that names those there are, or `CheckpointError`."""
+    `ConfigError`, which names the shipped ones, or `CheckpointError`."""
     path = here_or_shipped(Path(name))
     found = {p.parent.name: p.parent for p in sorted(shipped("configs").glob("models/*/config.json"))}
     if name == builtin.NAME or path.is_file() or is_hub_name(name):
@@ -53,7 +54,7 @@ def locate_model(name: str) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """The name of the model in a checkpoint directory, which in the Hugging Face cache is not the directory's."""
+    """The name of the model in a checkpoint directory. In the Hugging Face cache this is not the directory's name."""
     path = path.expanduser().resolve()
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
         return path.parent.parent.name.rpartition("--")[2]
@@ -61,7 +62,7 @@ def name_of(path: Path) -> str:
 
 
 def _snapshot(model: str, revision: str | None) -> Path:
-    """Raises `CheckpointError` that says how to fetch it."""
+    """The snapshot of a model on the hub. Raises `CheckpointError`, which says how to download the model."""
     from huggingface_hub import constants, snapshot_download
 
     def find(*, local: bool) -> Path | None:
@@ -75,7 +76,7 @@ def _snapshot(model: str, revision: str | None) -> Path:
         whole = (Path(found) / "config.json").exists() and any(Path(found).glob("*.safetensors"))
         return Path(found) if whole else None
 
-    with suppress(Exception):  # it is not there, or damaged, which the hub may mend
+    with suppress(Exception):  # missing or damaged; a download may correct that
         if (found := find(local=True)) is not None:
             return found
     why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
@@ -85,7 +86,7 @@ def _snapshot(model: str, revision: str | None) -> Path:
         why = why or "it has no config.json with safetensors"
     except (KeyboardInterrupt, SystemExit):
         raise
-    except Exception as e:  # of the hub's and of three libraries beneath it
+    except Exception as e:  # errors of huggingface_hub and of three libraries that it uses
         why = _reason(e)
     at = f" --revision {shlex.quote(revision)}" if revision else ""
     raise CheckpointError(

@@ -1,4 +1,4 @@
-"""A model as this engine sees it, and what the description of every vision tower has."""
+"""The description of a model for this engine, and what the descriptions of all vision towers have in common."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 from hydrainfer.checkpoint.decoder import TextConfig
 
 Fit = Callable[[int, int], int]
-"""The embedding tokens of a picture of this width and height in pixels."""
+"""A function that returns the number of embedding tokens of a picture of this width and height in pixels."""
 REFERENCE = (1024, 768)
-"""The commonest picture of the paper's data sets, in pixels."""
+"""The most common picture size in the paper's data sets, width and height in pixels."""
 ACTIVATIONS = ("quick_gelu", "gelu", "gelu_pytorch_tanh", "silu", "relu")
 
 
 class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A vision tower and its projector, of the layers that run. `row_weights`: multiplied with every patch;
-    `token_weights`: with every embedding token; `rows_per_token` patches come to one token. `window_rows`: patches that
-    attend to each other, 0 for all of a picture; `full_layers`: those in which all of a picture do in spite of windows.
-    `picture_tokens`: of the largest picture."""
+    """The size of a vision tower and its projector, counting only layers that run. `row_weights`: weights that are
+    multiplied with every patch; `token_weights`: with every embedding token. `rows_per_token`: patches per token.
+    `window_rows`: patches that attend to each other, 0 for all of a picture; `full_layers`: number of layers without
+    windows, in which all patches of a picture do. `picture_tokens`: tokens of the largest picture."""
 
     layers: int
     hidden: int
@@ -38,27 +38,27 @@ class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionConfig(Protocol):
-    """One family's description of its vision tower and of the pixels that it takes."""
+    """The description of one family's vision tower and of the pixels that it takes."""
 
     @property
     def tokens(self) -> int:
-        """Rows of the largest picture."""
+        """The rows of the largest picture."""
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Layers whose features the first language layers add."""
+        """The layers whose features are added in the first language layers."""
         return ()
 
     def shape(self, width: int, fit: Fit) -> VisionShape:
-        """The tower as numbers for the planner; `width` is that of the decoder."""
+        """The tower as numbers for the planner. `width`: hidden size of the decoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model as this engine sees it. `vision` is its family's own `VisionConfig`, None without one. `media_tokens`:
-    ids of the placeholders of pictures and, if it takes any, videos; `around`: ids of what stands before and after
-    each. `sees_whole`: tokens of a picture see each other whatever their order, so all of them are computed at once.
-    `dtype` is what the checkpoint was saved in."""
+    """The description of a model for this engine. `vision` is the family's own `VisionConfig`, None for text-only
+    models. `media_tokens`: ids of the placeholders of pictures and, if the model takes any, videos; `around`: ids of
+    the tokens before and after each. `sees_whole`: tokens of a picture see each other in both directions, so all of
+    them are computed at once. `dtype` is that of the saved weights."""
 
     architecture: str
     text: TextConfig
@@ -70,7 +70,7 @@ class ModelConfig:
 
     @property
     def deepstack(self) -> int:
-        """Levels of picture features that the first language layers add, beside the embedding itself."""
+        """The number of levels of picture features that the first language layers add, besides the embedding itself."""
         return 0 if self.vision is None else len(self.vision.levels)
 
     @property

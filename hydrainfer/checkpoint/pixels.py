@@ -1,7 +1,7 @@
-"""Preprocessing of a checkpoint's pictures and videos: the one reader of preprocessor configurations.
+"""The preprocessing of a checkpoint's pictures and videos, as preprocessor configurations describe it.
 
-`files.preprocessing` has judged each value by itself and left out what is null. What is left out has the default of
-transformers' processors.
+`files.preprocessing` has checked each value and left out nulls. Missing values get the defaults of transformers'
+processors.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import msgspec
 
 from hydrainfer.core import CheckpointError
 
-BICUBIC = 3  # as Pillow numbers its filters
+BICUBIC = 3  # Pillow's number of the filter
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
 FrameTimes = Literal["counted", "timed", "told"]
 
 
 class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that every preprocessing has. `resample`: Pillow's number of the filter. `scale`, then `mean` and
-    `std` of red, green and blue, are applied on the device; for the processor they are part of a picture's key."""
+    """The settings that all preprocessing has. `resample`: Pillow's number of the filter. `scale`, then `mean` and
+    `std` of red, green and blue, are applied on the device; for the processor they are only a part of a picture's
+    key."""
 
     resample: int = BICUBIC
     scale: float = 1 / 255
@@ -40,8 +41,8 @@ class PixelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClipSettings(PixelSettings, frozen=True, kw_only=True):
-    """Sizes in pixels; `resize` is the short edge, or (height, width); `pad` first makes the picture square, filled
-    with the mean colour."""
+    """The preprocessing of CLIP-style towers. Sizes in pixels. `resize` is the length of the short edge, or (height,
+    width). `pad`: the picture is first made square with a border in the mean colour."""
 
     resize: int | tuple[int, int] | None = 224
     crop: tuple[int, int] | None = (224, 224)
@@ -62,7 +63,7 @@ class ClipSettings(PixelSettings, frozen=True, kw_only=True):
 
 
 class PixelBounds(msgspec.Struct, frozen=True):
-    """The least and most pixels after resizing a picture, a frame or a whole video."""
+    """The least and most pixels of a picture, a frame or a whole video after resizing."""
 
     least: int
     most: int
@@ -77,7 +78,8 @@ _FRAME_BOUNDS = {
 
 
 class QwenSettings(PixelSettings, frozen=True, kw_only=True):
-    """`patch` in pixels; `merge` squared patches and `temporal` frames are one token."""
+    """The preprocessing of Qwen's towers. `patch`: side of a patch in pixels. `merge` squared patches of `temporal`
+    frames are one token."""
 
     patch: int = 14
     merge: int = 2
@@ -112,9 +114,10 @@ class QwenSettings(PixelSettings, frozen=True, kw_only=True):
 
 
 class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`times`: how the time of a pair of frames enters the prompt: counted, at their time, or told in words.
-    `frames.bounds` are of a frame, or, with times told, of all frames together. `shared`: every frame has an even share
-    of `max_tokens` at most. `start` and `end` stand around each pair whose time is told."""
+    """The preprocessing of videos. `times`: how the time of a pair of frames enters the prompt: as the number of the
+    pair ("counted"), as a position in time ("timed"), or as text ("told"). `frames.bounds` apply to a frame or, if
+    times are told, to all frames together. `shared`: every frame has at most an equal share of `max_tokens`. `start`
+    and `end` are the texts around each pair whose time is told."""
 
     frames: QwenSettings
     times: FrameTimes
@@ -132,8 +135,8 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
     def read(
         cls, given: Mapping[str, Any], times: FrameTimes, tokens_per_second: float, pictures: QwenSettings
     ) -> QwenVideoSettings:
-        """Read the configuration of a video preprocessor. `pictures`: how the vision tower cuts and normalises. Raises
-        `CheckpointError`."""
+        """Read the configuration of a video preprocessor. `pictures`: the patch sizes and normalisation that the vision
+        tower takes. Raises `CheckpointError`."""
         frames = QwenSettings.read(given, _FRAME_BOUNDS[times], pictures.patch)
         cut, wanted = ((s.patch, s.merge, s.temporal, s.scale, s.mean, s.std) for s in (frames, pictures))
         if cut != wanted:
@@ -155,7 +158,7 @@ class QwenVideoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _pair(size: Any, name: str, before: str = "") -> tuple[int, int]:
-    """(height, width) of what one number, or an object, says."""
+    """(height, width) given by one number for both, or by an object."""
     if not isinstance(size, Mapping):
         return size, size
     if "height" not in size or "width" not in size:

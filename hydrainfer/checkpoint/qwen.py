@@ -1,6 +1,6 @@
-"""The eyes of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: towers for pictures and frames of any size.
+"""The vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, for pictures and frames of any size.
 
-LFM3-VL's takes the same pixels; see `lfm3`.
+LFM3-VL's tower takes the same pixels; see `lfm3`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from hydrainfer.checkpoint.model import ACTIVATIONS, Fit, VisionConfig, VisionSh
 from hydrainfer.checkpoint.pixels import FrameTimes, QwenSettings, QwenVideoSettings
 
 MAX_ASPECT = 200
-"""Sides of a picture differ at most so many times."""
+"""The highest ratio of a picture's sides."""
 _TIMES: dict[str, FrameTimes] = {"qwen2_vl": "counted", "qwen2_5_vl": "timed", "qwen3_vl": "told", "qwen3_5": "told"}
 
 
 @dataclass(frozen=True)
 class FramesConfig(VisionConfig):
-    """What towers for pictures and frames of any size have in common. `pixels.temporal` frames and `merge` squared
-    patches become a token; queries and keys turn by a patch's row and column, with the base `theta`. `activation` is
-    the MLP's or, where that is gated by SiLU, the projector's."""
+    """The common part of towers for pictures and frames of any size. `merge` squared patches of `pixels.temporal`
+    frames become a token. Queries and keys are rotated by a patch's row and column, with the base `theta`. `activation`
+    is the MLP's or, if the MLP is gated by SiLU, the projector's."""
 
     hidden: int
     intermediate: int
@@ -50,8 +50,8 @@ class FramesConfig(VisionConfig):
 
     @property
     def tokens(self) -> int:
-        """Rows of the largest picture: of the most pixels, or of a narrow one, whose short side is at least one
-        token."""
+        """The rows of the largest picture. This is the picture with the most pixels, or a narrow one, whose short side
+        is at least one token."""
         least, most, side = self.pixels.bounds.least, self.pixels.bounds.most, self.pixels.factor
         narrow = (math.sqrt(least / MAX_ASPECT) // side + 1) * (math.sqrt(max(least, most) * MAX_ASPECT) // side + 1)
         return int(max(most // side**2, narrow, 1))
@@ -59,9 +59,10 @@ class FramesConfig(VisionConfig):
 
 @dataclass(frozen=True)
 class QwenVisionConfig(FramesConfig):
-    """`gated`: RMS norms and gated MLPs (Qwen2.5), else layer norms and plain ones. `window`: side in tokens of the
-    squares within which all layers but `full_layers` attend, 0 without. `grid`: side of the square of learned
-    positions, 0 without. `levels`: layers whose features go to the first language layers."""
+    """A vision tower of the Qwen families. `gated`: RMS norms and gated MLPs (Qwen2.5) instead of layer norms and plain
+    MLPs. `window`: side, in tokens, of the squares within which all layers but `full_layers` attend; 0 without windows.
+    `grid`: side of the square of learned positions; 0 without them. `levels`: layers whose features go to the first
+    language layers."""
 
     out: int
     gated: bool = False
@@ -72,8 +73,9 @@ class QwenVisionConfig(FramesConfig):
     patch_bias: bool = False
 
     def shape(self, width: int, fit: Fit) -> VisionShape:
-        """Patches of two frames (a still picture counts as two) attend to each other, all of a picture or those of a
-        window; a square of them becomes a token, once more for each level of features that the decoder gets besides."""
+        """The tower as numbers for the planner. Patches of two frames (a still picture counts as two) attend to each
+        other, all of a picture or those of a window. A square of patches becomes a token, and once more for each level
+        of features that the decoder gets besides."""
         hidden, n_merged = self.hidden, self.merge**2
         patch, merged = 3 * self.temporal * self.patch**2, hidden * n_merged
         mlp = (3 if self.gated else 2) * hidden * self.intermediate
@@ -90,7 +92,7 @@ class QwenVisionConfig(FramesConfig):
 
 
 def qwen(hf: Any, path: Path) -> QwenVisionConfig:
-    """Check and describe the eyes of a configuration of one of these. Raises `CheckpointError`."""
+    """The checked vision tower of one of these families. Raises `CheckpointError`."""
     v, kind = hf.vision_config, hf.model_type.removesuffix("_moe")
     gated, qwen3 = kind == "qwen2_5_vl", kind in ("qwen3_vl", "qwen3_5")
     out = v.hidden_size if kind == "qwen2_vl" else v.out_hidden_size
@@ -159,8 +161,8 @@ def frame_theta(v: Any, path: Path) -> float:
 
 
 def frame_pixels(v: Any, times: FrameTimes, path: Path) -> tuple[QwenSettings, QwenVideoSettings]:
-    """How pictures and videos are prepared; where no file says it, cut as the tower of this configuration takes them.
-    Raises `CheckpointError`."""
+    """The preprocessing of pictures and videos. If no file gives it, the patch sizes are those of the tower. Raises
+    `CheckpointError`."""
     wanted = v.patch_size, v.spatial_merge_size, v.temporal_patch_size
     given = preprocessing(path)
     if given is None:

@@ -1,4 +1,4 @@
-"""Layers that sum up their tokens instead of keeping each: what config.json says of them, checked."""
+"""Recurrent layers, which keep one state instead of each token's KV, as config.json describes them, checked."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _ATTENTION = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """The `layers` that have no attention. `kind`: "conv", a convolution between two gates (LFM2, LFM3), or "delta",
-    the gated delta rule behind a convolution (Qwen3-Next). The convolution sees `width` tokens of `channels` numbers.
-    Delta rule: heads of queries and keys and of values, and their sizes; `grouped`: the rows of what projects into it
-    lie by head of keys. `bias`: of the convolution and the projections around it."""
+    """The recurrent layers of a checkpoint, which have no attention. `kind`: "conv", a convolution between two gates
+    (LFM2, LFM3), or "delta", the gated delta rule after a convolution (Qwen3-Next). The convolution sees `width` tokens
+    of `channels` values each. For the delta rule: number and width of key heads (queries have the same) and of value
+    heads; `grouped`: the rows of the input projection are ordered by key head. `bias`: whether the convolution and the
+    projections around it have biases."""
 
     kind: RecurrentKind
     layers: tuple[int, ...]
@@ -34,12 +35,12 @@ class Recurrence:
 
     @property
     def state(self) -> StateLayout:
-        """The state that each of the layers keeps of a request."""
+        """The state that each of the layers keeps for a request."""
         matrix = (self.value_heads, self.key_dim, self.value_dim) if self.kind == "delta" else ()
         return StateLayout(self.layers, (self.width - 1, self.channels), matrix)
 
     def weights(self, hidden: int) -> int:
-        """Weights of the matrices of one layer, without its MLP."""
+        """The number of weights in the matrices of one layer, without its MLP."""
         if self.kind == "conv":
             return 4 * self.channels * hidden
         values = self.value_heads * self.value_dim
@@ -47,8 +48,8 @@ class Recurrence:
 
 
 def lfm2_names(hf: Any, path: Path) -> Any:
-    """The configuration of LFM2 and LFM3 with the names that Llama's has for the same. Raises `CheckpointError` for
-    what no published one has."""
+    """The configuration of LFM2 and LFM3 with the field names of Llama's. Raises `CheckpointError` for settings that no
+    published model has."""
     given = types.SimpleNamespace(**hf.to_dict())
     given.rms_norm_eps, given.hidden_act, given.model_type = hf.norm_eps, "silu", hf.model_type
     for field, usual in (("use_sandwich_norm", True), ("attention_bias", False)):
@@ -63,14 +64,14 @@ def lfm2_names(hf: Any, path: Path) -> Any:
 
 
 def short_convolutions(hf: Any, path: Path) -> Recurrence:
-    """The layers of the type "conv" of LFM2 and LFM3. Raises `CheckpointError`."""
+    """The convolution layers (type "conv") of LFM2 and LFM3. Raises `CheckpointError`."""
     require(hf.conv_L_cache > 1, path, f"conv_L_cache {hf.conv_L_cache} is not supported; supported: at least 2")
     layers = _of_type(hf, "conv", path, others=_ATTENTION if hf.model_type == "lfm3" else _ATTENTION[:1])
     return Recurrence("conv", layers, hf.conv_L_cache, hf.hidden_size, bool(hf.conv_bias))
 
 
 def gated_delta(hf: Any, path: Path) -> Recurrence:
-    """The layers of the type "linear_attention" of Qwen3-Next and Qwen3.5. Raises `CheckpointError`."""
+    """The delta-rule layers (type "linear_attention") of Qwen3-Next and Qwen3.5. Raises `CheckpointError`."""
     keys, values, width = hf.linear_num_key_heads, hf.linear_num_value_heads, hf.linear_conv_kernel_dim
     require(width > 1, path, f"linear_conv_kernel_dim {width} is not supported; supported: at least 2")
     require(keys > 0 and values % keys == 0, path, f"{values} value heads over {keys} key heads of linear attention")
@@ -88,7 +89,8 @@ def gated_delta(hf: Any, path: Path) -> Recurrence:
 
 
 def _of_type(hf: Any, name: str, path: Path, others: tuple[str, ...] = _ATTENTION[:1]) -> tuple[int, ...]:
-    """The layers that `layer_types` gives this name; the others have attention, and in some it is full."""
+    """The layers whose entry in `layer_types` is `name`. All others must be of the types in `others`, and at least one
+    must have full attention. Raises `CheckpointError`."""
     named, n = list(hf.layer_types), hf.num_hidden_layers
     require(len(named) == n, path, f"layer_types names {len(named)} of {n} layers")
     unknown = " and ".join(sorted(set(named) - {name, *others}))
