@@ -234,7 +234,7 @@ class Processor:
         return self.model.tokenizer.decode(ids, skip_special_tokens=False)
 
     def close(self) -> None:
-        """End the workers. Safe to repeat."""
+        """End the media workers and the grammar compiler. Safe to repeat."""
         self.media.close()
         if self.grammars is not None:
             self.grammars.close()

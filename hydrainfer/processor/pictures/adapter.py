@@ -36,7 +36,7 @@ class ImageAdapter(Protocol):
     parameters: bytes
 
     def configured(self, options: Mapping[str, Any]) -> ImageAdapter:
-        """The adapter with a request's `mm_processor_kwargs`. Raises `InvalidRequest` naming what it does not know."""
+        """The adapter with a request's `mm_processor_kwargs`. Raises `InvalidRequest` naming an unknown option."""
 
     def fit(self, width: int, height: int) -> MediaItem:
         """The tokens and grid of a picture of this size in pixels."""
@@ -63,7 +63,7 @@ class VideoAdapter(Protocol):
     parameters: bytes
 
     def configured(self, options: Mapping[str, Any]) -> VideoAdapter:
-        """The adapter with a request's `mm_processor_kwargs`. Raises `InvalidRequest` naming what it does not know."""
+        """The adapter with a request's `mm_processor_kwargs`. Raises `InvalidRequest` naming an unknown option."""
 
     def sample(self, video: VideoShape, max_frames: int) -> list[int]:
         """The frames that the model sees, ascending; at least one."""

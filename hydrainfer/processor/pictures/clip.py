@@ -36,7 +36,7 @@ class ClipImages:
         return ResizeTarget(width, height, self.settings.resample)
 
     def pixels(self, picture: Picture) -> Pixels:
-        """uint8 [height, width, 3]."""
+        """The resized and cropped picture, uint8 [height, width, 3]."""
         settings = self.settings
         if settings.pad:
             square = _square(picture.image, tuple(int(m * 255) for m in settings.mean))

@@ -137,7 +137,7 @@ def decode_image(
                 if made is not None:
                     return Picture(made, image.mode, limits.resampler, full)
             if limits.fast_jpeg and wanted is not None:
-                image.draft(None, wanted(*full)[:2])  # acts on a JPEG only, and before it is decoded
+                image.draft(None, wanted(*full)[:2])  # only affects a JPEG, and only before decoding
             image.load()
             mode, upright = image.mode, _upright(image)
             full = full if upright.size == image.size else full[::-1]
@@ -173,7 +173,7 @@ def _by_dali(data: bytes, image: Image.Image, target: ResizeTarget) -> Image.Ima
 
 
 def header_pixels(data: bytes) -> int:
-    """Width times height by the file's header, without decoding; 0 if `decode_image` will refuse the file."""
+    """Width times height by the file's header, without decoding; 0 if the header cannot be read."""
     kind = _sniff(data)
     try:
         with Image.open(io.BytesIO(data), formats=[kind] if kind else []) as image:
@@ -203,7 +203,7 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     """The transposition that turns a picture upright; None if it is upright already."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG)
-    except Exception:  # damaged EXIF says nothing about the picture
+    except Exception:  # the picture may be whole even if its EXIF data is damaged
         return None
     return _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
 

@@ -83,7 +83,7 @@ class QwenImages:
         return MediaItem(h * w, (1, h, w))
 
     def pixels(self, picture: Picture) -> Pixels:
-        """uint8 [1, height, width, 3]."""
+        """The resized picture, uint8 [1, height, width, 3]."""
         return picture.resized(*self.resized(*picture.size))[None]
 
     def resized(self, width: int, height: int) -> ResizeTarget:

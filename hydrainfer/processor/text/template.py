@@ -15,7 +15,7 @@ from hydrainfer.processor.text.reasoning import REASONING, ReasoningFormat
 from hydrainfer.processor.text.tool_format import HARMONY, ToolFormat, format_of
 
 _PROBE = "zqprobe"
-_TRACKED = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags that only transformers knows
+_TRACKED = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags that only transformers supports
 _GIVEN = ("messages", "raise_exception", "strftime_now")  # variables that transformers sets besides its own parameters
 
 

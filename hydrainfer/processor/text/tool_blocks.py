@@ -67,7 +67,7 @@ class BlockCallStream(ToolCallStream):
         return self._balance.end(self._held)
 
     def _finish(self) -> None:
-        if self._in_calls:  # cut off
+        if self._in_calls:  # the answer was cut off
             self._held, self._in_calls = self._raw + self._held, False
         super()._finish()
 

@@ -34,13 +34,13 @@ class ToolCallStream:
         self._held = ""  # may be text or a call; not known yet
         self._raw = ""  # the text since the trigger, until the first call
         self._space = ""  # white space at the end of the text; dropped if a call follows
-        self._began = False  # some text was sent
+        self._began = False  # whether some text was sent
         self._in_calls = False
         self._object: _Object | None = None
         self._out = PieceList()
 
     def push(self, text: str, *, last: bool = False) -> PieceList:
-        """Read the next piece of text; `last`: no more will come."""
+        """Read the next piece of text and return its parts. `last`: no more text will come."""
         self._out = PieceList()
         self._held += text
         while self._held and (self._read_call() if self._in_calls else self._read_text()):

@@ -103,7 +103,7 @@ class MediaWorkers:
     def warm(self) -> None:
         """Start one worker in the background, so that the first picture does not wait for a worker's imports. If the
         worker does not start, the log says so, and the first picture tries again."""
-        with suppress(RuntimeError):  # closing
+        with suppress(RuntimeError):  # the pool is closing
             self._threads.submit(self._worker)
 
     @property
