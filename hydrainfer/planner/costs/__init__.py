@@ -1,4 +1,4 @@
-"""How long batches take, how many blocks a device holds, and the budgets that follow: described or measured.
+"""Batch times, cache sizes of a device, and the budgets that follow from them, for described or measured devices.
 
 Called by `search` and `inputs`, and by `assemble`, which measures. Never runs a batch, simulated or real.
 """

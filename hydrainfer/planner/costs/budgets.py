@@ -1,14 +1,17 @@
-"""The budgets of Algorithm 1 (the size of a batch), found from the SLOs for every role (paper, section 4.2).
+"""The batch budgets of Algorithm 1 for every role, derived from the SLOs (paper, section 4.2).
 
 An instance that decodes must give every sequence a token within the TPOT SLO, whatever else runs. It gets the largest
-chunk and the largest vision batch that leave time for its decodes, with contexts of the 90th percentile. Where both
-want the same time, it gets the pair that finishes a request soonest. An instance that does not decode owes nobody a
-token each step. There a batch may take a quarter of the TTFT SLO: a picture and a prompt each wait for half a batch on
-average before their own, and half of the time is left for queues and moves. It is no larger than what brings throughput
-near its limit, since in larger batches the first request only waits for the last. So it is, too, where batches are cut
-to the TPOT SLO while they are made (`--overlap slice`): there only the number of sequences is bound by it.
+chunk and the largest vision batch that leave time for its decodes, with contexts of the 90th percentile. Where chunk
+and vision batch compete for that time, it gets the pair with which a request finishes soonest.
 
-The same search works on a cost model and on measured times, of which it returns only values that were measured.
+An instance that does not decode has no deadline for each step. Its batches may take a quarter of the TTFT SLO: a
+picture and a prompt each wait for half a batch on average before their own, and half of the time is left for queues and
+migrations. A batch is no larger than what brings throughput near its limit, since in larger batches the first request
+only waits for the last. The same holds with `--overlap slice`, where batches are cut to the TPOT SLO as they are
+formed: the TPOT SLO then bounds only the number of sequences.
+
+The same search works on a cost model and on measured times. With measured times it returns only values that were
+measured.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ SATURATED = 0.95  # of the largest throughput
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True):
     """The usual load of one instance: `decodes` sequences of `context` tokens each, prompts of `prompt` tokens,
-    pictures of `picture` embedding tokens (0 without)."""
+    pictures of `picture` embedding tokens (0: no pictures)."""
 
     decodes: int = 16
     context: int = 1024
@@ -72,15 +75,16 @@ class Times(Protocol):
     def sequences(self) -> Sequence[int]: ...
 
     def language_s(self, chunk: int, decodes: int, pictures: int) -> float:
-        """Seconds for a chunk and decodes, launched beside a vision batch of so many pictures (0: alone)."""
+        """Seconds of a batch of one chunk and `decodes` decodes, beside a vision batch of `pictures` pictures (0:
+        alone)."""
 
     def encode_s(self, pictures: int) -> float:
-        """Seconds for a vision batch alone."""
+        """Seconds of a vision batch that runs alone."""
 
 
 class ModelTimes:
-    """Times by a cost model. A chunk is the last one of its prompt, which reads the most; a language batch is launched
-    at the same time as the vision batch beside it, which slows it the longest."""
+    """Batch times from a cost model, for the slowest case: a chunk is the last one of its prompt, which reads the most
+    context, and a language batch starts together with the vision batch beside it, which slows it the longest."""
 
     chunks, pictures, sequences = CHUNKS, PICTURES, SEQUENCES
 
@@ -100,12 +104,12 @@ class ModelTimes:
 
 
 class MeasuredTimes:
-    """Measured times, 90th percentiles. Where contexts, pictures or numbers of sequences differ from the mix, the next
-    larger ones that were measured stand for it (or the largest). As measurements are not always in order, a batch takes
-    as long as the slowest that is no larger."""
+    """Measured batch times, as 90th percentiles. A context, picture size or number of sequences of the mix that was not
+    measured is replaced by the next larger one that was, or by the largest. Measured times do not always grow with the
+    batch, so the time of a batch is the longest among the batches that are no larger."""
 
     def __init__(self, points: Sequence[BatchTime], mix: Mix, decoding: bool = True) -> None:
-        """`decoding`: chunks are those that were measured with decodes, else those without."""
+        """`decoding`: use chunks that were measured together with decodes, else chunks that were measured without."""
         language = [p for p in points if not p.work.is_vision]
         tokens = _at_least({p.work.tokens for p in points if p.work.is_vision}, mix.picture)
         context = _at_least({p.work.context for p in language if p.work.decodes}, mix.context)
@@ -119,13 +123,14 @@ class MeasuredTimes:
             if (p.work.decodes and p.work.context != context) or (p.beside is not None and p.beside.tokens != tokens):
                 continue
             key = p.work.chunk, p.work.decodes, p.beside.pictures if p.beside is not None else 0
-            self._language[key] = max(p.p90_s, self._language.get(key, 0.0))  # of all starts
+            self._language[key] = max(p.p90_s, self._language.get(key, 0.0))  # the slowest of all `start`s
         self.pictures = sorted(self._encode)
         self.sequences = sorted(n for chunk, n, beside in self._language if not chunk and not beside)
         self.chunks = sorted(c for c, n, beside in self._language if c and n == self._decodes and not beside)
 
     def language_s(self, chunk: int, decodes: int, pictures: int) -> float:
-        """The time measured; if this pair was not, the vision batch and the language batch one after the other."""
+        """The measured time. If this pair of batches was not measured, the sum of the times of the vision and the
+        language batch."""
         key = chunk, self._decodes if chunk else decodes, pictures
         if pictures and key not in self._language:
             return self.language_s(chunk, decodes, 0) + self.encode_s(pictures)
@@ -143,10 +148,10 @@ class MeasuredTimes:
 def budgets_for(
     cost: CostModel | CostFile, role: Role, slo: Slo, mix: Mix, *, overlap: str = "free", base: Budgets | None = None
 ) -> Budgets:
-    """The budgets of an instance of this role. `overlap`: "off" where lanes take turns, and every step waits for a
-    vision batch; "slice" where no step waits for longer than the SLO allows, whatever the budgets. `base`: the budgets
-    where the SLOs say nothing (`running`, and those of a lane that the role lacks). Where even the smallest batch takes
-    too long, it is returned, since no budget helps then."""
+    """The budgets of an instance of this role. `overlap`: "off" where lanes take turns, so that every step waits for a
+    vision batch; "slice" where no step waits longer than the SLO allows, whatever the budgets. `base`: the budgets for
+    which the SLOs set no limit (`running`, and those of a lane that the role lacks). If even the smallest batch takes
+    too long, the smallest is returned, since no budget helps then."""
     base = base or Budgets()
     times = _times(cost, role, mix)
     if role.runs(Stage.DECODE) and overlap != "slice":
@@ -161,9 +166,9 @@ def budgets_for(
 
 
 class Choice(NamedTuple):
-    """Budgets that keep every step within the TPOT SLO while `decodes` sequences decode, and what requests then take.
-    `encode_s`: seconds of a request's pictures; `chunks`: steps that its prompt needs, of `chunk_s` each; `step_s`: a
-    step that only decodes."""
+    """Budgets that keep every step within the TPOT SLO while `decodes` sequences decode, and the times that result.
+    `encode_s`: seconds to encode the pictures of a request; `chunks`: number of steps for its prompt, of `chunk_s`
+    each; `step_s`: seconds of a step that only decodes."""
 
     decodes: int
     budgets: Budgets
@@ -173,8 +178,8 @@ class Choice(NamedTuple):
     step_s: float
 
     def request_s(self, share: RequestShare, n_output: float) -> float:
-        """Seconds that the instance takes for each request of the deployment. Every step is one token for all that
-        decode; some of the steps hold a chunk, too."""
+        """Seconds that the instance spends per request of the deployment. Every step gives each decoding sequence a
+        token; some of the steps also hold a chunk."""
         n_chunks = share.prefill * self.chunks
         n_steps = max(0.0, share.decode * n_output / self.decodes - n_chunks)
         return share.encode * self.encode_s + n_chunks * self.chunk_s + n_steps * self.step_s
@@ -185,7 +190,7 @@ class Choice(NamedTuple):
 
 
 class RequestShare(NamedTuple):
-    """The part of all requests whose pictures, prompts and answers an instance computes."""
+    """The shares of all requests whose pictures, prompts and answers one instance computes."""
 
     encode: float
     prefill: float
@@ -203,8 +208,8 @@ def choices_for(
     base: Budgets | None = None,
     most: int = SEQUENCES[-1],
 ) -> tuple[Choice, ...]:
-    """The budgets that suit a role that decodes, for every number of decodes up to `most` and of pictures in a batch.
-    `pictures`: of a request, as a mean."""
+    """The possible budgets of a role that decodes: one choice for each number of decodes up to `most` and each number
+    of pictures in a batch. `pictures`: mean number of pictures per request."""
     base, found = base or Budgets(), list[Choice]()
     times, most = _times(cost, role, mix), min(most, base.running)
     running = _running(times, slo, base)
@@ -215,8 +220,8 @@ def choices_for(
 
 
 def best_of(choices: Sequence[Choice], share: RequestShare, slo: Slo, n_output: float) -> Choice:
-    """The choice with which the instance carries most, of those with which its sequences go on fast enough even if it
-    is never idle; if none does, the one with which they go on fastest."""
+    """The choice with the highest throughput among those that keep the mean token interval within the TPOT SLO (times
+    `MARGIN`) on an instance that is never idle. If no choice does, the one with the shortest interval."""
     limit_s = math.inf if slo.tpot_s is None else MARGIN * slo.tpot_s
     enough = [c for c in choices if c.interval_s(share, n_output) <= limit_s]
     if not enough:
@@ -233,8 +238,8 @@ def _times(cost: CostModel | CostFile, role: Role, mix: Mix) -> Times:
 def _beside(
     times: Times, role: Role, slo: Slo, mix: Mix, overlap: str, base: Budgets, decodes: int, n_pictures: float
 ) -> Iterator[Choice]:
-    """A choice for each number of pictures that leaves time for the decodes, with the largest chunk that fits beside
-    them."""
+    """One choice for each number of pictures in a vision batch that leaves time for the decodes, with the largest chunk
+    that fits beside the two."""
     limit_s = math.inf if slo.tpot_s is None else MARGIN * slo.tpot_s
 
     def step_s(chunk: int, pictures: int) -> float:
@@ -286,7 +291,7 @@ def largest(candidates: Sequence[int], fits: Callable[[int], bool]) -> int:
 
 
 def _saturating(candidates: Sequence[int], seconds: Callable[[int], float]) -> int:
-    """The smallest candidate with nearly the largest throughput."""
+    """The smallest candidate whose throughput is nearly the largest (`SATURATED`)."""
     rates = [n / max(seconds(n), 1e-12) for n in candidates]
     return next(n for n, rate in zip(candidates, rates) if rate >= SATURATED * max(rates))
 

@@ -1,4 +1,4 @@
-"""A measurement as a file: what ran how long, the cost model fitted to it, and on what it was measured."""
+"""The file of a measurement: batch times, the cost model fitted to them, and the machine and versions measured."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hydrainfer.planner.simulation import Link
 
 
 class BatchShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One batch. Vision: `pictures` of `tokens` embedding tokens each. Language: a chunk of `chunk` tokens behind
-    `start` others, and `decodes` sequences that have `context` tokens each."""
+    """The size of one batch. Vision: `pictures` of `tokens` embedding tokens each. Language: a chunk of `chunk` tokens
+    after `start` earlier ones, and `decodes` sequences that have `context` tokens each."""
 
     pictures: int = 0
     tokens: int = 0
@@ -32,7 +32,8 @@ class BatchShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BatchTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Times of a batch, alone or `beside` batches of the other lane, of `n` runs: least, median, 90th percentile."""
+    """The times of `n` runs of a batch, alone or `beside` batches of the other lane: minimum, median, 90th
+    percentile."""
 
     work: BatchShape
     beside: BatchShape | None = None
@@ -43,7 +44,7 @@ class BatchTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of copies of one size between two processes."""
+    """The times of `n` copies of one size between two processes."""
 
     transport: str
     n_bytes: int
@@ -53,9 +54,9 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The measurement of one model on one device. `cost`: fitted to `points`; `errors`: by stage, relative errors on
-    points held out of the fit. `quantization`: the server's. `note`: caveats. Its `cost` is what `--cost-model FILE`
-    reads."""
+    """The measurement of one model on one device. `cost`: the cost model fitted to `points`; `errors`: by stage,
+    relative errors on points held out of the fit. `quantization`: as in the server that was measured. `note`: caveats.
+    `--cost-model FILE` reads the `cost` of such a file."""
 
     kind: Literal["measured"]
     model: str
@@ -73,7 +74,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     copies: tuple[Copies, ...] = ()
 
     def link(self) -> Link:
-        """The link by copies over the fastest transport. Raises `ConfigError` if none was measured."""
+        """The link fitted to the copies over the fastest transport. Raises `ConfigError` if no copies were measured."""
         found: dict[str, list[Copies]] = {}
         for c in self.copies:
             found.setdefault(c.transport, []).append(c)

@@ -1,6 +1,7 @@
-"""Engines as numbers: how each schedules, what its host does for a step and a picture, and how far plans of it are off.
+"""Models of serving engines: their scheduling, their host time per step and picture, and the error of plans for them.
 
-A device is what its datasheet says; how much of it comes through, and in which order work is done, is the engine's.
+The numbers of a device's datasheet are in `Hardware`. How much slower an engine computes than described, and in which
+order it works, is a property of the engine.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ _OVERLAP: dict[Scheduling, Overlap] = {"stage-level": "free", "decode-first": "o
 class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine, as files of configs/engines describe it.
 
-    `scheduling`: "stage-level" (HydraInfer), "decode-first" (decodes of all, then chunks within the budget; pictures
-    between steps) or "prefill-first" (whole prompts, then decodes). `tokens`, `images`, `running`: its budgets,
-    whatever the SLO; None: by the SLO. `step_base_s`, `encode_base_s`: host time per step and per vision batch that no
-    device hides, None: the device's. `slower`: times longer than described that arithmetic takes, and `mixed` times
-    that where an instance encodes besides (both fitted: `profiling.calibrating`). `server`: what all but the model
-    takes of the host. `error`: what was measured lies within a factor of 1 + `error` of what was predicted, nine times
-    in ten (docs/planning.md); None: not known. `sources`: of the numbers. Raises `ConfigError`.
+    `scheduling`: "stage-level" (HydraInfer), "decode-first" (decodes of all sequences, then chunks within the budget;
+    pictures between steps) or "prefill-first" (whole prompts, then decodes). `tokens`, `images`, `running`: fixed
+    budgets of the engine; None if they follow from the SLO. `step_base_s`, `encode_base_s`: host time per step and per
+    vision batch during which the device waits; None for the device's own value. `slower`: the factor by which
+    arithmetic takes longer than described; `mixed`: one more such factor for instances that also encode (both fitted by
+    `profiling.calibrating`). `server`: host time of everything but the model. `error`: in nine of ten cases, the
+    measured value is within a factor of 1 + `error` of the predicted one (docs/planning.md); None if not known.
+    `sources`: where the numbers are from. Raises `ConfigError`.
     """
 
     name: str
@@ -81,37 +83,38 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return Policy(order="fcfs", encode_wait_s=0.0, batching=batching)
 
     def budgets(self, base: Budgets) -> Budgets | None:
-        """The engine's own budgets, None if they follow from the SLO. `base`: has what it leaves open."""
+        """The engine's own budgets; None if they follow from the SLO. `base`: the values that the engine leaves
+        open."""
         if self.tokens is None:
             return None
         images, running = self.images or base.images, self.running or base.running
         return Budgets(tokens=self.tokens, images=images, image_tokens=self.tokens, running=running, step_s=base.step_s)
 
     def on(self, device: Hardware) -> Hardware:
-        """The device as this engine drives it."""
+        """The device with this engine's host times per step and vision batch."""
         own = {"step_base_s": self.step_base_s, "encode_base_s": self.encode_base_s}
         return msgspec.structs.replace(device, **{name: s for name, s in own.items() if s is not None})
 
     def cost(self, cost: CostModel, mixed: bool = False) -> CostModel:
-        """The cost of a described device as this engine uses it; `mixed`: by an instance that encodes besides."""
+        """The cost model of a described device, slowed as this engine is; `mixed`: on an instance that also encodes."""
         by = self.slower * (self.mixed if mixed else 1.0)
         return msgspec.structs.replace(cost, **{name: getattr(cost, name) * by for name in _ARITHMETIC})
 
 
 def slowed(cost: CostModel, by: float) -> CostModel:
-    """The same model with all times `by` times as long."""
+    """The same cost model with all times multiplied by `by`."""
     ratios = ("overlap_slowdown", "prefill_overlap_slowdown")
     times = {k: v * by for k, v in msgspec.structs.asdict(cost).items() if k not in ratios}
     return msgspec.structs.replace(cost, **times)
 
 
 def with_steps(cost: CostModel, step_s: float) -> CostModel:
-    """The same model with so much more for each batch."""
+    """The same cost model with `step_s` more for each batch."""
     bases = {"step_base_s": cost.step_base_s + step_s, "encode_base_s": cost.encode_base_s + step_s}
     return msgspec.structs.replace(cost, **bases)
 
 
 def read_engine(name: str) -> EngineModel:
-    """The engine that a file, or the one of this name in configs/engines, describes. Raises `ConfigError`."""
+    """The engine described by a file, or by the file of this name in configs/engines. Raises `ConfigError`."""
     path = locate("engines", name)
     return converted({"name": path.stem, **read_yaml(path)}, EngineModel, str(path), "engine")

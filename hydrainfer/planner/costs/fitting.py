@@ -14,8 +14,8 @@ from hydrainfer.planner.costs.costfile import BatchShape, BatchTime
 from hydrainfer.planner.costs.shape import slowdown_of
 
 _FOLDS = 4
-_ROUNDS = 12  # of telling what is bound by arithmetic from what is bound by traffic
-_BETTER = 0.9  # the roofline has two terms more: it must err less by this much
+_ROUNDS = 12  # at most, to tell points bound by arithmetic from points bound by traffic
+_BETTER = 0.9  # the roofline has two more terms: its error must be smaller by this factor
 _ENCODE = ("encode_base_s", "encode_image_s", "encode_token_s", "encode_attention_s")
 _ARITHMETIC = ("prefill_token_s", "prefill_attention_s", "decode_token_s", "decode_context_s")
 _TRAFFIC = ("weights_s", "context_s")
@@ -25,15 +25,16 @@ Terms = dict[str, float]
 
 
 class Fitted(NamedTuple):
-    """A cost model and its `errors`: by stage, `median`, `worst` and `n` of relative errors on points held out."""
+    """A cost model and its `errors`: by stage, the `median`, `worst` and number `n` of relative errors on points held
+    out."""
 
     cost: CostModel
     errors: dict[str, dict[str, float]]
 
 
 def fit_cost(points: Sequence[BatchTime], of: Literal["p50_s", "min_s"] = "p50_s") -> Fitted:
-    """The cost model that fits the points best. `of`: medians, or the fastest runs where other work on the machine was
-    in the way. Raises `ConfigError` if there is no language point at all."""
+    """The cost model that fits the points best. `of`: the time to fit, medians or, where other work on the machine
+    disturbed the runs, minima. Raises `ConfigError` if there are no language points."""
     alone = [msgspec.structs.replace(p, p50_s=getattr(p, of)) for p in points if p.beside is None]
     vision, language = ([p for p in alone if p.work.is_vision is seen] for seen in (True, False))
     if not language:
@@ -70,7 +71,8 @@ def predicted_s(cost: CostModel, w: BatchShape) -> float:
 
 
 def non_negative(rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The x >= 0 with the least |rows @ x - targets| (Lawson and Hanson's active set); columns of one magnitude."""
+    """The x >= 0 that minimizes |rows @ x - targets|, by Lawson and Hanson's active-set method. The columns must be of
+    similar magnitude."""
     gram, moments = rows.T @ rows, rows.T @ targets
     n = len(moments)
     x, used = np.zeros(n), np.zeros(n, dtype=bool)
@@ -103,7 +105,7 @@ def _linear(points: Sequence[BatchTime]) -> Terms:
 
 
 def _roofline(points: Sequence[BatchTime]) -> Terms:
-    """Every point is bound by arithmetic or by traffic; which of the two is found by iteration."""
+    """The terms of a roofline. Each point is bound by arithmetic or by traffic; iteration finds out by which."""
     by_traffic = [p.work.chunk == 0 for p in points]
     terms: Terms = {}
     for _ in range(_ROUNDS):
@@ -132,7 +134,7 @@ def _contexts(w: BatchShape) -> float:
 
 
 def _solve(names: Sequence[str], rows: Sequence[Sequence[float]], points: Sequence[BatchTime]) -> Terms:
-    """The terms with the least relative errors, so that decode steps are as important as long chunks."""
+    """The non-negative terms with the least relative errors, so that decode steps count as much as long chunks."""
     times = np.array([p.p50_s for p in points])
     scaled = np.array(rows, dtype=float) / times[:, None]
     widths = np.maximum(np.abs(scaled).max(axis=0), 1e-300)
@@ -141,7 +143,7 @@ def _solve(names: Sequence[str], rows: Sequence[Sequence[float]], points: Sequen
 
 
 def _held_out(points: Sequence[BatchTime], fit: Callable[[Sequence[BatchTime]], Terms]) -> dict[BatchTime, float]:
-    """The relative error at each point, by a fit to the other folds."""
+    """The relative error at each point when the cost is fitted to the other folds (cross-validation)."""
     ordered = sorted(points, key=lambda p: msgspec.structs.astuple(p.work))
     errors: dict[BatchTime, float] = {}
     for fold in range(_FOLDS if len(ordered) >= _FOLDS else 0):
@@ -151,8 +153,8 @@ def _held_out(points: Sequence[BatchTime], fit: Callable[[Sequence[BatchTime]], 
 
 
 def _slowdowns(points: Sequence[BatchTime]) -> Terms:
-    """The slowdowns of batches that ran beside each other: the speeds of both, relative to either alone, add up.
-    Medians, since the fastest run beside another batch is one whose neighbour was held up."""
+    """The slowdowns of batches that ran beside each other, from the sum of both speeds, each relative to running alone.
+    Medians are used, since the fastest run beside another batch is one whose neighbour was held up."""
     alone = {p.work: p.p50_s for p in points if p.beside is None}
     pairs: dict[tuple[BatchShape, BatchShape], float] = {}
     for p in points:

@@ -1,4 +1,4 @@
-"""Devices as numbers: published peaks, and the shares of them that an engine is assumed to reach."""
+"""Models of devices: published peaks, and the shares of them that an engine is assumed to reach."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ GIB = 1 << 30
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device of a node, as files of configs/hardware describe it.
 
-    `flops_per_s` (dense, at `dtype`), `bytes_per_s` and `memory_bytes` of its memory, and per direction between two
-    devices of one node `link_bytes_per_s` and `link_latency_s`: published. What an engine reaches of them:
-    `language_efficiency` and `vision_efficiency` of the arithmetic (the vision tower's matrices are smaller),
-    `bandwidth_efficiency` and `link_efficiency` of the traffic; `lane_efficiency` of what the two lanes could gain side
-    by side, 0 where they share all there is, such as cores (`shape.together`). `step_base_s`, `encode_base_s`: what
-    each language and each vision batch takes besides (packing, launches, sampling, the wait for the result).
-    `hides_traffic`: the larger of a batch's arithmetic and traffic is what it takes; else both, one after the other,
-    as if no kernel ran beside another and none were balanced: the two bracket what engines do. Caches and
-    weights get `memory_share` of the memory, less `workspace_bytes` for activations. `message_s`: a message between
-    instances. `watts`: the board's limit; 0: not known. `notes`: where the numbers are from.
+    Published numbers: `flops_per_s` (dense, at `dtype`), `bytes_per_s` and `memory_bytes` of the memory, and
+    `link_bytes_per_s` and `link_latency_s` between two devices of one node, per direction.
 
-    `group`: how many of these one instance has, by tensor parallelism; `sum_s`: what adding up their parts takes twice
-    in each layer, beside the bytes. Raises `ConfigError`.
+    Shares that an engine reaches: `language_efficiency` and `vision_efficiency` of the arithmetic (the vision tower's
+    matrices are smaller), `bandwidth_efficiency` and `link_efficiency` of the traffic, `lane_efficiency` of what the
+    two lanes could gain side by side (`shape.together`); 0 where the lanes share all resources, such as cores.
+
+    `step_base_s`, `encode_base_s`: the fixed time of each language and each vision batch (packing, launches, sampling,
+    waiting for the result). `hides_traffic`: a batch takes the longer of its arithmetic and its traffic; if false, it
+    takes their sum, as if no kernels overlapped. Real engines lie between the two. Caches and weights get
+    `memory_share` of the memory, less `workspace_bytes` for activations. `message_s`: seconds of a message between
+    instances. `watts`: power limit of the board; 0 if not known. `notes`: where the numbers are from.
+
+    `group`: number of these devices in one instance, by tensor parallelism; `sum_s`: the fixed time of an all-reduce,
+    which each layer runs twice, without its transfer. Raises `ConfigError`.
     """
 
     name: str
@@ -85,13 +87,13 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def joined(self, n: int) -> Hardware:
         """`n` of these as one device, by tensor parallelism: `n` times the arithmetic, memory and traffic, and `n`
-        links to the others. What it takes to add up their parts is `added_s`."""
+        links to the others. `added_s` gives the time of their all-reduces."""
         by_group = ("flops_per_s", "bytes_per_s", "memory_bytes", "link_bytes_per_s", "workspace_bytes", "watts")
         more = {name: getattr(self, name) * n for name in by_group}
         return self if n == 1 else msgspec.structs.replace(self, name=f"TP{n} of {self.name}", group=n, **more)
 
     def added_s(self, n_bytes: float) -> float:
-        """Seconds that the devices of a group take to add up tensors of `n_bytes` in a ring, `sum_s` left out."""
+        """Seconds that a group takes for a ring all-reduce of tensors of `n_bytes`, without the fixed `sum_s`."""
         own = self.link_bytes_per_s / self.group * self.link_efficiency
         return 2.0 * (self.group - 1) / self.group * n_bytes / own
 
@@ -115,7 +117,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_hardware(name: str) -> Hardware:
-    """The hardware that a file, or the one of this name in configs/hardware, describes. Raises `ConfigError`."""
+    """The hardware described by a file, or by the file of this name in configs/hardware. Raises `ConfigError`."""
     try:
         path = locate("hardware", name)
     except ConfigError as e:
@@ -128,7 +130,7 @@ def read_hardware(name: str) -> Hardware:
 
 
 def _number(value: Any) -> Any:
-    """A number that YAML 1.1 takes for a string, such as 1e12, as a number."""
+    """The value, converted to a number if it is a string such as 1e12, which YAML 1.1 does not read as a number."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

@@ -1,8 +1,8 @@
-"""A model as numbers, and its cost model (a roofline) and cache sizes on a device that is only described.
+"""The shape of a model, and its cost model (a roofline) and cache sizes on a described device.
 
-Arithmetic and traffic are those of the paper's Table 2, with three differences that are known better here than there:
-matrices have their own sizes (Table 2 takes all for H x H and the MLP for 4 H), attention keeps no score matrix in
-memory, and the keys and values of a context are read once a step (4BSM in the table is a slip for 4BSH).
+Arithmetic and traffic are those of the paper's Table 2, with three corrections: matrices have their actual sizes (Table
+2 assumes H x H for all, and 4 H for the MLP), attention keeps no score matrix in memory, and the keys and values of a
+context are read once a step (4BSM in the table is a slip for 4BSH).
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ from hydrainfer.core import ConfigError, CostModel, Role, Stage
 from hydrainfer.planner.costs.hardware import GIB, Hardware
 
 TAKE_TURNS = 1000.0
-"""A slowdown that lets nothing run beside what is there."""
+"""A slowdown so large that two batches in effect take turns."""
 
 _PICTURE_TOKENS = 1024
 _USUAL_DECODES, _USUAL_CONTEXT, _USUAL_PICTURES = 64, 1024, 4  # for the interference of the lanes
-_GROUPS = (2, 4, 8, 16)  # devices that are usually joined
-_SCAN_FLOPS = 8  # of a number of a state, per token: decay, read, update, read
+_GROUPS = (2, 4, 8, 16)  # usual numbers of devices in a group
+_SCAN_FLOPS = 8  # per value of the state and token: decay, read, update, read
 _ACTIVATIONS = 16  # values moved per row, layer and column of a vision tower: 8 + 4 + 4 of Table 2
 Weights = Literal["as-dtype", "fp8", "int8", "int4"]
 WEIGHT_BYTES: dict[Weights, float] = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2.5 / 128}
-"""Bytes of one weight; those of 4 bits have a scale of 16 bits and a zero point of 4 for each 128 (AWQ, GPTQ)."""
+"""Bytes per weight. Weights of 4 bits have a scale of 16 bits and a zero point of 4 bits for each 128 (AWQ, GPTQ)."""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder and, unless it cannot see, its vision tower. `heads` are query heads; `head_dim` is of keys and values,
-    too, unless these have a `value_dim`; the MLP is gated, `experts` are those that layers have instead of one.
-    `context`: longest sequence. `deepstack`: levels of picture features beside the embedding. `windows`: for each
-    layer, how many tokens a token sees there, 0 for all; () if no layer has a window. Those with one have
-    `local_kv_heads`, unless that is 0. `recurrence`: of the layers that have no attention; `gate_dim`: gates
-    of each head of the others. `sees_whole`: as in `ModelConfig`. `weights`: how those of the decoder's layers are
-    stored; token table, head and tower stay in `dtype`, and so does all arithmetic, as kernels unpack weights while
-    they read them. `quantization`: that of `hydrainfer serve`; with int8 the layers, the head and a table that is tied
-    to it have 8 bits."""
+    """A decoder and, if the model accepts pictures, its vision tower.
+
+    `heads`: number of query heads; `head_dim`: of queries, keys and values, except that values have `value_dim` unless
+    it is 0. The MLP is gated; `experts`: what some layers have in its place. `context`: longest sequence in tokens.
+    `deepstack`: levels of picture features beside the embedding. `windows`: for each layer, how many tokens a token
+    attends to, 0 for all; () if no layer has a window. Layers with a window have `local_kv_heads`, unless that is 0.
+    `recurrence`: describes the layers without attention; `gate_dim`: gates of each head in the layers with attention.
+    `sees_whole`: as in `ModelConfig`. `weights`: how the weights of the decoder's layers are stored. Token table, head
+    and tower stay in `dtype`, and so does all arithmetic, as kernels unpack weights while they read them.
+    `quantization`: that of `hydrainfer serve`; with int8 the layers, the head and a token table tied to the head have 8
+    bits.
+    """
 
     name: str
     dtype: str
@@ -71,7 +74,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layer_item_bytes(self) -> float:
-        """Bytes of a weight of the decoder's layers."""
+        """Bytes per weight of the decoder's layers."""
         return WEIGHT_BYTES.get("int8" if self.quantization == "int8" else self.weights, self.item_bytes)
 
     @property
@@ -79,19 +82,19 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.head_weights * (self.item_bytes if self.quantization == "none" else WEIGHT_BYTES["int8"])
 
     def kv_width(self, layer: int) -> int:
-        """Numbers of one token's keys and values in this layer."""
+        """The number of values in one token's keys and values in this layer; 0 in a layer without attention."""
         if not self.attends(layer):
             return 0
         kv_heads = self.local_kv_heads if self.local_kv_heads and self.seen[layer] else self.kv_heads
         return kv_heads * (self.head_dim + (self.value_dim or self.head_dim))
 
     def key_weights(self, layer: int) -> int:
-        """Weights of this layer's keys and values."""
+        """The number of weights that compute this layer's keys and values."""
         return self.kv_width(layer) * self.hidden
 
     def layer_weights(self, layer: int, *, used: bool = False) -> int:
-        """Weights of this layer; `used`: those that one token is multiplied with."""
-        mixed = self.heads * (self.head_dim + (self.value_dim or self.head_dim)) * self.hidden  # queries, and back
+        """The number of weights of this layer; `used`: only those that one token is multiplied with."""
+        mixed = self.heads * (self.head_dim + (self.value_dim or self.head_dim)) * self.hidden  # queries and output
         mixed += self.heads * self.gate_dim * self.hidden
         if self.recurrence is not None and not self.attends(layer):
             mixed = self.recurrence.weights(self.hidden)
@@ -103,7 +106,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expert_weights(self) -> int:
-        """Weights of all experts that are chosen from, of all layers."""
+        """The number of weights of all routed experts in all layers."""
         e = self.experts
         return 0 if e is None else sum(e.layers) * e.count * 3 * self.hidden * e.intermediate
 
@@ -113,8 +116,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_weights(self) -> int:
-        """Weights of all layers and the head. A language batch reads them all, but of the experts only those that are
-        chosen, and only some rows of the token table."""
+        """The number of weights of all layers and the head. A language batch reads all of them except experts that are
+        not chosen. The token table is not included, as a batch reads only some of its rows."""
         return sum(map(self.layer_weights, range(self.layers))) + self.head_weights
 
     @property
@@ -128,7 +131,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seen(self) -> tuple[int, ...]:
-        """`windows`, of every layer."""
+        """The window of every layer, 0 for none."""
         return self.windows or (0,) * self.layers
 
     def attends(self, layer: int) -> bool:
@@ -136,12 +139,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state of all layers without attention."""
+        """Bytes of one sequence's state in all layers without attention."""
         return 0 if self.recurrence is None else StateSpec.of(self.recurrence.state, self.dtype).block_bytes
 
     @property
     def scan_flops(self) -> int:
-        """Arithmetic of one token in those layers, beside the products with their weights."""
+        """FLOPs of one token in the layers without attention, without the products with their weights."""
         if self.recurrence is None:
             return 0
         layers, _, matrix = self.recurrence.state
@@ -149,7 +152,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_token_bytes(self) -> int:
-        """Bytes that a request grows by with each token: of the layers that keep all."""
+        """Bytes by which each token grows a request's KV cache, in the layers that keep all tokens."""
         return sum(self.kv_width(i) for i, window in enumerate(self.seen) if not window) * self.item_bytes
 
     @property
@@ -174,10 +177,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     """The roofline of every stage, with the shares of the peaks and the overheads that `hardware` assumes.
 
-    A prefilled token passes all layers but, of the last, only keys and values; the one sampled row of a prompt is not
-    counted. Half of a prompt's pairs are masked, and kernels skip them (chunks after the first have fewer masked pairs
-    than that: up to half of attention's arithmetic is missing there, 1 to 3 % of a 7B model's chunk). A window counts
-    as full, also where the context is shorter. Raises `ConfigError` where heads cannot be divided over a group.
+    A prefilled token passes all layers, but in the last one only its keys and values are computed; the one sampled row
+    of a prompt is not counted. Half of a prompt's query-key pairs are masked, and kernels skip them. (Chunks after the
+    first have fewer masked pairs, so up to half of their attention is not counted, which is 1 to 3 % of a 7B model's
+    chunk.) A window counts as full even where the context is shorter. Raises `ConfigError` if the heads cannot be
+    divided over a group.
     """
     _check_group(shape, hardware)
     bytes_per_s, flops_per_s = hardware.traffic_bytes_per_s, hardware.language_flops_per_s
@@ -205,7 +209,7 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     if v is None:
         return _of_group(cost if hardware.hides_traffic else _added_up(cost), shape, hardware)
     vision_flops_per_s = hardware.vision_flops_per_s
-    attention = 4 * v.hidden  # of a pair of rows in one layer
+    attention = 4 * v.hidden  # FLOPs per pair of rows in one layer
     full_layers = v.full_layers if v.window_rows else v.layers
     windowed = attention * (v.layers - full_layers) * v.window_rows * v.rows_per_token
     cost = msgspec.structs.replace(
@@ -218,13 +222,13 @@ def cost_of(shape: ModelShape, hardware: Hardware) -> CostModel:
     cost = msgspec.structs.replace(
         cost if hardware.hides_traffic else _added_up(cost),
         overlap_slowdown=slowdown,
-        prefill_overlap_slowdown=TAKE_TURNS,  # both want all of the arithmetic
+        prefill_overlap_slowdown=TAKE_TURNS,  # both are bound by arithmetic
     )
     return _of_group(cost, shape, hardware)
 
 
 def _check_group(shape: ModelShape, hardware: Hardware) -> None:
-    """Every device of a group has whole heads."""
+    """Raises `ConfigError` unless the devices of a group can each have an equal number of whole heads."""
     n, heads = hardware.group, _heads(shape)
     if any(each % n for each in heads):
         most = math.gcd(*heads)
@@ -236,13 +240,13 @@ def _check_group(shape: ModelShape, hardware: Hardware) -> None:
 
 
 def _heads(shape: ModelShape) -> tuple[int, ...]:
-    """Numbers of heads that each device of a group has an equal share of."""
+    """The numbers of heads that are divided evenly over the devices of a group."""
     return shape.heads, shape.kv_heads, shape.local_kv_heads or shape.kv_heads
 
 
 def _of_group(cost: CostModel, shape: ModelShape, hardware: Hardware) -> CostModel:
-    """The cost with what a group's devices take to add up their parts, twice in each layer: after attention and after
-    the MLP (Megatron-LM, Shoeybi et al. 2019). Nothing runs beside that."""
+    """The cost model with a group's all-reduces added, two in each layer: after attention and after the MLP
+    (Megatron-LM, Shoeybi et al. 2019). Nothing overlaps with them."""
     if hardware.group == 1:
         return cost
     token_s = hardware.added_s(2.0 * shape.layers * shape.hidden * shape.item_bytes)
@@ -259,9 +263,9 @@ def _of_group(cost: CostModel, shape: ModelShape, hardware: Hardware) -> CostMod
 
 
 def _added_up(cost: CostModel) -> CostModel:
-    """The cost without overlap of arithmetic and traffic: weights are read before a batch's arithmetic, contexts before
-    each decode's. (A chunk reads the context before it within attention, which is bound by arithmetic.) Each decode is
-    taken to read experts of its own; that a chunk reads nearly all is left out."""
+    """The cost model without overlap of arithmetic and traffic: weights are read before a batch's arithmetic, contexts
+    before each decode's. (A chunk reads the context before it within attention, which is bound by arithmetic.) Each
+    decode is assumed to read experts of its own. That a chunk reads nearly all experts is left out."""
     return msgspec.structs.replace(
         cost,
         encode_base_s=cost.encode_base_s + cost.encode_weights_s,
@@ -277,12 +281,13 @@ def _added_up(cost: CostModel) -> CostModel:
 
 
 def together(shape: ModelShape, hardware: Hardware, cost: CostModel) -> float:
-    """The speed of encode and decode side by side, as the sum of their speeds alone: 1 is taking turns, 2 no
+    """The combined speed of encode and decode side by side, relative to running alone: 1 means taking turns, 2 no
     interference.
 
-    Encode is bound by arithmetic and uses a share m of the bandwidth, decode by memory and a share c of the arithmetic
-    (64 sequences of 1024 tokens, 4 pictures of usual size). Slowed alike, to 1/x of their speeds, both resources last
-    if x = max(1 + c, 1 + m). Of the gain 2/x - 1 that this leaves, the share `lane_efficiency` is assumed.
+    Encode is bound by arithmetic and uses a share m of the bandwidth; decode is bound by memory and uses a share c of
+    the arithmetic (64 sequences of 1024 tokens, 4 pictures of usual size). If both are slowed to 1/x of their speeds,
+    both resources suffice for x = max(1 + c, 1 + m). The assumed gain is the share `lane_efficiency` of the possible
+    gain 2/x - 1.
     """
     v = shape.vision
     assert v is not None
@@ -301,14 +306,15 @@ def together(shape: ModelShape, hardware: Hardware, cost: CostModel) -> float:
 
 
 def slowdown_of(speed: float) -> float:
-    """The slowdown of the batch that comes second, with which two lanes have `speed` times the speed of either."""
+    """The slowdown of the second of two batches side by side, given their combined `speed`: speed = 1 + 1 /
+    slowdown."""
     return min(TAKE_TURNS, max(1.0, 1.0 / (speed - 1.0))) if speed > 1.0 else TAKE_TURNS
 
 
 def blocks_of(shape: ModelShape, hardware: Hardware, role: Role) -> dict[CacheSpec, int]:
-    """Blocks per cache of an instance that has a device to itself, by the rules of `hydrainfer serve`: the image cache
-    holds 64 pictures, the KV cache gets the rest. Raises `ConfigError` saying by how much it does not
-    fit."""
+    """The number of blocks per cache of an instance that has a device to itself, by the rules of `hydrainfer serve`:
+    the image cache holds 64 pictures, the KV cache gets the rest. Raises `ConfigError` with the missing memory if it
+    does not fit."""
     weights = shape.weight_bytes(role)
     left = hardware.memory_bytes * hardware.memory_share - hardware.workspace_bytes - weights
     specs = specs_of(

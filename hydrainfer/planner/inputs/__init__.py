@@ -1,4 +1,4 @@
-"""Models and workloads as numbers: the shape of a checkpoint, how it counts tokens, and traces to simulate.
+"""The planner's view of models and workloads: the shape of a checkpoint, how it counts tokens, and traces to simulate.
 
 Called by `profiling` and the benchmarks. Reads configurations and files only; never loads weights.
 """

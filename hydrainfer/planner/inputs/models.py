@@ -1,8 +1,9 @@
-"""Models as numbers for the planner, from their configuration alone: no weights, no tokenizer needed, no device.
+"""The shape of a model and its rules for counting tokens, from its configuration. Needs no weights, tokenizer or
+device.
 
-A model is a checkpoint (a directory, a GGUF file, a name on the hub) or the name of one of configs/models, which hold
-the published config.json and preprocessor_config.json of the models that the paper measures (LLaVA-NeXT-7B is the one
-on Vicuna).
+A model is a checkpoint (a directory, a GGUF file, a name on the hub) or the name of a directory in configs/models.
+These hold the published config.json and preprocessor_config.json of the models that the paper measures (LLaVA-NeXT-7B
+is the variant built on Vicuna).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hydrainfer.processor import (
 
 
 def shape_of(name: str, dtype: str | None = None, quantization: Quantization = "none") -> ModelShape:
-    """The shape of a model that runs in `dtype` (default: as saved). `quantization`: the server's. Raises
+    """The shape of a model that runs in `dtype` (default: as saved). `quantization`: that of the server. Raises
     `ConfigError` or `CheckpointError`."""
     path = locate_model(name)
     model = read_config(path)
@@ -56,8 +57,8 @@ def shape_of(name: str, dtype: str | None = None, quantization: Quantization = "
 
 
 def prompts_of(name: str) -> PromptRules:
-    """The model's rules for counting tokens: pictures by its own; text by its tokenizer and template or, where a
-    configuration is all there is, by words. Raises `ConfigError` or `CheckpointError`."""
+    """The model's rules for counting tokens. Pictures are counted by the model's own rules; text by its tokenizer and
+    chat template or, where there is only a configuration, by words. Raises `ConfigError` or `CheckpointError`."""
     path = locate_model(name)
     parsed = parse_config(path)
     family = family_of(parsed.model)

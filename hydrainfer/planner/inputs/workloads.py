@@ -1,4 +1,5 @@
-"""Traces for the simulator from workloads: prompts, pictures and answers as numbers of tokens, and arrivals."""
+"""The conversion of workloads to traces for the simulator: token counts of prompts, pictures and answers, and
+arrivals."""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ from hydrainfer.workload.sources import (
 
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 _ORIENTATION = 0x0112
-_SHARED_TOKENS = 16  # a block
+_SHARED_TOKENS = 16  # one block: what is worth sharing
 
 
 class PromptRules(NamedTuple):
-    """A model's rules for counting tokens. `picture(width, height)`: embedding tokens, None for a model without eyes;
-    `text(text, n_pictures)`: all other tokens of a prompt, chat template included; `n_context`: prompt and answer at
-    most. `whole`: see `TraceRequest`."""
+    """A model's rules for counting tokens. `picture(width, height)`: embedding tokens, None for a model without vision;
+    `text(text, n_pictures)`: all other tokens of a prompt, chat template included; `n_context`: most tokens of prompt
+    and answer together. `whole`: see `TraceRequest`."""
 
     name: str
     picture: Callable[[int, int], int] | None
@@ -48,7 +49,8 @@ class PromptRules(NamedTuple):
 
 
 class _PictureSize(NamedTuple):
-    """A picture's size in pixels, a name for each picture, and one for those that may be seen again at any time."""
+    """A picture's size in pixels. `name` identifies the picture; so does `content` if the picture may be seen again at
+    any time, else it is ""."""
 
     width: int
     height: int
@@ -57,23 +59,24 @@ class _PictureSize(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A piece of text; `answer`: of the server."""
+    """A piece of text; `answer`: whether the server wrote it."""
 
     text: str
     answer: bool = False
 
 
 def words_to_tokens(text: str) -> int:
-    """Roughly the number of tokens that tokenizers of Llama and Qwen make of English."""
+    """The approximate number of tokens that the tokenizers of Llama and Qwen make of English text."""
     return math.ceil(len(text.split()) * TOKENS_PER_WORD)
 
 
 def trace_of(
     workload: Workload, prompts: PromptRules, n: int, seed: int = 0, arrivals: OpenLoop | None = None
 ) -> list[TraceRequest]:
-    """`n` requests of the workload as `prompts` counts them, with answers as long as that model's. None: arrivals are
-    Poisson at 1/s, or those of the recording if it has times; `trace.at_rate` brings them to a rate. The same for the
-    same seed. Raises `ConfigError`: pictures for a model without eyes, or of unknown size, or prompts beyond its
+    """`n` requests of the workload, with tokens as `prompts` counts them and answers as long as that model's. Without
+    `arrivals`, they arrive at the times of the recording if it has any, else as a Poisson process at 1/s;
+    `trace.at_rate` scales them to a rate. The same seed gives the same trace. Raises `ConfigError` if there are no
+    requests, for pictures if the model has no vision, for pictures of unknown size, and for prompts beyond the model's
     context."""
     chats = workload.chats(n, seed, like=prompts.name)
     if not chats:
@@ -87,13 +90,13 @@ def trace_of(
     else:
         at_s = due_times_s(arrivals or Poisson(1.0), len(chats), seed)
     seen = prompts.picture
-    prompts = prompts._replace(picture=seen and cache(seen), text=cache(prompts.text))  # turns begin with other turns
+    prompts = prompts._replace(picture=seen and cache(seen), text=cache(prompts.text))  # turns repeat earlier turns
     made = [_request(i, chat, t, prompts) for i, (chat, t) in enumerate(zip(chats, at_s))]
     return made if _repeats(made) else [msgspec.structs.replace(t, parts=()) for t in made]
 
 
 def _repeats(trace: Iterable[TraceRequest]) -> bool:
-    """Whether two prompts begin alike for as long as is worth sharing."""
+    """Whether two prompts share a beginning that is long enough to be worth sharing."""
     seen = set()
     for t in trace:
         reached = accumulate(part.n_tokens for part in t.parts)
@@ -105,7 +108,7 @@ def _repeats(trace: Iterable[TraceRequest]) -> bool:
 
 
 def summary(trace: Sequence[TraceRequest]) -> dict[str, float]:
-    """Means and the 90th percentile of prompts and answers, for reports."""
+    """Means and 90th percentiles of the lengths of prompts and answers, for reports."""
 
     def p90(numbers: Sequence[int]) -> float:
         return float(sorted(numbers)[min(len(numbers) - 1, math.ceil(0.9 * len(numbers)) - 1)])
@@ -156,7 +159,7 @@ def _request(i: int, chat: ChatRequest, at_s: float, prompts: PromptRules) -> Tr
 
 
 def _parts_of(pieces: Sequence[_Text | _PictureSize], prompts: PromptRules) -> Iterator[PromptPart]:
-    """The parts of a prompt. What is between two texts, the template's, counts to the second."""
+    """The parts of a prompt. Template tokens between two texts count to the second text."""
     texts: list[str] = []
     n_pictures = n_before = 0
     last = max(i for i, piece in enumerate(pieces) if isinstance(piece, _Text))
@@ -205,7 +208,7 @@ def _conversation(messages: Sequence[dict[str, Any]]) -> Iterator[_Text | _Pictu
 
 
 def _size_of(picture: DrawnPicture | FilePicture | EncodedPicture) -> _PictureSize:
-    """A picture's size, without decoding it. Raises `ConfigError`."""
+    """A picture's size, read without decoding the picture. Raises `ConfigError`."""
     if isinstance(picture, DrawnPicture):
         return _PictureSize(picture.width, picture.height, f"{picture.seed} {picture.width} {picture.height}")
     if isinstance(picture, FilePicture):

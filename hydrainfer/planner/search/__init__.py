@@ -1,6 +1,6 @@
-"""The search for the best layout: what to try, one attempt at a rate, goodput, other objectives, and the plan.
+"""The search for the best layout: candidates, simulated attempts at a rate, goodput, other objectives, and the plan.
 
-Called by `profiling` and the benchmarks. Never reads a checkpoint, and never measures: both are told as numbers.
+Called by `profiling` and the benchmarks. Never reads a checkpoint and never measures: it gets both as numbers.
 """
 
 from hydrainfer.planner.search.bound import Bounds

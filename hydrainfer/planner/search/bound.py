@@ -1,6 +1,6 @@
-"""The highest rate each layout could carry: it tells the search what to try first and what to leave out. Above that
-rate a queue grows for as long as requests come, and in the end nobody is served in time. A short trace may not show it,
-so no rate above counts as carried, whatever its simulation says."""
+"""An upper bound on the rate that each layout can carry. The search uses it to order layouts and to leave some out.
+Above the bound a queue grows for as long as requests arrive, and in the end no request is served in time. A short trace
+may not show this, so no rate above the bound counts as carried, whatever its simulation says."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class StageWork(NamedTuple):
-    """The least seconds that requests take of a device, by stage, each batched as well as can be; `arithmetic_s`: of
-    `decode_s`, what prefill in the same batch cannot hide."""
+    """The least device time of a request in seconds, by stage, with the best batching. `arithmetic_s`: the part of
+    `decode_s` that prefill in the same batch cannot hide."""
 
     encode_s: float
     prefill_s: float
@@ -30,8 +30,8 @@ class StageWork(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """Stages that share a device, the least seconds that a request takes for each, and how many of them pass at once
-    where two lanes work."""
+    """`stages` that share a device, the least `seconds` of a request in each, and the combined `speed` of the lanes (1:
+    one lane)."""
 
     stages: tuple[Stage, ...]
     seconds: tuple[float, ...]
@@ -39,20 +39,20 @@ class _Need(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """`rate`: requests per second that no schedule can exceed for long, with every stage spread evenly over all
-    instances that run it; `stages`: whose work does not allow for more, none if it is the server's."""
+    """`rate`: requests per second that no schedule can exceed for long, with the work of every stage spread ideally
+    over the instances that run it; `stages`: the bottleneck, () if that is the server."""
 
     rate: float
     stages: tuple[Stage, ...]
 
 
 class Bounds:
-    """The bounds of the layouts of one study. `mean`: the work of a request on the first kind of device."""
+    """The bounds of the layouts of one study. `mean`: the mean work of a request on the first kind of device."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
         n_batch = _largest_batch(study)
-        self._costs = dict[str, CostModel]()  # the first of each kind
+        self._costs = dict[str, CostModel]()  # of the first station of each kind
         for name, s in study.stations.items():
             self._costs.setdefault(_kind(name), s.cost)
         self._work = {kind: _mean_work(study, cost, n_batch) for kind, cost in self._costs.items()}
@@ -71,7 +71,7 @@ class Bounds:
 
 
 def _kind(name: str) -> str:
-    """The device of a role's name; "" if all are alike."""
+    """The kind of device in a role's name; "" if all devices are alike."""
     return name.partition("@")[2]
 
 
@@ -81,8 +81,8 @@ def _mean_work(study: Study, cost: CostModel, n_batch: int) -> StageWork:
 
 
 def _most(able: Sequence[_Need], by: _Need) -> float:
-    """A rate that these devices cannot exceed. A second of each is worth what it does of the stage that it is best at,
-    in seconds of `by`: work goes to whichever device suits it."""
+    """A rate that these devices together cannot exceed. A second of a device counts as the time that `by` takes for the
+    same work, in the stage where the device compares best, as work goes to the device that suits it."""
 
     def worth(need: _Need) -> float:
         return need.speed * max(one / own if own else math.inf for one, own in zip(by.seconds, need.seconds) if one)
@@ -91,7 +91,7 @@ def _most(able: Sequence[_Need], by: _Need) -> float:
 
 
 def _needs(cost: CostModel, work: StageWork) -> Iterator[_Need]:
-    """The stages that share a device, alone and together."""
+    """The work of each set of stages that may share a device, single stages included."""
     prefill, decode, encode = Stage.PREFILL, Stage.DECODE, Stage.ENCODE
     # two lanes of a device are no faster together than this
     beside_decode = 1.0 + 1.0 / cost.overlap_slowdown
@@ -108,8 +108,8 @@ def _needs(cost: CostModel, work: StageWork) -> Iterator[_Need]:
 
 
 def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) -> StageWork:
-    """The work of one request, decoding as one of `n_batch`, of whose prompt `n_found` tokens are computed. Batches
-    share their bases; prefill's are left out."""
+    """The work of one request that decodes in a batch of `n_batch` and finds `n_found` tokens of its prompt in the
+    cache. The requests of a batch share its fixed time; that of prefill batches is left out."""
     encode_s = sum(min(cost.encode_s([p] * n) / n for n in _BATCHES) for p in t.pictures)
     n_fresh = t.n_prompt - n_found
     prefill_s = cost.prefill_token_s * n_fresh + cost.prefill_attention_s * (t.n_prompt**2 - n_found**2) / 2
@@ -123,15 +123,15 @@ def work_of(t: TraceRequest, cost: CostModel, n_batch: int, n_found: int = 0) ->
 
 
 def _largest_batch(study: Study) -> int:
-    """The most sequences that decode at once."""
+    """The largest number of sequences that decode at once on one instance."""
     usual = sum(t.n_prompt for t in study.trace) / len(study.trace)
     decoders = [s for role, s in study.stations.items() if role_of(role).runs(Stage.DECODE)]
     return max([1, *(int(min(s.budgets.running, tokens_in(s.sizes.most) / usual)) for s in decoders)])
 
 
 def _without_repeats(trace: Sequence[TraceRequest]) -> Iterator[tuple[TraceRequest, int]]:
-    """The trace without pictures that were seen before, as these need not be encoded; and how many tokens of each
-    prompt others may have computed, at most."""
+    """The requests of the trace without pictures that were seen before, as these need not be encoded; and for each
+    request, the most tokens of its prompt that earlier requests may have computed."""
     seen: set[str] = set()
     begun: set[tuple[str, ...]] = set()
     for t in trace:
@@ -144,7 +144,8 @@ def _without_repeats(trace: Sequence[TraceRequest]) -> Iterator[tuple[TraceReque
 
 
 def _of_parts(t: TraceRequest, seen: set[str], begun: set[tuple[str, ...]]) -> tuple[TraceRequest, int]:
-    """`seen`: pictures of those before it; `begun`: how their prompts and answers begin, in whole parts."""
+    """One request of `_without_repeats` that has parts. `seen`: pictures of earlier requests; `begun`: the beginnings
+    of earlier prompts and answers, in whole parts. The request is added to both."""
     names = tuple(part.name for part in t.parts)
     n_begun = next(n for n in range(len(names), -1, -1) if not n or names[:n] in begun)
     n_found = min(sum(part.n_tokens for part in t.parts[:n_begun]), t.n_prompt - 1)

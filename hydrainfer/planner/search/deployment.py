@@ -1,4 +1,4 @@
-"""The study of a model, a device, a workload and an SLO, for the search; and the file of a layout, for serving."""
+"""Studies for the search, made from a model, devices, a workload and an SLO; and layout files for serving."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ def study_of(
     more: Sequence[TraceRequest] = (),
     unlike: Sequence[Hardware] = (),
 ) -> Study:
-    """A study in which every instance has a `device`, or one of the `unlike` ones too, by names such as `PD@h20`. Batch
-    times follow from its peaks or, if given, from `cost`. Budgets are those of the paper's section 4.2, chosen for each
-    layout. Roles that do not fit the device are left out. `engine`: HydraInfer, if None, without what its host takes
-    besides. `server`: instead of the engine's. `more`: requests of the same workload, for longer runs. Raises
-    `ConfigError` if none that prefills or none that decodes fits, and for an empty trace."""
+    """A study in which every instance runs on a `device` or on one of the `unlike` devices; with unlike devices, roles
+    have names such as `PD@h20`. Batch times follow from the device's peaks or, if given, from `cost`. Budgets are those
+    of the paper's section 4.2, chosen for each layout. Roles that do not fit the device are left out. `engine`: None
+    for HydraInfer without the host time of its server. `server`: replaces the engine's. `more`: requests of the same
+    workload, for longer runs. Raises `ConfigError` for an empty trace, or if no role that prefills or no role that
+    decodes fits."""
     if not trace:
         raise ConfigError("the trace is empty: there is nothing to plan for", param="workload")
     engine = engine or EngineModel(name="hydrainfer")
@@ -113,8 +114,8 @@ def _station(
     kind: DeviceKind,
     engine: EngineModel,
 ) -> Station:
-    """An instance of this role, with the engine's budgets or those that the SLO allows. `n_context`: tokens of the
-    longest request that the model takes."""
+    """The description of an instance of this role, with the engine's budgets or those that the SLO allows. `n_context`:
+    tokens of the longest request that the model accepts."""
     base = Budgets(step_s=STEP_S) if kind == "gpu" else Budgets(running=RUNNING, step_s=STEP_S)
     mix, overlap, choices = mix_of(trace), _overlap(kind, engine), tuple[Choice, ...]()
     fixed = engine.budgets(base)
@@ -142,8 +143,8 @@ def _check_room(shape: ModelShape, device: Hardware, role: Role, blocks: Mapping
 
 
 def candidates_of(study: Study, n_devices: int | Mapping[str, int]) -> list[Layout]:
-    """All layouts whose roles fit their device; without pictures in the trace, those without an encoder of its own.
-    `n_devices`: of each kind, if they differ. Raises `ConfigError`."""
+    """All layouts whose roles fit their devices. If the trace has no pictures, layouts with E or ED instances are left
+    out. `n_devices`: by kind, if there are several kinds. Raises `ConfigError` if no layout is left."""
     sees = any(t.pictures for t in study.trace)
     found = [
         layout
@@ -159,7 +160,7 @@ def candidates_of(study: Study, n_devices: int | Mapping[str, int]) -> list[Layo
 
 
 def _on_cpu(blocks: Mapping[CacheSpec, int], n_tokens: int) -> dict[CacheSpec, int]:
-    """The caches of a server without options, as `assemble.sizes` has them."""
+    """The cache sizes of a server that is started without options, as in `assemble.sizes`."""
     wishes = Wishes(n_tokens=n_tokens)
 
     def size(spec: CacheSpec, n: int) -> int:
@@ -170,7 +171,7 @@ def _on_cpu(blocks: Mapping[CacheSpec, int], n_tokens: int) -> dict[CacheSpec, i
 
 
 PLANNED = ("token_budget", "image_budget", "max_running", "overlap")
-"""What a plan says of an instance, as options."""
+"""The options of an instance that a plan sets."""
 
 
 def layout_file(
@@ -180,8 +181,8 @@ def layout_file(
     threads: int | None = None,
     only: Sequence[str] = PLANNED,
 ) -> str:
-    """YAML for `hydrainfer serve --layout`: the instances, with the budgets that the study gave them and its overlap
-    (`only` these) and `threads`."""
+    """YAML for `hydrainfer serve --layout`: the instances with their budgets and overlap from the study (only the
+    options in `only`), and with `threads` each."""
     groups, of_layout = [], study.budgets(layout)
     for name, n in Counter(map(str, layout.instances)).items():
         role, budgets = Role.parse(name), of_layout[name]
@@ -190,7 +191,7 @@ def layout_file(
             own["token_budget"] = budgets.tokens
         if role.runs(Stage.ENCODE):
             own["image_budget"] = budgets.images
-        if study.overlap == "slice":  # any other is what a server takes by itself
+        if study.overlap == "slice":  # the server chooses any other by itself
             own["overlap"] = study.overlap
         group: dict[str, str | int] = {"role": name, "count": n, **{k: v for k, v in own.items() if k in only}}
         groups.append(group | ({} if threads is None else {"threads": threads}))

@@ -4,10 +4,10 @@
             ─screened─> does not carry the best's goodput: an upper limit is all that is known of it
             ─finals─> goodput in the steady state with its interval (`metrics.Search`), for the best few with more runs
 
-A short trace flatters, as queues have no time to grow: a layout that fails on it fails on the whole. What a layout
-carries on the short trace is compared with what the best one carries there. Layouts are tried in waves, best bound
-first. A wave knows the best goodput of the waves before it only, so that the outcome does not depend on the number of
-processes. A search goes on from all runs of its layout so far (`Trials`).
+On a short trace goodput is too high, as queues have no time to grow: a layout that fails on it fails on the
+whole. A layout's goodput on the short trace is therefore compared with the best layout's goodput there. Layouts are
+tried in waves, highest bound first. A wave uses the best goodput of earlier waves only, so that the outcome does not
+depend on the number of processes. A search starts from all earlier runs of its layout (`Trials`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from hydrainfer.processes import processes
 _WAVE = 4
 _SCREEN = 300  # requests
 TOLERANCE = 0.03
-"""A smaller difference between two layouts is none."""
-_NEAR = 0.95  # of the best: worth a closer look
-_AT_ONCE = 2  # finals after a wave
+"""Layouts that differ by less than this share count as equal."""
+_NEAR = 0.95  # of the best goodput: layouts above it are measured
+_AT_ONCE = 2  # finals after each wave
 
 
 class SearchEffort(NamedTuple):
-    """The effort of a final: see `metrics.Search`. `finals`: layouts that get one, besides those that are told to be
-    `first`; `decide`: a second, exact one for EPD only, if it may be the best, and for the best of the others.
-    `measured`: layouts that are measured in all, the last of them roughly. `screening`: the tolerance of goodput on the
-    short trace."""
+    """The effort of a search. `max_runs`, `tolerance`: of each final, see `metrics.Search`. `finals`: the number of
+    layouts that get one, besides the layouts given as `first`. `decide`: run a second, exact final for EPD only, if it
+    may be the best, and for the best of the others. `measured`: the number of layouts that are measured in all, the
+    last of them roughly. `screening`: the tolerance of goodput on the short trace."""
 
     max_runs: int = 2
     tolerance: float = 0.15
@@ -53,9 +53,9 @@ COARSE, EXACT, QUICK = SearchEffort(), SearchEffort(3, 0.06), SearchEffort(1, 0.
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of the search for one layout. `goodput` requests per second, within [`goodput_low`, `goodput_high`];
-    None where only the upper limit `goodput_high` is known. `stage`: of the search that it reached ("pruned",
-    "screened", "final"). `attempts`: the rates tried, in order of rate."""
+    """The result of the search for one layout. `goodput`: requests per second, within [`goodput_low`, `goodput_high`];
+    None if only the upper limit `goodput_high` is known. `stage`: the last stage of the search that the layout reached
+    ("pruned", "screened", "final"). `attempts`: the rates tried, in ascending order."""
 
     layout: str
     stage: str
@@ -78,7 +78,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OnProgress = Callable[[str, int, int], None]
-"""Hears what is going on, how much of it is done, and of how much."""
+"""A callback that gets the name of the current work, how much of it is done, and the total."""
 
 
 def search(
@@ -92,9 +92,9 @@ def search(
     trials: Trials | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> list[Finding]:
-    """The findings of all candidates, best first. `exhaustive`: nothing is pruned or screened. `effort`: of finals.
-    `first`: of the candidates, those likely to be best, which are measured before the others. `trials`: the runs of
-    searches before this one, to which its own are added."""
+    """The findings of all candidates, best first. `exhaustive`: nothing is pruned or screened. `effort`: that of the
+    search. `first`: candidates that are likely to be best and are measured before the others. `trials`: the runs of
+    earlier searches, to which this search adds its own."""
     of_study = Bounds(study)
     bounds = {layout: of_study.of(layout).rate for layout in candidates}
     order = sorted(candidates, key=lambda layout: -bounds[layout])
@@ -146,9 +146,9 @@ class _Waves:
         while len(self._finals) < n_finals and (promising := self._promising()):
             self._measure([(k, coarse) for k in promising[:_AT_ONCE]])
             self._on_progress("measure", len(self._finals), len(self._finals) + len(promising))
-        epd = [k for k in self._order if method_of(k) == "EPD"]  # what all others are compared with
+        epd = [k for k in self._order if method_of(k) == "EPD"]  # the baseline of all others
         self._measure([(k, coarse) for k in epd if k not in self._finals])
-        # the longest first
+        # the longest jobs first
         self._measure([*((k, EXACT) for k in self._close(epd)), *((k, QUICK) for k in self._runners_up())])
         return [*(self._screened | self._finals).values()]
 
@@ -178,7 +178,8 @@ class _Waves:
             self._trials.add(self._study, k, new)
 
     def _near(self, layout: Layout) -> float:
-        """A rate to begin with: what the layout carries on the short trace, less as much as that flatters the best."""
+        """The rate at which a final starts: the layout's earlier final or, if there is none, its goodput on the short
+        trace divided by `_flattery`."""
         known = self._finals.get(layout) or self._screened.get(layout)
         if known is None or not known.goodput:
             return 0.8 * (known.goodput_high if known is not None and known.goodput_high else self._bounds[layout])
@@ -186,31 +187,34 @@ class _Waves:
 
     @property
     def _flattery(self) -> float:
-        """How many times more than in the steady state the best carries on the short trace; 1 if that is not known."""
+        """The ratio of the best layout's goodput on the short trace to that in the steady state, at least 1; 1 if not
+        known."""
         return max(1.0, self._rough_best / self._best) if self._best else 1.0
 
     @property
     def _rough_best(self) -> float:
-        """What the best carries on the short trace; 0 if that is not known."""
+        """The best layout's goodput on the short trace; 0 if not known."""
         best = max(self._finals, key=lambda k: self._finals[k].goodput or 0.0, default=None)
         known = None if best is None else self._screened.get(best)
         return known.goodput or 0.0 if known is not None else 0.0
 
     def _promising(self) -> list[Layout]:
-        """Layouts not measured yet, on the short trace no worse than the best there; most promising first."""
+        """Layouts not measured yet whose goodput on the short trace is about as high as the best layout's; highest
+        first."""
         rough = {k: f.goodput or 0.0 for k, f in self._screened.items()}
         least = max(self._best, self._rough_best) * _NEAR
         open_ = [k for k, rate in rough.items() if rate > least and k not in self._finals]
         return sorted(open_, key=lambda k: -rough[k])
 
     def _close(self, epd: Sequence[Layout]) -> list[Layout]:
-        """Those of `epd` that may carry as much as the best, and the best of the others."""
+        """Layouts that get an exact final: those of `epd` that may carry as much as the best, and the best of the
+        others."""
         others = sorted((k for k in self._finals if k not in epd), key=lambda k: -(self._finals[k].goodput or 0.0))
         able = [k for k in epd if (self._finals[k].goodput_high or 0.0) >= self._best]
         return [*able, *others[:1]] if self._effort.decide else []
 
     def _runners_up(self) -> list[Layout]:
-        """Those that may be best of the rest, as far as is known, to make up the number that is measured."""
+        """The unmeasured layouts with the highest upper limits, as many as are missing to `effort.measured`."""
         rest = [k for k in self._screened if k not in self._finals]
         high = {k: self._screened[k].goodput_high or self._bounds[k] for k in rest}
         n = max(0, self._effort.measured - len(self._finals))
@@ -220,8 +224,8 @@ class _Waves:
 def _rough(
     study: Study, layout: Layout, bound: float, at_least: float, tolerance: float, known: Sequence[Trial]
 ) -> tuple[Finding, list[Trial]]:
-    """The layout's goodput on a short trace within `tolerance`, only an upper limit if it does not carry `at_least`;
-    and the runs besides those `known`."""
+    """The layout's goodput on a short trace within `tolerance`, or only an upper limit if the layout does not carry
+    `at_least`; and the new runs. `known`: earlier runs."""
     new: list[Trial] = []
 
     def carries(rate: float) -> bool:
@@ -241,14 +245,15 @@ def _rough(
 
 
 def measured(study: Study, layout: Layout, bound: float, near: float, effort: SearchEffort = COARSE) -> Finding:
-    """The layout's goodput in the steady state, with its confidence interval; the search begins near `near`."""
+    """The layout's goodput in the steady state, with its confidence interval; the search begins near the rate
+    `near`."""
     return _steady(study, layout, bound, near, effort, ())[0]
 
 
 def _steady(
     study: Study, layout: Layout, bound: float, near: float, effort: SearchEffort, known: Sequence[Trial]
 ) -> tuple[Finding, list[Trial]]:
-    """`measured`, going on from runs that are `known`; and the runs besides."""
+    """The result of `measured`, starting from the `known` runs; and the new runs."""
     near, new = min(near, 0.95 * bound), list[Trial]()
     steady = Search(
         near, target=study.target, tolerance=effort.tolerance, bound=bound, max_runs=effort.max_runs, factor=1.15
@@ -278,8 +283,8 @@ def _by_rate(trials: Sequence[Trial]) -> tuple[Attempt, ...]:
 def bracket(
     carries: Callable[[float], bool], low: float, near: float, most: float, factor: float = 1.5
 ) -> tuple[float, float]:
-    """A rate that is carried and one that is not, beginning at `near`; (0, x) if not even a thousandth of it is
-    carried. `low` is carried, `most` is not."""
+    """A rate that is carried and one that is not, tried from `near` on; (0, x) if not even a thousandth of `near` is
+    carried. `low` counts as carried, `most` as not carried."""
     rate, high = near, float("inf")
     while rate < most:
         if not carries(rate):
@@ -298,7 +303,8 @@ def bracket(
 
 
 def narrow(carries: Callable[[float], bool], low: float, high: float, tolerance: float) -> tuple[float, float]:
-    """Halve the gap on a log scale until it is within `tolerance`."""
+    """The carried `low` and the not carried `high`, with the gap halved on a log scale until it is within
+    `tolerance`."""
     while low > 0.0 and high / low > 1.0 + tolerance:
         rate = (low * high) ** 0.5
         low, high = (rate, high) if carries(rate) else (low, rate)
@@ -310,7 +316,8 @@ RunJobs = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any
 
 @contextmanager
 def workers(n_processes: int | None) -> Iterator[RunJobs]:
-    """A function that runs jobs in order, in processes (default: one per core); a single one is this process."""
+    """A function that runs jobs in `n_processes` processes (default: one per core) and returns the results in order.
+    With one process, jobs run in this process."""
     n = n_processes or len(os.sched_getaffinity(0))
     if n == 1:
         yield lambda call, jobs: (call(*job) for job in jobs)

@@ -1,4 +1,4 @@
-"""The best layout under each of several SLOs (the paper's figure 12): which method suits which limits."""
+"""The best layout for each pair of SLO limits (the paper's figure 12), which shows the method that suits each pair."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def grid_of(
     n_processes: int | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> tuple[Cell, ...]:
-    """One cell per pair of limits in seconds, TTFT by TTFT; the rest of `slo` stays. `study_for` makes the study of an
-    SLO, as budgets depend on it; its errors are passed on.
+    """One cell per pair of limits in seconds, in order of TTFT, then TPOT; the other limits are those of `slo`.
+    `study_for` makes the study of an SLO, as budgets depend on it; its errors are passed on.
 
     Approximate: each rate gets one run of 600 requests, and where that is too short to tell, the rate counts as not
-    carried, so that goodput is rather too low than too high; of each method, only the three layouts of highest bound
-    are tried. Cells tell methods apart; for a layout to deploy, ask for its SLO alone. Cells of one TPOT are judged by
-    the same runs, as far as their budgets are the same.
+    carried, so goodput is too low rather than too high. Only the three layouts with the highest bounds are tried for
+    each method. Cells are good for comparing methods; for a layout to deploy, plan for its SLO alone. Cells with the
+    same TPOT are judged by the same runs, as far as their budgets are the same.
     """
     jobs = []
     for tpot_s in tpots:
@@ -52,7 +52,7 @@ def grid_of(
 
 
 def chosen(study: Study, candidates: Sequence[Layout]) -> list[Layout]:
-    """The three layouts of highest bound of each method, of those that the study has stations for."""
+    """For each method, the three layouts with the highest bounds among those that the study has stations for."""
     bounds, of_method = Bounds(study), dict[str, list[tuple[float, Layout]]]()
     for layout in candidates:
         if all(str(role) in study.stations for role in layout.instances):
@@ -61,7 +61,7 @@ def chosen(study: Study, candidates: Sequence[Layout]) -> list[Layout]:
 
 
 def _column(studies: Sequence[tuple[Study, Sequence[Layout]]]) -> list[Cell]:
-    """The cells of one TPOT, tightest TTFT first: who is best there is tried first under the next one."""
+    """The cells of one TPOT, tightest TTFT first. The best layout of a cell is tried first in the next one."""
     trials, cells = Trials(), list[Cell]()
     for study, candidates in studies:
         found, best = list[Finding](), cells[-1].layout if cells else ""
@@ -73,7 +73,7 @@ def _column(studies: Sequence[tuple[Study, Sequence[Layout]]]) -> list[Cell]:
 
 
 def _cell(slo: Slo, found: Sequence[Finding]) -> Cell:
-    """`found`: best first, EPD only among them."""
+    """The cell of a search. `found`: its findings, best first, EPD only among them."""
     best = next((f for f in found if f.goodput), None)
     epd = next((f for f in found if method_of(layout_of(f.layout)) == "EPD"), None)
     assert slo.ttft_s is not None and slo.tpot_s is not None

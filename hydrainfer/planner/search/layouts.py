@@ -10,7 +10,7 @@ from itertools import product
 from hydrainfer.core import ConfigError, Layout, Role
 
 METHODS = (("EP", "D"), ("ED", "P"), ("E", "PD"), ("E", "P", "D"))
-"""Ways to disaggregate (paper, section 3.3, and E+PD); EPD alone is the one without."""
+"""Ways to disaggregate (paper, section 3.3, and E+PD). EPD, which does not disaggregate, is not among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class PlacedRole(Role):
 
 
 def role_of(name: str) -> Role:
-    """`EP`, or `EP@h20` where devices differ. Raises `ConfigError`."""
+    """The role named `EP`, or `EP@h20` where devices differ. Raises `ConfigError`."""
     role, _, device = name.partition("@")
     plain = Role.parse(role)
     return PlacedRole(plain.stages, device) if device else plain
 
 
 def layout_of(text: str) -> Layout:
-    """What `str` made of a layout, as it was. Raises `ConfigError`."""
+    """The layout whose `str` is `text`. Raises `ConfigError`."""
     if "@" not in text:
         return Layout.parse(text)
     groups = re.findall(r"(\d+)([EPD]+@[^+]+)", text)
@@ -39,8 +39,8 @@ def layout_of(text: str) -> Layout:
 
 
 def layouts(n_devices: int) -> list[Layout]:
-    """All layouts: EPD only, each method at every ratio, and each of those beside some EPD (141 for 8 devices). Raises
-    `ConfigError`."""
+    """All layouts of `n_devices`: EPD only, each method at every ratio, and each of those with some devices left to EPD
+    (141 layouts for 8 devices). Raises `ConfigError`."""
     if n_devices < 1:
         raise ConfigError(f"{n_devices} devices cannot serve anything; give at least one", param="devices")
     found = [_layout({"EPD": n_devices})]
@@ -51,7 +51,8 @@ def layouts(n_devices: int) -> list[Layout]:
 
 
 def placed_layouts(devices: Mapping[str, int]) -> list[Layout]:
-    """All layouts of so many devices of each kind in which a role stays on one kind; but EPD may be on all."""
+    """All layouts of this many devices of each kind in which a role stays on one kind, except that EPD may be on
+    all."""
     found = [_layout({f"EPD@{kind}": n for kind, n in devices.items()})]
     for method in METHODS:
         for where in product(devices, repeat=len(method)):

@@ -1,5 +1,5 @@
-"""Other questions than the best goodput: fewest devices for a rate, least latency at one, and whether an SLO can be met
-at all."""
+"""Objectives other than the best goodput: the fewest devices for a rate, the least latency at a rate, and whether an
+SLO can be met at all."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def ranked_at(
     n_processes: int | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> list[Finding]:
-    """Layouts that carry `rate` within the SLO, least p90 of `by` first; then the others, pruned by their bound or seen
-    to fail."""
+    """Layouts that carry `rate` within the SLO, lowest p90 of `by` first; then the others, which failed in simulation
+    or were pruned by their bound."""
     bounds, found = Bounds(study), []
     most = {layout: bounds.of(layout).rate for layout in candidates}
     able = [layout for layout in candidates if most[layout] > rate]
@@ -58,8 +58,8 @@ def least_devices(
     n_processes: int | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> tuple[int, list[Finding]]:
-    """The first number of devices (1, 2, …) with candidates that carry `rate`, and the findings for it, highest
-    attainment first; 0 and the findings for the last number if there is none."""
+    """The smallest number of devices (1, 2, …) with candidates that carry `rate`, and the findings for it, highest
+    attainment first. If no number does, 0 and the findings for the last number."""
     found: list[Finding] = []
     for n, (study, candidates) in enumerate(studies, 1):
         on_progress(f"{n} devices", n - 1, len(studies))
@@ -87,8 +87,8 @@ def _attainment(f: Finding) -> float:
 
 
 def check_possible(study: Study, candidates: Sequence[Layout]) -> None:
-    """Raises `ConfigError` if no method meets the SLO even without load: with the stage that takes too long, and what
-    can be attained."""
+    """Raises `ConfigError` if no method meets the SLO even without load. The message names the stage that takes too
+    long and the latency that can be attained."""
     if not is_possible(study, candidates):
         raise ConfigError(_why_not(study.shortened(_ALONE), candidates), param="slo")
 
@@ -106,7 +106,7 @@ def _one_each(candidates: Sequence[Layout]) -> list[Layout]:
 
 
 def _why_not(study: Study, candidates: Sequence[Layout]) -> str:
-    """The limits that no method meets, in words, with the least latencies of any method without load."""
+    """The limits that no method meets, in words, with the lowest latencies of any method without load."""
     slo = study.slo
     least: dict[str, tuple[float, str, dict[str, float]]] = {}
     for layout in _one_each(candidates):

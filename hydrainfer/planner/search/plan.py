@@ -1,4 +1,4 @@
-"""The answer of `hydrainfer profile`: every layout ranked, with what each carries and what limits it."""
+"""The answer of `hydrainfer profile`: all layouts ranked, with the goodput of each and what limits it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from hydrainfer.planner.search.usage import RoleUse
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One layout. `goodput`: requests per second within the SLO, between `goodput_low` and `goodput_high` (95 %); None
-    where the search stopped when it was sure that the layout is not the best: then it is below `goodput_high`. Seconds:
-    `ttft_p90`, `tpot_p90` (of a request's mean interval) and `interval_p90` (of the one that the SLO's share of its
-    intervals does not exceed) at the goodput. `request_cost`, `million_cost`: of a request and of a million answer
-    tokens there, if the price is known; `request_wh`: energy of a request, boards at their limit. `limited_by`: why it
-    carries no more, in words; `stage`: where. `search`: the stage of the search that it reached ("pruned", "screened",
-    "final")."""
+    if the search stopped when it was certain that the layout is not the best, and then only the upper limit
+    `goodput_high` is known. `ttft_p90`, `tpot_p90` (of a request's mean interval) and `interval_p90` (of the interval
+    that the SLO's share of a request's intervals do not exceed): in seconds, at the goodput. `request_cost`,
+    `million_cost`: price of a request and of a million answer tokens there, if the price of devices is known;
+    `request_wh`: energy of a request with boards at their power limit. `limited_by`: why the layout carries no more, in
+    words; `stage`: the stage that limits it. `search`: the last stage of the search that the layout reached ("pruned",
+    "screened", "final")."""
 
     layout: str
     method: str
@@ -44,8 +45,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to divide the devices between two roles (or EPD only), at `rate` requests per second; p90 in seconds,
-    None if no request got so far."""
+    """One way to divide the devices between two roles (or EPD only), at `rate` requests per second. The p90 are in
+    seconds, None if no request got that far."""
 
     method: str
     layout: str
@@ -63,13 +64,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     method: str
     goodput: float
-    goodput_epd: float  # of all instances EPD
+    goodput_epd: float  # of the EPD-only layout
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """A layout run for real, and what the simulation predicts, as pairs. `goodput`: requests per second, predicted with
-    the client on the same machine (`planned`: without); what was measured lies between `goodput_low` and `goodput_high`
-    (95 %), as far as the rates that were run can tell. The rest is at `rate`; seconds."""
+    """A layout that was run for real, compared with its simulation. Pairs are (predicted, measured). `goodput`:
+    requests per second, predicted with the client on the same machine (`planned`: without the client); the measured one
+    lies between `goodput_low` and `goodput_high` (95 %), as far as the rates that were run can tell. All other pairs
+    are at `rate`, in seconds."""
 
     layout: str
     rate: float
@@ -77,7 +79,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     goodput: tuple[float, float]
     goodput_low: float | None
     goodput_high: float | None
-    attainment: tuple[float, float]  # predicted, measured
+    attainment: tuple[float, float]  # a share, not seconds
     ttft_p50: tuple[float, float]
     ttft_p90: tuple[float, float]
     tpot_p50: tuple[float, float]
@@ -85,15 +87,14 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranking of all layouts and the question behind it. `objective`: "goodput", "devices" (`devices` are then the
-    least that carry `rate`), "ttft" or "tpot" (least p90 at `rate`). `layouts`: best first. `device`: its name, and
-    whether it was `measured` or described. `workload`: what the trace holds, as means. `budgets`: of each role of the
-    first layout. `use`: what each role of the first layout has to do at its goodput. `grid`, `live`: if asked for.
-    `model_error`: what deployments were measured to carry lies within a factor of 1 + this of what plans said, nine
-    times in ten; None: nobody knows. `notes`: caveats. `ratios`: of the methods with two roles, all at one rate.
-    `unlike`: `device` names several kinds, and how many there are of each. `price`: of all devices for an hour;
-    `watts`: of all; None: not known.
-    """
+    """The ranking of all layouts and the question behind it. `objective`: "goodput", "devices" (then `devices` is the
+    smallest number that carries `rate`), "ttft" or "tpot" (lowest p90 at `rate`). `layouts`: best first. `device`: its
+    name; `measured`: whether it was measured or described. `workload`: what the trace holds, as means. `budgets`: of
+    each role of the first layout. `use`: utilization of each role of the first layout at its goodput. `grid`, `live`:
+    if asked for. `model_error`: in nine of ten cases, the measured goodput of a deployment is within a factor of 1 +
+    `model_error` of the planned one; None if not known. `notes`: caveats. `ratios`: of the methods with two roles, all
+    at one rate. `unlike`: `device` names several kinds and the number of each. `price`: of all devices for an hour;
+    `watts`: of all devices; None if not known."""
 
     model: str
     devices: int
@@ -136,7 +137,7 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def choice(self) -> Row | None:
-        """The row to deploy: the best or, where splitting gains nothing for certain, EPD only."""
+        """The row to deploy: the best one, or EPD only if it is not certain that splitting gains anything."""
         best, epd = self.best, next((row for row in self.layouts if row.method == "EPD" and row.goodput), None)
         if best is None or epd is None or epd is best:
             return best
@@ -155,8 +156,8 @@ class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
 def rows_of(
     study: Study, found: Sequence[Finding], n_explained: int = 8, *, n_processes: int | None = None
 ) -> list[Row]:
-    """The rows of the findings, in the same order. The first `n_explained` that were measured are explained by a
-    simulation, the others by their bounds."""
+    """The rows of the findings, in the same order. The first `n_explained` findings that were measured are explained by
+    a simulation, the others by their bounds."""
     bounds = Bounds(study)
     explained = [f for f in found if f.stage == "final"][:n_explained]
     rates = [f.failed_attempt.rate if f.failed_attempt is not None else f.bound for f in explained]

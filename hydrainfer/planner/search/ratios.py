@@ -1,4 +1,4 @@
-"""Latency by the ratio of a method's two roles at one rate (the paper's figure 11), and a rate for that comparison."""
+"""Latency for each ratio of a method's two roles at one rate (the paper's figure 11), and the choice of that rate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _LOAD = 0.8  # of the best goodput
 
 
 def ratios_of(study: Study, n_devices: int, rate: float, *, n_processes: int | None = None) -> tuple[Ratio, ...]:
-    """The latencies of EPD only, then of each method with two roles, few of its first role first, all at `rate` and to
-    the end of the trace. Layouts with a role that the study has no station for are left out."""
+    """The latencies of EPD only, then of each method with two roles, from the fewest to the most instances of its first
+    role. Every layout is simulated at `rate` to the end of the trace. Layouts with a role that the study has no station
+    for are left out."""
     two = {"+".join(m) for m in METHODS if len(m) == 2}
     chosen = [x for x in layouts(n_devices) if method_of(x) in two | {"EPD"}]
     chosen = [x for x in chosen if all(str(role) in study.stations for role in x.instances)]
@@ -24,8 +25,8 @@ def ratios_of(study: Study, n_devices: int, rate: float, *, n_processes: int | N
 
 
 def rate_for_ratios(rows: Sequence[Row]) -> float | None:
-    """The goodput of EPD only, at which split layouts can show their gain; else 80 % of the best goodput; None if
-    nothing carries anything."""
+    """The goodput of EPD only, a rate at which split layouts can show their gain. If that is not known, 80 % of the
+    best goodput; None if no layout carries any rate."""
     epd = next((r.goodput for r in rows if r.method == "EPD" and r.goodput), None)
     best = max((r.goodput or 0.0 for r in rows), default=0.0)
     return epd or best * _LOAD or None

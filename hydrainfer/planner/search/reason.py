@@ -1,4 +1,5 @@
-"""The reason why a layout carries no more: the interval in which requests that missed their SLO lost their time."""
+"""The reason why a layout carries no higher rate: the interval in which requests that missed their SLO lost their
+time."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from hydrainfer.planner.simulation import TraceRequest
 
 _BEFORE_FIRST = INTERVALS[:5]
 _AFTER = INTERVALS[5:]
-_UNLOADED = 24  # requests that tell what an interval takes without load
-_SPARSE = 20.0  # times what a request takes alone, from one to the next
+_UNLOADED = 24  # requests simulated without load, for the usual intervals
+_SPARSE = 20.0  # seconds between arrivals, per second that a request takes alone
 _WORDS = {
     "encode_queue": "pictures wait for an encoder",
     "encode": "encode batches are long",
@@ -35,7 +36,8 @@ _STAGE = {
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """The most common cause of misses at `rate`: the `limit` missed ("TTFT", "TPOT" or "E2E") and the `interval` at
-    `stage` that lost the time. `missed`: share of the requests; `mean_s`: of each interval, over all requests."""
+    `stage` that lost the time. `missed`: share of requests with this cause; `mean_s`: mean of each interval over all
+    requests."""
 
     rate: float
     stage: str
@@ -72,27 +74,28 @@ def reason(study: Study, layout: Layout, rate: float) -> Reason | None:
 
 
 def slow_rate(study: Study) -> float:
-    """A rate at which requests hardly meet: one in many times what the longest of them takes step by step."""
+    """A rate at which requests hardly overlap: they arrive many times as far apart as the longest of them takes
+    alone."""
     first, stations = study.trace[:_UNLOADED], study.stations.values()
     return 1.0 / max(_SPARSE * max(_alone_s(s.cost, t) for t in first for s in stations), 1e-3)
 
 
 def _alone_s(cost: CostModel, t: TraceRequest) -> float:
-    """Seconds of a request that has the device to itself."""
+    """Seconds that a request takes with the device to itself."""
     encode_s = cost.encode_s(t.pictures) if t.pictures else 0.0
     prefill_s = cost.language_s(t.n_prompt, t.n_prompt * t.n_prompt // 2, 0, 0)
     return encode_s + prefill_s + t.n_output * cost.language_s(0, 0, 1, t.n_prompt + t.n_output)
 
 
 def timelines_at(study: Study, layout: Layout, rate: float) -> list[Timeline]:
-    """The timeline of every request."""
+    """The timelines of all requests, simulated at `rate`."""
     found: dict[str, Timeline] = {}
     attempt(study, layout, rate, hurry=False, timelines=Timelines(found.__setitem__))
     return list(found.values())
 
 
 def _per_token(t: Timeline) -> dict[str, float]:
-    """The intervals of a request, with decode as seconds per token after the first."""
+    """The intervals of a request, with decode in seconds per token after the first."""
     n = max(len(t.token_s) - 1, 1)
     return {name: s / n if name == "decode" else s for name, s in t.intervals_s.items()}
 

@@ -1,4 +1,4 @@
-"""One question to the simulator: does this layout carry this workload at this rate within the SLO?"""
+"""Simulated attempts: does a layout carry a workload at a rate within the SLO?"""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from hydrainfer.planner.simulation import (
 )
 from hydrainfer.scheduler import Budgets, Policy
 
-_OVERRUN = 4.0  # standard deviations of what a queue at the edge of its capacity gathers by chance
+_OVERRUN = 4.0  # standard deviations of the queue that forms by chance at the edge of capacity
 
 
 class Station(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of every instance of one role: `blocks` per cache, as many as its memory holds, and how caches
-    `split` it. `choices`: what
-    budgets are chosen from for each layout; () where `budgets` suit all."""
+    """The description of every instance of one role. `blocks`: the number of blocks per cache that its memory holds;
+    `split`: how the caches share that memory. `choices`: the budgets to choose from for each layout; () if `budgets`
+    suit all layouts."""
 
     cost: CostModel
     blocks: Mapping[CacheSpec, int]
@@ -49,10 +49,10 @@ class Station(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload, SLO and devices that layouts are judged by. `stations` by role. `trace`: the workload, whose
+    """The workload, SLO and devices that layouts are judged by. `stations`: by role. `trace`: the workload, whose
     arrivals are stretched to each rate; `more`: other requests of the workload, for runs after the first. `target`: the
-    share of requests that has to meet the SLO. `patience_s`: the longest limit of TTFT that runs are to be judged by,
-    if it is longer than that of the SLO: none is given up that may meet it."""
+    share of requests that must meet the SLO. `patience_s`: the longest TTFT limit that runs will be judged by, if it is
+    longer than the SLO's, so that no run is stopped that may still meet it."""
 
     stations: Mapping[str, Station]
     trace: tuple[TraceRequest, ...]
@@ -67,7 +67,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerCost = ServerCost()
 
     def budgets(self, layout: Layout) -> dict[str, Budgets]:
-        """The budgets of each role of the layout, which depend on how much of the work an instance has there."""
+        """The budgets of each role of the layout. They depend on the share of the work that an instance has there."""
         n_output = sum(t.n_output - 1 for t in self.trace) / len(self.trace)
         n = [
             sum(role.runs(stage) for role in layout.instances) for stage in (Stage.ENCODE, Stage.PREFILL, Stage.DECODE)
@@ -81,13 +81,14 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def front(self, layout: Layout) -> ServerCost:
-        """All that is before the layout."""
+        """The host costs of all servers in front of the layout."""
         first = Stage.ENCODE if any(t.pictures for t in self.trace) else Stage.PREFILL
         n = sum(role.runs(first) for role in layout.instances) if self.server.each else 1
         return self.server.times(n)
 
     def instances(self, layout: Layout, rate: float = 0.0) -> list[InstanceModel]:
-        """`rate`: of requests, of which a server on the same cores has work, too."""
+        """The instances of the layout. `rate`: requests per second, whose server work slows instances on the same
+        cores."""
         found, budgets = [], self.budgets(layout)
         server = self.front(layout)
         slowdown = server.slowdown(self.trace, len(layout.instances), rate)
@@ -117,8 +118,9 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, trace=self.trace[:n], more=())
 
     def run(self, k: int) -> Study:
-        """The study for the run `k` (0, 1, …) at a rate, which is twice as long as the one before and shares no request
-        with others; where the workload has too few, its requests are drawn again, in another order."""
+        """The study for the run `k` (0, 1, …) at a rate. Each run is twice as long as the one before and shares no
+        requests with others. Where the workload has too few requests, those of the trace and their gaps are resampled
+        with replacement."""
         n = len(self.trace)
         first, last = n * (2**k - 2), n * (2 ** (k + 1) - 2)
         if k == 0:
@@ -138,9 +140,10 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One rate tried. `n_met` of `n` requests met the SLO; `stopped`: given up when it was clear that too few would:
-    only those that were judged by then are counted, and there are no percentiles, which are in seconds. `tpot`: by the
-    mean interval of each request; `interval`: by the one that `slo.token_share` of its intervals do not exceed."""
+    """The result of one rate. `n_met` of `n` requests met the SLO. `stopped`: the run was stopped when it was clear
+    that too few would; then only requests judged by that time are counted, and there are no percentiles. Percentiles
+    are in seconds. `tpot`: by the mean interval of each request; `interval`: by the interval that `slo.token_share` of
+    a request's intervals do not exceed."""
 
     rate: float
     n: int
@@ -159,7 +162,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 def attempt(
     study: Study, layout: Layout, rate: float, *, hurry: bool = True, timelines: Timelines | None = None
 ) -> Attempt:
-    """One rate, simulated. `hurry`: stop when more have missed than may. `timelines` hear of every event."""
+    """Simulate one rate. `hurry`: stop when more requests have missed the SLO than may. `timelines` records every
+    event."""
     judges = _Judges(study, rate)
 
     def record(event: LifecycleEvent) -> None:
@@ -172,14 +176,16 @@ def attempt(
 
 
 class Trial(NamedTuple):
-    """One run: in numbers, and request by request. `kept`: whether a request kept all limits but that of TTFT."""
+    """One run, summed up in `attempt` and request by request in `series`. `kept`: for each request, whether it met all
+    limits but TTFT."""
 
     attempt: Attempt
     series: Series
     kept: Sequence[bool]
 
     def under(self, ttft_s: float | None) -> Trial:
-        """The same run judged by this limit of TTFT, which is none that the run was given up for."""
+        """The same run judged by the TTFT limit `ttft_s`, which must not exceed the limit by which the run may have
+        been stopped."""
         limit_s = math.inf if ttft_s is None else ttft_s
         met = [kept and delay_s <= limit_s for kept, delay_s in zip(self.kept, self.series.delay_s)]
         n_met = self.attempt.n_met if self.attempt.stopped else sum(met)
@@ -188,12 +194,12 @@ class Trial(NamedTuple):
 
 
 def observe(study: Study, layout: Layout, rate: float, *, hurry: bool = False) -> Trial:
-    """One rate, simulated to the end, or until it is clear that a queue grows; `hurry`: until more have missed than
-    may."""
+    """Simulate one rate to the end, or until it is clear that a queue grows; with `hurry`, until more requests have
+    missed the SLO than may."""
     judges = _Judges(study, rate)
     simulator = judges.served_by(layout, judges.hopeless if hurry else judges.overrun)
     served = [s for s in simulator.served.values() if s.arrival_s <= simulator.now]
-    while served and not served[-1].token_s and not served[-1].finish:  # these may not have had their turn
+    while served and not served[-1].token_s and not served[-1].finish:  # these may not have been scheduled yet
         served.pop()
     limit_s = math.inf if study.slo.ttft_s is None else study.slo.ttft_s
     delays = [s.token_s[0] - s.arrival_s if s.token_s else math.inf for s in served]
@@ -203,12 +209,12 @@ def observe(study: Study, layout: Layout, rate: float, *, hurry: bool = False) -
 
 
 def served_at(study: Study, layout: Layout, rate: float) -> list[ServedRequest]:
-    """What came of every request at `rate`."""
+    """All requests, served at `rate`, with their tokens."""
     return list(_Judges(study, rate).served_by(layout, None).served.values())
 
 
 def watched(study: Study, layout: Layout, rate: float, look: Callable[[Simulator, float], None]) -> None:
-    """One rate, simulated to the end; `look` is called with the deployment and the time at every heartbeat."""
+    """Simulate one rate to the end; `look` is called with the simulator and the time at every heartbeat."""
     judges = _Judges(study, rate)
 
     def watch(now: float) -> bool:
@@ -219,7 +225,7 @@ def watched(study: Study, layout: Layout, rate: float, look: Callable[[Simulator
 
 
 def _attempt(rate: float, judges: _Judges, simulator: Simulator, verdicts: Sequence[Verdict]) -> Attempt:
-    """`verdicts`: of all requests, if the run came to its end."""
+    """The result of a run. `verdicts`: of all requests, if the run came to its end."""
     served, slo = list(simulator.served.values()), judges.study.slo
     n = len(served)
     if simulator.n_done < n:
@@ -247,7 +253,7 @@ def verdict_of(s: ServedRequest, slo: Slo) -> Verdict:
 
 
 def mean_interval_s(s: ServedRequest) -> float | None:
-    """TPOT: mean seconds per token after the first."""
+    """The TPOT of a request: mean seconds per token after the first."""
     n = len(s.token_s) - 1
     return (s.token_s[-1] - s.token_s[0]) / n if n > 0 else None
 
@@ -263,8 +269,8 @@ def _quantile(ordered: Sequence[float], q: float) -> float | None:
 
 
 class _Judges:
-    """Counts requests that have missed for certain, while the simulation runs, by the study's `patience_s`.
-    `simulator`: once it does."""
+    """A count of the requests that have certainly missed the SLO while the simulation runs. The TTFT limit is
+    `patience_s` if that is longer than the SLO's. `simulator` is set by `served_by`."""
 
     simulator: Simulator
 
@@ -291,7 +297,8 @@ class _Judges:
         return simulator
 
     def overrun(self, now: float) -> bool:
-        """More have missed than may, and more wait than would by chance, however often one looks."""
+        """Whether more requests have missed than may, and more wait than would by chance, however often this is
+        checked."""
         if not self.hopeless(now):
             return False
         n_wait = sum(not s.token_s for s in self._open)

@@ -1,4 +1,4 @@
-"""The runs so far, so that no search simulates again what another knows."""
+"""The runs simulated so far, so that no search repeats the runs of another."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class _Deployment(NamedTuple):
 
 
 class Trials:
-    """Runs of studies that differ only in their limit of TTFT, which is at most the `patience_s` of all, and in the
-    budgets that follow from it. `hurry`: runs that were given up as soon as too many requests had missed, on a trace of
-    their own."""
+    """Runs of studies that differ only in their TTFT limit, which is at most the `patience_s` they share, and in the
+    budgets that follow from it. `hurry`: runs on a trace of their own that were stopped as soon as too many requests
+    had missed."""
 
     def __init__(self) -> None:
         self._of: dict[_Deployment, list[Trial]] = {}

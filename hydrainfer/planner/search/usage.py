@@ -1,4 +1,4 @@
-"""How busy the instances of each role are, and how full their caches."""
+"""The utilization of each role: how busy its instances are, and how full their caches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from hydrainfer.core import Lane, Layout
 from hydrainfer.planner.search.study import Study, watched
 from hydrainfer.planner.simulation import Simulator
 
-_WARM = 0.2  # of the time, before queues are what they are later
+_WARM = 0.2  # share of the time until queues have settled
 
 
 class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of a cache's blocks that requests hold: the mean, and the most at any instance. `n_bytes`: its size."""
+    """Shares of a cache's blocks that requests hold: the mean, and the largest at any instance. `n_bytes`: the cache's
+    size."""
 
     mean: float
     most: float
@@ -23,8 +24,8 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The `n` instances of a role: shares of the time in which their lanes work (None: no such lane), their caches by
-    name, and the bytes of the weights that each holds."""
+    """The `n` instances of a role: the shares of time in which their lanes are busy (None: no such lane), their caches
+    by name, and the bytes of the weights that each instance holds."""
 
     role: str
     n: int
@@ -35,7 +36,7 @@ class RoleUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def use_of(study: Study, layout: Layout, rate: float) -> tuple[RoleUse, ...]:
-    """What each role of the layout has to do at `rate`, looked at with every heartbeat between the first fifth of the
+    """The utilization of each role of the layout at `rate`, sampled at every heartbeat between the first fifth of the
     arrivals and the last one."""
     lanes: dict[tuple[str, Lane], list[bool]] = {}
     leased: dict[tuple[str, str], list[float]] = {}

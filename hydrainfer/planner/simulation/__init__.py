@@ -1,6 +1,6 @@
 """A deployment on a virtual clock: the engines and schedulers of production around modelled devices and links.
 
-Called by `search` and the benchmarks. Never loads a model, and never knows where costs or traces come from.
+Called by `search` and the benchmarks. Never loads a model. Costs and traces may come from anywhere.
 """
 
 from hydrainfer.planner.simulation.links import Link

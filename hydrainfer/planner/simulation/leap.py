@@ -1,8 +1,8 @@
 """Fast forward over decode steps that change nothing but counts.
 
-While an instance only decodes, and none of its sequences ends, every step repeats the one before with one token more.
-The ends of such steps are computed ahead. Their effect is written down when a message arrives or when the first other
-step is due. The outcome is the same as with a turn for each step, and tests compare the two.
+While an instance only decodes and none of its sequences ends, every step repeats the one before with one token more.
+The ends of such steps are computed ahead. Their effect is applied when a message arrives or when the first step that
+differs is due. The outcome is the same as with a turn for each step, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from hydrainfer.core import DeviceTime, Lane, LiveSequence, Load, Request, Span,
 from hydrainfer.engine import Engine
 from hydrainfer.scheduler import backlog, skip
 
-TOKEN = 7  # what every modelled device answers
-_FEWEST, _MOST = 2, 64  # steps that are worth a leap; more are computed in vain when a message comes
+TOKEN = 7  # the token that every modelled device returns
+_FEWEST, _MOST = 2, 64  # steps of a leap; with more, too many are in vain when a message arrives
 
 
 class ModelledTicket:
-    """A batch that is done when `span` ends. The simulator knows when that is; the engine is not told."""
+    """A batch that is done when `span` ends. Only the simulator knows that time; the engine is not told."""
 
     __slots__ = ("began_s", "result", "span")
 
     def __init__(self, span: Span, result: StepResult, now: float) -> None:
         self.span, self.result = span, result
         result.own_s = span.own_s
-        self.began_s = now if span.own_s is None else span.end_s - span.own_s  # it may wait for a picture
+        self.began_s = now if span.own_s is None else span.end_s - span.own_s  # the batch may begin later than now
 
     def poll(self, now: float) -> StepResult | None:
         return self.result if now >= self.span.end_s else None
@@ -38,7 +38,7 @@ class ModelledTicket:
 
 
 class Leap:
-    """The batch in flight and those that repeat it. `ends`: when each is done, the last of which needs a turn."""
+    """The batch in flight and the steps that repeat it. `ends`: when each is done; the last one needs a turn."""
 
     def __init__(self, engine: Engine, device: DeviceTime, ticket: ModelledTicket, ends: list[float]) -> None:
         self._engine, self._device, self._ticket = engine, device, ticket
@@ -51,9 +51,9 @@ class Leap:
 
     @staticmethod
     def begin(engine: Engine, device: DeviceTime, ticket: ModelledTicket, due_s: float) -> Leap | None:
-        """A leap over the steps that repeat the one in flight, which is the only one; None if they are too few.
-        `due_s`: when the engine has something else to do. (Who arrives waits for a copy, which has its time, or for
-        room, of which decoding leaves ever less.)"""
+        """A leap over the steps that repeat the one in flight, which must be the only one; None if there are too few.
+        `due_s`: when the engine has something else to do. (A request that arrives waits for a copy, whose end is known,
+        or for room, which only shrinks while sequences decode.)"""
         s, batch = engine.scheduler, ticket.result.batch
         if batch.lane is not Lane.LANGUAGE or len(batch.work) != len(s.decoding):
             return None
@@ -62,14 +62,14 @@ class Leap:
         n, seqs = _MOST, []
         for item in batch.work:
             seq = item.seq
-            left = seq.n_most - len(seq.tokens) - 1  # that do not end it
+            left = seq.n_most - len(seq.tokens) - 1  # tokens that do not end the sequence
             if left < _FEWEST or seq.plan[seq.cursor] is not Stage.DECODE:
                 return None
             seqs.append(seq)
             if left < n:
                 n = left
         shares = bool(seqs[0].request.keys)
-        if shares:  # nothing is published meanwhile, or evicted
+        if shares:  # no block is published or evicted meanwhile
             n = min(n, *(int(min(seq.due - seq.n_computed - 1, _MOST)) for seq in seqs))
         if not s.room.can_grow(seqs, n, evicting=not shares):
             return None
@@ -77,7 +77,7 @@ class Leap:
         return Leap(engine, device, ticket, ends) if len(ends) > _FEWEST else None
 
     def reported(self, until_s: float) -> Load | None:
-        """The load after the last step done by `until_s`, if it was not reported yet."""
+        """The load after the last step done by `until_s`; None if it was already reported."""
         n = bisect_right(self.ends, until_s, hi=len(self.ends) - 1)
         if n <= self._n_reported:
             return None
@@ -89,8 +89,8 @@ class Leap:
         return self._load_after(n)
 
     def unreported(self, now: float, message_s: float) -> Iterator[tuple[Load, float]]:
-        """Loads after the steps done before `now`, each with its time, that `reported` has not returned. Left out are
-        those whose messages, `message_s` each, are overtaken by the next one's before `now`."""
+        """The loads after the steps done before `now` that `reported` has not returned, each with its time. Left out
+        are loads whose messages, of `message_s` each, are followed by the next one's before `now`."""
         n = self._n_before(now)
         for k in range(self._n_reported, n):
             if k == n - 1 or self.ends[k + 1] + message_s > now:
@@ -102,8 +102,8 @@ class Leap:
         decoded: Callable[[LiveSequence, list[float]], list[int]],
         answer: Callable[[Request, int], int],
     ) -> None:
-        """Write down the steps that are done before `now`; the next one is in flight. `decoded(seq, times)` records the
-        tokens of a sequence and returns them; `answer(request, n)` is the token that follows the first `n`."""
+        """Apply the steps that are done before `now`; the next one is in flight. `decoded(seq, times)` records the
+        tokens of a sequence and returns them; `answer(request, n)` is the token after the first `n`."""
         n = self._n_before(now)
         if n == 0:
             return
@@ -130,7 +130,8 @@ class Leap:
 
 
 def _ends(device: DeviceTime, batch: StepBatch, first_s: float, n: int, until_s: float) -> list[float]:
-    """Times at which the batch in flight is done, and up to `n` after it that end before `until_s`."""
+    """The time at which the batch in flight is done, and those of up to `n` steps after it that end before
+    `until_s`."""
     contexts = sum(work.start + 1 for work in batch.work)
     ends, end_s = [first_s], first_s
     for seconds in islice(device.cost.decodes_s(len(batch.work), contexts), n):

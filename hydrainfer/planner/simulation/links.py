@@ -1,4 +1,4 @@
-"""Links between instances: how long messages and copies take, and copies that wait for each other."""
+"""Links between instances: how long messages and copies take, and how copies queue for a link."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hydrainfer.scheduler import Pulls
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """The link between any two instances: `bytes_per_s` and `latency_s` of a copy, of which each instance sends one and
-    takes one at a time; `message_s`: how long a message takes; `host_bytes_per_s`: between a device and its host's
+    """The link between any two instances. `bytes_per_s`, `latency_s`: of a copy; each instance sends one copy and
+    receives one at a time. `message_s`: seconds of a message; `host_bytes_per_s`: rate between a device and its host's
     memory, one copy at a time."""
 
     bytes_per_s: float = 20e9
@@ -22,7 +22,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkEnds:
-    """The ends of the links: each instance sends one copy and takes one at a time."""
+    """The ends of the links: each instance sends one copy and receives one at a time."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -30,7 +30,7 @@ class LinkEnds:
         self._takes_until: dict[str, float] = {}
 
     def begin(self, source: str, target: str, n_bytes: int, now: float) -> float:
-        """Reserve both ends for a copy asked for now. Returns the time when it will be done."""
+        """Reserve both ends for a copy that is requested now. Returns the time when it will be done."""
         start_s = max(now, self._sends_until.get(source, 0.0), self._takes_until.get(target, 0.0))
         end_s = start_s + self._link.latency_s + n_bytes / self._link.bytes_per_s
         self._sends_until[source] = self._takes_until[target] = end_s
@@ -38,7 +38,7 @@ class LinkEnds:
 
 
 class HostLink:
-    """The way between one instance's device and host memory: an `engine.ports.Puller`. `block_bytes` by cache."""
+    """The link between one instance's device and host memory, as an `engine.ports.Puller`. `block_bytes`: by cache."""
 
     def __init__(self, link: Link, block_bytes: Mapping[str, int], clock: Callable[[], float]) -> None:
         self.exports = {name: ExportHandle("host") for name in block_bytes}

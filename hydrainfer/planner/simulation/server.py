@@ -1,4 +1,4 @@
-"""The server in front of the engines: the processor time that it takes for a request, and its queues for that."""
+"""The server in front of the engines: the processor time that a request takes there, and the queues for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hydrainfer.planner.simulation.trace import TraceRequest
 
 
 class CoreTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of one core: `request_s` for a request, `megapixel_s` for a million pixels of its pictures, `token_s` for
-    each token of its answer. Raises `ConfigError`."""
+    """Seconds of one core: `request_s` per request, `megapixel_s` per million pixels of its pictures, `token_s` per
+    token of its answer. Raises `ConfigError`."""
 
     request_s: float = 0.0
     megapixel_s: float = 0.0
@@ -26,11 +26,11 @@ class CoreTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ConfigError(f"{name} must not be negative, but is {seconds:g}", param=name)
 
     def before_s(self, t: TraceRequest) -> float:
-        """Seconds for a request before it has a token."""
+        """Seconds spent on a request before its first token."""
         return self.request_s + self.megapixel_s * t.megapixels
 
     def mean_s(self, trace: Sequence[TraceRequest]) -> float:
-        """Seconds for a request with its answer, as a mean."""
+        """Mean seconds spent on a request and its answer."""
         return sum(self.before_s(t) + self.token_s * t.n_output for t in trace) / len(trace)
 
 
@@ -38,15 +38,18 @@ _NOTHING = CoreTime()
 
 
 class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The processor time of all but the models, and the cores for it.
+    """The processor time of everything but the models, and the cores for it.
 
-    `process`: of the server's process, an interpreter that has one core at most, if there are `workers`. These are
-    processes that prepare pictures, one each at a time (decoding, resizing), for which they take `preparing`. 0: the
-    server's process does that, too, on any of its cores. Several instances are processes: `passing` is what the
-    server's takes more then, `handling` what they take for its messages. `step_s`: of an instance for each step beside
-    its batch, where these compute on the same cores. `client`: of a client there. `cores`: for all this; infinite: more
-    than it wants; `each`: so many, and a server, before every instance that encodes or, without pictures, prefills.
-    `threads`: of each instance, if these compute on the same cores; 0: they do not. `processes`: of servers.
+    `process`: time of the server's process, an interpreter that uses at most one core if there are `workers`.
+    `workers`: processes that prepare pictures (decoding, resizing), one at a time each, which takes `preparing`; 0 if
+    the server's process does that too, on any of its cores. Where there are several instances, these are processes: the
+    server's process then takes `passing` more, and the instances take `handling` for its messages. `step_s`: what each
+    step of an instance takes beside its batch, where instances compute on the same cores. `client`: time of a client on
+    the same machine.
+
+    `cores`: number of cores for all this; infinite if there are always enough. `each`: this many cores, and a server,
+    in front of every instance that encodes (without pictures: that prefills). `threads`: compute threads of each
+    instance on the same cores; 0 if instances compute elsewhere. `processes`: number of server processes.
     """
 
     process: CoreTime = _NOTHING
@@ -62,29 +65,29 @@ class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     processes: int = 1
 
     def times(self, n: int) -> ServerCost:
-        """So many such servers, side by side."""
+        """`n` such servers side by side."""
         return msgspec.structs.replace(
             self, cores=self.cores * n, workers=self.workers * n, processes=self.processes * n
         )
 
     def work_s(self, trace: Sequence[TraceRequest], n_instances: int) -> float:
-        """Seconds of a core for a request, as a mean."""
+        """Mean core seconds per request."""
         apart = (self.passing, self.handling) if n_instances > 1 else ()
         return sum(part.mean_s(trace) for part in (self.process, self.preparing, self.client, *apart))
 
     def most(self, trace: Sequence[TraceRequest], n_instances: int, rate: float) -> float:
-        """A rate that cannot be exceeded for long, where the instances alone carry `rate` at most."""
+        """A rate that cannot be exceeded for long, where the instances alone carry at most `rate`."""
         work_s = self.work_s(trace, n_instances)
         if not work_s or not rate:
             return rate
-        limits = [rate, self.cores / (work_s + self.threads * n_instances / rate)]  # who has cores left lends them
+        limits = [rate, self.cores / (work_s + self.threads * n_instances / rate)]  # unused cores are available to all
         if self.workers:
             wanted = ((self._process_s(trace, n_instances), self.processes), (self._preparing_s(trace), self.workers))
             limits += [n / seconds for seconds, n in wanted if seconds]
         return min(limits)
 
     def slowdown(self, trace: Sequence[TraceRequest], n_instances: int, rate: float) -> float:
-        """How many times longer batches take beside the server, at `rate` requests per second."""
+        """The factor by which batches take longer beside the server, at `rate` requests per second."""
         if not self.threads or not self.work_s(trace, n_instances):
             return 1.0
         others = [*self._processes(trace, n_instances, rate), *self._workers(trace, rate), *self._client(trace, rate)]
@@ -94,9 +97,9 @@ class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return 1.0 / max(share - handling, 0.1 * share)
 
     def ready_s(self, trace: Sequence[TraceRequest], n_instances: int) -> list[float]:
-        """When each request, in order of arrival, reaches the instances: first come, first served, by the server's
-        process, which streams answers besides, and by the workers. Where instances compute on the same cores, whoever
-        is behind with its work gets as much of them as each of their threads."""
+        """The time at which each request, in order of arrival, reaches the instances. The server's process, which also
+        streams answers, and then the workers serve requests first come, first served. Where instances compute on the
+        same cores, a process that is behind with its work gets as much core time as each of their threads."""
         arrivals, first = [t.arrival_s for t in trace], [self.process.before_s(t) for t in trace]
         if n_instances > 1:
             first = [a + self.passing.before_s(t) for a, t in zip(first, trace)]
@@ -135,8 +138,8 @@ class ServerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def _share(cores: float, n: int, others: Sequence[float]) -> float:
-    """The share of a core that each of `n` threads gets that want a whole one, beside `others`, which want so much and
-    get no more than they."""
+    """The share of a core that each of `n` threads that can use a whole core gets. Each of the `others` gets what it
+    wants, but no more than such a thread."""
     left = cores
     for k, wanted in enumerate(sorted(others)):
         if wanted >= (share := left / (n + len(others) - k)):
@@ -148,8 +151,9 @@ def _share(cores: float, n: int, others: Sequence[float]) -> float:
 def _served(
     arrivals: Sequence[float], work_s: Sequence[float], n: int, share: float, rate: float = 0.0, besides_s: float = 0.0
 ) -> list[float]:
-    """When a queue with `n` servers is done with each; who wants nothing of it passes by. Each server has this `share`
-    of a core. `besides_s` of work comes with each of `rate` requests per second, and shares the servers at worst."""
+    """The times at which a queue with `n` servers is done with each request; a request without work passes at once.
+    Each server has this `share` of a core. `besides_s` of other work comes with each of `rate` requests per second; at
+    worst it shares the servers in proportion."""
     mean_s = sum(work_s) / len(work_s)
     has = n * share
     left = max(has - rate * besides_s, has * mean_s / ((mean_s + besides_s) or 1.0))

@@ -1,10 +1,10 @@
-"""A deployment on a virtual clock: the engines, schedulers, block books, migration machines and rosters that serve in
-production, around devices and links that take the time their models say.
+"""A deployment on a virtual clock: the engines, schedulers, caches, migrations and rosters that serve in production,
+around devices and links that take the time their models say.
 
     arrival ─hub roster─> Submit ─> instance: hear, step, report, post ─> parcels ─> instance …
 
-A message between them takes `Link.message_s`. Loads reach the rosters as in production: the hub's with each report,
-the instances' with each parcel and each beat.
+A message between them takes `Link.message_s`. Loads reach the rosters as in production: the hub's with each report, the
+instances' with each parcel and each heartbeat.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ _BEAT_S = Pulse().beat_s
 
 
 class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance of a deployment: `blocks` per cache, as many as its memory holds, and how caches `split` it;
-    `landing`: those of caches in host memory, by what `cache.landing_of` made of a spec."""
+    """One instance of a deployment. `blocks`: the number of blocks per cache that its memory holds; `split`: how the
+    caches share that memory; `landing`: the number of blocks of each cache in host memory, by the spec from
+    `cache.landing_of`."""
 
     name: str
     role: Role
@@ -66,7 +67,7 @@ class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class ServedRequest:
-    """One request and its tokens: what they are and when they were made, in seconds of the virtual clock."""
+    """One request, its tokens, and when they were made, in seconds of the virtual clock."""
 
     request: Request
     token_s: list[float] = field(default_factory=list)
@@ -80,9 +81,9 @@ class ServedRequest:
 
 
 class Simulator:
-    """One run of a deployment. `record` gets the lifecycle events; `watch`, if given, is asked at every beat whether to
-    stop. With `leaps`, decode steps that change nothing but counts are computed at once (`leap.py`).
-    `answer(request, n)`: the token that follows its first `n`."""
+    """One run of a deployment. `record` gets the lifecycle events; `watch`, if given, is asked at every heartbeat
+    whether to stop. With `leaps`, decode steps that change nothing but counts are computed at once (`leap.py`).
+    `answer(request, n)`: the token after the first `n` tokens of an answer."""
 
     def __init__(
         self,
@@ -121,8 +122,8 @@ class Simulator:
         self.shares = False
 
     def run(self, requests: Iterable[Request], ready_s: Mapping[str, float] | None = None) -> list[ServedRequest]:
-        """Serve all requests in order of arrival, or until `watch` says to stop; returns the unfinished ones, too.
-        `ready_s`: when the server has prepared each, by its id; None: at once."""
+        """Serve all requests in order of arrival, or until `watch` says to stop. Returns all requests, unfinished ones
+        too. `ready_s`: when the server has prepared each request, by id; None: on arrival."""
         arrivals = sorted(requests, key=lambda r: r.arrival_s or 0.0)
         self.served.update((r.id, ServedRequest(r)) for r in arrivals)
         self.shares = any(r.keys for r in arrivals)
@@ -163,7 +164,8 @@ class Simulator:
                 self.n_done += 1
 
     def report(self, name: str, load: Load, at_s: float, cached: Cached | None = None) -> None:
-        """Keep what `name` sent at `at_s`, which may be past, until somebody asks for loads."""
+        """Store the load that instance `name` sent at `at_s`, which may be in the past, until the roster reads
+        loads."""
         self._said[name].append((at_s + self.link.message_s, load, cached))
         for other in self.nodes if cached is not None else ():
             if cached is not None and self._roster.hands_to(other, name):
@@ -218,7 +220,7 @@ class Simulator:
         self._hear_reports()
         beat = Beat(dict(self._roster.loads))
 
-        def deliver() -> None:  # it wakes nobody: a load is asked for when a request is placed
+        def deliver() -> None:  # wakes no node: loads are only read when a request is placed
             for node in self.nodes.values():
                 node.hear(beat, self.now)
 
@@ -250,7 +252,7 @@ class ModelledNode(Instance):
     def turn(self, now: float) -> float:
         """Hear, step, report, post. Returns when the next turn is due."""
         if self.leap is not None:
-            if not self.inbox and now < self.leap.ends_at:  # only a beat
+            if not self.inbox and now < self.leap.ends_at:  # only a heartbeat is due
                 self.beat_at = now + _BEAT_S
                 self._sim.report(self.name, self.leap.load_at(now), now)
                 return min(self.leap.ends_at, self.beat_at)
@@ -306,7 +308,7 @@ class ModelledNode(Instance):
 
 
 class _ModelledLane:
-    """One lane of a modelled device. `ticket`: of its latest batch."""
+    """One lane of a modelled device. `ticket`: that of the latest batch."""
 
     ticket: ModelledTicket
 

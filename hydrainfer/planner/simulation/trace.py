@@ -13,13 +13,14 @@ from hydrainfer.planner.simulation.leap import TOKEN
 
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
 _ID = 5  # any token id
-_FIRST_ID = 8  # of those that tell texts apart
+_FIRST_ID = 8  # the first of the ids that tell texts apart
 ANSWER = ""
-"""The name of a part that the server itself has said."""
+"""The name of a part that the server itself generated."""
 
 
 class PromptPart(msgspec.Struct, frozen=True):
-    """A piece of a prompt. What parts of one name begin with is the same content; `picture`: it is one."""
+    """A piece of a prompt. Parts of one name have the same content, as far as the shorter one reaches. `picture`:
+    whether the part is a picture."""
 
     name: str
     n_tokens: int
@@ -27,10 +28,11 @@ class PromptPart(msgspec.Struct, frozen=True):
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a trace: `n_text` prompt tokens that are no placeholders; `pictures`: embedding tokens of each;
-    `n_output` tokens are produced. `content` names the pictures: equal names are the same pictures, "" are new ones.
-    `parts`: the same prompt in order, if it has something in common with another's; else () will do. `megapixels`: of
-    all its pictures, as they are sent. `whole`: all tokens of a picture are computed at once (`MediaSpan.whole`)."""
+    """One request of a trace. `n_text`: prompt tokens that are not picture placeholders; `pictures`: embedding tokens
+    of each picture; `n_output`: tokens to generate. `content` names the pictures: equal names mean the same pictures,
+    "" means new ones. `parts`: the same prompt in order, needed only if it shares content with another prompt.
+    `megapixels`: of all its pictures as they are sent. `whole`: all tokens of a picture are computed at once
+    (`MediaSpan.whole`)."""
 
     arrival_s: float
     n_text: int
@@ -47,9 +49,9 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_requests(trace: Iterable[TraceRequest], block_tokens: int = 16) -> list[Request]:
-    """The requests of a trace in order of arrival, with pictures before the text, or as their parts say; those with
-    parts share what they have in common by blocks of `block_tokens`. Raises `ConfigError` if the trace or a request is
-    empty."""
+    """The requests of a trace in order of arrival, with pictures before the text or, if there are parts, in their
+    order. Requests with parts share common beginnings in blocks of `block_tokens`. Raises `ConfigError` if the trace or
+    a request is empty."""
     prompts = _Prompts(block_tokens)
     found = [_request(i, t, prompts) for i, t in enumerate(sorted(trace, key=lambda t: t.arrival_s))]
     if not found:
@@ -92,7 +94,7 @@ def _media_first(t: TraceRequest, content: str) -> tuple[MediaSpan, ...]:
 
 
 class _Prompts:
-    """Prompts made of parts: an id for each text, and keys that are computed once for each beginning."""
+    """Prompts made of parts, with a token id for each text. The keys of each beginning are computed once."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
@@ -100,7 +102,7 @@ class _Prompts:
         self._keys: dict[tuple[PromptPart, ...], list[bytes]] = {(): [chain_root(b"trace")]}
 
     def of(self, parts: tuple[PromptPart, ...], whole: bool) -> tuple[tuple[int, ...], tuple[MediaSpan, ...], bytes]:
-        """Ids, pictures and keys of a prompt."""
+        """The token ids, pictures and keys of a prompt."""
         ids = tuple(chain.from_iterable(self._of(part) for part in parts))
         media = tuple(_spans(parts, whole))
         n_known = next(n for n in range(len(parts), -1, -1) if parts[:n] in self._keys)
@@ -125,7 +127,8 @@ def _spans(parts: Iterable[PromptPart], whole: bool) -> Iterator[MediaSpan]:
 
 
 def at_rate(trace: Sequence[TraceRequest], rate: float) -> list[TraceRequest]:
-    """The same requests, their arrivals stretched to `rate` per second: common random numbers for every rate."""
+    """The same requests with arrivals stretched to `rate` per second: common random numbers for every rate. Raises
+    `ConfigError` unless the rate is positive."""
     span = trace[-1].arrival_s
     if rate <= 0.0:
         raise ConfigError(f"a rate of {rate:g} requests per second is none; give a positive one")
