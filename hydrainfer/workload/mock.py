@@ -1,7 +1,8 @@
 """An OpenAI-style server without a model: it streams tokens at set times, queues if told to, misbehaves on demand.
 
-Shipped, not only a test's: it says what the client itself costs on a machine (`benchmarks/b04_client_overhead.py`), and
-`python -m hydrainfer.workload.mock --ttft-ms lognormal:50:0.3 --itl-ms 10` is something to point `hydrainfer bench` at.
+It is shipped, not only used in tests: it shows what the client itself costs on a machine
+(`benchmarks/b04_client_overhead.py`), and `python -m hydrainfer.workload.mock --ttft-ms lognormal:50:0.3 --itl-ms 10`
+starts a server to try `hydrainfer bench` on.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from hydrainfer.workload.sources import Spread
 
 @dataclass(frozen=True)
 class Script:
-    """The course of one answer. `service_s`: holds one of the server's slots so long before `ttft_s` begins. `*_after`
-    count token chunks. `itl_s`: the gap after each chunk, or one for each, or drawn. `timings`: what
-    `usage.hydrainfer` says. `refuses`: a body with one of these fields gets a 400, as does one that asks for more than
-    `most_tokens`."""
+    """The course of one answer. `service_s`: how long it holds one of the server's slots before `ttft_s` begins.
+    `*_after`: counts of token chunks. `itl_s`: the gap after each chunk, or one gap for each, or a function that draws
+    one. `timings`: the content of `usage.hydrainfer`. `refuses`: a body with one of these fields gets a 400, as does
+    one that asks for more than `most_tokens`."""
 
     service_s: float = 0.0
     ttft_s: float = 0.0
@@ -50,7 +51,7 @@ class Script:
     keep_alive: bool = True
 
     def refusal(self, body: dict[str, Any], asked: int) -> str | None:
-        """The reason to refuse a body that asks for so many tokens; None if there is none."""
+        """The reason to refuse a body that asks for `asked` tokens; None if there is none."""
         if self.most_tokens is not None and asked > self.most_tokens:
             return f"the maximum context length leaves room for {self.most_tokens} tokens, not {asked}"
         return next((f"unknown field {name}" for name in self.refuses if name in body), None)
@@ -74,8 +75,9 @@ class Served:
 
 
 class MockServer:
-    """`async with MockServer(script) as server: server.url`. `script` may be a function of the request's rank. `slots`:
-    requests in service at once, first come first served; None is no limit. `pages`: bodies of GET paths."""
+    """The server, as `async with MockServer(script) as server: server.url`. `script` may be a function of the request's
+    rank. `slots`: requests in service at once, first come, first served; None for no limit. `pages`: bodies of GET
+    paths."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class MockServer:
         await self._server.wait_closed()
 
     def die(self) -> None:
-        """Die like a killed process: nobody listens any more, and every connection breaks."""
+        """Die like a killed process: the port closes, and every connection breaks."""
         self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
@@ -127,7 +129,7 @@ class MockServer:
                 if not await self._answer(writer, served, self._script(len(self.served) - 1)):
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # cancelled where the loop ends: asyncio would print that as an error of its callback
+            pass  # cancelled when the loop ends, which asyncio would print as an error of its callback
         finally:
             self._writers.discard(writer)
             writer.close()
@@ -141,7 +143,7 @@ class MockServer:
         writer.write(head.encode() + body)
 
     async def _answer(self, writer: asyncio.StreamWriter, served: Served, script: Script) -> bool:
-        """Answer one request. Returns False once the connection is over."""
+        """Answer one request. Returns False if the connection has ended."""
         asked = served.body.get("max_completion_tokens") or served.body.get("max_tokens") or script.most_tokens or 16
         refused = script.refusal(served.body, asked)
         if refused is not None or script.status != 200:
@@ -210,7 +212,7 @@ def _choice(delta: dict[str, str], finish: str | None = None, **extra: Any) -> s
 
 
 def drawn(service_s: Spread, ttft_s: Spread, itl_s: Spread, seed: int) -> Callable[[int], Script]:
-    """Scripts whose times are drawn: request `i` of the same seed is always the same."""
+    """Scripts whose times are drawn. Request `i` of the same seed always gets the same script."""
 
     def script(i: int) -> Script:
         rng = random.Random((seed << 32) + i)
@@ -240,7 +242,7 @@ def main() -> None:
 
 
 def seconds_of(s: Spread) -> Spread:
-    """The same distribution in seconds, given in milliseconds."""
+    """A distribution of milliseconds, converted to seconds."""
     b = s.b if s.kind == "lognormal" else s.b / 1e3
     return Spread(s.kind, s.a / 1e3, b, s.least / 1e3, s.most / 1e3)
 

@@ -1,6 +1,6 @@
-"""Requests over HTTP as a client sends and sees them: one request, a load of them, what a server is and takes.
+"""The HTTP client of the load generator: single requests, a load of requests, and what a server runs and accepts.
 
-Called by `measuring`, `deployments` and `benchmarks/`. Keeps what happened to each request and when; never judges it.
+Called by `measuring`, `deployments` and `benchmarks/`. Records what happened to each request and when; never judges it.
 """
 
 from hydrainfer.workload.client.client import ChatClient, Endpoint

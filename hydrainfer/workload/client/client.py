@@ -1,4 +1,4 @@
-"""Sends one chat request and times the tokens of its streamed answer."""
+"""The client that sends one chat request and times the tokens of its streamed answer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Answer:
-    """Collects one streamed answer, called with each piece of the body as it arrives."""
+    """One streamed answer. `feed` is called with each piece of the body as it arrives."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._events = EventSplitter()
-        self.raw = b""  # the head of the body: the message, if the status turns out to be an error
+        self.raw = b""  # the head of the body, which holds the message of an error status
         self.chunk_s: list[float] = []
         self.chunk_tokens: list[int] = []
         self.token_ids: list[int] | None = None
@@ -74,10 +74,11 @@ def _message(body: bytes) -> str:
 
 
 class ChatClient:
-    """Use within one event loop: `async with ChatClient(target, clock)`. `clock` is in seconds, of any origin."""
+    """A client of one server, for use within one event loop: `async with ChatClient(target, clock)`. `clock` is in
+    seconds, of any origin."""
 
     def __init__(self, target: Endpoint, clock: Callable[[], float]) -> None:
-        """Raises `ConfigError` for an address that is none."""
+        """Raises `ConfigError` for an invalid address."""
         headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else None
         self._http = HttpPool(target.base_url, headers)
         self._target = target
@@ -90,7 +91,7 @@ class ChatClient:
         self._http.close()
 
     async def models(self) -> list[str]:
-        """Names that the server answers to. Raises `RequestFailed`."""
+        """The names of the models that the server serves. Raises `RequestFailed`."""
         body = await self._get("/v1/models")
         try:
             return [str(m["id"]) for m in orjson.loads(body)["data"]]
@@ -98,7 +99,7 @@ class ChatClient:
             raise RequestFailed(FailureKind.MALFORMED, f"/v1/models is not a list of models: {body[:80]!r}") from None
 
     async def healthy(self) -> bool:
-        """Whether `/health` answers 200 now; False also when nobody listens."""
+        """Whether `/health` answers 200 now; False also if there is no server."""
         try:
             await self._get("/health")
         except RequestFailed:
@@ -124,8 +125,8 @@ class ChatClient:
         return bytes(body)
 
     async def chat(self, body: bytes, *, index: int, n_asked: int, scheduled_s: float) -> RequestRecord:
-        """Never raises for what the server or the network does: the record holds the failure, and all that came
-        before it."""
+        """The record of one chat request. Never raises for what the server or the network does: the record holds the
+        failure and all that arrived before it."""
         answer = _Answer(self._clock)
         failure: Failure | None = None
         sent_s = self._clock()

@@ -8,9 +8,9 @@ import msgspec
 
 
 class FailureKind(enum.StrEnum):
-    """`STATUS`: an HTTP status other than 200. `CONNECTION`: no connection, or it broke before the answer ended.
-    `MALFORMED`: bytes that are no HTTP, no event stream or no chunk, or a stream without its `[DONE]`.
-    `SERVER`: an error event within the stream. `TIMEOUT`: no end within the client's limit."""
+    """The kinds of failure. `STATUS`: an HTTP status other than 200. `CONNECTION`: no connection, or it broke before
+    the answer ended. `MALFORMED`: bytes that are not HTTP, not an event stream or not a chunk, or a stream without its
+    `[DONE]`. `SERVER`: an error event within the stream. `TIMEOUT`: no end within the client's limit."""
 
     STATUS = "status"
     CONNECTION = "connection"
@@ -20,7 +20,7 @@ class FailureKind(enum.StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """`message` is for people; `status` is set for `STATUS` only."""
+    """The failure of one request. `message` is for people; `status` is set for `STATUS` only."""
 
     kind: FailureKind
     message: str

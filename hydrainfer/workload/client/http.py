@@ -1,7 +1,7 @@
 """A lean HTTP/1.1 client: the bytes of an answer reach the caller inside the event loop's read callback.
 
-`httpx` costs several times the processor time per streamed token (`benchmarks/b04_client_overhead.py`), which a server
-on the same cores would lack.
+`httpx` costs several times the processor time per streamed token (`benchmarks/b04_client_overhead.py`), which would be
+missing to a server on the same cores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OnData = Callable[[bytes], None]
 
 
 class _KeptConnection(asyncio.Protocol):
-    """One keep-alive connection; one exchange at a time. `unanswered`: not a byte of the answer has come."""
+    """One keep-alive connection, with one exchange at a time. `unanswered`: no byte of the answer has arrived yet."""
 
     def __init__(self) -> None:
         self._done: asyncio.Future[int] | None = None
@@ -29,7 +29,7 @@ class _KeptConnection(asyncio.Protocol):
         self.open = True
 
     def exchange(self, message: bytes, on_data: OnData) -> asyncio.Future[int]:
-        """Write a whole request. The future is the status, set when the answer has ended."""
+        """Write a whole request. Returns a future of the status, which is set when the answer has ended."""
         self._parser = httptools.HttpResponseParser(self)
         self._done = asyncio.get_running_loop().create_future()
         self._on_data = on_data
@@ -39,11 +39,11 @@ class _KeptConnection(asyncio.Protocol):
         return self._done
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # (uvloop's are none by descent)
+        self.transport = cast(asyncio.Transport, transport)  # (uvloop's transports are not subclasses)
 
     def data_received(self, data: bytes) -> None:
         if self._done is None or self._done.done():
-            self.transport.abort()  # an answer nobody asked for
+            self.transport.abort()  # an answer without a request
             return
         self.unanswered = False
         try:
@@ -58,7 +58,7 @@ class _KeptConnection(asyncio.Protocol):
         if self._done is None or self._done.done():
             return
         if self._headed and not self._framed and exc is None:
-            self._done.set_result(self._parser.get_status_code())  # its length was: until the connection closes
+            self._done.set_result(self._parser.get_status_code())  # without a length, the answer ends here
         else:
             self._fail(RequestFailed(FailureKind.CONNECTION, f"the connection broke before the answer ended: {exc}"))
 
@@ -87,7 +87,7 @@ class _KeptConnection(asyncio.Protocol):
 
 
 class HttpPool:
-    """Connections to one server, kept and reused; their number is that of the exchanges under way."""
+    """Connections to one server, which are kept and reused. There are as many as exchanges at the same time."""
 
     def __init__(self, base_url: str, headers: dict[str, str] | None = None) -> None:
         """Raises `ConfigError` for an address that is not http(s)://host[:port][/path]."""
@@ -96,14 +96,15 @@ class HttpPool:
             raise ConfigError(f"a server's address looks like http://host:port, not {base_url!r}", param="base_url")
         self._host, self._tls = url.hostname, ssl.create_default_context() if url.scheme == "https" else None
         self._port = url.port or (443 if self._tls else 80)
-        self._prefix = url.path.rstrip("/").removesuffix("/v1")  # as clients of OpenAI's write it
+        self._prefix = url.path.rstrip("/").removesuffix("/v1")  # OpenAI's clients expect it in the base URL
         fixed = {"host": url.netloc.rpartition("@")[2], "accept-encoding": "identity"} | (headers or {})
         self._headers = "".join(f"{k}: {v}\r\n" for k, v in fixed.items())
         self._idle: list[_KeptConnection] = []
 
     async def send(self, method: str, path: str, body: bytes, on_data: OnData) -> int:
-        """One exchange; returns the status. `on_data` gets the body as it arrives; what it raises ends the exchange.
-        Raises `RequestFailed`. A kept connection that the server has closed meanwhile is replaced, once."""
+        """The status of one exchange. `on_data` gets the body as it arrives; an exception that it raises ends the
+        exchange. A kept connection that the server has closed meanwhile is replaced by another. Raises
+        `RequestFailed`."""
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
         message = f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
         while True:

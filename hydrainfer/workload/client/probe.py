@@ -1,4 +1,4 @@
-"""Asks a URL for its model names, which of our fields it takes, and what runs there."""
+"""The first requests to a server: its model names, which optional fields it accepts, and what runs there."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ OPTIONAL = ("timings", "return_token_ids", "ignore_eos", "include_usage")
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`version`: what `/version` says. `prefix_cache`: what the server says of its own, "not said" if nothing.
-    `instances`: roles of a HydraInfer deployment. `timings`: it says where the time went. `refused`: fields of
-    `OPTIONAL` that it does not take, so that they are left out; without `ignore_eos`, answers may end early."""
+    """What a server runs and accepts. `version`: what `/version` says. `prefix_cache`: the server's own setting, "not
+    said" if it does not tell. `instances`: roles of a HydraInfer deployment. `timings`: whether the server says where
+    the time went. `refused`: fields of `OPTIONAL` that it does not accept, which are left out; without `ignore_eos`,
+    answers may end early."""
 
     url: str
     model: str
@@ -35,8 +36,9 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 async def probe(
     target: Endpoint, *, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[Endpoint, BodyOptions, ServerFacts]:
-    """The target with its model's name filled in, and how to ask it. One request of two tokens is made, more if fields
-    are refused. Raises `ConfigError` that says what is wrong with the server or the address."""
+    """The target with its model's name filled in, the body options that the server accepts, and its facts. Sends one
+    request of two tokens, and more if fields are refused. Raises `ConfigError` that says what is wrong with the server
+    or the address."""
     async with ChatClient(target, clock) as client:
         try:
             models = await client.models()
@@ -76,7 +78,7 @@ async def _accepted(client: ChatClient, target: Endpoint) -> tuple[BodyOptions, 
             return msgspec.structs.replace(options, timings=told), refused, told
         if record.failure.status not in (400, 422) or len(refused) == len(OPTIONAL):
             raise _explained(target, record.failure)
-        # most name the field at fault; else leave out one more
+        # most servers name the refused field; otherwise leave out one more
         named = next((f for f in OPTIONAL if f not in refused and f in record.failure.message), None)
         refused += (named or next(f for f in OPTIONAL if f not in refused),)
 
@@ -107,7 +109,8 @@ def _roles(page: str) -> tuple[str, ...]:
 
 
 def _prefix_cache(metrics: str, server_info: str) -> str:
-    """vLLM and we say it in a metric's labels, SGLang on a page of its own."""
+    """Whether the server has a prefix cache, as it says. vLLM and HydraInfer say so in a metric's labels, SGLang on a
+    page of its own."""
     said = re.search(r'enable_prefix_caching="(\w+)"', metrics)
     if said:
         return "on" if said[1].lower() == "true" else "off"

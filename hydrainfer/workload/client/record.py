@@ -11,9 +11,10 @@ from hydrainfer.workload.client.sse import Usage
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`index`: rank in the workload. `scheduled_s`: when it was due; `sent_s`: when it was sent; `end_s`: when the
-    answer ended or failed. `chunk_s[i]`: when the i-th chunk with tokens arrived; `chunk_tokens[i]`: how many it
-    carried (a chunk with content but without ids counts as one). `token_ids`: None where the server gave none."""
+    """One request as the client saw it. `index`: rank in the workload. `scheduled_s`: when it was due; `sent_s`: when
+    it was sent; `end_s`: when the answer ended or failed. `chunk_s[i]`: when the i-th chunk with tokens arrived;
+    `chunk_tokens[i]`: how many tokens it carried (a chunk with content but without ids counts as one). `token_ids`:
+    None if the server sent none."""
 
     index: int
     n_asked: int
@@ -34,12 +35,12 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def late_s(self) -> float:
-        """The client's own lag behind its schedule."""
+        """Seconds by which the client was late to send the request."""
         return self.sent_s - self.scheduled_s
 
     @property
     def ttft_s(self) -> float | None:
-        """Sent (connecting included) to first token; None if there was none."""
+        """TTFT: seconds from sending (connecting included) to the first token; None if there was none."""
         return self.chunk_s[0] - self.sent_s if self.chunk_s else None
 
     @property
@@ -48,35 +49,36 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def itl_s(self) -> tuple[float, ...]:
-        """Times between neighbouring chunks with tokens: what a reader waits, however many tokens a chunk carries."""
+        """ITL: times between consecutive chunks with tokens, which is what a reader waits for, however many tokens a
+        chunk has."""
         return tuple(b - a for a, b in itertools.pairwise(self.chunk_s))
 
     @property
     def token_interval_s(self) -> tuple[float, ...]:
-        """Time per token after the first, one entry each: a chunk of k tokens counts as k equal intervals since the
-        chunk before it, and the tokens that came with the first chunk as none."""
+        """The time of each token after the first chunk. A chunk of k tokens counts as k equal intervals since the chunk
+        before it. Tokens in the first chunk have no interval."""
         gaps = zip(self.itl_s, self.chunk_tokens[1:], strict=True)
         return tuple(gap / n for gap, n in gaps for _ in range(n))
 
     @property
     def timings(self) -> dict[str, float]:
-        """The server's account of where the time went; empty if it gives none."""
+        """The server's account of where the time went; empty if it sent none."""
         said = self.usage.hydrainfer if self.usage else None
         return {k: float(v) for k, v in (said or {}).items() if isinstance(v, int | float)}
 
     @property
     def n_tokens(self) -> int:
-        """The answer's tokens by `usage` where the server sends it, else by ids, else by chunks with content."""
+        """The number of answer tokens: by `usage` if the server sends it, else by ids, else by chunks with content."""
         return self.usage.completion_tokens if self.usage else sum(self.chunk_tokens)
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per token after the first; None below two tokens."""
+        """TPOT: mean time per token after the first; None below two tokens."""
         return (
             (self.chunk_s[-1] - self.chunk_s[0]) / (self.n_tokens - 1) if self.n_tokens > 1 and self.chunk_s else None
         )
 
     @property
     def count_differs(self) -> bool:
-        """The ids received are not as many as the server's `usage` says."""
+        """Whether the number of ids received differs from the server's `usage`."""
         return self.usage is not None and self.token_ids is not None and len(self.token_ids) != self.n_tokens

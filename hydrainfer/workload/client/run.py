@@ -1,4 +1,4 @@
-"""Runs a load against a server: warm-up first, then the measured requests at their times."""
+"""The runner of a load against a server: warm-up first, then the measured requests at their times."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PLAIN = BodyOptions()
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`records` in the workload's order, times counted from the start of the measured part; `warmup` likewise from the
-    start of the warm-up. A load that was stopped (`stopped` says why) has no record of the `n_cut` requests that were
-    under way, nor of the `n_unsent` ones that never were."""
+    """The records of one load. `records`: in the workload's order, with times counted from the start of the measured
+    part; `warmup`: likewise from the start of the warm-up. If the load was stopped (`stopped` says why), there are no
+    records of the `n_cut` requests that were in flight and of the `n_unsent` requests that were never sent."""
 
     arrivals: Arrivals
     seed: int
@@ -33,11 +33,11 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stop:
-    """Tells a load to end now and keep what it has: by `now` (Ctrl-C), or by itself when `dead_after` requests in a row
-    found nobody to talk to (None: never)."""
+    """A signal that ends a load and keeps the results so far. It is set by `now` (Ctrl-C), or by itself when
+    `dead_after` requests in a row got no connection (None: never)."""
 
     def __init__(self, dead_after: int | None = None, parent: Stop | None = None) -> None:
-        """Stops when `parent` does; not the other way round."""
+        """`parent`: this signal is also set when the parent is, but not the other way round."""
         self._dead_after, self._n_dead = dead_after, 0
         self._event, self._children = asyncio.Event(), list[Stop]()
         self.reason = ""
@@ -79,9 +79,10 @@ async def run_load(
     stop: Stop | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoadResult:
-    """The first `n_warmup` chats run to their end before the measured ones start, so that nothing of them lies in the
-    measured window. Bodies (pictures included) are made before anything is sent: peak memory grows with the workload.
-    `on_record` sees each measured request as it ends. Raises `ConfigError`, never for what the server does."""
+    """Run a load and return its records. The first `n_warmup` chats end before the measured ones start, so that the
+    warm-up does not overlap the measured window. Bodies (pictures included) are made before anything is sent, so peak
+    memory grows with the workload. `on_record` gets each measured request as it ends. Raises `ConfigError`, but never
+    for what the server does."""
     if not 0 <= n_warmup < len(chats):
         raise ConfigError(f"of {len(chats)} requests, {n_warmup} cannot be warm-up", param="n_warmup")
     bodies = [(options.body(chat, target.model), chat.max_tokens) for chat in chats]
@@ -102,7 +103,7 @@ async def run_load(
 
 
 class _Sender:
-    """Sends bodies at their times until they are through or `stop` says so."""
+    """The sender of bodies at their times, until all are answered or `stop` is set."""
 
     def __init__(self, client: ChatClient, stop: Stop, clock: Callable[[], float]) -> None:
         self._client, self._stop, self._clock = client, stop, clock
@@ -110,7 +111,8 @@ class _Sender:
     async def run(
         self, bodies: Sequence[tuple[bytes, int]], arrivals: Arrivals, seed: int, on_record: OnRecord | None
     ) -> tuple[list[RequestRecord], int]:
-        """The requests that ended, in order, and how many were under way when it was stopped."""
+        """The records of the requests that ended, in order, and how many requests were in flight when the load was
+        stopped."""
         if self._stop.came:
             return [], 0
         start_s = self._clock()
@@ -149,7 +151,7 @@ class _Sender:
 
 
 async def _until_stopped(work: Coroutine[None, None, None], stop: Stop) -> None:
-    """Run `work` to its end, or cancel it when `stop` comes first. Nothing of it is left running."""
+    """Run `work` to its end, or cancel it when `stop` comes first. No task is left running."""
     load, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((load, stopped), return_when=asyncio.FIRST_COMPLETED)

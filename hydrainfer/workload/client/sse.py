@@ -1,4 +1,5 @@
-"""Parses bytes into tokens: server-sent events, and the part of OpenAI's chat chunks that a measurement needs."""
+"""The parser from bytes to tokens: server-sent events, and the part of OpenAI's chat chunks that a measurement
+needs."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ MAX_EVENT_BYTES = 16 << 20
 
 
 class EventSplitter:
-    """Cuts a byte stream into the data of its events. A piece may end anywhere, also within a character."""
+    """A splitter of a byte stream into the data of its events. A piece may end anywhere, even within a character."""
 
     __slots__ = ("_data", "_rest")
 
@@ -52,7 +53,7 @@ class _ChunkChoice(msgspec.Struct):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The server's own count. `hydrainfer`: where the time of the answer went, from a server that says so."""
+    """The server's own token counts. `hydrainfer`: where the time of the answer went, if the server says so."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -81,7 +82,8 @@ _NOTHING = _ChunkChoice()
 
 
 def parse_chunk(event: bytes) -> ChunkPiece:
-    """Raises `RequestFailed`: `MALFORMED` for what is no chat chunk, `SERVER` for an error event."""
+    """The content of one event. Raises `RequestFailed`: `MALFORMED` if it is not a chat chunk, `SERVER` if it is an
+    error."""
     try:
         chunk = _DECODER.decode(event)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:

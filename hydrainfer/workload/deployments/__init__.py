@@ -1,6 +1,7 @@
-"""Servers that are started to be measured, each on its part of the machine, and what else the machine does meanwhile.
+"""Servers that are started to be measured, each on its part of the machine, and the load of other processes meanwhile.
 
-Called by `measuring` and `benchmarks/`. Leaves no process behind; never sends a request but to see that one is healthy.
+Called by `measuring` and `benchmarks/`. Leaves no process behind; sends requests only to see whether a server is
+healthy.
 """
 
 from hydrainfer.workload.deployments.deploy import Deployment, HardwareSlice, command_of, running

@@ -1,4 +1,4 @@
-"""The deployments of `bench compare`: layouts it starts itself, servers started by a command or running already."""
+"""The deployments of `bench compare`: layouts and commands that it starts itself, and servers that already run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A server to measure, by one of `layout` (of `hydrainfer serve`, with `flags`), `start` (a command in which {port}
-    and {cores} are filled in) or `url`. `threads`: what is known of a foreign server's threads. `model`: its name
-    there; empty: the first."""
+    """A server to measure, given by one of `layout` (of `hydrainfer serve`, with `flags`), `start` (a command in which
+    {port} and {cores} are filled in) or `url`. `threads`: what is known about the threads of a server started by
+    another command. `model`: the model's name on the server; empty: the first one."""
 
     name: str
     layout: str = ""
@@ -38,15 +38,16 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def n_instances(self) -> int | None:
-        """The instances of the layout; None where it is not ours to know."""
+        """The number of instances of the layout; None if the layout is a file or the server is not ours."""
         is_file = self.layout.endswith((".yaml", ".yml"))
         return len(Layout.parse(self.layout).instances) if self.layout and not is_file else None
 
 
 class HardwareSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The hardware that each deployment gets as a whole: `cores` such as "0-3,8" (empty: all), `gpus` for
-    CUDA_VISIBLE_DEVICES. `threads_per_instance` of a layout; None: every core of them, since instances seldom work at
-    the same time on few cores. `model`: for the layouts, as `serve` takes it; None: the built-in one."""
+    """The hardware that each deployment gets as a whole. `cores`: such as "0-3,8" (empty: all); `gpus`: for
+    CUDA_VISIBLE_DEVICES. `threads_per_instance`: of a layout; None: one thread for each of the cores, since on few
+    cores instances seldom work at the same time. `model`: for the layouts, as `serve` takes it; None: the built-in
+    one."""
 
     model: str | None = None
     cores: str = ""
@@ -56,7 +57,7 @@ class HardwareSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def core_set(self) -> frozenset[int]:
-        """Raises `ConfigError` for cores that this process may not use."""
+        """The cores as a set. Raises `ConfigError` for cores that this process may not use."""
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
         cores = parse_cores(self.cores) if self.cores else frozenset(allowed)
         if not cores <= allowed:
@@ -72,7 +73,7 @@ class HardwareSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """`"0-3,8"`. Raises `ConfigError`."""
+    """The cores in a text such as `"0-3,8"`. Raises `ConfigError`."""
     found: set[int] = set()
     try:
         for part in text.split(","):
@@ -97,8 +98,8 @@ def command_of(one: Deployment, place: HardwareSlice, port: int) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def running(one: Deployment, place: HardwareSlice, log: Path) -> AsyncIterator[tuple[str, ServerProcess | None]]:
-    """Its URL, healthy, and its process if it was started here; which is gone afterwards, with all that it started.
-    Raises `ServerFailed`, `ConfigError`."""
+    """The URL of the deployment once it is healthy, and its process if it was started here. The process and all that it
+    started are gone afterwards. Raises `ServerFailed`, `ConfigError`."""
     if one.url:
         yield one.url, None
         return
@@ -111,7 +112,7 @@ async def running(one: Deployment, place: HardwareSlice, log: Path) -> AsyncIter
 
 
 def _environment(one: Deployment, place: HardwareSlice) -> Mapping[str, str]:
-    """A foreign server gets none of the settings that suit ours."""
+    """The environment of a server's process. A server that is not ours gets none of the settings that suit ours."""
     gpus = {} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": place.gpus}
     if one.start:
         return {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "KMP_", "TOKENIZERS_"))} | gpus

@@ -1,6 +1,6 @@
-"""Measures how much of the machine other processes took while a server was measured.
+"""The processor time that other processes took while a server was measured.
 
-Linux only (/proc); elsewhere nothing is known.
+Linux only (/proc); on other systems it is not known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hydrainfer.workload.deployments.processes import ServerProcess
 
 
 class Noise:
-    """Watches the machine from its creation to `others_cores`."""
+    """The load of the machine between the creation of this object and the call of `others_cores`."""
 
     def __init__(self, server: ServerProcess | None) -> None:
         self._server = server
@@ -26,10 +26,10 @@ class Noise:
         return max(0.0, used_s - known_s) / at_s if at_s > 0 else None
 
     def _read(self) -> tuple[float, float, float] | None:
-        """Busy seconds of all cores, of those this process and the server, and the time."""
+        """Busy seconds of all cores, busy seconds of this process and the server together, and the time."""
         busy = processor_s()
         if busy is None or self._server is None:
             return None
-        # utime, stime and those of children that have ended
+        # utime and stime, own and of children that have ended
         server_s = sum(sum(int(t) for t in fields[11:15]) * TICK_S for fields in self._server.family().values())
         return busy[0], server_s + time.process_time(), time.perf_counter()

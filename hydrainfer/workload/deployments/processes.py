@@ -1,4 +1,5 @@
-"""Server processes that are started to be measured: on their cores, until they are healthy, and gone afterwards."""
+"""Server processes that are started to be measured: placed on cores, waited for until healthy, and ended with all
+children."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from hydrainfer.workload.client import ChatClient, Endpoint
 
 
 class ServerFailed(Exception):
-    """It did not start, or died; the message ends with the last lines of its log."""
+    """The error of a server that did not start, or died; the message ends with the last lines of its log."""
 
 
 def free_port() -> int:
@@ -28,8 +29,8 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """One server and the processes it starts, in a session of their own. Stop it in any case: use as a context.
-    `cores`: all of it runs on these and no others; empty: where this process may."""
+    """One server and the processes it starts, in a session of their own. Must be stopped in any case: use as a context
+    manager. `cores`: the only cores that all of these processes run on; empty: the same as this process."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class ServerProcess:
 
     @property
     def status(self) -> int | None:
-        """Its exit status once it has ended."""
+        """The exit status once the server has ended; else None."""
         return self._process.poll()
 
     async def wait_healthy(self, limit_s: float) -> None:
@@ -86,8 +87,8 @@ class ServerProcess:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
 
     def stop(self, limit_s: float = 30.0) -> list[int]:
-        """Ask (SIGINT), wait, and only then kill all that it started: returns who had to be. Nothing of it is left
-        running."""
+        """Interrupt the server (SIGINT), wait, and then kill all processes that are left. Returns the pids that had to
+        be killed. None of its processes is left running."""
         family = self.family()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
@@ -97,14 +98,14 @@ class ServerProcess:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if self._process.poll() is None:  # where there is no /proc to find the others in
+        if self._process.poll() is None:  # on systems without /proc
             self._process.kill()
         self._process.wait()
-        self._wait_for_all(family)  # a killed process ends at its next turn
+        self._wait_for_all(family)  # a killed process ends when it is scheduled next
         return left
 
     def family(self) -> dict[int, list[str]]:
-        """Its session and all descendants, whatever session they are in: pid → fields of /proc/pid/stat."""
+        """The processes of the server's session and all descendants in any session: pid → fields of /proc/pid/stat."""
         stats = dict(all_stats())
         found = {self.pid}
         grown = 0
@@ -114,27 +115,28 @@ class ServerProcess:
         return {p: stats[p] for p in found if p in stats}
 
     def left_of(self, family: dict[int, list[str]]) -> list[int]:
-        """Pids of its session, and of processes that `family` found earlier, that still run. A pid that another process
-        or thread has got meanwhile does not count: it has another start time."""
+        """The pids of the server's session and of `family`, found earlier, that still run. A pid that was reused
+        meanwhile does not count: its start time differs."""
         now = {pid: stat for pid, stat in all_stats() if stat[0] != "Z"}
         known = (pid for pid, stat in family.items() if pid in now and now[pid][19] == stat[19])
         return sorted({*known, *self._session()})
 
     def _wait_for_all(self, family: dict[int, list[str]]) -> list[int]:
-        """Wait up to five seconds until none of them runs; who still does then."""
+        """Wait up to five seconds until no process of `family` runs. Returns the pids that still do."""
         patience_s = time.perf_counter() + 5.0
         while (left := self.left_of(family)) and time.perf_counter() < patience_s:
             time.sleep(0.02)
         return left
 
     def _session(self) -> list[int]:
-        """Its processes, zombies excepted."""
+        """The pids of the server's session, without zombies."""
         return [pid for pid, stat in all_stats() if int(stat[3]) == self.pid and stat[0] != "Z"]
 
 
 @contextlib.contextmanager
 def _on(cores: Collection[int]) -> Iterator[None]:
-    """Processes started within inherit these cores: set here and set back, since a child could not be moved in time."""
+    """Processes started within this context inherit these cores. The cores of this process are set and then set back,
+    since a child could not be moved early enough."""
     if not cores:
         yield
         return

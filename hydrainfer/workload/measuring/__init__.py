@@ -1,6 +1,6 @@
 """The work of `bench`, `bench compare` and `trace`: sessions with a server, the search for goodput, comparisons.
 
-Called by those verbs and `hydrainfer profile --validate`. Returns results; shows nothing but to a `Watcher`.
+Called by those verbs and `hydrainfer profile --validate`. Returns results; reports progress only to a `Watcher`.
 """
 
 from hydrainfer.workload.measuring.compare import Comparison, ComparisonPlan, read_plan

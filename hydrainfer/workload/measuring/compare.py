@@ -1,4 +1,4 @@
-"""`hydrainfer bench compare`: deployments in turn on the same hardware, with the same traffic, again and again."""
+"""`hydrainfer bench compare`: rounds of deployments in turn on the same hardware, with the same traffic."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from hydrainfer.workload.sources import Workload
 
 
 class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A comparison as a file of benchmarks/compare describes it. `layouts` become deployments of the
-    same name with `flags`; `servers` are others. Every round starts each deployment afresh, in another order, and runs
-    all `rates`; those above one at which attainment fell below `give_up_below` are left out for that deployment.
-    `workload`, `slo`, `like`, `data`, `pictures`: as the options of `bench`. `notes` go into the report."""
+    """A comparison as a file of benchmarks/compare describes it. `layouts`: each becomes a deployment of the same name
+    with `flags`; `servers`: other deployments. Every round starts each deployment afresh, in another order, and runs
+    all `rates`. Rates above one at which attainment fell below `give_up_below` are left out for that deployment.
+    `workload`, `slo`, `like`, `data`, `pictures`: as the options of `bench`. `notes`: go into the report."""
 
     title: str = "Comparison"
     layouts: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     notes: tuple[str, ...] = ()
 
     def deployments(self) -> tuple[Deployment, ...]:
-        """Raises `ConfigError` if there are none, or two of a name."""
+        """All deployments to compare. Raises `ConfigError` if there are none, or two of the same name."""
         ours = tuple(Deployment(name=Path(layout).stem, layout=layout, flags=self.flags) for layout in self.layouts)
         every = ours + self.servers
         names = [one.name for one in every]
@@ -69,7 +69,7 @@ class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def read_plan(path: Path | None, given: dict[str, Any]) -> ComparisonPlan:
-    """`given` goes before the file. Raises `ConfigError`."""
+    """The plan in a file, in which the values of `given` replace the file's. Raises `ConfigError`."""
     content = read_yaml(path) if path else {}
     place, given_place = content.get("place", {}), given.pop("place", {})
     if isinstance(place, dict):
@@ -78,7 +78,7 @@ def read_plan(path: Path | None, given: dict[str, Any]) -> ComparisonPlan:
 
 
 class Comparison:
-    """Runs a plan. `say` gets a line at a time."""
+    """The runner of a plan. `say` gets one line at a time."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Comparison:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Raises `ConfigError` for a plan that cannot be."""
+        """Raises `ConfigError` for a plan that cannot be run."""
         if not plan.rates:
             raise ConfigError("a comparison needs the rates to run: --rates 1,2,4", param="rates")
         self._plan, self._workload, self._slo, self._effort = plan, workload, slo, effort
@@ -102,7 +102,7 @@ class Comparison:
         self._watch, self._say, self._clock = watch, say, clock
         self._servers: dict[str, Server] = {}
         self._runs: list[Run] = []
-        self._series: list[tuple[str, float, Series]] = []  # of which server, at which rate
+        self._series: list[tuple[str, float, Series]] = []  # by server and rate
         self._too_much: dict[str, float] = {}
         self._notes: list[str] = []
 
@@ -114,7 +114,7 @@ class Comparison:
                 self._traffic.of(self._effort.n_at(rate), seed_of(self._plan.seed, round_, rank))
 
     async def run(self) -> BenchResult:
-        """The result, also of a comparison that was interrupted. A deployment that fails is left out from then on."""
+        """The result, even of a comparison that was interrupted. A deployment that fails is left out from then on."""
         stop = Stop()
         with tempfile.TemporaryDirectory() as logs, until_interrupted(stop):
             for round_ in range(self._plan.rounds):
@@ -203,7 +203,7 @@ class Comparison:
                 yield one.name, search.result()
 
     def _unequal(self) -> list[str]:
-        """Layouts that do not have equal hardware, said."""
+        """A note if the layouts do not have equal hardware."""
         counts = {one.n_instances for one in self._deployments if one.n_instances is not None}
         per_instance = "emulated" in self._plan.flags or self._plan.place.gpus is not None
         if len(counts) > 1 and per_instance:
@@ -214,6 +214,6 @@ class Comparison:
 
 
 def _rotated(deployments: Sequence[Deployment], round_: int) -> Sequence[Deployment]:
-    """Another one is first in every round, so that none always follows the same."""
+    """The deployments in another order in every round, so that none always follows the same one."""
     k = round_ % len(deployments)
     return [*deployments[k:], *deployments[:k]]

@@ -1,4 +1,4 @@
-"""Loads one server again and again: alone first, then at the rates asked for, or at those a search for goodput asks."""
+"""A session with one server: requests one at a time first, then loads at given rates or in a search for goodput."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from hydrainfer.workload.sources import (
 )
 
 DEAD_AFTER = 20
-"""Requests in a row without a connection after which a server counts as gone."""
+"""A server counts as gone after this many requests in a row without a connection."""
 OpenLoopAt = Callable[[float], Arrivals]
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """The amount that is measured: at least `requests` per run and as many as arrive in `min_s` seconds, so that a
-    queue has time to build up before its length is judged. `unloaded`: requests sent one at a time at first."""
+    """The amount to measure: at least `requests` per run, and as many as arrive in `min_s` seconds, so that a queue has
+    time to build up before its length is judged. `unloaded`: the number of requests that are first sent one at a
+    time."""
 
     requests: int = 100
     min_s: float = 10.0
@@ -50,24 +51,24 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watcher(Protocol):
-    """An observer that is told how a load goes."""
+    """An observer of the progress of a load."""
 
     def begins(self, server: str, what: str, n: int) -> None: ...
     def record(self, record: RequestRecord) -> None: ...
     def ended(self, server: str, run: Run | None) -> None:
-        """`run` None: the unloaded requests."""
+        """`run`: None after the unloaded requests."""
 
 
 class Traffic:
-    """The requests of a workload by seed, encoded once for all servers that get the same; as many as `max_bytes` of
-    pictures are kept, the oldest forgotten first."""
+    """The requests of a workload by seed, encoded once for all servers that get the same requests. At most `max_bytes`
+    of pictures are kept; the oldest are dropped first."""
 
     def __init__(self, workload: Workload, like: str | None, max_bytes: int = 1 << 29) -> None:
         self.workload, self.like, self._max_bytes = workload, like, max_bytes
         self._kept: dict[tuple[int, int], tuple[int, list[ChatRequest]]] = {}
 
     def of(self, n: int, seed: int) -> list[ChatRequest]:
-        """Raises `ConfigError`."""
+        """`n` requests for a seed. Raises `ConfigError`."""
         if (n, seed) not in self._kept:
             chats = encoded(self.workload.chats(n, seed, self.like))
             n_bytes = sum(len(url) for url in {p.data_url() for chat in chats for p in chat.shown})
@@ -78,7 +79,7 @@ class Traffic:
 
 
 class Session:
-    """One server under test. `open` first."""
+    """One server under test. Call `open` first."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Session:
         self.unloaded: LoadReport
 
     async def open(self, seed: int) -> None:
-        """Find out what is there and how long a request takes alone. Raises `ConfigError`."""
+        """Find out what the server runs and how long a request takes alone. Raises `ConfigError`."""
         target = msgspec.structs.replace(self._target, timeout_s=self._effort.timeout_s)
         self._target, self._options, self.facts = await probe(target, clock=self._clock)
         n = self._effort.unloaded + self._effort.warmup
@@ -123,7 +124,7 @@ class Session:
             raise ConfigError(f"{self.name} failed every request of the workload, one at a time: {why}")
 
     async def at(self, arrivals: Arrivals, seed: int, round_: int = 0, times: int = 1) -> Run:
-        """Run one load, `times` as long as usual. `series`, if there is an SLO, is that of the latest load."""
+        """Run one load, `times` as long as usual. If there is an SLO, `series` is that of the latest load."""
         rate = getattr(arrivals, "rate_per_s", None)
         fixed = rate is None or isinstance(arrivals, Replay)
         n = times * (self._effort.requests if fixed else self._effort.n_at(rate or 0.0))
@@ -146,7 +147,7 @@ class Session:
 
     @property
     def first_rate(self) -> float:
-        """The rate that one request at a time would make: a server under no load to speak of."""
+        """Half of the rate that requests one at a time make, at which the server has hardly any load."""
         e2e = self.unloaded.e2e_s
         return 0.5 / e2e.p50 if e2e and e2e.p50 > 0 else 1.0
 
@@ -158,8 +159,8 @@ class Session:
         runs: list[Run] | None = None,
         limit_s: float = math.inf,
     ) -> tuple[Goodput, list[Run]]:
-        """Run loads until goodput is known or the search is stopped, or until the next load would last beyond
-        `limit_s`. `runs` is filled as they end."""
+        """Run loads until goodput is known or the search is stopped, or until the next load would end later than
+        `limit_s` after the start. `runs` gets each run as it ends."""
         runs = [] if runs is None else runs
         assert self._slo is not None
         end_s, cut_short = self._clock() + limit_s, ""
@@ -170,7 +171,7 @@ class Session:
                 break
             run = await self.at(at(rate), seed + len(runs), times=ask.times)
             runs.append(run)
-            if self.stop.came:  # half a run at this rate would be judged as a whole one
+            if self.stop.came:  # a partial run would be judged as a whole one
                 break
             ttft_s = self._slo.ttft_s
             late_s = run.report.late_s.p99 if run.report.late_s else 0.0
@@ -185,7 +186,7 @@ class Session:
 
 
 def hopeless(unloaded: LoadReport, slo: Slo) -> str:
-    """The reason that no request can meet the SLO, if not even one alone does; empty if one can."""
+    """The reason why no request can meet the SLO, if even requests without load do not; else empty."""
     said = []
     for name, limit, found in (
         ("TTFT", slo.ttft_s, unloaded.ttft_s),

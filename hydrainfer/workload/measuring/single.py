@@ -1,4 +1,4 @@
-"""`hydrainfer bench`: one server, at the rates asked for or in search of its goodput."""
+"""`hydrainfer bench`: one server, at given rates or in a search for its goodput."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from hydrainfer.workload.sources import Arrivals, Closed, Constant, Gamma, Poiss
 
 
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of a server: each of `rates` with arrivals of `kind`, each of `concurrency`, a `replay`; with
-    none of them, the search for goodput: from `first_rate` (None: half of what one request at a time makes) up to
-    `max_rate`, to within `tolerance`, for `limit_s` at most."""
+    """The loads of a server: each of `rates` with arrivals of `kind`, each `concurrency`, and a `replay`. With none of
+    these, a search for goodput: from `first_rate` (None: half of what one request at a time makes) up to `max_rate`, to
+    within `tolerance`, for at most `limit_s`."""
 
     kind: str = "poisson"
     burst_shape: float = 0.5
@@ -41,7 +41,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float = math.inf
 
     def at(self, rate: float) -> Arrivals:
-        """Raises `ConfigError`."""
+        """The arrivals at `rate`. Raises `ConfigError`."""
         kinds: dict[str, Callable[[], Arrivals]] = {
             "poisson": lambda: Poisson(rate),
             "constant": lambda: Constant(rate),
@@ -52,13 +52,13 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
         return kinds[self.kind]()
 
     def fixed(self) -> list[Arrivals]:
-        """The arrivals asked for; none if it is a search. Raises `ConfigError`."""
+        """The arrivals that were given; none for a search. Raises `ConfigError`."""
         replay = [self.replay] if self.replay else []
         return [*(self.at(rate) for rate in self.rates), *(Closed(n) for n in self.concurrency), *replay]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole request to `bench`."""
+    """All that `bench` was asked to do."""
 
     workload: Workload
     like: str | None = None
@@ -72,13 +72,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def until_interrupted(stop: Stop) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) ends the load and keeps what there is; the second ends the process."""
+    """The first Ctrl-C (or SIGTERM) ends the load and keeps its results so far; the second ends the process."""
     loop, terminated = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
 
     def give_up() -> None:
         for sig in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(sig)
-        signal.signal(signal.SIGTERM, terminated)  # the loop leaves the default, which clears nothing up
+        signal.signal(signal.SIGTERM, terminated)  # the loop leaves the default handler, which cleans nothing up
 
     def once(name: str) -> None:
         stop.now(f"interrupted ({name})")
@@ -99,8 +99,8 @@ async def bench(
     stop: Stop | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> BenchResult:
-    """Raises `ConfigError` for what was asked wrongly and for a server that cannot be measured at all; one that dies
-    midway ends it with what there is."""
+    """The result of the loads that were asked for. A server that dies midway ends them, and the results so far are
+    kept. Raises `ConfigError` for invalid options and for a server that cannot be measured at all."""
     stop = Stop(DEAD_AFTER) if stop is None else stop
     fixed = asked.load.fixed()
     if not fixed and asked.slo is None:
@@ -149,7 +149,7 @@ async def bench(
 
 
 def seed_of(seed: int, round_: int, rank: int) -> int:
-    """The seed of the traffic of one run: the same for every server, and no other run's."""
+    """The seed of the traffic of one run: the same for every server, and different from all other runs."""
     return (seed << 20) + (round_ + 1) * 10_000 + rank * 100
 
 

@@ -1,4 +1,4 @@
-"""The first pass over a workload: every request once, to its natural end, to learn how long the answers are."""
+"""The first pass over a workload: every request once, to the natural end of its answer, to learn the answer lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _REFUSED = (400, 422)
 
 
 class FirstPass(NamedTuple):
-    """`failures`: of the requests that the recording leaves out. `stopped`: why it ended before its end."""
+    """The result of a first pass. `failures`: of the requests that the recording leaves out. `stopped`: why the pass
+    ended early."""
 
     recording: Recording
     failures: tuple[Failure, ...]
@@ -33,9 +34,9 @@ async def first_pass(
     seed: int,
     watch: Watcher,
 ) -> FirstPass:
-    """Record greedy answers, without `ignore_eos`, `max_tokens` at most; a request that is refused so is asked again
-    without a limit, since where a prompt and `max_tokens` exceed the model's context, the context is the lesser limit.
-    Interrupted, it keeps the requests that have been answered. Raises `ConfigError` if the server cannot be used."""
+    """Record greedy answers, without `ignore_eos`, of at most `max_tokens`. A request that is refused is sent again
+    without a limit: if prompt and `max_tokens` together exceed the model's context, the context is the smaller limit.
+    An interrupted pass keeps the requests that were answered. Raises `ConfigError` if the server cannot be used."""
     target, options, facts = await probe(target)
     options = msgspec.structs.replace(options, ignore_eos=False, timings=False)
     stop, ended = Stop(DEAD_AFTER), dict[int, RequestRecord]()

@@ -1,6 +1,6 @@
-"""The output of a benchmark for people: progress while it runs, tables, files, a page that opens without a network.
+"""The output of a benchmark for people: progress while it runs, tables, files, and a page that opens without a network.
 
-Called by `hydrainfer bench`. Never measures and never judges: it shows what `BenchResult` says.
+Called by `hydrainfer bench`. Never measures and never judges: it shows what is in a `BenchResult`.
 """
 
 from hydrainfer.workload.output.files import write_files

@@ -1,4 +1,4 @@
-"""A result as files: JSON with everything, CSV with a row per run, a page to look at."""
+"""The files of a result: JSON with everything, CSV with one row per run, and an HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hydrainfer.workload.results import BenchResult, Percentiles, Run
 
 
 def write_files(result: BenchResult, folder: Path) -> list[Path]:
-    """`result.json`, `runs.csv`, `report.html`. Raises `ConfigError` if the folder cannot be written."""
+    """Write `result.json`, `runs.csv` and `report.html`; returns their paths. Raises `ConfigError` if the folder cannot
+    be written."""
     files = {
         "result.json": result.to_json(),
         "runs.csv": csv_of(result).encode(),
@@ -30,7 +31,7 @@ def write_files(result: BenchResult, folder: Path) -> list[Path]:
 
 
 def csv_of(result: BenchResult) -> str:
-    """A row per run; times in milliseconds."""
+    """The result as CSV, one row per run; times are in milliseconds."""
     rows = [_row(run) for run in result.runs]
     names: dict[str, None] = {name: None for row in rows for name in row}
     out = io.StringIO()

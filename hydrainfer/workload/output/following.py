@@ -1,4 +1,4 @@
-"""The last line of a command: what to run next."""
+"""The last line that a command prints: what to run next."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from rich.text import Text
 
 
 def say_next(console: Console, words: Sequence[str], note: str = "") -> None:
-    """`words` of a command, quoted for a shell. `note`: what has to be put in first."""
+    """Print the next command, `words` quoted for a shell. `note`: what has to be filled in first."""
     note = f"   # {note}" if note else ""
     console.print(Text(f"next: {shlex.join(words)}{note}", style="dim"), soft_wrap=True)

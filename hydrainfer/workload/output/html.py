@@ -1,4 +1,4 @@
-"""Pages: one file each, with its style and figures in it, that asks no network for anything."""
+"""HTML pages: one file each, with style and figures inside, which need no network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ margin-right:5px;vertical-align:-1px}.scroll{overflow-x:auto}li{margin:3px 0}
 
 
 def document(title: str, body: str, style: str = "") -> str:
-    """A whole HTML document; `style`: what it has beyond the common one."""
+    """A whole HTML document; `style`: CSS in addition to the common `STYLE`."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head += f"<title>{escape(title)}</title>"
     return (
@@ -39,7 +39,7 @@ def document(title: str, body: str, style: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1, n_last: int = 0) -> str:
-    """Cells are HTML; the first `n_left` columns and the last `n_last` are texts, the others numbers."""
+    """An HTML table. Cells are HTML; the first `n_left` columns and the last `n_last` hold text, the others numbers."""
     numbers = range(n_left, len(head) - n_last)
 
     def cells(kind: str, row: Sequence[str]) -> str:

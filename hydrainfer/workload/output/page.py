@@ -1,4 +1,4 @@
-"""One page with everything a result says. It has its figures and its style in it and asks no network for anything."""
+"""The page with everything that a result says. Figures and style are inside, so it needs no network."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hydrainfer.workload.output.tables import conclusions, ms, percent, with_int
 from hydrainfer.workload.results import PARTS, BenchResult, Run, Server, by_rate
 
 MAX_CDF_RATES = 3
-FLOOR_S = 1e-4  # of a logarithmic axis: below it lies what came in one read
+FLOOR_S = 1e-4  # start of a logarithmic axis: shorter times are of tokens that came in one read
 PART_COLOURS = ("#a9c6e8", "#2f6db3", "#8a929b", "#f3cfa4", "#d9822b", "#4d545c", "#b7dcc0", "#4a9a5d", "#dcdfe3")
-"""A hue per stage, light while it waits; greys for what moves and for the rest."""
+"""A hue per stage, lighter for its queue; greys for migrations and the rest."""
 
 
 def page_of(result: BenchResult) -> str:
@@ -81,7 +81,7 @@ def _pooled(runs: Sequence[Run], name: str) -> Proportion:
 
 
 def _rates(result: BenchResult) -> tuple[float, float, bool]:
-    """Least, greatest, and whether the axis is better logarithmic."""
+    """The lowest and the highest value of the rate axis, and whether it should be logarithmic."""
     rates = [run.rate_per_s for run in result.runs if run.rate_per_s is not None and math.isfinite(run.rate_per_s)]
     least, most = min(rates), max(rates)
     log = most > 8 * least
@@ -125,7 +125,7 @@ def _goodputs(result: BenchResult) -> str:
 
 
 def _shared_rates(result: BenchResult) -> list[str]:
-    """Arrivals that most servers were loaded with, three at most: first, middle, last."""
+    """The arrivals that most servers were loaded with, at most three: the first, a middle one, the last."""
     seen: dict[str, set[str]] = {}
     for run in result.runs:
         if run.curves:
@@ -147,7 +147,7 @@ def _distributions(result: BenchResult, colours: dict[str, str]) -> Iterator[str
                 runs = [
                     r for r in result.runs if (r.server, r.arrivals) == (server.name, arrivals) and name in r.curves
                 ]
-                if runs:  # of the run in the middle, by median: quantiles of several runs do not average
+                if runs:  # the run with the middle curve: quantiles of several runs cannot be averaged
                     curve = sorted(r.curves[name] for r in runs)[len(runs) // 2]
                     reach += [max(curve[98], FLOOR_S), max(curve[1], FLOOR_S)]
                     points = [Point(max(s, FLOOR_S) * 1e3, q / 100, 0, 0) for q, s in enumerate(curve)]

@@ -1,4 +1,4 @@
-"""The progress of a load while it runs: requests, rate, attainment so far."""
+"""The progress of a load while it runs: requests, rate and attainment so far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hydrainfer.workload.results import Run, verdict_of
 
 
 class Shown:
-    """A bar while a run goes, a line when it has ended. Use as a context."""
+    """A progress bar while a run lasts, and a line when it has ended. Use as a context manager."""
 
     def __init__(self, console: Console, slo: Slo | None) -> None:
         self._console, self._slo = console, slo
@@ -24,7 +24,7 @@ class Shown:
             MofNCompleteColumn(),
             TextColumn("{task.fields[now]}"),
         )
-        # drawing takes the processor from the client: four times a second, and only where somebody looks
+        # drawing takes processor time from the client: only four times a second, and only on a terminal
         self._progress = Progress(
             *columns, console=console, transient=True, refresh_per_second=4, disable=not console.is_terminal
         )
@@ -67,7 +67,7 @@ class Shown:
 
 
 def summary_line(run: Run) -> str:
-    """One run for people, as it ends."""
+    """One line of text about a run that has ended."""
     report = run.report
     parts = [f"{run.server}  {run.arrivals}: {report.n_ok} of {report.n_requests} answered"]
     if run.attainment is not None:

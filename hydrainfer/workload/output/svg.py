@@ -1,4 +1,4 @@
-"""Figures as SVG, drawn by hand: a page with them needs no library to make and no network to show."""
+"""SVG figures, drawn by hand: a page with them needs no library to make and no network to show."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import NamedTuple
 COLOURS = ("#2f6db3", "#d9822b", "#4a9a5d", "#8a5aa8", "#b5484f", "#6b6f76", "#1f9aa3", "#a3841f", "#c65d9c")
 WIDTH, HEIGHT = 470, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 16, 46
-MAX_NAMES = 12  # below an axis
+MAX_NAMES = 12  # most labels below an axis with names
 
 
 class Point(NamedTuple):
-    """`low`, `high`: its interval; equal to `y` where there is none. `name`: shown for its x when pointed at."""
+    """A point of a series. `low`, `high`: its interval; equal to `y` if there is none. `name`: shown instead of x on
+    hover."""
 
     x: float
     y: float
@@ -24,7 +25,7 @@ class Point(NamedTuple):
 
 
 class PlotSeries(NamedTuple):
-    """`marks`: a dot and its interval per point; else a bare line."""
+    """A line through points. `marks`: with a dot and its interval for each point; else a bare line."""
 
     name: str
     colour: str
@@ -33,7 +34,8 @@ class PlotSeries(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Values from `least` to `most`; `limit`: a dashed line there. `names` of the values 1, 2, …, if they have any."""
+    """An axis from `least` to `most`; `limit`: draw a dashed line there. `names`: labels of the values 1, 2, …, if they
+    have any."""
 
     label: str
     least: float
@@ -44,7 +46,7 @@ class Axis(NamedTuple):
     names: Sequence[str] = ()
 
     def place(self, value: float) -> float:
-        """0 to 1."""
+        """The position of a value on the axis, 0 to 1."""
         if self.log:
             value = max(value, self.least)
             return math.log(value / self.least) / math.log(self.most / self.least)
@@ -70,7 +72,7 @@ class Axis(NamedTuple):
 
 
 def nice(step: float) -> float:
-    """The next of 1, 2, 2.5, 5 times a power of ten."""
+    """The smallest of 1, 2, 2.5, 5 times a power of ten that is at least `step`."""
     power = 10.0 ** math.floor(math.log10(step)) if step > 0 else 1.0
     return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= step * 0.999)
 
@@ -80,7 +82,7 @@ def words(x: float, y: float, text: str, anchor: str = "middle", more: str = "")
 
 
 def _frame(title: str, x: Axis, y: Axis) -> list[str]:
-    """Axes, grid and limits."""
+    """The axes, grid and limits of a figure."""
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
     for tick in y.ticks():
@@ -106,7 +108,7 @@ def _frame(title: str, x: Axis, y: Axis) -> list[str]:
 
 
 def lines(title: str, x: Axis, y: Axis, series: Sequence[PlotSeries]) -> str:
-    """A line per series."""
+    """A figure with one line per series."""
     out, bottom = _frame(title, x, y), HEIGHT - BOTTOM
 
     def at(value_x: float, value_y: float) -> tuple[float, float]:
@@ -132,14 +134,14 @@ def lines(title: str, x: Axis, y: Axis, series: Sequence[PlotSeries]) -> str:
 
 
 class Bar(NamedTuple):
-    """`parts[i]` has the i-th name and colour."""
+    """A stacked bar. `parts[i]` has the i-th name and colour."""
 
     label: str
     parts: Sequence[float]
 
 
 def stacked(title: str, label: str, bars: Sequence[Bar], names: Sequence[str], colours: Sequence[str]) -> str:
-    """Horizontal bars, stacked; `names` of the parts in their order."""
+    """A figure of horizontal stacked bars; `names`: of the parts, in their order."""
     left, width, row, top = 190, 960, 24, 6
     most = max((sum(bar.parts) for bar in bars), default=0.0) or 1.0
     height = top + row * len(bars) + 40

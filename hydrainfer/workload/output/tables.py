@@ -1,4 +1,4 @@
-"""A result in words and tables."""
+"""A result in words and in tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def percent(share: float) -> str:
 
 
 def with_interval(found: Percentiles | None, name: str) -> str:
-    """`123 (110 to 140)`, milliseconds."""
+    """A percentile with its interval, such as `123 (110 to 140)`, in milliseconds."""
     if found is None:
         return "–"
     low, high = found.intervals.get(name, (None, None))
@@ -26,7 +26,7 @@ def with_interval(found: Percentiles | None, name: str) -> str:
 
 
 def conclusions(result: BenchResult) -> list[str]:
-    """The findings, a sentence each, with the reasons to doubt them."""
+    """The findings, one sentence each, with the reasons to doubt them."""
     said = [f"{s.name} could not be measured: {s.failed}" for s in result.servers if s.failed]
     for name, goodput in result.goodput.items():
         low = "0" if goodput.low is None else f"{goodput.low:.4g}"
@@ -62,7 +62,7 @@ def conclusions(result: BenchResult) -> list[str]:
 
 
 def _unsettled(result: BenchResult) -> Iterator[str]:
-    """Runs whose attainment is not that of a server which goes on like this."""
+    """A sentence for each run whose attainment is not that of the steady state."""
     for run in result.runs:
         a = run.attainment
         if a is not None and run.rate_per_s is not None and (a.grows or a.n_wanted > a.met.n):
@@ -75,7 +75,7 @@ def _unsettled(result: BenchResult) -> Iterator[str]:
 
 
 def _breaking(result: BenchResult) -> Iterator[str]:
-    """Per server, what makes most requests miss at the lowest rate at which too many do."""
+    """For each server, what makes most requests miss at the lowest rate at which too many do."""
     for name, goodput in result.goodput.items():
         over = [
             run
@@ -115,7 +115,7 @@ def _ranking(result: BenchResult) -> Iterator[str]:
 
 
 def tables_of(result: BenchResult) -> Iterator[Table]:
-    """Runs; then, where servers said where the time went, parts and blame."""
+    """A table of the runs; then, for servers that sent timings, tables of the parts and what made requests miss."""
     yield _runs(result)
     for server in result.servers:
         told = [run for runs in by_rate(result.runs, server.name).values() for run in runs if run.breakdown]

@@ -1,4 +1,4 @@
-"""The figures of records: percentiles, SLO attainment, goodput, which part of the time made requests miss.
+"""The figures of a load: percentiles, SLO attainment, goodput, and which part of the time made requests miss.
 
 Called by `measuring`, `output` and `benchmarks/`. Pure: sends nothing, and prints nothing.
 """

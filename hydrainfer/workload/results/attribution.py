@@ -1,8 +1,9 @@
-"""The interval, of eight, that made a request miss its SLO, from the server's `timings`.
+"""The one of eight intervals that made a request miss its SLO, from the server's `timings`.
 
-A stage is blamed for what it took beyond an unloaded request, not for being long: prefill may be most of a TTFT and yet
-the queue before it be what load has changed. The reference is the median of requests sent one at a time; decode counts
-per token. Time that the server does not account for (network, HTTP, reading the body, the client itself) is `outside`.
+A part is blamed for the time it took beyond an unloaded request, not for being long: prefill may be most of a TTFT, and
+yet the queue before it may be what load has changed. The reference is the median of requests sent one at a time, with
+decode per token. Time that the server does not account for (network, HTTP, reading the body, the client itself) is
+`outside`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from hydrainfer.workload.results.judged import verdict_of
 OUTSIDE = "outside"
 PARTS = (*INTERVALS, OUTSIDE)
 BEFORE_FIRST = INTERVALS[:5]
-"""The parts that a first token waits for; the rest lies between the tokens."""
+"""The parts before the first token. The other intervals lie between tokens."""
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean seconds per part of the `n` requests that the server gave timings of: of all, of those that met the SLO
-    and of those that missed it, and the 95th percentiles. `ttft_blame`, `tpot_blame`: how many requests missed that
-    limit because of which part; `n_unexplained` missed one and have no timings."""
+    """The mean seconds per part over the `n` requests with timings from the server: all of them, those that met the SLO
+    and those that missed it; and 95th percentiles over all. `ttft_blame`, `tpot_blame`: for each part, how many
+    requests missed that limit because of it; `n_unexplained`: requests that missed the SLO and have no timings."""
 
     n: int
     mean_s: dict[str, float]
@@ -41,7 +42,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """The seconds that each part takes without load; `decode` per token after the first."""
+    """The seconds that each part takes without load; `decode`: per token after the first."""
 
     parts_s: dict[str, float] = {}
     n: int = 0
@@ -55,8 +56,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 def breakdown_of(records: Sequence[RequestRecord], slo: Slo | None, reference: Reference) -> Breakdown | None:
-    """The breakdown of a load; None where no answer came with timings. Without a reference the longest part is to
-    blame."""
+    """The breakdown of a load; None if no answer came with timings. Without a reference, the longest part is blamed."""
     told = [(r, _parts(r)) for r in records if r.ok and r.timings]
     if not told:
         return None
@@ -100,7 +100,7 @@ def _per_token(record: RequestRecord, parts: dict[str, float]) -> dict[str, floa
 
 
 def _excess(record: RequestRecord, parts: dict[str, float], reference: Reference) -> dict[str, float]:
-    """Seconds beyond the reference."""
+    """The seconds of each part beyond the reference."""
     usual = dict(reference.parts_s)
     usual["decode"] = usual.get("decode", 0.0) * max(record.n_tokens - 1, 1)
     return {name: parts[name] - usual.get(name, 0.0) for name in PARTS}

@@ -1,4 +1,4 @@
-"""Requests against their SLO: how many met it, and which limit the others missed."""
+"""The verdicts on requests: how many met the SLO, and which limit the others missed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from hydrainfer.workload.client import RequestRecord
 
 
 class Attainment(msgspec.Struct, frozen=True, kw_only=True):
-    """`met` requests of all, in the order of arrival, with Wilson's interval; a failed one is a miss. `ttft`, `tpot`,
-    `e2e`: those that kept that limit. `n_failed` of them failed; `n_both` missed TTFT and TPOT without failing.
-    `n_effective`: see `metrics.effective_n`. `grows`: a queue did, for certain; `n_wanted`: requests that a run needs
-    before its share is that of the steady state (see `metrics.steady_state`)."""
+    """The SLO attainment of a load. `met`: share of requests that met the SLO, with its Wilson interval; a failed
+    request is a miss. `ttft`, `tpot`, `e2e`: shares that kept that limit. `n_failed`: requests that failed; `n_both`:
+    requests that missed TTFT and TPOT without failing. `n_effective`: see `metrics.effective_n`. `grows`: whether a
+    queue certainly grew; `n_wanted`: requests that a run needs before its share is that of the steady state (see
+    `metrics.steady_state`)."""
 
     slo: Slo
     met: Proportion
@@ -31,12 +32,12 @@ class Attainment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(record: RequestRecord, slo: Slo) -> Verdict:
-    """The verdict by the paper's section 2.3. TTFT counts from when the request was sent."""
+    """The verdict by the paper's section 2.3. TTFT counts from the time when the request was sent."""
     return judge(slo, record.ttft_s, record.token_interval_s, record.e2e_s) if record.ok else FAILED
 
 
 def series_of(records: Sequence[RequestRecord], slo: Slo) -> Series:
-    """The records of a run in the order in which they were sent."""
+    """The series of a run's requests in the order in which they were sent."""
     ordered = sorted(records, key=lambda record: record.sent_s)
     delays = [math.inf if record.ttft_s is None else record.ttft_s for record in ordered]
     limit_s = math.inf if slo.ttft_s is None else slo.ttft_s

@@ -1,4 +1,4 @@
-"""The numbers that people compare, from records. Failed requests count as failures and enter no latency."""
+"""The numbers of a load that people compare. Failed requests count as failures and are not part of any latency."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ N_EXAMPLES = 5
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """The percentiles of `n` samples, linearly interpolated between ranks. `intervals`: where the true percentile lies
-    with 95 % confidence if the samples are independent; None on a side that so few samples cannot tell."""
+    """The percentiles of `n` samples, linearly interpolated between ranks. `intervals`: for each percentile, the
+    interval that holds the true value with 95 % confidence if samples are independent; None on a side for which there
+    are too few samples."""
 
     n: int
     mean: float
@@ -29,7 +30,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, samples: Iterable[float]) -> Percentiles | None:
-        """The percentiles of `samples`; None where there is no sample."""
+        """The percentiles of `samples`; None if there are no samples."""
         values = np.sort(np.fromiter(samples, dtype=np.float64))
         if not values.size:
             return None
@@ -40,10 +41,11 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Latencies in seconds, of successful requests. `duration_s`: from the first measured request sent to the last one
-    ended. `late_s`: how far the client lagged behind its own schedule. `n_count_differs`: answers whose ids are not as
-    many as `usage` says. `n_wrong_length`: answers that are not as long as was asked for. `n_cut`: requests under way
-    when the load was stopped, `n_unsent`: those that came after; neither is in `n_requests`."""
+    """The report of one load. Latencies are in seconds, of successful requests only. `duration_s`: from the first
+    measured request sent to the last one ended. `late_s`: how far the client lagged behind its own schedule.
+    `n_count_differs`: answers whose number of ids differs from `usage`. `n_wrong_length`: answers that do not have the
+    length asked for. `n_cut`: requests in flight when the load was stopped; `n_unsent`: requests that were not sent;
+    neither is in `n_requests`."""
 
     arrivals: Arrivals
     seed: int
@@ -75,7 +77,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_of(result: LoadResult) -> LoadReport:
-    """Rates count successful requests and their tokens over `duration_s`."""
+    """The report of a load. Rates count successful requests and their tokens over `duration_s`."""
     records = result.records
     ok = [r for r in records if r.ok]
     failed = [r.failure for r in records if r.failure is not None]

@@ -1,4 +1,4 @@
-"""The result of a benchmark as it is written to JSON: runs, servers, goodput, and all that it takes to repeat it."""
+"""The result of a benchmark as written to JSON: runs, servers, goodput, and all that is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hydrainfer.workload.results.report import LoadReport, report_of
 from hydrainfer.workload.sources import Workload, label
 
 LATE_S = 0.05
-"""99th percentile of the client's own lag behind its schedule beyond which a run says so."""
+"""A run is reported as late if the 99th percentile of the client's lag behind its schedule exceeds this."""
 NOISY_CORES = 0.2
-"""Mean cores taken by others beyond which a run says so."""
+"""A run is reported as disturbed if other processes took more cores than this on average."""
 N_CURVE = 101
 PACKAGES = ("hydrainfer", "torch", "transformers", "numpy", "msgspec", "httptools", "uvloop", "ray")
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One load of one server. `rate_per_s`: asked for; None in a closed loop. `curves`: values in seconds at the
-    quantiles 0, 0.01, … 1 of TTFT and token intervals. `client_late`: the load was not what it was meant to be.
-    `others_cores`: mean cores that other processes of the machine took meanwhile; None where that is not known."""
+    """One load of one server. `rate_per_s`: the rate asked for; None in a closed loop. `curves`: values in seconds at
+    the quantiles 0, 0.01, … 1 of TTFT and token intervals. `client_late`: the client lagged behind, so the load was not
+    as intended. `others_cores`: mean cores that other processes of the machine took meanwhile; None if not known."""
 
     server: str
     arrivals: str
@@ -46,8 +46,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment that was loaded. `command`, `layout`, `cores`, `threads_per_instance`, `startup_s`: of one that was
-    started for it. `unloaded`: requests sent one at a time. `failed`: why it could not be measured."""
+    """A deployment that was loaded. `command`, `layout`, `cores`, `threads_per_instance`, `startup_s`: of a server that
+    was started for the benchmark. `unloaded`: report of the requests sent one at a time. `failed`: why it could not be
+    measured."""
 
     name: str
     facts: ServerFacts | None = None
@@ -62,7 +63,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`goodput` by server. `stopped`: why it ended before its end."""
+    """The whole result. `goodput`: by server. `stopped`: why the benchmark ended early."""
 
     title: str
     command: str
@@ -84,7 +85,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_of(server: str, result: LoadResult, slo: Slo | None, reference: Reference, round_: int = 0) -> Run:
-    """The numbers of one load; raw records are left behind."""
+    """The numbers of one load; raw records are not kept."""
     report, records = report_of(result), result.records
     ok = [r for r in records if r.ok]
     curves = {
@@ -106,7 +107,7 @@ def run_of(server: str, result: LoadResult, slo: Slo | None, reference: Referenc
 
 
 def _curve(samples: list[float]) -> tuple[float, ...]:
-    """Empty for no sample; six digits are enough for a figure."""
+    """The quantiles 0, 0.01, … 1 of the samples, or () if there are none. Six digits are enough for a figure."""
     if not samples:
         return ()
     return tuple(round(float(x), 6) for x in np.quantile(samples, np.linspace(0.0, 1.0, N_CURVE)))
@@ -127,7 +128,7 @@ def now() -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine that this runs on, which is the client's."""
+    """The machine that this process, the client, runs on."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     memory = round(memory_bytes() / 2**30, 1)
     return {"cpu": cpu_name(), "cores": n_cores(), "memory_gib": memory, "load_before": load}

@@ -1,4 +1,4 @@
-"""Requests drawn from a seed, read from published datasets or recorded before, and the times of their arrival.
+"""Requests that are drawn from a seed, read from published datasets or recorded before, and the times of their arrival.
 
 Called by `client`, `measuring` and the planner. Reads local files only; never fetches anything.
 """

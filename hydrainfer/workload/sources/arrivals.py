@@ -1,4 +1,4 @@
-"""The times at which requests arrive. Open-loop arrivals never wait for an answer; closed-loop ones do nothing else."""
+"""The times at which requests arrive. Open-loop arrivals do not wait for answers; closed-loop arrivals wait for one."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Gamma(msgspec.Struct, frozen=True, tag="gamma"):
 
 
 class Replay(msgspec.Struct, frozen=True, tag="replay"):
-    """Open loop, at recorded times (seconds, ascending), `speed` times as fast. `source`: where they are from. A load
-    longer than the recording starts it again. Raises `ConfigError`."""
+    """Open loop, at recorded times (seconds, ascending), `speed` times as fast. `source`: where the times are from. A
+    load longer than the recording starts it again. Raises `ConfigError`."""
 
     times_s: tuple[float, ...]
     speed: float = 1.0
@@ -58,13 +58,14 @@ class Replay(msgspec.Struct, frozen=True, tag="replay"):
 
     @property
     def rate_per_s(self) -> float:
-        """The average rate; infinite for a single moment."""
+        """The average rate; infinite if all times are equal."""
         span_s = (self.times_s[-1] - self.times_s[0]) / self.speed
         return (len(self.times_s) - 1) / span_s if span_s else math.inf
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    """Closed loop: `concurrency` clients, each of which sends once its last answer has ended. Raises `ConfigError`."""
+    """Closed loop: `concurrency` clients, each of which sends a request when its last answer has ended. Raises
+    `ConfigError`."""
 
     concurrency: int
 
@@ -78,7 +79,7 @@ Arrivals = Poisson | Constant | Gamma | Replay | Closed
 
 
 def label(arrivals: Arrivals) -> str:
-    """Arrivals in words, for people: `poisson 2/s`, `closed 4`."""
+    """The arrivals in words: `poisson 2/s`, `closed 4`."""
     if isinstance(arrivals, Closed):
         return f"closed {arrivals.concurrency}"
     if isinstance(arrivals, Replay):
@@ -95,8 +96,8 @@ def _check_rate(rate_per_s: float) -> None:
 
 
 def due_times_s(arrivals: OpenLoop, n: int, seed: int) -> list[float]:
-    """Times in seconds after the start, ascending, at which `n` requests are due. The first is due at once, so that
-    n requests span n - 1 gaps; the same seed gives the same times."""
+    """Times at which `n` requests are due, ascending, in seconds after the start. The first is due at once, so `n`
+    requests span n - 1 gaps. The same seed gives the same times."""
     if isinstance(arrivals, Replay):
         return _replayed(arrivals, n)
     if isinstance(arrivals, Constant):
@@ -112,7 +113,7 @@ def due_times_s(arrivals: OpenLoop, n: int, seed: int) -> list[float]:
 
 
 def _replayed(replay: Replay, n: int) -> list[float]:
-    """The recording again and again, a mean gap between its last and its first."""
+    """The recorded times, repeated, with a mean gap between the last time and the first of the next repetition."""
     first_s, last_s = replay.times_s[0], replay.times_s[-1]
     gap_s = (last_s - first_s) / max(len(replay.times_s) - 1, 1)
     rounds = (

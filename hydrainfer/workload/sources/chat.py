@@ -1,4 +1,4 @@
-"""One chat request: text, pictures and a fixed output length, and the body it becomes."""
+"""One chat request: text, pictures and a fixed output length, and the HTTP body made of it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`pictures` come before `text`, as in OpenAI's content lists. The answer has exactly `max_tokens` tokens where the
-    server honours `ignore_eos`. `system`, `before`: the system prompt and the turns before this one. `messages`: a
-    whole conversation, sent as it is in place of all of them. `at_s`: when it arrived in the trace it is from."""
+    """One chat request. `pictures` come before `text`, as in OpenAI's content lists. The answer has exactly
+    `max_tokens` tokens if the server honours `ignore_eos`. `system`, `before`: the system prompt and the turns before
+    this one. `messages`: a whole conversation, sent unchanged in place of all of these. `at_s`: when the request
+    arrived in its trace."""
 
     text: str = ""
     pictures: tuple[SentPicture, ...] = ()
@@ -49,7 +50,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class BodyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of the body that some servers refuse. `extra` is merged in last."""
+    """Options of the body, among them fields that some servers refuse. `extra` is merged in last."""
 
     temperature: float = 0.0
     ignore_eos: bool = True
@@ -92,7 +93,7 @@ def _content(said: ChatRequest | Said) -> list[dict[str, Any]]:
 
 
 def encoded(chats: Iterable[ChatRequest]) -> list[ChatRequest]:
-    """The same requests with their pictures drawn or read, once: to send them again costs nothing more. Raises
+    """The same requests with their pictures drawn or read once, so that sending them again costs nothing more. Raises
     `ConfigError`."""
     chats = list(chats)
     shown: list[SentPicture] = list(dict.fromkeys(p for chat in chats for p in chat.shown))
@@ -110,7 +111,7 @@ def encoded(chats: Iterable[ChatRequest]) -> list[ChatRequest]:
 def distinct_chats(
     n: int, *, seed: int, max_tokens: int = 32, n_pictures: int = 1, width: int = 336, height: int = 336
 ) -> list[ChatRequest]:
-    """`n` requests with a question each and pictures that no other request has, nor any other seed's."""
+    """`n` requests with one question each. No other request, of this or another seed, has the same pictures."""
     draw = random.Random(seed)
     seeds = iter(range(seed << 32, (seed << 32) + n * n_pictures))
     return [

@@ -1,4 +1,4 @@
-"""Readers of conversations: OpenAI chat requests a line each, and ShareGPT-like dialogues."""
+"""Readers of conversations: OpenAI chat requests, one per line, and ShareGPT-like dialogues."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from hydrainfer.workload.sources.chat import ChatRequest
 from hydrainfer.workload.sources.files import entries_of, field, read_json, read_json_lines, wrong
 
 TOKENS_PER_WORD = 4 / 3
-"""Tokens per word of English in the tokenizers of Llama and Qwen, roughly: how long a recorded answer is taken to be
+"""Approximate tokens per English word in the tokenizers of Llama and Qwen. It gives the length of a recorded answer
 until `hydrainfer trace` has asked the model itself."""
 
 
 def openai_requests(path: Path, max_tokens: int) -> Iterator[ChatRequest]:
-    """A chat request a line, bare or as `body` of a batch file. Read are `messages` and `max_completion_tokens` or
-    `max_tokens` (without either, `max_tokens` of the caller); how to sample is the benchmark's."""
+    """The chat requests of a file, one per line, bare or as `body` of a batch file. Only `messages` and
+    `max_completion_tokens` or `max_tokens` are read (without either, the caller's `max_tokens`); the benchmark sets the
+    sampling."""
     for where, entry in read_json_lines(path):
         body = entry.get("body", entry)
         messages = field(path, where, body, "messages", list)
@@ -28,8 +29,9 @@ def openai_requests(path: Path, max_tokens: int) -> Iterator[ChatRequest]:
 
 
 def sharegpt(path: Path, max_tokens: int) -> Iterator[ChatRequest]:
-    """A list of `conversations`, each a list of `from` (human, user or gpt, assistant) and `value`. The first question
-    is asked; its answer says how long the answer is to be, `max_tokens` at most. Others are left out."""
+    """The first questions of a list of `conversations`, each a list of `from` (human, user or gpt, assistant) and
+    `value`. The length of the recorded answer, at most `max_tokens`, is the length of the answer to generate. Other
+    turns are left out."""
     for i, entry in enumerate(entries_of(path, read_json(path))):
         turns = field(path, f"[{i}]", entry, "conversations", list)
         if len(turns) < 2:

@@ -1,4 +1,4 @@
-"""Conversations drawn from a seed: turns that carry what was said before them, system prompts that many share."""
+"""Conversations drawn from a seed: turns that carry all earlier turns, and system prompts that conversations share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hydrainfer.workload.sources.synthetic import WORDS
 
 
 class Dialogues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The conversations that requests belong to. `turns`: of a conversation, each asked with all that was said before
-    it; only the first has pictures. `apart`: requests of other conversations between two turns. `systems`: so many
-    system prompts of `system_words` words are shared by all; 0 are none. `picture_pool`: pictures are drawn from so
-    many; 0: none is in two conversations."""
+    """The conversations that requests belong to. `turns`: number of turns of a conversation, each sent with all turns
+    before it; only the first has pictures. `apart`: number of requests of other conversations between two turns.
+    `systems`: number of system prompts, of `system_words` words each, that all conversations share; 0 for none.
+    `picture_pool`: number of pictures to draw from; 0 if no two conversations share a picture."""
 
     turns: str | float = 1
     apart: int = 16
@@ -26,7 +26,7 @@ class Dialogues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     picture_pool: int = 0
 
     def weave(self, chats: Iterable[ChatRequest], rng: random.Random) -> Iterator[ChatRequest]:
-        """Conversations of which each request of `chats` is a turn."""
+        """The requests of `chats` as turns of conversations."""
         turns, words = Spread.parse(self.turns), Spread.parse(self.system_words)
         systems = [_text(words.draw(rng), rng) for _ in range(self.systems)] or [""]
         begun: list[tuple[int, str, tuple[Said, ...]]] = [(0, "", ())] * (self.apart + 1)

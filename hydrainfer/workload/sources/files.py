@@ -1,4 +1,4 @@
-"""Reading the files of datasets, with errors that say which file, which entry and what was expected there."""
+"""The reading of dataset files, with errors that name the file, the entry and what was expected there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def wrong(path: Path, what: str) -> ConfigError:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Raises `ConfigError`."""
+    """The content of a file. Raises `ConfigError`."""
     try:
         return path.read_bytes()
     except OSError as e:
@@ -25,7 +25,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Raises `ConfigError`."""
+    """The content of a JSON file. Raises `ConfigError`."""
     try:
         return orjson.loads(read_bytes(path))
     except orjson.JSONDecodeError as e:
@@ -47,7 +47,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_table(path: Path) -> tuple[list[str], Iterator[tuple[str, dict[str, str]]]]:
-    """Columns, and (where, row) of a CSV file with a header. Raises `ConfigError`."""
+    """The columns, and (where, row) for each row, of a CSV file with a header. Raises `ConfigError`."""
     try:
         lines = read_bytes(path).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
@@ -67,7 +67,7 @@ def field(path: Path, where: str, entry: Any, name: str, kind: type | tuple[type
 
 
 def entries_of(path: Path, content: Any, key: str | None = None) -> list[Any]:
-    """The list that a JSON dataset is, or has under `key`. Raises `ConfigError` for none or an empty one."""
+    """The list that a JSON dataset is, or has under `key`. Raises `ConfigError` if there is no list or it is empty."""
     found = content.get(key) if key is not None and isinstance(content, dict) else content
     if not isinstance(found, list) or not found:
         where = f"an object with a list {key!r}" if key else "a list"

@@ -1,4 +1,4 @@
-"""Pictures for requests: drawn from a seed (distinct by default, so that no cache helps unasked) or read from files."""
+"""Pictures for requests: drawn from a seed (all distinct by default, so that caches do not help) or read from files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from PIL import Image
 from hydrainfer.core import ConfigError
 from hydrainfer.processes import processes
 
-_NOISE = np.float32(20 * 3**0.5 / 255)  # of a byte: a deviation of 10
-_MANY = 64  # pictures that are worth processes of their own
+_NOISE = np.float32(20 * 3**0.5 / 255)  # per value of a random byte: a standard deviation of 10
+_MANY = 64  # from this many on, drawing them in several processes pays off
 _MEDIA_TYPES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -29,7 +29,7 @@ _MEDIA_TYPES = {
 
 
 class DrawnPicture(msgspec.Struct, frozen=True, tag="drawn"):
-    """A picture drawn from `seed`, `width` × `height` pixels."""
+    """A picture of `width` × `height` pixels drawn from `seed`."""
 
     seed: int
     width: int = 336
@@ -47,7 +47,7 @@ class DrawnPicture(msgspec.Struct, frozen=True, tag="drawn"):
 
 
 class FilePicture(msgspec.Struct, frozen=True, tag="file"):
-    """A picture file, sent as it is. `data_url` raises `ConfigError` if it is absent or of a kind no server takes."""
+    """A picture file, sent unchanged. `data_url` raises `ConfigError` if it is absent or of an unknown type."""
 
     path: str
 
@@ -63,7 +63,7 @@ class FilePicture(msgspec.Struct, frozen=True, tag="file"):
 
 
 class EncodedPicture(msgspec.Struct, frozen=True, tag="encoded"):
-    """A picture that has been drawn or read already."""
+    """A picture that has already been drawn or read."""
 
     url: str
 
@@ -75,8 +75,8 @@ SentPicture = DrawnPicture | FilePicture | EncodedPicture
 
 
 def data_urls(pictures: Sequence[SentPicture]) -> list[str]:
-    """The pictures as `data:` URLs. Many are drawn by as many processes as there are cores; where a signal ends these,
-    by this one. Raises `ConfigError`."""
+    """The pictures as `data:` URLs. Many are drawn by one process per core or, if a signal ends those, by this process.
+    Raises `ConfigError`."""
     if sum(isinstance(p, DrawnPicture) for p in pictures) < _MANY:
         return [p.data_url() for p in pictures]
     try:
@@ -91,8 +91,8 @@ def _data_url_of(picture: SentPicture) -> str:
 
 
 def draw_picture(seed: int, width: int, height: int) -> np.ndarray:
-    """Soft waves of colour, a little noise and a few hard-edged boxes: uint8 [height, width, 3]. Depends on nothing but
-    its arguments and numpy's generator, so that every machine sends the same pixels."""
+    """A picture of soft colour waves, a little noise and a few hard-edged boxes: uint8 [height, width, 3]. Depends only
+    on its arguments and numpy's generator, so that every machine sends the same pixels."""
     rng = np.random.default_rng(seed)
     cycles_x, cycles_y, phase = rng.uniform(0.5, 4.0, 3), rng.uniform(0.5, 4.0, 3), rng.uniform(0.0, 1.0, 3)
     across = 2 * np.pi * np.linspace(0.0, 1.0, width)[:, None] * cycles_x  # [width, 3]

@@ -1,7 +1,7 @@
 """Readers of the published files of the paper's five datasets: pairs of a question and a picture.
 
-Only questions and picture names are read; answers are not needed to measure a server. Which file is meant, where it is
-had and its licence: datasets/README.md.
+Only questions and picture names are read; answers are not needed to measure a server. datasets/README.md says which
+files are meant, where to get them, and their licences.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from hydrainfer.workload.sources.files import entries_of, field, read_bytes, rea
 
 
 class Question(NamedTuple):
-    """`picture`: a file."""
+    """A question about a picture. `picture`: a file."""
 
     text: str
     picture: Path
 
 
 def textcaps(path: Path, pictures: Path) -> Iterator[Question]:
-    """`TextCaps_0.1_val.json`: `data[].image_id`, the file being `IMAGE_ID.jpg`. Five captions of one picture are one
+    """`TextCaps_0.1_val.json`: `data[].image_id`, for the file `IMAGE_ID.jpg`. The five captions of a picture give one
     request, without a question of its own."""
     seen = set()
     for i, entry in enumerate(entries_of(path, read_json(path), "data")):
@@ -32,7 +32,7 @@ def textcaps(path: Path, pictures: Path) -> Iterator[Question]:
 
 
 def textvqa(path: Path, pictures: Path) -> Iterator[Question]:
-    """`TextVQA_0.5.1_val.json`: `data[].question` and `data[].image_id`, the file being `IMAGE_ID.jpg`."""
+    """`TextVQA_0.5.1_val.json`: `data[].question` and `data[].image_id`, for the file `IMAGE_ID.jpg`."""
     for i, entry in enumerate(entries_of(path, read_json(path), "data")):
         where = f"data[{i}]"
         name = field(path, where, entry, "image_id", str)
@@ -48,17 +48,17 @@ def vizwiz(path: Path, pictures: Path) -> Iterator[Question]:
 
 
 def pope(path: Path, pictures: Path) -> Iterator[Question]:
-    """`coco_pope_random.json` and its like: despite the name a JSON object a line, with `image` (a file of COCO
-    val2014) and `text`."""
+    """`coco_pope_random.json` and similar files: despite the name, one JSON object per line, with `image` (a file of
+    COCO val2014) and `text`."""
     for where, entry in read_json_lines(path):
         name = field(path, where, entry, "image", str)
         yield Question(field(path, where, entry, "text", str), pictures / name)
 
 
 def mme(path: Path, pictures: Path) -> Iterator[Question]:  # noqa: ARG001
-    """The unpacked `MME_Benchmark_release_version`: one folder a task, with pictures and beside them, or under
-    `questions_answers_YN/` and `images/`, a text file of the same name with a question, a tab and an answer a line.
-    `pictures` is not used."""
+    """The unpacked `MME_Benchmark_release_version`: one folder per task, with pictures. For each picture there is a
+    text file of the same name with a question, a tab and an answer per line. Text files and pictures lie side by side,
+    or under `questions_answers_YN/` and `images/`. `pictures` is not used."""
     if not path.is_dir():
         raise wrong(path, "MME is a folder of task folders")
     found = False

@@ -1,7 +1,7 @@
-"""Workloads recorded once and replayed: the requests, each with the length that its answer had.
+"""Workloads recorded once and replayed: the requests, each with the length of its answer.
 
-JSON lines; the first says what was recorded and how, the others are requests. Drawn pictures are kept as their seeds,
-picture files as their paths, so that a recording is small and goes with the dataset that it is of.
+JSON lines: the first says what was recorded and how, the others are requests. Drawn pictures are kept as their seeds,
+picture files as their paths, so a recording is small and needs the dataset it was made of.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hydrainfer.workload.sources.files import read_bytes, wrong
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """`model` and `server`: who gave the answers; empty where lengths were drawn. `n_cut_short`: answers that reached
-    the most tokens allowed. `n_failed`: requests without an answer, left out."""
+    """A recorded workload. `model` and `server`: what gave the answers; empty if lengths were drawn. `n_cut_short`:
+    answers that reached the largest number of tokens allowed. `n_failed`: requests without an answer, left out."""
 
     dataset: str
     seed: int = 0
@@ -36,7 +36,7 @@ class _RecordingHead(msgspec.Struct, tag="hydrainfer-recording", tag_field="kind
 
 
 def write_recording(path: Path, recording: Recording) -> None:
-    """Raises `ConfigError` if it cannot be written."""
+    """Write a recording as JSON lines. Raises `ConfigError` if it cannot be written."""
     head = _RecordingHead(msgspec.structs.replace(recording, chats=()))
     lines: Sequence[object] = (head, *recording.chats)
     try:
@@ -47,7 +47,7 @@ def write_recording(path: Path, recording: Recording) -> None:
 
 
 def read_recording(path: Path) -> Recording:
-    """Raises `ConfigError`."""
+    """The recording in a file. Raises `ConfigError`."""
     first, *rest = read_bytes(path).splitlines() or [b""]
     try:
         head = msgspec.json.decode(first, type=_RecordingHead)

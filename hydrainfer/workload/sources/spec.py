@@ -1,4 +1,4 @@
-"""A workload as a file of configs/workloads describes it, and its requests."""
+"""A workload, as a file of configs/workloads describes it, and its requests."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ DEFAULT = "default"
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`dataset`: the name that SLO presets know it by. `reader`: how the file at `path` is read (one of `SOURCES`);
-    without a `path`, requests are drawn: `questions` (templates), `words`, `picture_sizes`. `output_tokens`: how long
-    answers are, by the model they are of. `distinct`: no picture twice. `dialogues`: how drawn requests hang together;
-    by itself each is alone. `notes`: what was assumed, and why."""
+    """A workload. `dataset`: its name in SLO presets. `reader`: how the file at `path` is read (one of `SOURCES`).
+    Without a `path`, requests are drawn from `questions` (templates), `words` and `picture_sizes`. `output_tokens`:
+    lengths of answers, by model. `distinct`: no picture is used twice. `dialogues`: the conversations that drawn
+    requests belong to; by default each request stands alone. `notes`: what was assumed, and why."""
 
     dataset: str
     reader: str = "synthetic"
@@ -61,13 +61,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def source(self) -> str:
-        """The origin of its requests; one of `SOURCES`."""
+        """Where the requests come from; one of `SOURCES`."""
         return self.reader if self.path is not None else "synthetic"
 
     def chats(self, n: int, seed: int, like: str | None = None) -> list[ChatRequest]:
-        """`n` requests, the same for the same seed; those of different seeds share no picture as far as the data allow.
-        `like`: the model whose answers' lengths are meant; a name that the workload has not means its default. Raises
-        `ConfigError`: files that are missing or of another format, or fewer requests than `n`."""
+        """`n` requests. The same seed gives the same requests; different seeds share no picture, as far as the data
+        allow. `like`: the model whose answer lengths are used; the default lengths for a model unknown to the workload.
+        Raises `ConfigError` if files are missing or of another format, or if there are fewer than `n` requests."""
         rng = random.Random(seed)
         if self.source == "synthetic":
             chats = synthetic_chats(
@@ -88,7 +88,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return _first(rng.sample(found, len(found)), n, self)
 
     def _lengths(self, like: str | None) -> Spread:
-        """The lengths of this model's answers, or of the model with the longest name that its own begins with."""
+        """The answer lengths of a model: those of the longest name in `output_tokens` with which the model's name
+        begins."""
         names = [n for n in self.output_tokens if n != DEFAULT and (like or "").lower().startswith(n.lower())]
         return Spread.parse(self.output_tokens[max(names, key=len, default=DEFAULT)])
 
@@ -120,8 +121,8 @@ def _first(chats: list[ChatRequest], n: int, workload: Workload) -> list[ChatReq
 
 
 def read_workload(name: str, *, data: str | None = None, pictures: str | None = None) -> Workload:
-    """`name`: a file, a name of configs/workloads, or a recording of `hydrainfer trace` (.jsonl). `data`, `pictures`:
-    a local copy of the dataset, in place of what the file says. Raises `ConfigError`."""
+    """The workload named by `name`: a file, a name in configs/workloads, or a recording of `hydrainfer trace` (.jsonl).
+    `data`, `pictures`: a local copy of the dataset, which replaces the paths in the file. Raises `ConfigError`."""
     path = locate("workloads", name)
     if path.suffix == ".jsonl":
         recording = read_recording(path)

@@ -1,4 +1,4 @@
-"""Distributions by name: of latencies in the mock server, of lengths and sizes in synthetic workloads."""
+"""Distributions by name, for latencies in the mock server and for lengths and sizes in synthetic workloads."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ KINDS = ("fixed", "uniform", "exponential", "lognormal")
 
 
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`kind` and its parameters, in whatever unit the caller says: `fixed` a; `uniform` from a to b; `exponential` with
-    mean a; `lognormal` with median a and standard deviation b of the logarithm. Draws are clipped to [least, most].
-    Raises `ConfigError`."""
+    """A distribution: its `kind` and parameters, in the caller's unit. `fixed`: always a; `uniform`: from a to b;
+    `exponential`: mean a; `lognormal`: median a, and standard deviation b of the logarithm. Draws are clipped to
+    [least, most]. Raises `ConfigError`."""
 
     kind: str = "fixed"
     a: float = 0.0
@@ -34,8 +34,8 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, text: str | float) -> Spread:
-        """`"lognormal:50:0.5"`, `"uniform:10:30"`, `"exponential:20"`, or a number; `[1..64]` behind it clips. Raises
-        `ConfigError`."""
+        """The distribution in a text such as `"lognormal:50:0.5"`, `"uniform:10:30"`, `"exponential:20"`, or a number.
+        `[1..64]` after it clips the draws. Raises `ConfigError`."""
         if _is_number(text):
             return cls("fixed", float(text))
         match = re.fullmatch(r"(\w+):([^:\[]+)(?::([^:\[]+))?(?:\[(.+)\.\.(.+)\])?", str(text).strip())

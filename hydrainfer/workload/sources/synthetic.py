@@ -1,4 +1,5 @@
-"""Requests shaped like a dataset's, drawn from a seed: nothing is downloaded, and no two share a picture or a text."""
+"""Requests with the shape of a dataset, drawn from a seed: nothing is downloaded, and no two share a picture or a
+text."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ watch water wheel window wing winter wood wool word yard
 
 
 class Texts:
-    """Questions from templates: `{word}` is one word, `{words}` as many as `n_words` draws. Never the same twice."""
+    """Questions from templates: `{word}` is one word, `{words}` as many as `n_words` draws. No question occurs
+    twice."""
 
     def __init__(self, templates: Sequence[str], n_words: Spread, instruction: str, rng: random.Random) -> None:
         self._templates, self._n_words, self._instruction, self._rng = templates, n_words, instruction, rng
@@ -47,11 +49,11 @@ class Texts:
 
 
 SizeWeight = tuple[int, int, float]
-"""Width and height in pixels, and how often."""
+"""Width and height in pixels, and the relative frequency of that size."""
 
 
 def fitted(width: int, height: int, max_side_px: int | None) -> tuple[int, int]:
-    """Scaled down, the proportions kept, so that the longer side is at most `max_side_px`."""
+    """Width and height scaled down in proportion, so that the longer side is at most `max_side_px`."""
     scale = min(1.0, max_side_px / max(width, height)) if max_side_px else 1.0
     return max(1, round(width * scale)), max(1, round(height * scale))
 
@@ -68,8 +70,8 @@ def synthetic_chats(
     rng: random.Random,
     pool: int = 0,
 ) -> list[ChatRequest]:
-    """Pictures are JPEG, as the datasets' are; their seeds are no other request's, nor any other workload seed's. With
-    a `pool`, each is one of so many."""
+    """`n` drawn requests. Pictures are JPEG, as in the datasets; no other request and no other workload seed uses the
+    same picture seeds. With a `pool`, pictures are drawn from that many."""
     chats = []
     weights = [weight for *_, weight in sizes]
 
@@ -89,7 +91,7 @@ def synthetic_chats(
 
 
 def chats_of_arrivals(arrivals: Iterable[Arrival], rng: random.Random, max_tokens: int) -> list[ChatRequest]:
-    """Text prompts of about as many tokens as each arrival had (English words of a tokenizer's 4/3 tokens each)."""
+    """Text prompts with about as many tokens as each arrival had (an English word has about 4/3 tokens)."""
     chats = []
     for a in arrivals:
         n_words = max(1, round(a.n_prompt / TOKENS_PER_WORD))

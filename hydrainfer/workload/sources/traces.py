@@ -1,4 +1,4 @@
-"""Readers of published traces of arrivals: Azure's LLM inference traces, BurstGPT, Mooncake. Lengths are in tokens."""
+"""Readers of published arrival traces: Azure's LLM inference traces, BurstGPT, Mooncake. Lengths are in tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydrainfer.workload.sources.files import field, read_json_lines, read_table
 
 
 class Arrival(NamedTuple):
-    """`at_s`: seconds after the first one."""
+    """The arrival of one request. `at_s`: seconds after the first one."""
 
     at_s: float
     n_prompt: int
@@ -24,7 +24,7 @@ def azure(path: Path) -> Iterator[Arrival]:
     """`AzureLLMInferenceTrace_*.csv` (2023, 2024): TIMESTAMP, ContextTokens, GeneratedTokens."""
     _, rows = read_table(path)
     for where, row in rows:
-        # fractions have up to seven digits, one more than datetime takes
+        # fractions have up to seven digits, one more than datetime accepts
         text = re.sub(r"(\.\d{6})\d+", r"\1", row["TIMESTAMP"] or "")
         try:
             at = datetime.datetime.fromisoformat(text)
@@ -35,7 +35,7 @@ def azure(path: Path) -> Iterator[Arrival]:
 
 
 def burstgpt(path: Path) -> Iterator[Arrival]:
-    """`BurstGPT_*.csv`: Timestamp (seconds), Request tokens, Response tokens; a response of 0 tokens was a failure and
+    """`BurstGPT_*.csv`: Timestamp (seconds), Request tokens, Response tokens. A response of 0 tokens is a failure and
     is left out."""
     _, rows = read_table(path)
     for where, row in rows:
@@ -58,7 +58,7 @@ TRACES: dict[str, Callable[[Path], Iterator[Arrival]]] = {"azure": azure, "burst
 
 
 def read_arrivals(path: Path, kind: str | None = None) -> list[Arrival]:
-    """The arrivals in order of time, the first at 0. `kind` None: told by the columns. Raises `ConfigError`."""
+    """The arrivals in order of time, the first at 0. `kind`: None to tell it from the columns. Raises `ConfigError`."""
     reader = TRACES[kind or _kind_of(path)]
     rows = sorted(reader(path))
     if not rows:
