@@ -1,4 +1,5 @@
-"""`hydrainfer profile` and `hydrainfer serve --layout auto`: asks the planner, shows and writes what it answers.
+"""`hydrainfer profile` and `hydrainfer serve --layout auto`: questions to the planner, and its answers shown and
+written.
 
 Called by the CLI. The search itself is `hydrainfer.planner`; devices are measured by `hydrainfer.assemble.measure`.
 """

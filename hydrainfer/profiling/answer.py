@@ -1,4 +1,4 @@
-"""Runs the study that was asked for and puts the answer together."""
+"""The answer to a question: runs the study that was asked for and puts the plan together."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from hydrainfer.profiling.question import ProfileSetup
 from hydrainfer.scheduler import Budgets
 from hydrainfer.version import __version__
 
-_WIDE = 0.2  # of an interval, beyond which a plan says so
-_GRID = (0.5, 1.0, 2.0, 4.0)  # times the limits of the SLO
+_WIDE = 0.2  # relative width of an interval beyond which the plan has a note
+_GRID = (0.5, 1.0, 2.0, 4.0)  # multiples of the SLO's limits
 
 
 def answer(
@@ -54,8 +54,8 @@ def answer(
     ratios: bool = False,
     grid: bool = False,
 ) -> tuple[LayoutPlan, Study]:
-    """`ratios`, `grid`: with what the figures of a report need. Raises `ConfigError`, also if nothing can meet the SLO
-    even without load: then it says which stage is to blame. The study is that of the devices in the plan."""
+    """The plan and the study of its devices. `ratios`, `grid`: also compute what the report's figures need. Raises
+    `ConfigError`, also if no layout can meet the SLO even without load; the message then names the stage to blame."""
     q, begin_s = asked.question, time.perf_counter()
     limits = _grid_limits(asked) if grid else None
     searched = _searched(asked, n_processes, exhaustive, on_progress)
@@ -109,7 +109,7 @@ def _grid_limits(asked: ProfileSetup) -> tuple[list[float], list[float]]:
 
 
 class _Searched(NamedTuple):
-    """The result of the search for `n_devices`, and the remarks about it."""
+    """The result of the search for `n_devices`, and notes about it."""
 
     study: Study
     n_devices: int
@@ -145,7 +145,7 @@ def _searched(asked: ProfileSetup, n_processes: int | None, exhaustive: bool, on
 
 
 def _priced(row: Row, asked: ProfileSetup, n_devices: int) -> Row:
-    """The row with what its requests cost and take."""
+    """The row with the cost and the energy of its requests."""
     if not row.goodput:
         return row
     per_hour, n_output = row.goodput * 3600.0, sum(t.n_output for t in asked.trace) / len(asked.trace)
@@ -159,7 +159,7 @@ def _priced(row: Row, asked: ProfileSetup, n_devices: int) -> Row:
 
 
 def _used(asked: ProfileSetup, study: Study, rows: Sequence[Row]) -> tuple[RoleUse, ...]:
-    """The use of the best layout's roles at its goodput, with their weights."""
+    """The utilization of the best layout's roles at its goodput, with the bytes of their weights."""
     if not rows or not rows[0].goodput:
         return ()
     layout = layout_of(rows[0].layout)
@@ -182,7 +182,7 @@ def _undecided(best: Finding | None) -> list[str]:
 
 
 def _two_tpots(rows: Sequence[Row], asked: ProfileSetup) -> Iterator[str]:
-    """A warning where the SLO is met interval by interval, but not by a request's mean."""
+    """A warning if the TPOT limit is met interval by interval, but not by a request's mean."""
     best, limit_s = rows[0] if rows else None, asked.slo.tpot_s
     if best is None or not best.goodput or best.tpot_p90 is None or limit_s is None or best.tpot_p90 <= limit_s:
         return
@@ -194,7 +194,7 @@ def _two_tpots(rows: Sequence[Row], asked: ProfileSetup) -> Iterator[str]:
 
 
 def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str]:
-    """The cautions: what the figures leave out."""
+    """Notes on what the figures leave out."""
     if isinstance(asked.cost, CostFile) and asked.cost.note:
         yield asked.cost.note
     if asked.kind == "cpu":
@@ -216,7 +216,7 @@ def _cautions(asked: ProfileSetup, study: Study, n_devices: int) -> Iterator[str
 
 
 def _fitting(asked: ProfileSetup, study: Study, n_devices: int) -> Sequence[Layout]:
-    """The layouts of so many devices; none where they cannot hold the model, which more may do in parts."""
+    """The layouts of `n_devices`; none if these cannot hold the model, which more devices may hold in parts."""
     try:
         return asked.candidates(study, n_devices)
     except ConfigError:
@@ -224,8 +224,8 @@ def _fitting(asked: ProfileSetup, study: Study, n_devices: int) -> Sequence[Layo
 
 
 def winners_file(plan: LayoutPlan, study: Study, asked: ProfileSetup, only: Sequence[str] = PLANNED) -> str | None:
-    """The layout file of what to start, with `only` these options; None if nothing meets the SLO, or HydraInfer cannot
-    serve it."""
+    """The file of the layout to start, with `only` these options; None if nothing meets the SLO, or HydraInfer cannot
+    serve the layout."""
     best = plan.choice
     if best is None or not asked.servable:
         return None
@@ -239,7 +239,8 @@ def winners_file(plan: LayoutPlan, study: Study, asked: ProfileSetup, only: Sequ
 
 
 def _crowded(asked: ProfileSetup, n_devices: int) -> str:
-    """A warning, if so many instances, with the threads that were measured, want more cores than this machine has."""
+    """A warning if `n_devices` instances, with the threads that were measured, need more cores than this machine
+    has."""
     cores = n_cores()
     if asked.threads is None or asked.threads * n_devices <= cores:
         return ""
@@ -250,5 +251,5 @@ def _crowded(asked: ProfileSetup, n_devices: int) -> str:
 
 
 def _given(budgets: Budgets) -> dict[str, int | float]:
-    """The budgets by name, but for those that bind nothing."""
+    """The budgets by name, without those that set no limit."""
     return {name: value for name, value in msgspec.structs.asdict(budgets).items() if value not in (None, math.inf)}

@@ -1,4 +1,5 @@
-"""`hydrainfer serve --layout auto` and `--token-budget auto`: plans, and returns the configuration that was planned."""
+"""`hydrainfer serve --layout auto` and `--token-budget auto`: plan, and return the configuration with the plan's
+values."""
 
 from __future__ import annotations
 
@@ -25,17 +26,17 @@ _UNPLANNED = (
     *("kv_cache_gib", "image_cache_gib", "landing_gib", "elastic_memory", "prefix_cache", "block_tokens"),
     *("gpu_share", "gpu_memory_fraction", "balancing", "launcher", "media_workers", "overlap"),
 )
-"""Options that serve as they are given, while plans count with their defaults."""
+"""Options that a server uses as given, while plans assume their defaults."""
 
 
 def settle(loaded: Loaded, console: Console) -> Loaded:
-    """The configuration with its autos planned; the same one if nothing is auto. Raises `ConfigError`, also if nothing
-    can meet the SLO."""
+    """The configuration with planned values in place of "auto"; unchanged if nothing is "auto". Raises `ConfigError`,
+    also if nothing can meet the SLO."""
     config = loaded.config
     autos = [name for name in _BUDGETS if getattr(config, name) == "auto"]
     given = [name for name, source in loaded.provenance.items() if source != "default"]
     if config.layout != "auto" and not autos:
-        limits = inline_slo(config.slo)  # which a server keeps without a plan, too
+        limits = inline_slo(config.slo)  # a server keeps these without a plan, too
         if idle := [name for name in _PLANNING if name in given and not (name == "slo" and limits)]:
             said = f"--{_flag(idle[0])} is for --layout auto, or --token-budget auto"
             if idle[0] == "slo":
@@ -53,7 +54,7 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
         raise ConfigError("--devices is for --layout auto; this layout says how many there are", param="devices")
     else:
         n_devices = len(Layout.parse(config.layout).instances)
-    named = () if config.overlap == "auto" else ("overlap",)  # what the file leaves to the flag
+    named = () if config.overlap == "auto" else ("overlap",)  # the file leaves these to the flag
     asked = prepare(_question(config, n_devices), measurer(config, None, console))
     if unplanned := ", ".join(f"--{_flag(name)}" for name in _UNPLANNED if name in given):
         console.print(f"the plan counts with the defaults of {unplanned}", markup=False, soft_wrap=True)
@@ -73,14 +74,14 @@ def settle(loaded: Loaded, console: Console) -> Loaded:
         device="cpu" if on_cpu else config.device,
         dtype=config.dtype if config.device == "emulated" else asked.dtype or config.dtype,
         cost_model=config.cost_model if config.device == "emulated" else None,
-        **{f.name: f.default for f in msgspec.structs.fields(ServeConfig) if f.name in autos},  # the file's go before
+        **{f.name: f.default for f in msgspec.structs.fields(ServeConfig) if f.name in autos},  # the file sets these
     )
     sources = {"layout": "planned"} | dict.fromkeys((*autos, "cost_model"), "default")
     return Loaded(settled, loaded.provenance | sources)
 
 
 def _best(asked: ProfileSetup, console: Console, only: Sequence[str]) -> str:
-    """The layout file of the winner, with `only` these options."""
+    """The file of the best layout, with `only` these options."""
     with shown(console) as on_progress:
         plan, study = answer(asked, on_progress=on_progress, command="hydrainfer serve --layout auto")
     text = winners_file(plan, study, asked, only)

@@ -1,4 +1,5 @@
-"""Measurements of others beside what the planner says of the same deployments, and engines fitted to them."""
+"""Published measurements compared with the planner's predictions for the same deployments, and engines fitted to
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from hydrainfer.planner.search import Bounds, Study, bracket, mean_interval_s, n
 from hydrainfer.planner.simulation import ServedRequest, TraceRequest
 from hydrainfer.workload.sources import Poisson, due_times_s
 
-_EXACT = 0.04  # of a goodput
+_EXACT = 0.04  # relative tolerance of a predicted goodput
 _ROUNDS = 3
 _Z90 = 1.645
 
@@ -26,12 +27,12 @@ Quantity = Literal["goodput", "throughput", "ttft", "tpot", "e2e"]
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One measurement of a deployment. `text`, `pictures` (sides in pixels) and `output` of every request, of which
-    there were `requests`. `quantity`: "goodput" is the highest rate at which a share `target` of the requests have
-    their first token within `ttft_s` and a mean time per token of `tpot_s`; "throughput": requests per second at
-    `rate`; "ttft", "tpot", "e2e": mean seconds there. `rate` None: all at once. `tokens`: the engine's budget, if
-    another than usual; `running`: likewise. `at_least`: no more was tried. `fit`: engines may be fitted to it; else it
-    only tells how far off they are."""
+    """One measurement of a deployment with `requests` requests, each of `text` tokens, `pictures` (sides in pixels) and
+    `output` tokens. `quantity`: "goodput" is the highest rate at which a share `target` of the requests have their
+    first token within `ttft_s` and a mean time per token within `tpot_s`; "throughput": requests per second at `rate`;
+    "ttft", "tpot", "e2e": mean seconds at `rate`. `rate`: None if all requests arrive at once. `tokens`, `running`: the
+    engine's budgets, if not the usual ones. `at_least`: the value is a lower limit, as no more was tried. `fit`:
+    whether engines may be fitted to this measurement; if not, it only shows their error."""
 
     name: str
     source: str
@@ -55,7 +56,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_measured(path: Path) -> tuple[Measured, ...]:
-    """`points:` of a file. Raises `ConfigError`."""
+    """The `points:` of a file. Raises `ConfigError`."""
     content: dict[str, Any] = read_yaml(path)
     check_known(next(iter(content), "points"), ("points",), str(path))
     found = converted(content.get("points", []), tuple[Measured, ...], str(path), "calibrate")
@@ -65,11 +66,11 @@ def read_measured(path: Path) -> tuple[Measured, ...]:
 
 
 def predicted(m: Measured, engine: EngineModel) -> float:
-    """The same quantity, simulated. Raises `ConfigError`."""
+    """The quantity of a measurement as the simulation predicts it. Raises `ConfigError`."""
     own = {k: v for k, v in (("tokens", m.tokens), ("running", m.running)) if v is not None}
     study, layout = _study(m, msgspec.structs.replace(engine, **own)), Layout.parse(m.layout)
     if m.quantity == "goodput":
-        most = Bounds(study).of(layout).rate  # a run that ends could pass it, a deployment cannot
+        most = Bounds(study).of(layout).rate  # a run of finite length could exceed it, a deployment cannot
         low, high = bracket(lambda rate: _met(m, study, layout, rate), 0.0, min(m.value, 0.95 * most), most, 1.3)
         low, high = narrow(lambda rate: _met(m, study, layout, rate), low, high, _EXACT)
         return math.sqrt(low * high)
@@ -85,14 +86,14 @@ def predicted(m: Measured, engine: EngineModel) -> float:
 
 
 def off_by(m: Measured, value: float) -> float:
-    """The factor by which the prediction is too good: of rates, predicted by measured; of times, the other way."""
+    """The factor by which a prediction is too good: predicted / measured for rates, measured / predicted for times."""
     ratio = min(1.0, value / m.value) if m.at_least else value / m.value
     return ratio if m.quantity in ("goodput", "throughput") else 1.0 / ratio
 
 
 def calibrated(engine: EngineModel, points: Sequence[Measured]) -> EngineModel:
-    """The engine with `slower` and `mixed` fitted to the points that may be, and the `error` that the others then show
-    (if there are none: the same ones). Raises `ConfigError`."""
+    """The engine with `slower` and `mixed` fitted to the points with `fit`, and with the `error` that the other points
+    then show (if there are none, the same points). Raises `ConfigError`."""
     mine = [m for m in points if m.fit] or list(points)
     of_mixed = [m for m in mine if _mixes(m)]
     alone = [m for m in mine if not _mixes(m)]
@@ -104,19 +105,19 @@ def calibrated(engine: EngineModel, points: Sequence[Measured]) -> EngineModel:
 
 
 def _mixes(m: Measured) -> bool:
-    """An instance encodes besides."""
+    """Whether an instance encodes besides other stages."""
     roles = Layout.parse(m.layout).instances
     return bool(m.pictures) and any(role.runs(Stage.ENCODE) and len(role.stages) > 1 for role in roles)
 
 
 def _usual(engine: EngineModel, points: Sequence[Measured]) -> float:
-    """The factor by which predictions are too good, as a geometric mean."""
+    """The geometric mean of the factors by which predictions are too good."""
     return math.exp(statistics.fmean(math.log(off_by(m, predicted(m, engine))) for m in points))
 
 
 def error_of(engine: EngineModel, points: Sequence[Measured]) -> float:
-    """The factor, less 1, within which a measurement lies of its prediction nine times in ten (errors taken as
-    log-normal)."""
+    """The `error` of an engine: nine of ten measurements lie within a factor of 1 + `error` of their prediction, if
+    errors are log-normal."""
     logs = [math.log(off_by(m, predicted(m, engine))) for m in points]
     return math.exp(_Z90 * math.sqrt(statistics.fmean(x * x for x in logs))) - 1.0
 

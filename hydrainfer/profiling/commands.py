@@ -1,4 +1,4 @@
-"""`hydrainfer profile`: which layout carries most of a workload within its SLOs, and why."""
+"""`hydrainfer profile`: finds the layout that carries most of a workload within its SLOs, and what limits it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def profile(**flags: Any) -> None:
 
     q, log = Profile(**flags), Console(stderr=True, highlight=False)
     folder = locate_model(q.model)
-    architecture_of(folder)  # a wrong one is refused before the rest is imported
+    architecture_of(folder)  # an unknown architecture is refused before the rest is imported
     check_flags(q)
     log.print(f"planning {q.devices} devices for {name_of(folder)}", markup=False)
     from hydrainfer.config import load
@@ -73,7 +73,7 @@ def profile(**flags: Any) -> None:
 
 
 def _finish(plan: LayoutPlan, study: Study, asked: ProfileSetup, q: Profile, log: Console) -> None:
-    """Show and write the plan; exit `NOTHING` if no layout carries anything."""
+    """Show and write the plan; exit with `NOTHING` if no layout carries anything."""
     from hydrainfer.profiling.answer import winners_file
     from hydrainfer.profiling.files import write_plan
     from hydrainfer.profiling.tables import conclusions, ranked
@@ -99,7 +99,8 @@ def _finish(plan: LayoutPlan, study: Study, asked: ProfileSetup, q: Profile, log
 
 
 def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
-    """The command that serves what was planned, and what has to be put in: a configuration alone cannot be served."""
+    """The command that serves the planned layout, and a note on what to fill in if the model is only a configuration,
+    which cannot be served."""
     from hydrainfer.checkpoint import has_weights, locate_model
 
     q, path, emulated = asked.question, locate_model(asked.question.model), asked.kind == "emulated"
@@ -113,7 +114,7 @@ def _serving(asked: ProfileSetup, layout: Path) -> tuple[list[str], str]:
 
 @contextmanager
 def shown(console: Console) -> Iterator[OnProgress]:
-    """A bar where somebody looks."""
+    """A progress bar, only on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.completed}/{task.total}"))
     with Progress(
         *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal

@@ -1,4 +1,4 @@
-"""Figures of a plan, as SVG: goodput of the layouts, latency by ratio, the best method by SLO."""
+"""The figures of a plan as SVG: goodput of the layouts, latency by ratio, the best method by SLO."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ HUES = {
     "E+PD + EPD": "#a3d0ae",
     "E+P+D + EPD": "#cbb2da",
 }
-"""The colour of each method; lighter where some EPD stands beside it."""
+"""The colour of each method; lighter if some instances beside it are EPD."""
 _OTHER = "#1f9aa3"
 _BARS, _CURVES = 10, 5
-_LEAST_S, _REACH = 1e-3, 20.0  # latencies are drawn from 1 ms to as many times their SLO
+_LEAST_S, _REACH = 1e-3, 20.0  # latencies are drawn from 1 ms to 20 times their SLO
 
 
 def colour_of(method: str) -> str:
@@ -34,7 +34,7 @@ def colour_of(method: str) -> str:
 
 
 def methods_of(things: Sequence[Row | Ratio | Cell]) -> list[str]:
-    """The methods among them, in the order of `HUES`."""
+    """The methods that occur in `things`, in the order of `HUES`."""
     found = {thing.method for thing in things}
     return [m for m in HUES if m in found] + sorted(found - set(HUES))
 
@@ -44,15 +44,15 @@ def legend_of(methods: Sequence[str]) -> str:
 
 
 def shown_rows(plan: LayoutPlan) -> list[Row]:
-    """The rows that get a bar, in the order of the plan: the ten best of those that were measured and what splits
-    nothing; if none was measured, the first ten."""
+    """The rows that get a bar, in the order of the plan: the ten best measured ones and EPD only; if none was measured,
+    the first ten."""
     measured = [row for row in plan.layouts if row.goodput]
     return [row for i, row in enumerate(measured) if i < _BARS or row.method == "EPD"] or list(plan.layouts[:_BARS])
 
 
 def bars(rows: Sequence[Row], epd: Row | None = None, width: int = 960) -> str:
-    """Goodput with its interval and how much less than the first it is; a pale bar to what is known to be too much,
-    where that is all that is known. Dashed: what `epd` carries."""
+    """A figure with a bar for each row's goodput, its interval, and how much less it is than the first. If only an
+    upper limit of the goodput is known, there is a pale bar up to it. Dashed: the goodput of `epd`."""
     narrow = width < 600
     left, right, step, top = (104 if narrow else 150), (112 if narrow else 230), 23, 8
     most = max([*(row.goodput or 0.0 for row in rows), *(_reach(row) for row in rows)], default=0.0) or 1.0
@@ -73,7 +73,7 @@ def bars(rows: Sequence[Row], epd: Row | None = None, width: int = 960) -> str:
 
 
 def _reach(row: Row) -> float:
-    """The length of its bar: intervals that reach beyond are cut off."""
+    """The length of a row's bar with its interval; long intervals are cut off."""
     if row.goodput:
         return min(row.goodput_high or row.goodput, row.goodput * 1.25)
     return row.goodput_high or row.bound
@@ -104,7 +104,7 @@ def _bar(row: Row, best: Row, left: int, y: int, step: int, scale: float, narrow
 
 
 def attainment(plan: LayoutPlan) -> str:
-    """The share of requests within the SLO against the rate, of the best layouts; "" if no rate was simulated."""
+    """A figure of SLO attainment against the rate for the best layouts; "" if no rate was simulated."""
     rows = [row for row in plan.layouts if row.goodput and row.attempts][:_CURVES]
     series = []
     for row, colour in zip(rows, COLOURS):
@@ -121,7 +121,7 @@ def attainment(plan: LayoutPlan) -> str:
 
 
 class Curve(NamedTuple):
-    """p90 of one method by ratio: `layouts[i]` has the i-th ratio and latency, in ms."""
+    """The p90 latency of one method by ratio: `layouts[i]` has the i-th ratio and latency, in ms."""
 
     method: str
     layouts: list[str]
@@ -129,7 +129,7 @@ class Curve(NamedTuple):
 
 
 def curves(ratios: Sequence[Ratio], name: str) -> list[Curve]:
-    """`name`: "ttft" or "tpot"."""
+    """The curves of all methods. `name`: "ttft" or "tpot"."""
     found = []
     for method, group in groupby(ratios, key=lambda r: r.method):
         each = list(group)
@@ -139,7 +139,8 @@ def curves(ratios: Sequence[Ratio], name: str) -> list[Curve]:
 
 
 def latency_axis(found: Sequence[Curve], name: str, slo: Slo) -> Axis:
-    """Logarithmic if latencies differ much; latencies far beyond the SLO are cut off, as they are as bad."""
+    """The latency axis of `found`: logarithmic if latencies differ much, and cut off far beyond the SLO, where
+    differences do not matter."""
     limit_s: float | None = getattr(slo, f"{name}_s")
     each = [max(ms_, _LEAST_S * 1e3) for curve in found for ms_ in curve.latencies_ms if ms_ is not None]
     least, most = min(each, default=1.0), max(each, default=1.0)
@@ -152,13 +153,13 @@ def latency_axis(found: Sequence[Curve], name: str, slo: Slo) -> Axis:
 
 
 def ratio_names(ratios: Sequence[Ratio]) -> list[str]:
-    """ "1:7" and so on: devices of the first role to those of the second."""
+    """The ratios as text, such as "1:7": devices of the first role to those of the second."""
     n = max(len(c.layouts) for c in curves(ratios, "ttft")) + 1
     return [f"{i}:{n - i}" for i in range(1, n)]
 
 
 def by_ratio(plan: LayoutPlan, name: str) -> str:
-    """A line per method; EPD only is level, as it has no ratio."""
+    """A figure of latency by ratio with one line per method. EPD only is a level line, as it has no ratio."""
     found, names = curves(plan.ratios, name), ratio_names(plan.ratios)
     series = []
     for curve in found:
@@ -176,7 +177,7 @@ def by_ratio(plan: LayoutPlan, name: str) -> str:
 
 
 def grid(cells: Sequence[Cell]) -> str:
-    """TPOT to the right, TTFT upwards, both from tight to loose."""
+    """A figure of the best layout in each cell: TPOT to the right, TTFT upwards, both from tight to loose."""
     ttfts, tpots = sorted({c.ttft_s for c in cells}), sorted({c.tpot_s for c in cells})
     at = {(c.ttft_s, c.tpot_s): c for c in cells}
     left, bottom, high = 90, 46, 66

@@ -1,4 +1,4 @@
-"""The plan as files."""
+"""The files of a plan."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hydrainfer.profiling.page import plan_page, plan_png
 
 
 def write_plan(plan: LayoutPlan, layout: str | None, out: Path) -> list[Path]:
-    """plan.json, report.html, report.png (with matplotlib) and, unless nothing meets the SLO, layout.yaml. Raises
-    `ConfigError`."""
+    """Write plan.json, report.html, report.png (with matplotlib) and, unless nothing meets the SLO, layout.yaml;
+    returns their paths. Raises `ConfigError`."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         written = [out / "plan.json", out / "report.html"]

@@ -1,4 +1,4 @@
-"""`--validate K`: the best layouts run for real, beside what the simulation says of them at the same rate."""
+"""`--validate K`: runs the best layouts for real and compares each with its simulation at the same rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hydrainfer.workload.measuring import Comparison, ComparisonPlan, Effort
 from hydrainfer.workload.output import Shown
 from hydrainfer.workload.results import BenchResult
 
-_ERROR = 0.25  # where the plan states none
+_ERROR = 0.25  # if the plan states no model error
 _LEAST_S = 18.0
 _REQUESTS = 100
 # benchmarks/results/b25_server_cpu.json; megapixels are of JPEG pictures
@@ -29,7 +29,8 @@ _CLIENT = CoreTime(request_s=0.09e-3, megapixel_s=0.31e-3, token_s=12e-6)
 
 
 def check_live(asked: ProfileSetup) -> None:
-    """Raises `ConfigError` where the devices of the plan are not here."""
+    """Raises `ConfigError` if the devices of the plan are not on this machine, or the workload is a recording with
+    times."""
     if asked.kind == "gpu":
         import torch
 
@@ -52,13 +53,13 @@ def check_live(asked: ProfileSetup) -> None:
 
 
 def _with_client(study: Study) -> Study:
-    """The study with this client on the cores of the server."""
+    """The study with the client of `--validate` on the cores of the server."""
     return msgspec.structs.replace(study, server=msgspec.structs.replace(study.server, client=_CLIENT))
 
 
 def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Console) -> tuple[Live, ...]:
-    """Runs each at both ends of the model error that the plan states, around the goodput that is predicted with the
-    client on the same machine; those that did not start are left out, with a word on the console."""
+    """Run each layout at both ends of the plan's model error around its goodput, predicted with the client on the same
+    machine. Layouts that did not start are left out, with a message on the console."""
     found, study = [], _with_client(study)
     by = 1.0 + (asked.model_error or _ERROR)
     for row in rows:
@@ -73,7 +74,7 @@ def validate(asked: ProfileSetup, study: Study, rows: Sequence[Row], console: Co
             path = Path(folder) / f"{row.layout}.yaml"
             path.write_text(layout_file(layout, study, threads=asked.threads), "utf-8")
             result = _run(asked, path, (rate / by, rate * by), console)
-        if result.runs and result.runs[0].report.ttft_s is not None:  # else it was said why not
+        if result.runs and result.runs[0].report.ttft_s is not None:  # else the reason was printed
             found.append(_beside(study, row, rate, result))
     return tuple(found)
 
@@ -106,7 +107,7 @@ def _run(asked: ProfileSetup, path: Path, rates: tuple[float, ...], console: Con
 
 
 def _beside(study: Study, row: Row, predicted: float, result: BenchResult) -> Live:
-    """The first run, the least load, beside what is predicted there; and the goodput by all runs."""
+    """The first run, which has the lowest rate, compared with its prediction; and the goodput from all runs."""
     run, layout = result.runs[0], Layout.parse(row.layout)
     assert run.rate_per_s is not None and row.goodput is not None
     ahead = attempt(study, layout, run.rate_per_s, hurry=False)

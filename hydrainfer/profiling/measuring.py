@@ -1,4 +1,4 @@
-"""Measures the machine at hand when a plan needs its times, and keeps what was measured for the next one."""
+"""The measurement of this machine, for plans that need its batch times. Measurements are kept for later plans."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hydrainfer.profiling.question import Measure
 
 
 def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measure:
-    """A function that measures with the model, device, dtype, kernels and minutes of `config`. It goes on from what was
-    measured before with the same. `save`: a file for the result."""
+    """A function that measures with the model, device, dtype, kernels and minutes of `config`. It continues earlier
+    measurements with the same settings. `save`: a file for the result."""
     minutes = config.measure_minutes
 
     def measure(model: str, n_threads: int) -> CostFile:
@@ -25,7 +25,7 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
         here = msgspec.structs.replace(here, model=model, threads=config.threads or n_threads)
         name = name_of(model_folder(here))
         console.print(f"measuring {name} on this machine, for {minutes:g} minutes at most", markup=False)
-        from hydrainfer.assemble.measure import measure_model  # brings torch, which takes seconds
+        from hydrainfer.assemble.measure import measure_model  # imports torch, which takes seconds
         from hydrainfer.assemble.sizes import with_dtype
 
         measured = with_dtype(here)
@@ -50,7 +50,7 @@ def measurer(config: ServeConfig, save: Path | None, console: Console) -> Measur
 
 
 def _key(config: ServeConfig) -> str:
-    """A hash of all that a measurement depends on: models of one name in two folders are kept apart."""
+    """A hash of all that a measurement depends on. Models of the same name in two folders have different keys."""
     where = str(model_folder(config).resolve())
     numbers = (config.dtype, config.quantization)
     what = (where, config.device, *numbers, config.native_kernels, config.block_tokens, config.threads)

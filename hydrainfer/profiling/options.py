@@ -1,4 +1,4 @@
-"""The question that `hydrainfer profile` is asked; its flags are the fields."""
+"""The question to `hydrainfer profile`; its fields are the flags."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _WHAT, _HOW, _HERE, _OUT = "What to plan for", "How it is searched", "This machi
 
 
 class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """`hardware`: a description; `cost_model`: a measurement (configs/cost_models), or the assumed times of emulated
-    devices (configs/costs); neither: this machine is measured. `slo`: parts such as ttft=8,tpot=0.08, or a preset;
-    empty is the preset of this model and workload. `rate`: for the objectives that need one."""
+    """The question to plan for. `hardware`: a description; `cost_model`: a measurement (configs/cost_models), or the
+    assumed times of emulated devices (configs/costs); without both, this machine is measured. `slo`: parts such as
+    ttft=8,tpot=0.08, or a preset; empty for the preset of this model and workload. `rate`: for the objectives that need
+    one."""
 
     model: Annotated[str, flag("", "A checkpoint, builtin, or a name of configs/models such as llava-next-7b.")]
     devices: Annotated[int, flag(_WHAT, "Number of devices to plan for.")]
@@ -66,7 +67,7 @@ class ProfileQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(ProfileQuestion, frozen=True, kw_only=True):
-    """A question, and how it is answered and shown."""
+    """A question, with options for the search and for the output."""
 
     processes: Annotated[int | None, flag(_HOW, "Processes that simulate; default: one per core.", ge=1)] = None
     exhaustive: Annotated[bool, flag(_HOW, "Measure every layout to the end; takes long.")] = False
@@ -84,7 +85,7 @@ class Profile(ProfileQuestion, frozen=True, kw_only=True):
 
 
 def check_flags(q: Profile) -> None:
-    """Raises `ConfigError` for flags that would have no effect beside others, and where `--out` cannot be a folder."""
+    """Raises `ConfigError` for flags that have no effect beside others, and if `--out` cannot be a folder."""
     if q.out is not None:
         _check_out(q.out)
     times = "--hardware" if q.hardware is not None else "--cost-model" if q.cost_model is not None else None
@@ -106,7 +107,7 @@ def check_flags(q: Profile) -> None:
 
 
 def _check_out(out: Path) -> None:
-    """Raises `ConfigError` if no folder can be there, before hours are spent on what goes into it."""
+    """Raises `ConfigError` if `out` cannot become a folder, before hours are spent on its content."""
     there = next(folder for folder in (out, *out.absolute().parents) if os.path.exists(folder))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = "cannot be written" if there.is_dir() else "is a file, not a folder"

@@ -1,4 +1,4 @@
-"""A plan as one page that asks no network for anything, and its figures as one picture."""
+"""The report of a plan as one HTML page that needs no network, and its figures as one PNG picture."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _WORDS = {"text": "text tokens", "picture": "picture tokens", "prompt": "prompt 
 
 
 def plan_page(plan: LayoutPlan) -> str:
-    """A whole HTML document."""
+    """The report as a whole HTML document."""
     return document(title_of(plan), "".join(_sections(plan)) + f"<script>{_SORT}</script>", _STYLE + whatif.STYLE)
 
 
@@ -103,7 +103,7 @@ def _goodput(plan: LayoutPlan) -> Iterator[str]:
 
 
 def _at_work(plan: LayoutPlan) -> Iterator[str]:
-    """Attainment against the rate, and the use of roles and memory."""
+    """Attainment against the rate, and the utilization of lanes and caches."""
     curves, used = attainment(plan), [_use(u) for u in plan.use]
     if not curves and not used:
         return
@@ -180,7 +180,7 @@ def _layouts(plan: LayoutPlan) -> str:
         carried = said(row.goodput) if row.goodput else f"&lt; {said(row.goodput_high or row.bound)}"
         latencies = (
             (row.ttft_p90, row.tpot_p90, row.interval_p90) if row.goodput else (None,) * 3
-        )  # else of some rate on a short trace
+        )  # other rows only have latencies of a short trace
         rows.append(
             [
                 escape(row.layout),
@@ -213,7 +213,7 @@ def _layouts(plan: LayoutPlan) -> str:
 
 
 def _given(plan: LayoutPlan) -> Iterator[str]:
-    """The inputs of the plan."""
+    """The inputs of the plan, and how to repeat it."""
     yield "<h2>What was planned for</h2><div class=two><div><h3>Workload</h3>"
     pairs = [[escape(name), escape(value)] for name, value in workload_lines(plan.workload)]
     yield f"<div class=plain>{table(['', ''], pairs)}</div>"
@@ -232,7 +232,7 @@ def _given(plan: LayoutPlan) -> Iterator[str]:
 
 
 def workload_lines(workload: dict[str, str | float]) -> Iterator[tuple[str, str]]:
-    """Names in words; a mean and its 90th percentile on one line."""
+    """Lines of a name in words and a value; a mean and its 90th percentile share one line."""
     for name, value in workload.items():
         what, _, kind = name.rpartition("_")
         shown = value if isinstance(value, str) else f"{value:.5g}"
@@ -251,7 +251,8 @@ def _budgets(plan: LayoutPlan) -> str:
 
 
 def plan_png(plan: LayoutPlan, path: Path) -> bool:
-    """Bars and ratios as one picture; False, and no picture, without matplotlib. Raises `OSError`."""
+    """Draw bars and ratios as one picture. Returns False, without a picture, if matplotlib is missing. Raises
+    `OSError`."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

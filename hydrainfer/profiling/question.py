@@ -1,4 +1,4 @@
-"""A question to `hydrainfer profile` made into a study: the model's shape, a device's times, the workload's trace."""
+"""The preparation of a question for the planner: the model's shape, batch times of a device, the workload's trace."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from hydrainfer.profiling.options import ProfileQuestion
 from hydrainfer.workload.sources import Constant, Gamma, OpenLoop, Poisson, Workload, read_workload
 
 Measure = Callable[[str, int], CostFile]
-"""Measures a model with so many CPU threads."""
-_LONGER = 6  # times the first run: two more, each twice as long as the one before
+"""A function that measures a model with a number of CPU threads."""
+_LONGER = 6  # multiples of the first run: two more runs, of 2 and 4 times its length
 _MEASURED_ERROR, _EMULATED_ERROR = 0.25, 0.1  # benchmarks/b15_simulator_truth.py
-_MEMORY_SHARE = 0.5  # of a CPU's: the rest of the machine lives there, too
+_MEMORY_SHARE = 0.5  # of a CPU's memory: other programs need the rest
 _AS_DTYPE = "as-dtype"
 
 
 class ProfileSetup(NamedTuple):
-    """`kinds`: the devices if they differ, and how many there are of each; then `device` is the first. `threads`: CPU
-    threads of an instance, if the times are of a CPU."""
+    """A question with all that its study needs. `kinds`: if there are several kinds of devices, each kind and its
+    number; then `device` is the first kind. `threads`: CPU threads of an instance, if the times are of a CPU."""
 
     question: ProfileQuestion
     shape: ModelShape
@@ -56,7 +56,7 @@ class ProfileSetup(NamedTuple):
     kinds: tuple[tuple[Hardware, int], ...] = ()
 
     def study(self, slo: Slo | None = None, n_devices: int | None = None) -> Study:
-        """The study with another SLO, or for devices that share this machine's memory with `n_devices`. Raises
+        """The study, with another SLO if given. On a CPU, `n_devices` instances share this machine's memory. Raises
         `ConfigError`."""
         device = self.device
         if self.kind != "gpu":
@@ -83,11 +83,11 @@ class ProfileSetup(NamedTuple):
 
     @property
     def hardware(self) -> str:
-        """Devices in words, without how many if they are alike."""
+        """The devices in words, without their number if all are alike."""
         return " + ".join(f"{n} {device.name}" for device, n in self.kinds) or self.device.name
 
     def per_hour(self, n_devices: int) -> float | None:
-        """The price of so many instances for an hour."""
+        """The price of `n_devices` instances for an hour; None if not known."""
         if (prices := _prices(self.question)) is None:
             return None
         names = (self.question.hardware or "").split(",")
@@ -99,13 +99,13 @@ class ProfileSetup(NamedTuple):
         return n_devices * self.question.tensor_parallel * next(iter(prices.values()))
 
     def watts(self, n_devices: int) -> float | None:
-        """The power of so many instances at their boards' limits."""
+        """The power of `n_devices` instances at their boards' limits; None if not known."""
         each = [(d.watts, n) for d, n in self.kinds or ((self.device, n_devices),)]
         return sum(watts * n for watts, n in each) if all(watts for watts, _ in each) else None
 
     @property
     def servable(self) -> bool:
-        """Whether `hydrainfer serve` can be told to do what is planned."""
+        """Whether `hydrainfer serve` can run what is planned."""
         q = self.question
         if self.engine.scheduling != "stage-level":
             return False
@@ -113,8 +113,8 @@ class ProfileSetup(NamedTuple):
 
     @property
     def flags(self) -> list[str]:
-        """The flags of `hydrainfer serve` for the numbers that it is to compute with, and on a CPU for the limits that
-        its slices keep."""
+        """The flags of `hydrainfer serve` for the planned number formats and, on a CPU, for the limits that slices
+        keep."""
         q = self.question
         given = {
             "--device": "cpu" if self.kind == "cpu" else None,
@@ -126,7 +126,7 @@ class ProfileSetup(NamedTuple):
 
     @property
     def dtype(self) -> str | None:
-        """What is asked for, or what was measured; None: as the server chooses."""
+        """The dtype that was asked for or measured; None if the server chooses."""
         return self.question.dtype or (self.cost.dtype if isinstance(self.cost, CostFile) else None)
 
     @property
@@ -137,7 +137,7 @@ class ProfileSetup(NamedTuple):
         return _EMULATED_ERROR if self.kind == "emulated" else _MEASURED_ERROR
 
     def _server(self, n_devices: int) -> ServerCost:
-        """The engine's; where instances compute on a CPU, on the same cores as they."""
+        """The engine's server cost. If instances compute on a CPU, the server shares the same cores with them."""
         server = self.engine.server
         if self.kind == "gpu":
             return server
@@ -152,7 +152,8 @@ class ProfileSetup(NamedTuple):
 
 
 def prepare(q: ProfileQuestion, measure: Measure) -> ProfileSetup:
-    """Raises `ConfigError` or `CheckpointError`, one line, before anything long begins; but `measure` may be called."""
+    """The setup of a question. Raises `ConfigError` or `CheckpointError` with a one-line message, before any long work
+    except a call of `measure`."""
     _check(q)
     model = locate_model(q.model)
     workload = read_workload(q.workload, data=q.data, pictures=q.pictures)
@@ -202,7 +203,7 @@ def _check(q: ProfileQuestion) -> None:
 
 
 def _prices(q: ProfileQuestion) -> dict[str, float] | None:
-    """The price of each device by its name, or that of all by "". Raises `ConfigError`."""
+    """The price of each device by its name, or one price for all under "". Raises `ConfigError`."""
     if q.price is None:
         return None
     found: dict[str, float] = {}
@@ -225,7 +226,7 @@ def _prices(q: ProfileQuestion) -> dict[str, float] | None:
 
 
 def _kinds(q: ProfileQuestion) -> tuple[tuple[Hardware, int], ...]:
-    """The devices of `h20:4,h800:4`; () if all are alike. Raises `ConfigError`."""
+    """The devices of a text such as `h20:4,h800:4`; () if all are alike. Raises `ConfigError`."""
     parts = (q.hardware or "").split(",")
     if len(parts) < 2:
         return ()
@@ -250,14 +251,14 @@ def _kinds(q: ProfileQuestion) -> tuple[tuple[Hardware, int], ...]:
 
 
 def burst_shape(q: ProfileQuestion) -> float:
-    """The shape of gamma arrivals. Raises `ConfigError` where it is given for others."""
+    """The shape of gamma arrivals. Raises `ConfigError` if a shape is given for other arrivals."""
     if q.burst_shape is not None and q.arrivals != "gamma":
         raise ConfigError("--burst-shape is for --arrivals gamma", param="burst_shape")
     return Gamma(1.0).shape if q.burst_shape is None else q.burst_shape
 
 
 def _arrivals(q: ProfileQuestion) -> OpenLoop | None:
-    """The arrivals that are asked for. None: those of the workload, if it has times."""
+    """The arrivals that were asked for; None for those of the workload, if it has times."""
     shape = burst_shape(q)
     if q.arrivals is None:
         return None
@@ -268,14 +269,15 @@ def _arrivals(q: ProfileQuestion) -> OpenLoop | None:
 
 
 def _more(q: ProfileQuestion, workload: Workload) -> tuple[TraceRequest, ...]:
-    """Requests for the longer runs of the search for goodput; none where the workload has a certain number of them."""
+    """Requests for the longer runs of the goodput search; none if the workload has a fixed number of requests."""
     if q.objective != "goodput" or workload.source != "synthetic":
         return ()
     return tuple(trace_of(workload, prompts_of(q.model), _LONGER * q.requests, (q.seed + 1) << 20, _arrivals(q)))
 
 
 def slo_of(text: str, model: str, dataset: str) -> Slo:
-    """`text`: limits, or NAME[:DATASET] of configs/slo, or nothing for the model's own. Raises `ConfigError`."""
+    """The SLO in `text`: limits, or NAME[:DATASET] of configs/slo, or empty for the model's own preset. Raises
+    `ConfigError`."""
     if (limits := inline_slo(text)) is not None:
         return limits
     name, _, key = text.partition(":")
@@ -327,7 +329,7 @@ def _is_assumed(path: Path) -> bool:
 
 
 def measured_device(file: CostFile) -> Hardware:
-    """Its memory; its times are those measured."""
+    """The device of a measurement, of which only the memory counts: the times are those measured."""
     if file.device.startswith("cuda"):
         name, memory = str(file.hardware.get("gpu", "gpu")), float(file.hardware["gpu_memory_bytes"])
         return msgspec.structs.replace(read_hardware("h100"), name=name, memory_bytes=memory)

@@ -10,7 +10,7 @@ from rich.table import Table
 from hydrainfer.planner.search import TOLERANCE, Attempt, LayoutPlan, Live, Row
 from hydrainfer.workload.output import ms, percent
 
-_FAR = 30.0  # times as much: what the other carries is not worth a number
+_FAR = 30.0  # ratio beyond which the other layout's goodput is not given as a number
 _SEARCHED = "goodput"  # the one objective whose rows have a goodput with an interval
 
 
@@ -48,7 +48,7 @@ def said(rate: float | None) -> str:
 
 
 def interval(row: Row) -> str:
-    """The interval of the goodput; without its lower end if no rate that was tried is carried for certain."""
+    """The interval of the goodput, without its lower end if no rate that was tried is certainly carried."""
     if not row.goodput:
         return "–"
     high = f"{row.goodput_high:.3g}" if row.goodput_high is not None else "?"
@@ -56,7 +56,7 @@ def interval(row: Row) -> str:
 
 
 def regret(row: Row, best: Row) -> str:
-    """The share by which it carries less than the best."""
+    """The share by which a row's goodput is below the best."""
     return f"−{(1 - row.goodput / best.goodput) * 100:.0f} %" if row.goodput and best.goodput else ""
 
 
@@ -66,7 +66,7 @@ def thousand(row: Row) -> str:
 
 
 def bill(plan: LayoutPlan) -> Iterator[str]:
-    """The cost of a request at full load, and the energy it takes."""
+    """Sentences on the cost and the energy of requests at full load."""
     best = plan.choice
     if best is None or (best.request_cost is None and best.request_wh is None):
         return
@@ -80,8 +80,8 @@ def bill(plan: LayoutPlan) -> Iterator[str]:
 
 
 def conclusions(plan: LayoutPlan, n: int | None = None) -> list[str]:
-    """The answer first, then what limits it, what is known of layouts beyond the `n` of `ranked` (None: beyond those
-    measured to the end), and notes."""
+    """The answer first, then costs, the model error, what is known of layouts beyond the first `n` in `ranked` (None:
+    beyond those measured to the end), validation runs, and notes."""
     rest = others(plan, n)
     return [
         *answer(plan),
@@ -94,7 +94,7 @@ def conclusions(plan: LayoutPlan, n: int | None = None) -> list[str]:
 
 
 def _model_error(plan: LayoutPlan) -> Iterator[str]:
-    """The error of the simulation itself, which intervals do not hold."""
+    """A sentence on the error of the simulation itself, which is not part of the intervals."""
     best, error = plan.choice, plan.model_error
     if best is None or not best.goodput or plan.objective != _SEARCHED:
         return
@@ -112,7 +112,7 @@ def _model_error(plan: LayoutPlan) -> Iterator[str]:
 
 
 def answer(plan: LayoutPlan) -> list[str]:
-    """A sentence or two."""
+    """The answer to the question, in a few sentences."""
     if plan.best is None:
         return [_nothing(plan)]
     return list({"goodput": _most, "devices": _fewest}.get(plan.objective, _quickest)(plan, plan.best))
@@ -136,7 +136,7 @@ def others(plan: LayoutPlan, n: int | None = None) -> str:
 
 
 def _live(run: Live, error: float | None) -> str:
-    """Measured, and what was predicted."""
+    """A sentence on a validation run: measured and predicted values."""
 
     def told(name: str, pair: tuple[float, float]) -> str:
         return f"{name} {ms(pair[1])} ms (predicted {ms(pair[0])})"
@@ -148,7 +148,7 @@ def _live(run: Live, error: float | None) -> str:
 
 
 def carried(run: Live, error: float | None) -> str:
-    """The goodput measured and predicted, in a sentence or two. `error`: of the model, as the plan states it."""
+    """The measured and the predicted goodput, in a sentence or two. `error`: the model error that the plan states."""
     predicted, measured = run.goodput
     low, high = run.goodput_low, run.goodput_high
     span = f"{said(low)} to {said(high)}" if low and high else f"at least {said(low)}" if low else f"below {said(high)}"
@@ -176,7 +176,7 @@ def _measured(plan: LayoutPlan) -> list[Row]:
 
 
 def only_epd(plan: LayoutPlan) -> Row | None:
-    """The layout that splits nothing."""
+    """The EPD-only layout, which splits nothing."""
     return next((row for row in plan.layouts if row.method == "EPD"), None)
 
 
@@ -283,7 +283,7 @@ def _nothing(plan: LayoutPlan) -> str:
         return f"No layout meets the SLO ({slo}, for {share}){where}{by}; at most {said(most)} requests/s can last."
     row = best[1]
     explained = [r for r in (row, *plan.layouts) if r.search == "final" and r.stage]
-    stage = explained[0].stage if explained else ""  # of others only a bound is told, which is not about the SLO
+    stage = explained[0].stage if explained else ""  # other rows only have a bound, which says nothing about the SLO
     by = f": {stage} makes it impossible" if stage else ""
     return f"Nothing meets the SLO ({slo}, for {share}){where}{by}; {_attainable(best[0], row)}."
 

@@ -1,4 +1,5 @@
-"""Sliders over the SLOs and the rate, answered from the grid that was simulated: no server, a script in the page."""
+"""Sliders over the SLOs and the rate, whose answers come from the simulated grid by a script in the page, without a
+server."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ for(const i of['if-t','if-p','if-r'])e(i).oninput=r;r()}
 
 
 def what_if(plan: LayoutPlan) -> Iterator[str]:
-    """The section of a plan with a grid."""
+    """The section with the sliders, for a plan with a grid."""
     ttfts, tpots = sorted({c.ttft_s for c in plan.grid}), sorted({c.tpot_s for c in plan.grid})
     most = max((c.goodput for c in plan.grid), default=0.0)
     if not most:
