@@ -1,4 +1,4 @@
-"""The verbs `bench`, `bench compare` and `trace`: what was typed → what `hydrainfer.workload` is asked for.
+"""The verbs `bench`, `bench compare` and `trace`: from command-line flags to calls of `hydrainfer.workload`.
 
 Called by the CLI. Measures nothing itself.
 """

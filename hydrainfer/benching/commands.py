@@ -31,11 +31,11 @@ if TYPE_CHECKING:  # these take long to import
     from hydrainfer.workload.sources import Workload
 
 INTERRUPTED, GONE = 130, 1
-_FEWEST = 8  # requests that a run of `bench` starts with, one at a time
+_FEWEST = 8  # requests that `bench` sends one at a time before its first run
 
 
 class _RunByDefault(TyperGroup):
-    """`bench URL …` is `bench run URL …`."""
+    """A command group in which `bench URL …` means `bench run URL …`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] != "--help"):
@@ -129,7 +129,7 @@ def compare(**flags: Any) -> None:
 
 
 def _finish(result: Any, out: Path | None, as_json: bool) -> None:
-    """Show and write what there is; exit 1 if the server is gone or none could be measured, 130 if interrupted."""
+    """Show and write the result; exit 1 if the server is gone or none could be measured, 130 if interrupted."""
     from hydrainfer.workload.output import conclusions, tables_of, write_files
 
     console = Console(stderr=as_json, highlight=False)
@@ -185,7 +185,7 @@ def trace(**flags: Any) -> None:
 
 
 def _tell(console: Console, made: Any, out: Path, url: str | None, model: str) -> None:
-    """Print what is in the recording, what is not and why, and how to use it."""
+    """Print what the recording holds, what is missing and why, and how to use it."""
     from hydrainfer.workload.output import say_next
 
     lengths = [c.max_tokens for c in made.recording.chats]
@@ -204,7 +204,7 @@ def _tell(console: Console, made: Any, out: Path, url: str | None, model: str) -
 
 
 def _reasons(failures: Sequence[Any]) -> list[str]:
-    """A line for each kind of failure."""
+    """One line for each kind of failure."""
     kinds: dict[Any, list[Any]] = {}
     for failure in failures:
         kinds.setdefault((failure.kind, failure.status), []).append(failure.message)

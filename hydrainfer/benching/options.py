@@ -1,4 +1,4 @@
-"""The flags of the verbs, and how what was typed is read."""
+"""The flags of the verbs, and how their values are read."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compare(msgspec.Struct, frozen=True, kw_only=True):
-    """The flags of `bench compare`; what is None is as the file says, or as `ComparisonPlan` has it."""
+    """The flags of `bench compare`. A flag that is None takes its value from the file, or from the default in
+    `ComparisonPlan`."""
 
     model: Annotated[str | None, flag("", "For the layouts, as `serve` takes it; default: builtin.")] = None
     config: Annotated[Path | None, flag(_COMPARED, "A file of benchmarks/compare; options go before it.")] = None
@@ -134,7 +135,7 @@ def _said(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def named(given: Sequence[str] | None, what: str) -> list[dict[str, str]]:
-    """`NAME=VALUE` each. Raises `ConfigError`."""
+    """The pairs of `NAME=VALUE` words. Raises `ConfigError`."""
     pairs = [text.partition("=") for text in given or ()]
     if any(not (name and value) for name, _, value in pairs):
         raise ConfigError(f"write NAME={what.upper()}, not {', '.join(given or ())}", param="server")
@@ -142,7 +143,7 @@ def named(given: Sequence[str] | None, what: str) -> list[dict[str, str]]:
 
 
 def min_seconds_of(given: float | None, slo: Slo | None) -> float:
-    """The least length of a run: long enough to see a queue outgrow the TTFT SLO."""
+    """The minimum length of a run: long enough for a queue to outgrow the TTFT SLO."""
     if given is not None:
         return given
     return max(10.0, 5 * slo.ttft_s) if slo and slo.ttft_s else 10.0
@@ -156,12 +157,13 @@ def run_to_end(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 def sorted_out(words: Sequence[str] | None, goodput: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """`--goodput ttft:250 tpot:40` leaves its second word among the addresses."""
+    """The server addresses and the SLO parts among the words. In `--goodput ttft:250 tpot:40`, the second word is
+    parsed as an address. Raises `ConfigError` for more than one address."""
     words = list(words or [])
     parts = [*(goodput or []), *(w for w in words if is_slo_part(w))]
     addresses = [w for w in words if not is_slo_part(w)]
     if parts and len(addresses) > 1 and (wrong := [w for w in addresses if re.fullmatch(r"\w+[:=][\d.]+", w)]):
-        parse_slo(wrong)  # says how to write them
+        parse_slo(wrong)  # its error says how to write them
     if len(addresses) > 1:
         raise ConfigError(f"one server at a time, not {', '.join(addresses)}; several: hydrainfer bench compare")
     return addresses, parts
@@ -178,7 +180,7 @@ def objective_of(parts: Sequence[str], slo: str | None, like: str | None, datase
     try:
         return read_slo(locate("slo", name), key or dataset)
     except ConfigError:
-        if slo is None and not needed:  # `like` said how long answers are; no preset, no judgement
+        if slo is None and not needed:  # `like` only sets the answer lengths if it has no SLO preset
             return None
         raise
 
