@@ -15,24 +15,27 @@ MAX_EVENT_BYTES = 16 << 20
 class EventSplitter:
     """A splitter of a byte stream into the data of its events. A piece may end anywhere, even within a character."""
 
-    __slots__ = ("_data", "_rest")
+    __slots__ = ("_data", "_held", "_rest")
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
+        self._held = 0  # bytes in `_data`
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The events completed by `piece`. Raises `RequestFailed` for an event over `MAX_EVENT_BYTES`."""
+        """The events completed by `piece`. Raises `RequestFailed` for an unfinished event over
+        `MAX_EVENT_BYTES`."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > MAX_EVENT_BYTES:
-            raise RequestFailed(FailureKind.MALFORMED, f"an event is longer than {MAX_EVENT_BYTES} bytes")
         events = []
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].strip(b" \r"))
+                self._held += len(line)
             elif line in (b"", b"\r") and self._data:
                 events.append(b"\n".join(self._data))
-                self._data = []
+                self._data, self._held = [], 0
+        if self._held + len(self._rest) > MAX_EVENT_BYTES:
+            raise RequestFailed(FailureKind.MALFORMED, f"an event is longer than {MAX_EVENT_BYTES} bytes")
         return events
 
     @property

@@ -28,6 +28,18 @@ def test_a_cut_event_is_noticed():
     assert splitter.cut
 
 
+@pytest.mark.parametrize("piece", [b"x" * 100, b"data: " + b"x" * 94 + b"\n"], ids=["one line", "many lines"])
+def test_an_event_without_end_is_malformed(monkeypatch, piece):
+    monkeypatch.setattr("hydrainfer.workload.client.sse.MAX_EVENT_BYTES", 1000)
+    splitter = EventSplitter()
+    with pytest.raises(RequestFailed, match="longer than 1000 bytes") as e:
+        for _ in range(12):
+            splitter.feed(piece)
+    assert e.value.failure.kind is FailureKind.MALFORMED
+    fine = EventSplitter()
+    assert all(fine.feed(b"data: " + b"x" * 500 + b"\n\n") for _ in range(12))
+
+
 @pytest.mark.parametrize(
     ("event", "n_tokens"),
     [
